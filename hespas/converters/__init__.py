@@ -1,0 +1,19 @@
+"""Formats in and out of the hub. A converter imports neither an estimator nor another format's converter."""
+
+from __future__ import annotations
+
+from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
+from hespas.converters.registry import find_format, format_for_output, format_names, load_format, sniff
+
+__all__ = [
+    "Format",
+    "Head",
+    "ReadOptions",
+    "Value",
+    "WriteOptions",
+    "find_format",
+    "format_for_output",
+    "format_names",
+    "load_format",
+    "sniff",
+]

@@ -1,0 +1,83 @@
+"""What a format is: a name, suffixes, and up to three functions. Adding a format is one module and one row.
+
+The row goes into :mod:`hespas.converters.registry`. Formats of other packages register through the entry
+point group ``hespas.formats``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hespas.graph import Diagnostics, Profile, Workload
+
+__all__ = ["Format", "Head", "ReadOptions", "Value", "WriteOptions"]
+
+Value = Workload | Profile
+"""What a reader makes and a writer takes."""
+
+HEAD_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The start of an input, enough to tell its format.
+
+    ``data`` is the first 64 KiB after transparent gunzip (``""`` for a directory); ``suffixes`` are those of
+    the name without ``.gz`` (``(".mlir",)``); ``names`` are a directory's file names, sorted, at most 1,000.
+    """
+
+    path: Path
+    data: bytes
+    suffixes: tuple[str, ...]
+    is_directory: bool = False
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read. ``lenient`` readers record structural faults as diagnostics and go on where they can.
+
+    ``num_devices`` states the number of ranks where the input does not (None: as the input says).
+    ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
+    ``progress(done, total)`` is called now and then on long work.
+    """
+
+    lenient: bool = False
+    num_devices: int | None = None
+    locations: bool = True
+    max_bytes: int = 64 << 30
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How to write. ``ranks`` selects which ranks to write (None: all, in order).
+
+    ``jobs`` bounds threads. The destination given to a writer never exists: the caller passes a temporary
+    name and renames it when the writer is done.
+    """
+
+    ranks: range | None = None
+    jobs: int = 1
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format. ``sniff`` scores 0 (no) .. 100 (certain) by content; None where content cannot tell.
+
+    ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
+    a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    specification: str
+    sniff: Callable[[Head], int] | None = None
+    read: Callable[[Path, ReadOptions, Diagnostics], Value] | None = None
+    write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
+    writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
+    extra: str = ""

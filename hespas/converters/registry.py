@@ -1,0 +1,145 @@
+"""The table of formats, and how the format of an input is told: content first, suffix second.
+
+Rows are strings, so listing formats imports no format and no heavy library.
+"""
+
+from __future__ import annotations
+
+import zlib
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from hespas.converters.format import HEAD_BYTES, Format, Head
+from hespas.graph.errors import FormatError, InvariantError, UsageError
+
+__all__ = ["BUILTIN", "find_format", "format_for_output", "format_names", "load_format", "sniff"]
+
+BUILTIN: dict[str, str] = {
+    "stablehlo": "hespas.converters.stablehlo:FORMAT",
+    "hlo": "hespas.converters.hlo:FORMAT",
+    "op-graph": "hespas.converters.op_graph:FORMAT",
+    "op-graph-arrow": "hespas.converters.op_graph:FORMAT_ARROW",
+    "chakra": "hespas.converters.chakra:FORMAT",
+}
+"""Name -> ``module:attribute`` of each format that ships with the package."""
+
+ENTRY_POINT_GROUP = "hespas.formats"
+_CERTAIN_ENOUGH = 50
+
+
+def _plugins() -> dict[str, str]:
+    """Formats of other installed packages; a name that is taken is an error naming both owners."""
+    found: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        taken = BUILTIN.get(point.name) or found.get(point.name)
+        if taken:
+            raise UsageError(
+                f"format {point.name!r} is registered twice: by {taken} and by {point.value}",
+                hint="uninstall one of the two packages",
+            )
+        found[point.name] = point.value
+    return found
+
+
+def _table() -> dict[str, str]:
+    return BUILTIN | _plugins()
+
+
+def format_names() -> tuple[str, ...]:
+    """The names of all formats, built-in first, in a fixed order."""
+    return (*BUILTIN, *sorted(_plugins()))
+
+
+def load_format(name: str) -> Format:
+    """Import one format by name. Raises ``UsageError`` for an unknown one."""
+    target = _table().get(name)
+    if target is None:
+        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(format_names())}")
+    module, _, attribute = target.partition(":")
+    loaded: object = getattr(import_module(module), attribute)
+    if not isinstance(loaded, Format):
+        raise InvariantError(f"{target} is not a Format")
+    return loaded
+
+
+def _read_head(path: Path) -> Head:
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())[:1000]
+        return Head(path, b"", (), is_directory=True, names=tuple(names))
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(HEAD_BYTES)
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    suffixes = tuple(suffix for suffix in path.suffixes if suffix != ".gz")
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES)
+        except zlib.error as error:
+            raise FormatError(
+                f"broken gzip stream: {error}", path=str(path), hint="copy the file again"
+            ) from error
+    return Head(path, data, suffixes)
+
+
+def sniff(path: Path) -> Format:
+    """The format of an existing input. Raises ``FormatError`` where nothing fits or the input is empty."""
+    head = _read_head(path)
+    if not head.is_directory and not head.data:
+        raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
+    formats = [load_format(name) for name in format_names()]
+    scored = [(entry.sniff(head) if entry.sniff and entry.read else 0, entry) for entry in formats]
+    best_score, best = max(scored, key=lambda pair: pair[0])
+    if best_score >= _CERTAIN_ENOUGH:
+        return best
+    by_suffix = [
+        entry
+        for entry in formats
+        if entry.read and head.suffixes[-1:] and head.suffixes[-1] in entry.suffixes
+    ]
+    if by_suffix:
+        return by_suffix[0]
+    if best_score > 0:
+        return best
+    raise FormatError(
+        "no known format fits this input",
+        path=str(path),
+        hint=f"name it with --from, one of: {', '.join(format_names())}",
+    )
+
+
+def find_format(path: Path, name: str | None) -> Format:
+    """The format to read ``path`` with: the one named, else the one sniffed."""
+    if not path.exists():
+        raise FormatError("no such file or directory", path=str(path), hint="check the path")
+    chosen = load_format(name) if name else sniff(path)
+    if chosen.read is None:
+        raise UsageError(f"format {chosen.name!r} can be written, not read", path=str(path))
+    return chosen
+
+
+def format_for_output(path: Path, name: str | None) -> Format:
+    """The format to write ``path`` in: the one named, else by suffix; a name without suffix is a directory
+    of Chakra traces.
+    """
+    if name:
+        chosen = load_format(name)
+    else:
+        suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+        suffix = suffixes[-1] if suffixes else ""
+        if not suffix:
+            return load_format("chakra")
+        fitting = [
+            entry for entry in map(load_format, format_names()) if entry.write and suffix in entry.suffixes
+        ]
+        if not fitting:
+            raise UsageError(
+                f"no writable format has the suffix {suffix!r}",
+                path=str(path),
+                hint=f"name it with --to, one of: {', '.join(format_names())}",
+            )
+        chosen = fitting[0]
+    if chosen.write is None:
+        raise UsageError(f"format {chosen.name!r} can be read, not written", path=str(path))
+    return chosen

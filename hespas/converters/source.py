@@ -1,0 +1,73 @@
+"""Reading input bytes safely: gzip told by its magic, decompressed size bounded, errors with position."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from hespas.graph.errors import FormatError
+
+__all__ = ["read_bytes"]
+
+_MIN_ALLOWED_BYTES = 256 << 20
+_MAX_RATIO = 200
+"""Deflate reaches 1,032:1 on zeros; real programs and traces stay below 60:1."""
+_CHUNK_BYTES = 1 << 20
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The content of a file, gunzipped where it starts with the gzip magic.
+
+    Bounds the result by ``max_bytes`` and, for gzip, by 200 times the file (but at least 256 MiB), so that a
+    bomb is refused before it fills memory. Raises ``FormatError`` for an unreadable, empty, truncated or
+    oversized file.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    if not raw:
+        raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
+    if not raw.startswith(b"\x1f\x8b"):
+        if len(raw) > max_bytes:
+            raise _too_large(path, max_bytes)
+        return raw
+    return _gunzip(path, raw, min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * len(raw))))
+
+
+def _too_large(path: Path, limit: int) -> FormatError:
+    return FormatError(
+        f"decompresses to more than {limit:,} bytes",
+        path=str(path),
+        hint="decompress it yourself if you trust it",
+    )
+
+
+def _gunzip(path: Path, raw: bytes, limit: int) -> bytes:
+    """All members of a gzip file; the limit counts their sum."""
+    parts: list[bytes] = []
+    total, position, ended = 0, 0, False
+    inflate = zlib.decompressobj(wbits=31)
+    while position < len(raw):
+        data = inflate.unconsumed_tail or raw[position : position + _CHUNK_BYTES]
+        try:
+            part = inflate.decompress(data, _CHUNK_BYTES)
+        except zlib.error as error:
+            raise FormatError(
+                f"broken gzip stream: {error}", path=str(path), position=f"byte {position}"
+            ) from error
+        parts.append(part)
+        total += len(part)
+        if total > limit:
+            raise _too_large(path, limit)
+        ended = inflate.eof
+        if ended:
+            position = min(position + _CHUNK_BYTES, len(raw)) - len(inflate.unused_data)
+            inflate = zlib.decompressobj(wbits=31)
+        elif not inflate.unconsumed_tail:
+            position += _CHUNK_BYTES
+    if not ended:
+        raise FormatError(
+            "gzip stream ends early", path=str(path), position=f"byte {len(raw)}", hint="copy the file again"
+        )
+    return b"".join(parts)

@@ -1,0 +1,55 @@
+"""The hub: the values everything travels in. It imports nothing else of this package."""
+
+from __future__ import annotations
+
+from hespas.graph.builder import GraphBuilder
+from hespas.graph.columns import Csr, StringTable, StringTableBuilder
+from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
+from hespas.graph.dtypes import DTYPES, UNKNOWN_DTYPE, DType, DTypeKind, dtype, find_dtype
+from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
+from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
+from hespas.graph.measured import Estimate, Profile, Timeline
+from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
+from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
+from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
+from hespas.graph.workload import Workload
+
+__all__ = [
+    "DTYPES",
+    "DYNAMIC",
+    "NODE_COLUMNS",
+    "UNKNOWN_DTYPE",
+    "CollectiveKind",
+    "CollectiveTable",
+    "ContractionTable",
+    "Csr",
+    "DType",
+    "DTypeKind",
+    "Diagnostic",
+    "Diagnostics",
+    "Estimate",
+    "ExplicitGroups",
+    "ExtraTable",
+    "GraphBuilder",
+    "GroupSet",
+    "NodeKind",
+    "OpClass",
+    "OpGraph",
+    "P2pTable",
+    "Permutation",
+    "Profile",
+    "RegionKind",
+    "RegionTable",
+    "Resource",
+    "Severity",
+    "StridedGroups",
+    "StringTable",
+    "StringTableBuilder",
+    "TensorTypes",
+    "TensorTypesBuilder",
+    "Timeline",
+    "Workload",
+    "compress_groups",
+    "dtype",
+    "find_dtype",
+]

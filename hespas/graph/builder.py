@@ -1,0 +1,356 @@
+"""Builds an :class:`~hespas.graph.opgraph.OpGraph` node by node.
+
+A column that no node sets stays a constant and takes no memory; the others grow in ``array`` buffers, so a
+reader of a million nodes holds no object per node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from math import nan
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph.columns import Csr, FloatArray, SmallIntArray, StringTableBuilder, constant
+from hespas.graph.groups import GroupSet, Permutation
+from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
+from hespas.graph.opgraph import OpGraph
+from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
+from hespas.graph.tensors import TensorTypesBuilder
+
+__all__ = ["GraphBuilder", "region_multiplicity"]
+
+_Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8)
+
+
+class _Sparse:
+    """A column that few nodes set: one default, some exceptions."""
+
+    __slots__ = ("default", "values")
+
+    def __init__(self, default: float) -> None:
+        self.default = default
+        self.values: dict[int, float] = {}
+
+    def build(self, rows: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
+        if not self.values:
+            return np.broadcast_to(dtype(self.default), (rows,))
+        column = np.full(rows, self.default, dtype)
+        column[np.fromiter(self.values, np.int64)] = list(self.values.values())
+        return column
+
+
+class _Ragged:
+    """Rows of integers in two flat buffers."""
+
+    __slots__ = ("lengths", "values")
+
+    def __init__(self) -> None:
+        self.lengths = array("i")
+        self.values = array("i")
+
+    def append(self, row: Sequence[int]) -> None:
+        self.lengths.append(len(row))
+        self.values.extend(row)
+
+    def build(self) -> Csr:
+        if not self.values:
+            return Csr.empty(len(self.lengths))
+        return Csr.from_lengths(_ints(self.lengths), _ints(self.values))
+
+
+def _ints(buffer: Iterable[int]) -> SmallIntArray:
+    return np.array(buffer, np.int32)
+
+
+def _floats(buffer: Iterable[float]) -> FloatArray:
+    return np.array(buffer, np.float64)
+
+
+class GraphBuilder:
+    """Collects nodes in program order; :meth:`build` freezes them.
+
+    ``strings`` and ``types`` intern texts and tensor types: pass their row numbers.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start an empty graph."""
+        self.name = name
+        self.strings = StringTableBuilder()
+        self.types = TensorTypesBuilder()
+        self._group_sets: dict[GroupSet, int] = {}
+        self._permutations: dict[Permutation, int] = {}
+        self._name_row, self._op_row, self._region = array("i"), array("i"), array("i")
+        self._kind, self._op_class = array("B"), array("B")
+        self._flops, self._transcendentals = array("d"), array("d")
+        self._bytes_read, self._bytes_written = array("d"), array("d")
+        self._sparse = {
+            "stream": _Sparse(-1),
+            "resource": _Sparse(int(Resource.DEVICE)),
+            "rate_dtype": _Sparse(-1),
+            "source_row": _Sparse(0),
+            "framework_row": _Sparse(0),
+            "useful_flops": _Sparse(nan),
+            "duration_ns": _Sparse(nan),
+        }
+        self._ids: dict[int, int] = {}
+        self._data, self._control = _Ragged(), _Ragged()
+        self._operands, self._results = _Ragged(), _Ragged()
+        self._collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
+        self._p2p: list[tuple[int, int, float, int, bool]] = []
+        self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
+        self._regions: list[tuple[int, int, float, int]] = []
+        self._carried: list[tuple[int, int, int]] = []
+        self._extra: list[tuple[int, int, int, bytes]] = []
+        self.attachments: dict[str, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._data.lengths)
+
+    def add_node(
+        self,
+        *,
+        name_row: int,
+        op_row: int,
+        op_class: OpClass | int,
+        kind: NodeKind | int = NodeKind.COMPUTE,
+        data_deps: Sequence[int] = (),
+        control_deps: Sequence[int] = (),
+        operands: Sequence[int] = (),
+        results: Sequence[int] = (),
+        flops: float = nan,
+        transcendentals: float = nan,
+        bytes_read: float = nan,
+        bytes_written: float = nan,
+        region: int = -1,
+    ) -> int:
+        """Append a node and return its number. Costs are per execution; unknown is NaN."""
+        node = len(self._data.lengths)
+        self._name_row.append(name_row)
+        self._op_row.append(op_row)
+        self._kind.append(kind)
+        self._op_class.append(op_class)
+        self._region.append(region)
+        self._flops.append(flops)
+        self._transcendentals.append(transcendentals)
+        self._bytes_read.append(bytes_read)
+        self._bytes_written.append(bytes_written)
+        self._data.append(data_deps)
+        self._control.append(control_deps)
+        self._operands.append(operands)
+        self._results.append(results)
+        return node
+
+    def set(self, node: int, **values: float) -> None:
+        """Set a column that few nodes have: stream, resource, rate_dtype, source_row, framework_row,
+        useful_flops (default: flops), duration_ns.
+        """
+        for column, value in values.items():
+            self._sparse[column].values[node] = value
+
+    def set_id(self, node: int, value: int) -> None:
+        """Keep a format's own node id (0 .. 2**64 - 1) where it is not the node number."""
+        self._ids[node] = value
+
+    def group_set(self, groups: GroupSet) -> int:
+        """The row of a group set, new or old."""
+        return self._group_sets.setdefault(groups, len(self._group_sets))
+
+    def permutation(self, permutation: Permutation) -> int:
+        """The row of a permutation, new or old."""
+        return self._permutations.setdefault(permutation, len(self._permutations))
+
+    def add_collective(
+        self,
+        node: int,
+        kind: CollectiveKind,
+        *,
+        group_set: int,
+        comm_bytes: float,
+        operand_bytes: float = nan,
+        result_bytes: float = nan,
+        channel: int = -1,
+        reduction: str = "",
+    ) -> None:
+        """Say that a node is a collective; see :class:`hespas.graph.tables.CollectiveTable`."""
+        row = (node, int(kind), group_set, comm_bytes, operand_bytes, result_bytes, channel)
+        self._collectives.append((*row, self.strings.add(reduction)))
+
+    def add_p2p(
+        self, node: int, *, permutation: int, comm_bytes: float, tag: int = -1, host: bool = False
+    ) -> None:
+        """Say that a node sends or receives; see :class:`hespas.graph.tables.P2pTable`."""
+        self._p2p.append((node, permutation, comm_bytes, tag, host))
+
+    def add_contraction(
+        self,
+        node: int,
+        *,
+        batch: int,
+        m: int,
+        n: int,
+        k: int,
+        flops: float,
+        useful_flops: float,
+        lhs: int,
+        rhs: int,
+        accumulator: int,
+        products: int = 1,
+    ) -> None:
+        """Say that a node multiplies matrices; see :class:`hespas.graph.tables.ContractionTable`."""
+        self._contractions.append(
+            (node, batch, m, n, k, flops, useful_flops, lhs, rhs, accumulator, products)
+        )
+
+    def add_region(self, kind: RegionKind, *, parent: int = -1, trips: float = 1.0, label: str = "") -> int:
+        """Open a region and return its row; pass it to :meth:`add_node`."""
+        self._regions.append((parent, int(kind), trips, self.strings.add(label)))
+        return len(self._regions) - 1
+
+    def set_trips(self, region: int, trips: float) -> None:
+        """State how often a region runs, once that is known."""
+        parent, kind, _, label = self._regions[region]
+        self._regions[region] = (parent, kind, trips, label)
+
+    def add_carried(self, region: int, producer: int, consumer: int) -> None:
+        """Say that ``consumer`` needs what ``producer`` made one trip of ``region`` earlier."""
+        self._carried.append((region, producer, consumer))
+
+    def add_extra(self, node: int, key: str, tag: int, value: bytes) -> None:
+        """Keep an attribute of the format verbatim; node -1 is the file itself."""
+        self._extra.append((node, self.strings.add(key), tag, value))
+
+    def build(self) -> OpGraph:
+        """The finished graph. The builder must not be used afterwards."""
+        nodes = len(self)
+        regions = self._build_regions()
+        region = _ints(self._region)
+        flops = _floats(self._flops)
+        sparse = self._sparse
+        return OpGraph(
+            name=self.name,
+            group_sets=tuple(self._group_sets),
+            permutations=tuple(self._permutations),
+            id=self._build_ids(nodes),
+            name_row=_ints(self._name_row),
+            op_row=_ints(self._op_row),
+            kind=np.array(self._kind, np.uint8),
+            op_class=np.array(self._op_class, np.uint8),
+            resource=sparse["resource"].build(nodes, np.uint8),
+            stream=sparse["stream"].build(nodes, np.int32),
+            region=region,
+            rate_dtype=sparse["rate_dtype"].build(nodes, np.int16),
+            source_row=sparse["source_row"].build(nodes, np.int32),
+            framework_row=sparse["framework_row"].build(nodes, np.int32),
+            flops=flops,
+            useful_flops=self._build_useful(flops),
+            transcendentals=_floats(self._transcendentals),
+            bytes_read=_floats(self._bytes_read),
+            bytes_written=_floats(self._bytes_written),
+            duration_ns=sparse["duration_ns"].build(nodes, np.float64),
+            multiplicity=region_multiplicity(regions, region),
+            data_deps=self._data.build(),
+            control_deps=self._control.build(),
+            operands=self._operands.build(),
+            results=self._results.build(),
+            collectives=self._build_collectives(),
+            p2p=self._build_p2p(),
+            contractions=self._build_contractions(),
+            regions=regions,
+            extra=self._build_extra(),
+            attachments=self.attachments,
+            types=self.types.build(),
+            strings=self.strings.build(),
+        )
+
+    def _build_ids(self, nodes: int) -> NDArray[np.uint64]:
+        column = np.arange(nodes, dtype=np.uint64)
+        for node, value in self._ids.items():
+            column[node] = value
+        return column
+
+    def _build_useful(self, flops: FloatArray) -> FloatArray:
+        overrides = self._sparse["useful_flops"].values
+        if not overrides:
+            return flops
+        column = flops.copy()
+        column[np.fromiter(overrides, np.int64)] = list(overrides.values())
+        return column
+
+    def _build_regions(self) -> RegionTable:
+        carried = np.array(self._carried, np.int32).reshape(-1, 3)
+        return RegionTable(
+            parent=_ints([row[0] for row in self._regions]),
+            kind=np.array([row[1] for row in self._regions], np.uint8),
+            trips=_floats([row[2] for row in self._regions]),
+            label=_ints([row[3] for row in self._regions]),
+            carried_region=carried[:, 0],
+            carried_producer=carried[:, 1],
+            carried_consumer=carried[:, 2],
+        )
+
+    def _build_collectives(self) -> CollectiveTable:
+        rows = sorted(self._collectives)
+        return CollectiveTable(
+            node=_ints([row[0] for row in rows]),
+            kind=np.array([row[1] for row in rows], np.uint8),
+            group_set=_ints([row[2] for row in rows]),
+            comm_bytes=_floats([row[3] for row in rows]),
+            operand_bytes=_floats([row[4] for row in rows]),
+            result_bytes=_floats([row[5] for row in rows]),
+            channel=np.array([row[6] for row in rows], np.int64),
+            reduction=_ints([row[7] for row in rows]),
+        )
+
+    def _build_p2p(self) -> P2pTable:
+        rows = sorted(self._p2p)
+        return P2pTable(
+            node=_ints([row[0] for row in rows]),
+            permutation=_ints([row[1] for row in rows]),
+            comm_bytes=_floats([row[2] for row in rows]),
+            tag=np.array([row[3] for row in rows], np.int64),
+            host=np.array([row[4] for row in rows], np.bool_),
+        )
+
+    def _build_contractions(self) -> ContractionTable:
+        rows = sorted(self._contractions, key=lambda row: row[0])
+        return ContractionTable(
+            node=_ints([row[0] for row in rows]),
+            batch=np.array([row[1] for row in rows], np.int64),
+            m=np.array([row[2] for row in rows], np.int64),
+            n=np.array([row[3] for row in rows], np.int64),
+            k=np.array([row[4] for row in rows], np.int64),
+            flops=_floats([row[5] for row in rows]),
+            useful_flops=_floats([row[6] for row in rows]),
+            lhs=np.array([row[7] for row in rows], np.int16),
+            rhs=np.array([row[8] for row in rows], np.int16),
+            accumulator=np.array([row[9] for row in rows], np.int16),
+            products=np.array([row[10] for row in rows], np.uint8),
+        )
+
+    def _build_extra(self) -> ExtraTable:
+        rows = sorted(self._extra, key=lambda row: row[0])
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row[3]) for row in rows], out=offsets[1:])
+        return ExtraTable(
+            node=_ints([row[0] for row in rows]),
+            key=_ints([row[1] for row in rows]),
+            tag=np.array([row[2] for row in rows], np.int16),
+            offsets=offsets,
+            values=b"".join(row[3] for row in rows),
+        )
+
+
+def region_multiplicity(regions: RegionTable, region: SmallIntArray) -> FloatArray:
+    """Executions per step of nodes standing in ``region`` rows: the product of trips up to the top level."""
+    if not len(regions) or not (region >= 0).any():
+        return constant(1.0, len(region))
+    product: list[float] = []
+    parents: list[int] = regions.parent.tolist()
+    all_trips: list[float] = regions.trips.tolist()
+    for parent, trips in zip(parents, all_trips, strict=True):
+        product.append(trips if parent < 0 else trips * product[parent])
+    return np.array([*product, 1.0])[region]

@@ -1,0 +1,101 @@
+"""What a conversion has to tell besides its result: nothing is lost or guessed silently.
+
+A reader, pass or writer adds to a :class:`Diagnostics`; repeated findings of one code are counted and
+only the first few are kept with their location, so a million unknown ops cost a handful of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["Diagnostic", "Diagnostics", "Severity"]
+
+
+class Severity(Enum):
+    """How much a finding matters: an ``ERROR`` makes a checked file invalid."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. ``code`` is stable (``stablehlo.unknown-op``, ``ET006``); ``location`` is for people."""
+
+    code: str
+    severity: Severity
+    location: str
+    message: str
+    path: str = ""
+    rank: int | None = None
+    node: int | None = None
+
+
+@dataclass(slots=True)
+class Diagnostics:
+    """Collects findings. ``keep`` bounds the findings kept per code; the counts are always exact."""
+
+    keep: int = 20
+    _kept: list[Diagnostic] = field(default_factory=list[Diagnostic])
+    _counts: dict[tuple[str, Severity], int] = field(default_factory=dict[tuple[str, Severity], int])
+
+    def add(
+        self,
+        code: str,
+        severity: Severity,
+        location: str,
+        message: str,
+        *,
+        path: str = "",
+        rank: int | None = None,
+        node: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """Record ``count`` findings of ``code``, of which this message describes one."""
+        if count <= 0:
+            return
+        seen = self._counts.get((code, severity), 0)
+        self._counts[code, severity] = seen + count
+        if seen < self.keep:
+            self._kept.append(Diagnostic(code, severity, location, message, path, rank, node))
+
+    def info(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
+        """Record something worth knowing that changes no figure."""
+        self.add(code, Severity.INFO, location, message, path=path, count=count)
+
+    def warning(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
+        """Record something that was assumed, approximated or left out."""
+        self.add(code, Severity.WARNING, location, message, path=path, count=count)
+
+    def error(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
+        """Record a fault of the input that a lenient reader got past."""
+        self.add(code, Severity.ERROR, location, message, path=path, count=count)
+
+    def extend(self, other: Diagnostics) -> None:
+        """Take over everything another collector holds."""
+        for diagnostic in other._kept:
+            key = (diagnostic.code, diagnostic.severity)
+            if sum((kept.code, kept.severity) == key for kept in self._kept) < self.keep:
+                self._kept.append(diagnostic)
+        for key, count in other._counts.items():
+            self._counts[key] = self._counts.get(key, 0) + count
+
+    def counts(self) -> dict[str, int]:
+        """Exact number of findings per code, in order of first appearance."""
+        totals: dict[str, int] = {}
+        for (code, _), count in self._counts.items():
+            totals[code] = totals.get(code, 0) + count
+        return totals
+
+    def count(self, severity: Severity) -> int:
+        """Exact number of findings of one severity."""
+        return sum(n for (_, found), n in self._counts.items() if found is severity)
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())

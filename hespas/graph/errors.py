@@ -1,0 +1,94 @@
+"""Every error this package raises on purpose, and the exit code of each class.
+
+An error carries data (file, position, expectation, remedy); only ``hespas.cli`` renders it and exits.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EXIT_CODES",
+    "CheckFailedError",
+    "FormatError",
+    "HespasError",
+    "InvariantError",
+    "MissingExtraError",
+    "OutputError",
+    "UnsupportedError",
+    "UsageError",
+    "exit_code",
+]
+
+
+class HespasError(Exception):
+    """Root of the class tree.
+
+    ``path`` is the file at fault, ``position`` where in it (``line 3``, ``byte 1042``, ``node 17``),
+    ``hint`` what the user can do about it.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | None = None, position: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.position = position
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = ": ".join(part for part in (self.path, self.position) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        return f"{text}\n  try: {self.hint}" if self.hint else text
+
+
+class CheckFailedError(HespasError):
+    """The thing checked is not valid, or is past a threshold."""
+
+
+class UsageError(HespasError):
+    """The request contradicts itself or names something that does not exist."""
+
+
+class OutputError(UsageError):
+    """The destination cannot be written: it exists already, its folder is missing, the disk is full."""
+
+
+class FormatError(HespasError):
+    """The input is unreadable or malformed."""
+
+
+class UnsupportedError(HespasError):
+    """The input is understood, but this version cannot handle it."""
+
+
+class MissingExtraError(UnsupportedError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, feature: str, extra: str, *, detail: str | None = None) -> None:
+        why = f" ({detail})" if detail else ""
+        super().__init__(
+            f"{feature} needs the optional '{extra}' dependencies{why}",
+            hint=f"pip install 'hespas[{extra}]'",
+        )
+
+
+class InvariantError(HespasError):
+    """A promise between our own parts is broken: our bug, never the user's."""
+
+
+# Most specific class first: `exit_code` takes the first that matches.
+EXIT_CODES: dict[type[HespasError], int] = {
+    CheckFailedError: 1,
+    UsageError: 2,
+    FormatError: 3,
+    UnsupportedError: 4,
+    InvariantError: 70,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """The process exit code for an error: the table above, 70 for anything unforeseen."""
+    for kind, code in EXIT_CODES.items():
+        if isinstance(error, kind):
+            return code
+    return 70

@@ -1,0 +1,345 @@
+"""Who talks to whom, kept symbolic: group sets of collectives, permutations of point-to-point messages.
+
+A strided group set writes a rank as mixed-radix digits: some digits say which group, the others which
+place in it. Iota lists with a transpose (HLO ``[4,2]<=[2,4]T(1,0)``) and mesh axes (StableHLO
+``replica_group_mesh_axes``, HLO ``mesh[...] {axes}``) are both of this form, so the group of any rank is
+found from a few integers, at 8 ranks or at 65,536. What has no such form is kept as an explicit list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import InvariantError
+
+__all__ = ["Digit", "ExplicitGroups", "GroupSet", "Permutation", "StridedGroups", "compress_groups"]
+
+Digit = tuple[int, int]
+"""``(size, stride)``: one place of a mixed-radix rank number."""
+
+
+def _spread(digits: Sequence[Digit]) -> IntArray:
+    """All values the digits can take together, first digit slowest."""
+    values = np.zeros(1, np.int64)
+    for size, stride in digits:
+        values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return values
+
+
+def _value(index: int, digits: Sequence[Digit]) -> int:
+    """The value at one place of :func:`_spread`, without listing it."""
+    total = 0
+    for size, stride in reversed(digits):
+        index, digit = divmod(index, size)
+        total += digit * stride
+    return total
+
+
+def _index(rank: int, digits: Sequence[Digit]) -> int:
+    """The inverse of :func:`_value`, for a rank whose other digits are anything."""
+    index = 0
+    for size, stride in digits:
+        index = index * size + rank // stride % size
+    return index
+
+
+def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
+    """The canonical spelling: no digit of size 1, neighbours that count on are one digit."""
+    merged: list[Digit] = []
+    for size, stride in digits:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class StridedGroups:
+    """Groups given by digits. Rank = ``base`` + group digits + member digits; first digit slowest.
+
+    Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly one group.
+    """
+
+    group_digits: tuple[Digit, ...]
+    member_digits: tuple[Digit, ...]
+    base: int = 0
+
+    def __post_init__(self) -> None:
+        """Bring the digits into canonical form and check that they tile the ranks exactly once."""
+        object.__setattr__(self, "group_digits", _merge(self.group_digits))
+        object.__setattr__(self, "member_digits", _merge(self.member_digits))
+        expected = 1
+        for size, stride in sorted((*self.group_digits, *self.member_digits), key=lambda digit: digit[1]):
+            if size < 1 or stride != expected:
+                raise InvariantError(
+                    f"digits {self.group_digits} x {self.member_digits} do not tile the ranks"
+                )
+            expected = size * stride
+
+    @classmethod
+    def all_ranks(cls, num_ranks: int) -> StridedGroups:
+        """One group that holds everybody."""
+        return cls((), ((num_ranks, 1),))
+
+    @classmethod
+    def from_iota(
+        cls, num_groups: int, group_size: int, dims: Sequence[int], permutation: Sequence[int] | None = None
+    ) -> GroupSet:
+        """HLO ``[num_groups,group_size]<=[dims]T(permutation)``: transpose an iota, cut it in rows.
+
+        Raises ``ValueError`` where the element counts disagree.
+        """
+        if prod(dims) != num_groups * group_size:
+            raise ValueError(f"iota over {list(dims)} does not fill {num_groups} groups of {group_size}")
+        order = range(len(dims)) if permutation is None else permutation
+        if sorted(order) != list(range(len(dims))):
+            raise ValueError(f"T({list(order)}) is not a permutation of {len(dims)} dimensions")
+        strides = [prod(dims[axis + 1 :]) for axis in range(len(dims))]
+        digits = [(dims[axis], strides[axis]) for axis in order]
+        split = _split_digits(digits, group_size)
+        if split is not None:
+            return cls(*split)
+        members = _spread(digits).reshape(num_groups, group_size)
+        return ExplicitGroups.from_rows(members.tolist())
+
+    @classmethod
+    def from_mesh(cls, axis_sizes: Sequence[int], group_axes: Sequence[int]) -> StridedGroups:
+        """Ranks row-major over a mesh; a group varies over ``group_axes`` in that order, others are fixed."""
+        strides = [prod(axis_sizes[axis + 1 :]) for axis in range(len(axis_sizes))]
+        fixed = [axis for axis in range(len(axis_sizes)) if axis not in set(group_axes)]
+        return cls(
+            tuple((axis_sizes[axis], strides[axis]) for axis in fixed),
+            tuple((axis_sizes[axis], strides[axis]) for axis in group_axes),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups."""
+        return prod(size for size, _ in self.group_digits)
+
+    @property
+    def group_size(self) -> int:
+        """Ranks in each group."""
+        return prod(size for size, _ in self.member_digits)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all groups together."""
+        return self.num_groups * self.group_size
+
+    @property
+    def max_group_size(self) -> int:
+        """Ranks in the largest group."""
+        return self.group_size
+
+    def group_of(self, rank: int) -> int:
+        """The group a rank belongs to, -1 where it belongs to none. O(digits)."""
+        local = rank - self.base
+        return _index(local, self.group_digits) if 0 <= local < self.num_ranks else -1
+
+    def members(self, group: int) -> IntArray:
+        """The ranks of one group in ring order."""
+        return self.base + _value(group, self.group_digits) + _spread(self.member_digits)
+
+    def is_world(self, num_ranks: int) -> bool:
+        """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
+        return self.base == 0 and not self.group_digits and self.member_digits in {((num_ranks, 1),), ()}
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self.members(group) for group in range(self.num_groups))
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitGroups:
+    """Groups listed rank by rank, for splits that have no strided form; sizes may differ."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> ExplicitGroups:
+        """Groups from nested sequences."""
+        return cls(tuple(tuple(row) for row in rows))
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups."""
+        return len(self.rows)
+
+    @property
+    def group_size(self) -> int:
+        """Ranks in each group, -1 where groups differ."""
+        sizes = {len(row) for row in self.rows}
+        return sizes.pop() if len(sizes) == 1 else -1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all groups together."""
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def max_group_size(self) -> int:
+        """Ranks in the largest group, 0 where there is none."""
+        return max((len(row) for row in self.rows), default=0)
+
+    def group_of(self, rank: int) -> int:
+        """The first group that lists a rank, -1 where none does. O(ranks)."""
+        return next((group for group, row in enumerate(self.rows) if rank in row), -1)
+
+    def members(self, group: int) -> IntArray:
+        """The ranks of one group in ring order."""
+        return np.array(self.rows[group], np.int64)
+
+    def is_world(self, num_ranks: int) -> bool:
+        """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
+        return len(self.rows) == 1 and self.rows[0] == tuple(range(num_ranks))
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self.members(group) for group in range(self.num_groups))
+
+
+GroupSet = StridedGroups | ExplicitGroups
+
+
+def _split_digits(
+    digits: Sequence[Digit], group_size: int
+) -> tuple[tuple[Digit, ...], tuple[Digit, ...]] | None:
+    """Cut a digit list so that its fast end has ``group_size`` values; None where a digit does not divide."""
+    members: list[Digit] = []
+    rest = list(digits)
+    remaining = group_size
+    while remaining > 1:
+        size, stride = rest.pop()
+        if remaining % size == 0:
+            members.insert(0, (size, stride))
+            remaining //= size
+        elif size % remaining == 0:
+            members.insert(0, (remaining, stride))
+            rest.append((size // remaining, stride * remaining))
+            remaining = 1
+        else:
+            return None
+    return tuple(rest), tuple(members)
+
+
+def _digits_of(values: IntArray) -> tuple[Digit, ...] | None:
+    """Digits whose spread is ``values`` (which starts at 0), or None."""
+    digits: list[Digit] = []
+    while len(values) > 1:
+        stride = int(values[1] - values[0])
+        steps = np.flatnonzero(np.diff(values) != stride)
+        size = int(steps[0]) + 1 if len(steps) else len(values)
+        if stride < 1 or len(values) % size:
+            return None
+        digits.insert(0, (size, stride))
+        values = values[::size]
+    return tuple(digits)
+
+
+def compress_groups(rows: IntArray) -> GroupSet:
+    """The strided form of a dense ``(groups, size)`` list where it has one, else the explicit form.
+
+    O(ranks), vectorised; the result lists exactly the given groups in the given order.
+    """
+    explicit = ExplicitGroups.from_rows
+    if rows.ndim != 2 or rows.size == 0:
+        return explicit(rows.reshape(rows.shape[0], -1).tolist() if rows.ndim else [])
+    base = int(rows[0, 0])
+    groups, members = _digits_of(rows[:, 0] - base), _digits_of(rows[0] - base)
+    if groups is None or members is None:
+        return explicit(rows.tolist())
+    if not np.array_equal(base + _spread((*groups, *members)), rows.reshape(-1)):
+        return explicit(rows.tolist())
+    try:
+        return StridedGroups(groups, members, base)
+    except InvariantError:  # strided, but with holes: ranks 0, 2, 4 without 1, 3, 5
+        return explicit(rows.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """Directed pairs source -> target; a rank is at most once a source and at most once a target.
+
+    Symbolic where every pair moves one digit by the same step: ``digit`` = (size, stride), ``shift``, and
+    whether the end wraps to the start. Otherwise ``pairs`` lists (source, target), sorted by source.
+    """
+
+    num_ranks: int
+    digit: Digit = (1, 1)
+    shift: int = 0
+    wraps: bool = True
+    pairs: tuple[tuple[int, int], ...] | None = None
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence[tuple[int, int]], num_ranks: int) -> Permutation:
+        """The symbolic form where the pairs have one, else the listed form. O(pairs).
+
+        Raises ``ValueError`` where a rank is twice a source or twice a target, or out of range.
+        """
+        ordered = tuple(sorted(pairs))
+        sources, targets = [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+        if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+            raise ValueError("a rank is twice a source or twice a target")
+        if any(not 0 <= rank < num_ranks for pair in ordered for rank in pair):
+            raise ValueError(f"a rank is outside 0..{num_ranks - 1}")
+        return _symbolic(ordered, num_ranks) or cls(num_ranks, pairs=ordered)
+
+    def target_of(self, rank: int) -> int:
+        """Whom ``rank`` sends to, -1 for nobody."""
+        if self.pairs is None:
+            return self._moved(rank, self.shift)
+        return next((target for source, target in self.pairs if source == rank), -1)
+
+    def source_of(self, rank: int) -> int:
+        """Whom ``rank`` receives from, -1 for nobody."""
+        if self.pairs is None:
+            return self._moved(rank, -self.shift)
+        return next((source for source, target in self.pairs if target == rank), -1)
+
+    def _moved(self, rank: int, shift: int) -> int:
+        size, stride = self.digit
+        if not 0 <= rank < self.num_ranks:
+            return -1
+        place = rank // stride % size
+        moved = place + shift
+        if self.wraps:
+            moved %= size
+        return rank + (moved - place) * stride if 0 <= moved < size else -1
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        if self.pairs is not None:
+            yield from self.pairs
+            return
+        for rank in range(self.num_ranks):
+            target = self.target_of(rank)
+            if target >= 0:
+                yield rank, target
+
+
+def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation | None:
+    """A digit shift equal to the listed pairs, or None."""
+    steps = {target - source for source, target in pairs}
+    if not pairs or len(steps) > 2 or 0 in steps:
+        return None
+    forward = min(steps, key=lambda step: (abs(step), -step))
+    stride, sign = abs(forward), 1 if forward > 0 else -1
+    back = next(iter(steps - {forward}), None)
+    wraps = back is not None
+    span = abs(back) + stride if back is not None else _open_span(pairs, num_ranks, stride)
+    if span % stride or num_ranks % span:
+        return None
+    candidate = Permutation(num_ranks, (span // stride, stride), sign, wraps)
+    return candidate if tuple(candidate) == pairs else None
+
+
+def _open_span(pairs: tuple[tuple[int, int], ...], num_ranks: int, stride: int) -> int:
+    """Ranks one digit covers in an open shift: it loses ``stride`` sources in every ``span`` ranks."""
+    missing = num_ranks - len(pairs)
+    return num_ranks * stride // missing if missing and num_ranks * stride % missing == 0 else num_ranks
