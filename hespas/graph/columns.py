@@ -12,8 +12,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Csr", "FloatArray", "IntArray", "SmallIntArray", "StringTable", "StringTableBuilder", "constant"]
+__all__ = [
+    "BoolArray",
+    "Csr",
+    "FloatArray",
+    "IntArray",
+    "SmallIntArray",
+    "StringTable",
+    "StringTableBuilder",
+    "constant",
+]
 
+BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]

@@ -1,0 +1,47 @@
+"""Rewrites of a graph. A pass is a frozen dataclass whose fields are its options; inputs are never mutated.
+
+Calling a pass with a graph and a diagnostics collector returns a new graph that keeps what its docstring says
+it keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.fold import FoldFree, is_free
+from hespas.graph.passes.fuse import FuseElementwise
+from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
+from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_durations
+from hespas.graph.passes.segments import GroupRegions
+from hespas.graph.passes.totals import Totals, totals
+from hespas.graph.passes.unroll import UnrollLoops
+
+__all__ = [
+    "FoldFree",
+    "FuseElementwise",
+    "GroupRegions",
+    "Pass",
+    "Totals",
+    "UnrollLoops",
+    "all_deps",
+    "bypass",
+    "dead_code",
+    "find_cycle",
+    "is_free",
+    "is_topological",
+    "levels",
+    "take_nodes",
+    "topological_order",
+    "totals",
+    "with_durations",
+]
+
+
+class Pass(Protocol):
+    """Graph in, graph out."""
+
+    def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        """Rewrite ``graph``; tell ``diagnostics`` what was left out or assumed."""
+        ...

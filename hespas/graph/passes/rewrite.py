@@ -1,0 +1,265 @@
+"""The two rewrites that all passes are made of: drop nodes with a bypass, and repeat or reorder rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray
+from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.order import topological_order
+from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
+
+__all__ = ["bypass", "dead_code", "take_nodes", "with_durations"]
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+_MAX_BYPASS_EDGES = 256
+"""A dropped join of many producers and many consumers would square its edges; past this it stays."""
+
+
+def with_durations(graph: OpGraph, duration_ns: FloatArray) -> OpGraph:
+    """The same graph with other durations, shape ``(nodes,)``."""
+    return replace(graph, duration_ns=duration_ns)
+
+
+def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr) -> OpGraph:
+    """A graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` speak new numbers.
+
+    A row may come several times (a loop unrolled). Side tables follow their nodes, in new node order.
+    """
+    return replace(
+        graph,
+        id=_take(graph.id, rows),
+        name_row=_take(graph.name_row, rows),
+        op_row=_take(graph.op_row, rows),
+        kind=_take(graph.kind, rows),
+        op_class=_take(graph.op_class, rows),
+        resource=_take(graph.resource, rows),
+        stream=_take(graph.stream, rows),
+        region=_take(graph.region, rows),
+        rate_dtype=_take(graph.rate_dtype, rows),
+        source_row=_take(graph.source_row, rows),
+        framework_row=_take(graph.framework_row, rows),
+        flops=_take(graph.flops, rows),
+        useful_flops=_take(graph.useful_flops, rows),
+        transcendentals=_take(graph.transcendentals, rows),
+        bytes_read=_take(graph.bytes_read, rows),
+        bytes_written=_take(graph.bytes_written, rows),
+        duration_ns=_take(graph.duration_ns, rows),
+        multiplicity=_take(graph.multiplicity, rows),
+        data_deps=data_deps,
+        control_deps=control_deps,
+        operands=graph.operands.take(rows) if len(graph.operands.values) else Csr.empty(len(rows)),
+        results=graph.results.take(rows) if len(graph.results.values) else Csr.empty(len(rows)),
+        collectives=_take_collectives(graph.collectives, rows),
+        p2p=_take_p2p(graph.p2p, rows),
+        contractions=_take_contractions(graph.contractions, rows),
+        extra=_take_extra(graph.extra, rows),
+        regions=_take_carried(graph.regions, rows, len(graph)),
+    )
+
+
+def _take(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
+    """Rows of a column; a constant column stays one that takes no memory."""
+    if column.strides == (0,) and len(column):
+        return np.broadcast_to(column[0], (len(rows),))
+    return column[rows]
+
+
+def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, SmallIntArray]:
+    """For a sorted ``node`` column: which table rows the new nodes take along, and for which new node."""
+    starts = np.searchsorted(table_nodes, rows, side="left")
+    lengths = np.searchsorted(table_nodes, rows, side="right") - starts
+    new_nodes = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
+    firsts = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return firsts + np.arange(len(new_nodes), dtype=np.int64), new_nodes
+
+
+def _take_collectives(table: CollectiveTable, rows: IntArray) -> CollectiveTable:
+    old, node = _matches(table.node, rows)
+    return CollectiveTable(
+        node=node,
+        kind=table.kind[old],
+        group_set=table.group_set[old],
+        comm_bytes=table.comm_bytes[old],
+        operand_bytes=table.operand_bytes[old],
+        result_bytes=table.result_bytes[old],
+        channel=table.channel[old],
+        reduction=table.reduction[old],
+    )
+
+
+def _take_p2p(table: P2pTable, rows: IntArray) -> P2pTable:
+    old, node = _matches(table.node, rows)
+    return P2pTable(
+        node=node,
+        permutation=table.permutation[old],
+        comm_bytes=table.comm_bytes[old],
+        tag=table.tag[old],
+        host=table.host[old],
+    )
+
+
+def _take_contractions(table: ContractionTable, rows: IntArray) -> ContractionTable:
+    old, node = _matches(table.node, rows)
+    return ContractionTable(
+        node=node,
+        batch=table.batch[old],
+        m=table.m[old],
+        n=table.n[old],
+        k=table.k[old],
+        flops=table.flops[old],
+        useful_flops=table.useful_flops[old],
+        lhs=table.lhs[old],
+        rhs=table.rhs[old],
+        accumulator=table.accumulator[old],
+        products=table.products[old],
+    )
+
+
+def _take_extra(table: ExtraTable, rows: IntArray) -> ExtraTable:
+    if not len(table):
+        return table
+    of_file = np.flatnonzero(table.node == -1)
+    old, node = _matches(table.node, rows)
+    kept = np.concatenate([of_file, old])
+    lengths = np.diff(table.offsets)[kept]
+    offsets = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return ExtraTable(
+        node=np.concatenate([np.full(len(of_file), -1, np.int32), node]),
+        key=table.key[kept],
+        tag=table.tag[kept],
+        offsets=offsets,
+        values=b"".join(table.value(row) for row in kept.tolist()),
+    )
+
+
+def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionTable:
+    """Carried edges between kept nodes in new numbers: from the last copy of a repeated producer to every
+    copy of its consumer.
+    """
+    if not len(table.carried_region):
+        return table
+    last_copy = np.full(old_nodes, -1, np.int32)
+    last_copy[rows] = np.arange(len(rows), dtype=np.int32)
+    by_consumer = np.argsort(table.carried_consumer, kind="stable")
+    edge, consumer = _matches(table.carried_consumer[by_consumer], rows)
+    edge = by_consumer[edge]
+    producer = last_copy[table.carried_producer[edge]]
+    kept = producer >= 0
+    return replace(
+        table,
+        carried_region=table.carried_region[edge][kept],
+        carried_producer=producer[kept],
+        carried_consumer=consumer[kept],
+    )
+
+
+def _resolve(deps: Csr, order: list[int], drop: list[bool], fan_out: list[int]) -> list[list[int]]:
+    """Dependencies of each node with dropped nodes replaced by their own; ``drop`` is corrected in place
+    where a bypass would multiply edges.
+    """
+    bounds: list[int] = deps.offsets.tolist()
+    values: list[int] = deps.values.tolist()
+    resolved: list[list[int]] = [[]] * len(drop)
+    for node in order:
+        direct = values[bounds[node] : bounds[node + 1]]
+        if any(drop[dep] for dep in direct):
+            found: dict[int, None] = {}
+            for dep in direct:
+                found.update(dict.fromkeys(resolved[dep]) if drop[dep] else {dep: None})
+            direct = list(found)
+        resolved[node] = direct
+        if drop[node] and len(direct) > 1 and len(direct) * fan_out[node] > _MAX_BYPASS_EDGES:
+            drop[node] = False
+    return resolved
+
+
+def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
+    """Remove nodes; whoever waited for one waits for what it waited for. The graph must be acyclic.
+
+    A join with so many producers and consumers that their product passes 256 edges stays. Carried edges of
+    loops through a dropped node are led around it in the same way.
+    """
+    if not drop.any():
+        return graph
+    order: list[int] = topological_order(graph).tolist()
+    flags: list[bool] = drop.tolist()
+    fan_out: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
+    data = _resolve(graph.data_deps, order, flags, fan_out)
+    has_control = bool(len(graph.control_deps.values))
+    control = _resolve(graph.control_deps, order, flags, [0] * len(graph)) if has_control else []
+    rows = np.flatnonzero(~np.array(flags, np.bool_))
+    number = np.cumsum(~np.array(flags, np.bool_)) - 1
+    carried = _bypass_carried(graph, flags, data)
+    return take_nodes(
+        replace(graph, regions=carried),
+        rows,
+        _renumber([data[row] for row in rows.tolist()], number),
+        _renumber([control[row] for row in rows.tolist()], number) if has_control else Csr.empty(len(rows)),
+    )
+
+
+def _renumber(rows: list[list[int]], number: IntArray) -> Csr:
+    deps = Csr.from_lists(rows)
+    return Csr(deps.offsets, number[deps.values].astype(np.int32))
+
+
+def _bypass_carried(graph: OpGraph, drop: list[bool], data: list[list[int]]) -> RegionTable:
+    """Carried edges with dropped producers replaced by what they waited for, dropped consumers by whoever
+    waits for them in the same region.
+    """
+    table = graph.regions
+    if not len(table.carried_region):
+        return table
+    consumers = graph.data_deps.transpose(len(graph))
+    edges: dict[tuple[int, int, int], None] = {}
+    regions: list[int] = table.carried_region.tolist()
+    producers: list[int] = table.carried_producer.tolist()
+    carried_to: list[int] = table.carried_consumer.tolist()
+    for region, producer, consumer in zip(regions, producers, carried_to, strict=True):
+        sources = data[producer] if drop[producer] else [producer]
+        targets = _live_consumers(consumer, drop, consumers)
+        edges.update(dict.fromkeys((region, source, target) for source in sources for target in targets))
+    flat = np.array(list(edges), np.int32).reshape(-1, 3)
+    return replace(table, carried_region=flat[:, 0], carried_producer=flat[:, 1], carried_consumer=flat[:, 2])
+
+
+def _live_consumers(node: int, drop: list[bool], consumers: Csr) -> list[int]:
+    """The nearest kept nodes downstream of a node, the node itself if kept."""
+    found: dict[int, None] = {}
+    seen = {node}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if not drop[current]:
+            found[current] = None
+            continue
+        fresh = [int(after) for after in consumers.row(current).tolist() if after not in seen]
+        seen.update(fresh)
+        stack.extend(fresh)
+    return list(found)
+
+
+def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
+    """Only what ``roots`` need, directly or not; communication is always needed. O(nodes + edges)."""
+    live = np.zeros(len(graph), np.bool_)
+    live[roots] = True
+    live[graph.collectives.node] = True
+    live[graph.p2p.node] = True
+    flags: list[bool] = live.tolist()
+    stack = np.flatnonzero(live).tolist()
+    tables = [(deps.offsets.tolist(), deps.values.tolist()) for deps in (graph.data_deps, graph.control_deps)]
+    while stack:
+        node = stack.pop()
+        for bounds, values in tables:
+            for dep in values[bounds[node] : bounds[node + 1]]:
+                if not flags[dep]:
+                    flags[dep] = True
+                    stack.append(dep)
+    return bypass(graph, ~np.array(flags, np.bool_))

@@ -1,0 +1,283 @@
+"""Passes keep what they promise: work, communication, dependencies. Graphs are drawn by hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas.graph import (
+    CollectiveKind,
+    Csr,
+    Diagnostics,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    RegionKind,
+    StridedGroups,
+    dtype,
+)
+from hespas.graph.errors import UnsupportedError
+from hespas.graph.passes import (
+    FoldFree,
+    FuseElementwise,
+    GroupRegions,
+    UnrollLoops,
+    all_deps,
+    bypass,
+    dead_code,
+    find_cycle,
+    is_topological,
+    topological_order,
+    totals,
+)
+
+CLASSES = (OpClass.FREE, OpClass.ELEMENTWISE, OpClass.CONTRACTION, OpClass.COLLECTIVE)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> OpGraph:
+    """An acyclic graph of up to 24 nodes with every kind of class a pass tells apart."""
+    builder = GraphBuilder("drawn")
+    kind = builder.types.add(dtype("f32"), (64,))
+    groups = builder.group_set(StridedGroups.all_ranks(4))
+    for node in range(draw(st.integers(1, 24))):
+        deps = sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else []
+        op_class = draw(st.sampled_from(CLASSES))
+        free, collective = op_class is OpClass.FREE, op_class is OpClass.COLLECTIVE
+        builder.add_node(
+            name_row=builder.strings.add(f"n{node}"),
+            op_row=builder.strings.add(op_class.name),
+            op_class=op_class,
+            kind=NodeKind.COLLECTIVE if collective else NodeKind.COMPUTE,
+            data_deps=deps,
+            operands=[kind] * len(deps),
+            results=[kind],
+            flops=0 if free or collective else 64,
+            transcendentals=0,
+            bytes_read=0 if free or collective else 256.0 * len(deps),
+            bytes_written=0 if free or collective else 256,
+        )
+        if collective:
+            builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=groups, comm_bytes=256)
+    return builder.build()
+
+
+def _reach(graph: OpGraph) -> dict[str, frozenset[str]]:
+    """Names of everything each node waits for, directly or not."""
+    reach: list[set[int]] = [set() for _ in range(len(graph))]
+    rows = all_deps(graph).to_lists()
+    for node in topological_order(graph).tolist():
+        for dep in rows[node]:
+            reach[node] |= reach[dep] | {dep}
+    return {graph.node_name(n): frozenset(graph.node_name(d) for d in reach[n]) for n in range(len(graph))}
+
+
+@given(graphs())
+def test_folding_keeps_work_and_order(graph: OpGraph) -> None:
+    folded = FoldFree()(graph, Diagnostics())
+    before, after = totals(graph), totals(folded)
+    assert (after.flops, after.bytes_moved, after.collectives) == (
+        before.flops,
+        before.bytes_moved,
+        before.collectives,
+    )
+    kept = {folded.node_name(node) for node in range(len(folded))}
+    expected = {name: deps & kept for name, deps in _reach(graph).items() if name in kept}
+    assert _reach(folded) == expected
+
+
+@given(graphs())
+def test_fusing_keeps_flops_collectives_and_acyclicity(graph: OpGraph) -> None:
+    fused = FuseElementwise()(graph, Diagnostics())
+    before, after = totals(graph), totals(fused)
+    assert after.flops == before.flops
+    assert (after.collectives, after.collective_bytes) == (before.collectives, before.collective_bytes)
+    assert after.bytes_moved <= before.bytes_moved
+    assert is_topological(fused)
+
+
+@given(graphs())
+def test_grouping_keeps_flops_collectives_and_acyclicity(graph: OpGraph) -> None:
+    grouped = GroupRegions()(graph, Diagnostics())
+    before, after = totals(graph), totals(grouped)
+    assert after.flops == before.flops
+    assert (after.collectives, after.collective_bytes) == (before.collectives, before.collective_bytes)
+    assert not find_cycle(grouped)
+    names = {grouped.node_name(n) for n in grouped.collectives.node.tolist()}
+    reached, original = _reach(grouped), _reach(graph)
+    for name in names:  # a collective still waits for every collective it waited for
+        assert original[name] & names <= reached[name]
+
+
+@given(graphs())
+def test_passes_leave_their_input_alone(graph: OpGraph) -> None:
+    copies = {entry.name: getattr(graph, entry.name) for entry in fields(graph)}
+    snapshot = {name: value.copy() for name, value in copies.items() if isinstance(value, np.ndarray)}
+    for rewrite in (FoldFree(), FuseElementwise(), GroupRegions(), UnrollLoops()):
+        rewrite(graph, Diagnostics())
+    for name, value in snapshot.items():
+        np.testing.assert_array_equal(getattr(graph, name), value)
+
+
+@given(graphs(), st.randoms(use_true_random=False))
+def test_bypass_of_any_nodes_keeps_reachability(graph: OpGraph, random: object) -> None:
+    drop = np.array([hash((node, str(random))) % 3 == 0 for node in range(len(graph))])
+    rest = bypass(graph, drop)
+    kept = {rest.node_name(node) for node in range(len(rest))}
+    assert _reach(rest) == {name: deps & kept for name, deps in _reach(graph).items() if name in kept}
+
+
+def _node(builder: GraphBuilder, name: str, deps: list[int], region: int = -1, flops: float = 1) -> int:
+    return builder.add_node(
+        name_row=builder.strings.add(name),
+        op_row=builder.strings.add("add"),
+        op_class=OpClass.ELEMENTWISE,
+        data_deps=deps,
+        flops=flops,
+        transcendentals=0,
+        bytes_read=4,
+        bytes_written=4,
+        region=region,
+    )
+
+
+def _nested_loop(outer_trips: float = 2, inner_trips: float = 3) -> OpGraph:
+    """init -> outer{ a -> inner{ b } -> c } -> end, b carried in the inner loop, c -> a in the outer one."""
+    builder = GraphBuilder("nested")
+    init = _node(builder, "init", [])
+    outer = builder.add_region(RegionKind.LOOP_BODY, trips=outer_trips, label="outer")
+    inner = builder.add_region(RegionKind.LOOP_BODY, parent=outer, trips=inner_trips, label="inner")
+    a = _node(builder, "a", [init], outer)
+    b = _node(builder, "b", [a], inner)
+    builder.add_carried(inner, b, b)
+    c = _node(builder, "c", [b], outer)
+    builder.add_carried(outer, c, a)
+    _node(builder, "end", [c])
+    return builder.build()
+
+
+def test_unrolled_nested_loops_run_in_sequence() -> None:
+    graph = _nested_loop()
+    flat = UnrollLoops()(graph, Diagnostics())
+    assert [flat.node_name(n) for n in range(len(flat))] == [
+        "init",
+        "a",
+        "b",
+        "b",
+        "b",
+        "c",
+        "a",
+        "b",
+        "b",
+        "b",
+        "c",
+        "end",
+    ]
+    assert totals(flat).flops == totals(graph).flops == 12
+    assert is_topological(flat)
+    rows = flat.data_deps.to_lists()
+    assert rows[6] == [0, 5]  # second a: captured init, carried c
+    assert [sorted(rows[n]) for n in (7, 8, 9)] == [[6], [6, 7], [6, 8]]
+    assert rows[11] == [10]  # behind the loop: its last trip
+
+
+def test_unrolling_a_carried_value_used_inside_an_inner_loop_orders_every_inner_trip() -> None:
+    builder = GraphBuilder("captured")
+    outer = builder.add_region(RegionKind.LOOP_BODY, trips=2, label="outer")
+    inner = builder.add_region(RegionKind.LOOP_BODY, parent=outer, trips=2, label="inner")
+    b = _node(builder, "b", [], inner)
+    c = _node(builder, "c", [b], outer)
+    builder.add_carried(outer, c, b)
+    flat = UnrollLoops()(builder.build(), Diagnostics())
+    rows = flat.data_deps.to_lists()
+    assert rows == [[], [], [1], [2], [2], [4]]
+
+
+def test_unknown_trips_are_an_error_unless_the_caller_says_what_they_count() -> None:
+    graph = _nested_loop(outer_trips=float("nan"))
+    with pytest.raises(UnsupportedError, match="outer"):
+        UnrollLoops()(graph, Diagnostics())
+    diagnostics = Diagnostics()
+    flat = UnrollLoops(unknown_trips=1)(graph, diagnostics)
+    assert len(flat) == 7
+    assert diagnostics.counts() == {"pass.assumed-trips": 1}
+
+
+def test_a_loop_that_never_runs_is_led_around() -> None:
+    flat = UnrollLoops()(_nested_loop(outer_trips=0), Diagnostics())
+    assert [flat.node_name(n) for n in range(len(flat))] == ["init", "end"]
+    assert flat.data_deps.to_lists() == [[], [0]]
+
+
+def test_unrolling_past_the_limit_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="limit 5"):
+        UnrollLoops(max_nodes=5)(_nested_loop(), Diagnostics())
+
+
+def test_a_chain_fuses_into_one_node_that_moves_its_ends_once() -> None:
+    builder = GraphBuilder("chain")
+    kind = builder.types.add(dtype("f32"), (1024,))
+    for node in range(3):
+        builder.add_node(
+            name_row=builder.strings.add(f"n{node}"),
+            op_row=builder.strings.add("add"),
+            op_class=OpClass.ELEMENTWISE,
+            data_deps=[node - 1] if node else [],
+            operands=[kind],
+            results=[kind],
+            flops=1024,
+            transcendentals=0,
+            bytes_read=4096,
+            bytes_written=4096,
+        )
+    fused = FuseElementwise()(builder.build(), Diagnostics())
+    assert len(fused) == 1
+    assert fused.op_name(0) == "fusion"
+    assert (fused.flops[0], fused.bytes_read[0], fused.bytes_written[0]) == (3072, 4096, 4096)
+    assert fused.operands.to_lists() == [[kind]]
+
+
+def test_a_cycle_is_found_and_named_in_order() -> None:
+    builder = GraphBuilder("cycle")
+    for node, deps in enumerate([[], [0, 3], [1], [2], [3]]):
+        _node(builder, f"n{node}", deps)
+    assert set(find_cycle(builder.build())) == {1, 2, 3}
+
+
+def test_a_very_deep_chain_needs_no_recursion() -> None:
+    nodes = 200_000
+    chain = Csr.from_lengths(np.array([0] + [1] * (nodes - 1)), np.arange(nodes - 1))
+    builder = GraphBuilder("deep")
+    for _ in range(nodes):
+        builder.add_node(name_row=0, op_row=0, op_class=OpClass.FREE, flops=0, transcendentals=0)
+    graph = replace(builder.build(), data_deps=chain)
+    backwards = Csr.from_lengths(np.array([1] * (nodes - 1) + [0]), np.arange(1, nodes))
+    assert topological_order(replace(graph, data_deps=backwards)).tolist() == list(range(nodes - 1, -1, -1))
+    ring = Csr.from_lengths(np.ones(nodes, np.int64), np.roll(np.arange(nodes), 1))
+    assert len(find_cycle(replace(graph, data_deps=ring))) == nodes
+
+
+def test_dead_code_goes_and_communication_stays() -> None:
+    builder = GraphBuilder("dead")
+    used, unused = _node(builder, "used", []), _node(builder, "unused", [])
+    sent = builder.add_node(
+        name_row=builder.strings.add("sent"),
+        op_row=0,
+        op_class=OpClass.COLLECTIVE,
+        kind=NodeKind.COLLECTIVE,
+        data_deps=[used],
+    )
+    builder.add_collective(
+        sent,
+        CollectiveKind.ALL_REDUCE,
+        group_set=builder.group_set(StridedGroups.all_ranks(2)),
+        comm_bytes=4,
+    )
+    rest = dead_code(builder.build(), np.empty(0, np.int64))
+    assert [rest.node_name(node) for node in range(len(rest))] == ["used", "sent"]
+    assert unused == 1
