@@ -55,11 +55,13 @@ class ReadOptions:
 class WriteOptions:
     """How to write. ``ranks`` selects which ranks to write (None: all, in order).
 
-    ``jobs`` bounds threads. The destination given to a writer never exists: the caller passes a temporary
+    ``name`` is the first part of file names inside a directory (empty: the value's name). ``jobs`` bounds
+    threads. The destination given to a writer never exists: the caller passes a temporary
     name and renames it when the writer is done.
     """
 
     ranks: range | None = None
+    name: str = ""
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None
 
@@ -70,6 +72,8 @@ class Format:
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
+    A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
+    ``extra`` names the optional dependencies its functions need.
     """
 
     name: str
@@ -80,4 +84,5 @@ class Format:
     read: Callable[[Path, ReadOptions, Diagnostics], Value] | None = None
     write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
+    flat: bool = False
     extra: str = ""

@@ -1,0 +1,116 @@
+"""The JSON documents that scripts rely on; their schemas stand in ``hespas/schemas``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+
+from hespas.api.conversion import Conversion
+from hespas.api.estimation import NodeEstimates, class_totals
+from hespas.converters.output import write_atomically
+from hespas.graph import Diagnostics
+
+__all__ = ["Json", "conversion_document", "diagnostics_rows", "estimate_document", "write_json"]
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+def _header(kind: str, inputs: Sequence[str]) -> dict[str, Json]:
+    from hespas import __version__
+
+    return {"schema": f"hespas/{kind}/1", "hespas_version": __version__, "inputs": list(inputs)}
+
+
+def _finite(value: float) -> float | None:
+    """NaN has no JSON spelling; unknown is null."""
+    return value if isfinite(value) else None
+
+
+def diagnostics_rows(diagnostics: Diagnostics) -> list[Json]:
+    """One object per kept finding; ``count`` is the exact number of its code."""
+    counts = diagnostics.counts()
+    return [
+        {
+            "code": found.code,
+            "severity": found.severity.value,
+            "path": found.path,
+            "location": found.location,
+            "message": found.message,
+            "rank": found.rank,
+            "node": found.node,
+            "count": counts[found.code],
+        }
+        for found in diagnostics
+    ]
+
+
+def conversion_document(done: Conversion) -> Mapping[str, Json]:
+    """What a conversion did: ``hespas/convert/1``."""
+    document = _header("convert", [done.source])
+    document["output"] = done.destination
+    document["source_format"] = done.source_format
+    document["target_format"] = done.target_format
+    document["hardware"] = done.hardware
+    document["estimator"] = done.estimator
+    document["bytes_written"] = done.bytes_written
+    document["diagnostics"] = diagnostics_rows(done.diagnostics)
+    account = done.conservation
+    if account is not None:
+        document["num_ranks"] = account.num_ranks
+        document["rank_classes"] = account.rank_classes
+        document["conservation"] = {
+            "events_in": account.before.ops,
+            "events_out": account.after.ops,
+            "device_time_ns_in": account.before.device_time_ns,
+            "device_time_ns_out": account.after.device_time_ns,
+            "flops": {"in": account.before.flops, "out": account.after.flops},
+            "bytes": {"in": account.before.bytes_moved, "out": account.after.bytes_moved},
+            "totals_in": asdict(account.before),
+            "totals_out": asdict(account.after),
+            "dropped": [
+                {"reason": reason, "count": count, "message": _example(done.diagnostics, reason)}
+                for reason, count in account.dropped.items()
+            ],
+        }
+    return document
+
+
+def _example(diagnostics: Diagnostics, code: str) -> str:
+    return next((found.message for found in diagnostics if found.code == code), "")
+
+
+def estimate_document(
+    done: NodeEstimates, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
+) -> Mapping[str, Json]:
+    """Times per operation class of each rank class: ``hespas/estimate/1``."""
+    document = _header("estimate", [source])
+    document["hardware"] = hardware
+    document["estimator"] = estimator
+    document["diagnostics"] = diagnostics_rows(diagnostics)
+    classes: list[Json] = []
+    for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
+        rows = class_totals(graph, estimated)
+        classes.append(
+            {
+                "rank_class": index,
+                "ranks": int((done.workload.rank_class == index).sum()),
+                "coverage": _finite(estimated.coverage),
+                "duration_ns": sum(row.duration_ns for row in rows),
+                "op_classes": [asdict(row) for row in rows],
+            }
+        )
+    document["rank_classes"] = classes
+    return document
+
+
+def write_json(document: Mapping[str, Json], path: Path) -> None:
+    """Write a document, indented, replacing an earlier one atomically."""
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: _write_text(temporary, text), overwrite=True, directory=False)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

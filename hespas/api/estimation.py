@@ -1,0 +1,90 @@
+"""Durations for a workload, and the sums people ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
+from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
+from hespas.graph.columns import BoolArray
+from hespas.graph.errors import UsageError
+from hespas.hardware import load_device
+
+__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "estimate_graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEstimates:
+    """The estimate of each rank class of a workload, in order of the classes."""
+
+    workload: Workload
+    estimates: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTotals:
+    """One operation class of one rank: sums over a step. ``unknown`` counts nodes without a duration."""
+
+    op_class: str
+    nodes: float
+    flops: float
+    bytes_moved: float
+    duration_ns: float
+    unknown: int
+
+
+def estimate_graph(
+    graph: OpGraph, hardware: str, estimator: str, missing: MissingPolicy, diagnostics: Diagnostics
+) -> OpGraph:
+    """The graph with the durations that ``estimator`` gives its nodes on ``hardware``."""
+    device = load_device(hardware)
+    model = load_estimator(estimator)
+    return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
+
+
+def estimate(
+    workload: Workload | Profile,
+    hardware: str,
+    *,
+    estimator: str = "roofline",
+    diagnostics: Diagnostics | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> NodeEstimates:
+    """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
+
+    Raises ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
+    """
+    if isinstance(workload, Profile):
+        raise UsageError("a profile holds measured times; there is no program in it to estimate")
+    device, model = load_device(hardware), load_estimator(estimator)
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    estimates: list[Estimate] = []
+    for done, graph in enumerate(workload.classes):
+        if progress:
+            progress(done, len(workload.classes))
+        estimates.append(model.estimate(graph, device, found))
+    return NodeEstimates(workload, tuple(estimates))
+
+
+def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
+    """Sums per operation class of one step, longest first; durations of the graph where none is given."""
+    durations = graph.duration_ns if estimated is None else estimated.duration_ns
+    runs = graph.multiplicity
+    rows: list[ClassTotals] = []
+    for code in np.unique(graph.op_class).tolist():
+        of_class: BoolArray = (graph.op_class == code) & (runs != 0)
+        times = runs[of_class]
+        rows.append(
+            ClassTotals(
+                op_class=OpClass(code).name.lower(),
+                nodes=float(np.nansum(times)),
+                flops=float(np.nansum(graph.flops[of_class] * times)),
+                bytes_moved=float(np.nansum(graph.bytes_moved[of_class] * times)),
+                duration_ns=float(np.nansum(durations[of_class] * times)),
+                unknown=int((np.isnan(durations[of_class]) | np.isnan(times)).sum()),
+            )
+        )
+    return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=lambda row: -row.duration_ns))

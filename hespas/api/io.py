@@ -1,0 +1,66 @@
+"""Read any input, write any output: the registry, options and atomic placement in two functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
+from hespas.converters.output import check_destination, write_atomically
+from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import InvariantError
+
+__all__ = ["read", "write"]
+
+
+def read(
+    path: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Value:
+    """Read a file or a directory of per-rank files; the format is sniffed unless named.
+
+    Raises ``FormatError`` for unreadable or malformed input, ``UnsupportedError`` for what this version
+    cannot handle, ``UsageError`` for an unknown format name.
+    """
+    source = Path(path)
+    chosen = find_format(source, format)
+    if chosen.read is None:
+        raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
+    return chosen.read(
+        source, options or ReadOptions(), diagnostics if diagnostics is not None else Diagnostics()
+    )
+
+
+def write(
+    value: Value,
+    path: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    overwrite: bool = False,
+    options: WriteOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> int:
+    """Write a value; the format follows from the suffix unless named. Returns the bytes written.
+
+    The destination appears whole or not at all. Raises ``OutputError`` where it exists already (without
+    ``overwrite``) or cannot be written, ``UnsupportedError`` where the format cannot express the value.
+    """
+    destination = Path(path)
+    chosen = format_for_output(destination, format)
+    writer = chosen.write
+    if writer is None:
+        raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")
+    check_destination(destination, overwrite=overwrite)
+    settings = options or WriteOptions()
+    if not settings.name:
+        settings = replace(settings, name=destination.name)
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    return write_atomically(
+        destination,
+        lambda temporary: writer(value, temporary, settings, found),
+        overwrite=overwrite,
+        directory=chosen.writes_directory(value, settings),
+    )

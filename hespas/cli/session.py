@@ -1,0 +1,117 @@
+"""What every command shares: errors to exit codes, progress bars, output that survives a closed pipe."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from hespas.graph.diagnostics import Diagnostics, Severity
+from hespas.graph.errors import HespasError, exit_code
+
+__all__ = [
+    "DebugOption",
+    "ProgressOption",
+    "command_line",
+    "emit",
+    "progress_bar",
+    "say",
+    "say_diagnostics",
+    "version",
+]
+
+DebugOption = typer.Option("--debug", help="Show the traceback of an error.")
+ProgressOption = typer.Option(
+    "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."
+)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def version(show: bool) -> None:
+    """Print the version and leave."""
+    if show:
+        from hespas import __version__
+
+        emit(f"hespas {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def command_line(debug: bool) -> Generator[None]:
+    """Run a command's body: an error becomes one message on standard error and its class's exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
+    try:
+        yield
+    except HespasError as error:
+        if debug:
+            raise
+        say(f"error: {error}")
+        raise typer.Exit(exit_code(error)) from error
+    except KeyboardInterrupt as error:
+        say("interrupted: nothing was left half-written")
+        raise typer.Exit(130) from error
+    except BrokenPipeError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from error
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        say(
+            f"internal error: {type(error).__name__}: {error}\n"
+            "  try: run again with --debug and report what it prints"
+        )
+        raise typer.Exit(exit_code(error)) from error
+
+
+def emit(text: str) -> None:
+    """Write a line to standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, where it does not mix with results."""
+    sys.stderr.write(text + "\n")
+
+
+@contextmanager
+def progress_bar(label: str, wanted: bool | None) -> Generator[Callable[[int, int], None] | None]:
+    """A callback for long work that draws a bar on standard error, or None where none is wanted."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+_MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
+    """One line per code on standard error: how often, and one example. Notes of passes speak elsewhere."""
+    counts = diagnostics.counts()
+    told: set[str] = set()
+    for found in diagnostics:
+        if found.code in told or found.severity is Severity.INFO:
+            continue
+        told.add(found.code)
+        where = ": ".join(part for part in (found.path or str(source), found.location) if part)
+        times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
+        say(f"{_MARKS[found.severity]}: {where}: {found.message} [{found.code}]{times}")

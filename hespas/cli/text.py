@@ -1,0 +1,54 @@
+"""Figures and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+
+__all__ = ["bytes_text", "count_text", "flops_text", "table_text", "time_text"]
+
+
+def _scaled(value: float, units: Sequence[str], step: float) -> str:
+    if isnan(value):
+        return "unknown"
+    index = 0
+    while abs(value) >= step and index < len(units) - 1:
+        value /= step
+        index += 1
+    digits = f"{value:,.0f}" if index == 0 and value == int(value) else f"{value:,.3f}"
+    return f"{digits} {units[index]}"
+
+
+def flops_text(flops: float) -> str:
+    """Floating-point operations with a decimal prefix."""
+    return _scaled(flops, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"), 1000)
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with a decimal prefix."""
+    return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), 1000)
+
+
+def time_text(duration_ns: float) -> str:
+    """A duration with the unit that suits it."""
+    return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
+
+
+def count_text(count: float) -> str:
+    """A count with thousands separators; a fraction only where there is one."""
+    if isnan(count):
+        return "unknown"
+    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+
+
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
+    """An aligned plain-text table: the first ``text_columns`` to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines: list[str] = []
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if column < text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,226 @@
+"""Who takes part in a collective: modes of StableHLO and HLO brought to groups of global device ids.
+
+A program states groups of replica ids, partition ids or flattened ids, once for all partitions or replicas or not
+(StableHLO specification, section "Collective ops"). Here every mode becomes groups of global ids
+``replica * num_partitions + partition``, kept symbolic wherever the spelling is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+
+from hespas.graph import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
+from hespas.graph.columns import IntArray
+
+__all__ = [
+    "IdMode",
+    "check_groups",
+    "dense_groups",
+    "group_mode",
+    "left_out",
+    "mesh_groups",
+    "normalise_groups",
+    "normalise_pairs",
+]
+
+_PADDING = -1
+
+
+class IdMode(Enum):
+    """What the ids in a group mean, and how often the group runs."""
+
+    CROSS_REPLICA = "cross_replica"
+    """Replica ids; each group once for every partition."""
+    CROSS_PARTITION = "cross_partition"
+    """Partition ids; each group once for every replica."""
+    CROSS_REPLICA_AND_PARTITION = "cross_replica_and_partition"
+    """Replica ids; each group spans all partitions."""
+    FLATTENED_IDS = "flattened_ids"
+    """Global ids; each group once."""
+
+
+_PARTITION_COLLECTIVES = frozenset(
+    {"all_to_all", "collective_permute", "collective_broadcast", "collective_reduce", "ragged_all_to_all"}
+)
+
+
+def group_mode(collective: str, channel: int, *, use_global_device_ids: bool) -> IdMode:
+    """The mode of a collective by its canonical name (``all_reduce``) and attributes; channel <= 0 is none.
+
+    Raises ``ValueError`` for global device ids without a channel.
+    """
+    if collective in _PARTITION_COLLECTIVES:
+        return IdMode.CROSS_PARTITION if channel > 0 else IdMode.CROSS_REPLICA
+    if use_global_device_ids:
+        if channel <= 0:
+            raise ValueError("use_global_device_ids needs a channel handle greater than 0")
+        return IdMode.FLATTENED_IDS
+    return IdMode.CROSS_REPLICA_AND_PARTITION if channel > 0 else IdMode.CROSS_REPLICA
+
+
+def dense_groups(rows: IntArray) -> GroupSet | None:
+    """Groups from a dense ``(groups, size)`` list whose rows may end in -1 padding; None for an empty list.
+
+    Raises ``ValueError`` where padding stands before an id.
+    """
+    if rows.size == 0:
+        return None
+    rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
+    padded = rows == _PADDING
+    if not padded.any():
+        return compress_groups(rows)
+    if (padded[:, :-1] & ~padded[:, 1:]).any():
+        raise ValueError("padding -1 stands before an id")
+    kept = [row[row != _PADDING].tolist() for row in rows]
+    sizes = {len(row) for row in kept}
+    if len(sizes) == 1:
+        return dense_groups(np.array(kept, np.int64))
+    return ExplicitGroups.from_rows([row for row in kept if row])
+
+
+def mesh_groups(
+    axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]], device_ids: IntArray | None = None
+) -> GroupSet:
+    """Groups that vary over mesh axes in the order given, the others fixed; ids are row-major over the mesh.
+
+    A group axis is ``(axis, pre_size, size)``: the sub-axis left after splitting the axis into (pre_size, size, rest);
+    ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices where they are not 0, 1, 2, ....
+    Raises ``ValueError`` where sizes do not divide or axes overlap.
+    """
+    sizes: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    for axis, extent in enumerate(axis_sizes):
+        cuts = {1, extent}
+        for group_axis, pre, size in group_axes:
+            if group_axis == axis:
+                cuts |= {pre, pre * size}
+        ordered = sorted(cuts)
+        for low, high in zip(ordered, ordered[1:], strict=False):
+            if low < 1 or high % low:
+                raise ValueError(f"sub-axis sizes {ordered} do not divide each other")
+            places[axis, low] = len(sizes)
+            sizes.append(high // low)
+    chosen: list[int] = []
+    for axis, pre, size in group_axes:
+        reached = pre
+        while reached < pre * size:
+            place = places.get((axis, reached))
+            if place is None or place in chosen:
+                raise ValueError("axes of a group overlap or lie outside the mesh")
+            chosen.append(place)
+            reached *= sizes[place]
+    groups = StridedGroups.from_mesh(sizes, chosen)
+    if device_ids is None:
+        return groups
+    flat = device_ids.reshape(-1)
+    if len(flat) != groups.num_ranks:
+        raise ValueError(f"the mesh has {groups.num_ranks} places and {len(flat)} device ids")
+    places_of = np.array([members for members in groups], np.int64)
+    return compress_groups(flat[places_of])
+
+
+def normalise_groups(
+    groups: GroupSet | None, mode: IdMode, num_replicas: int, num_partitions: int
+) -> GroupSet:
+    """Groups of global device ids; None means one group of all ids of the mode.
+
+    Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out of range or
+    named twice, and for a missing list in flattened mode on more than one device.
+    """
+    everyone = num_replicas * num_partitions
+    counted = {
+        IdMode.CROSS_PARTITION: num_partitions,
+        IdMode.FLATTENED_IDS: everyone,
+    }.get(mode, num_replicas)
+    if groups is None:
+        groups = StridedGroups.all_ranks(counted)
+    check_groups(groups, counted)
+    if mode is IdMode.FLATTENED_IDS or everyone == counted:
+        return groups
+    covering = isinstance(groups, StridedGroups) and groups.base == 0 and groups.num_ranks == counted
+    if isinstance(groups, StridedGroups) and covering:
+        return _spread_strided(groups, mode, num_replicas, num_partitions)
+    return _spread_explicit(groups, mode, num_replicas, num_partitions)
+
+
+def _spread_strided(
+    groups: StridedGroups, mode: IdMode, num_replicas: int, num_partitions: int
+) -> StridedGroups:
+    """Covering strided groups in global ids: other instances are one more digit."""
+    if mode is IdMode.CROSS_PARTITION:
+        return StridedGroups(((num_replicas, num_partitions), *groups.group_digits), groups.member_digits)
+    outer = tuple((size, stride * num_partitions) for size, stride in groups.group_digits)
+    inner = tuple((size, stride * num_partitions) for size, stride in groups.member_digits)
+    if mode is IdMode.CROSS_REPLICA:
+        return StridedGroups(((num_partitions, 1), *outer), inner)
+    return StridedGroups(outer, ((num_partitions, 1), *inner))
+
+
+def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
+    """Listed groups in global ids. The specification orders members by partition first, then by replica."""
+    rows: list[list[int]] = []
+    partitions = np.arange(num_partitions, dtype=np.int64)
+    if mode is IdMode.CROSS_PARTITION:
+        for replica in range(num_replicas):
+            rows.extend((replica * num_partitions + members).tolist() for members in groups)
+    elif mode is IdMode.CROSS_REPLICA:
+        for partition in range(num_partitions):
+            rows.extend((members * num_partitions + partition).tolist() for members in groups)
+    else:
+        for members in groups:
+            rows.append((members[None, :] * num_partitions + partitions[:, None]).reshape(-1).tolist())
+    if len({len(row) for row in rows}) == 1:
+        return compress_groups(np.array(rows, np.int64))
+    return ExplicitGroups.from_rows(rows)
+
+
+def check_groups(groups: GroupSet, num_ids: int) -> None:
+    """Raise ``ValueError`` where an id is outside 0..num_ids-1 or in two places. O(digits) for strided groups."""
+    if isinstance(groups, StridedGroups):
+        if groups.base < 0 or groups.base + groups.num_ranks > num_ids:
+            top = groups.base + groups.num_ranks - 1
+            raise ValueError(f"ids {groups.base}..{top} are not all within 0..{num_ids - 1}")
+        return
+    ids = np.fromiter((rank for row in groups.rows for rank in row), np.int64, groups.num_ranks)
+    outside = ids[(ids < 0) | (ids >= num_ids)]
+    if len(outside):
+        raise ValueError(f"id {int(outside[0])} is outside 0..{num_ids - 1}")
+    ordered = np.sort(ids)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        raise ValueError(f"id {int(twice[0])} is in two places of the groups")
+
+
+def left_out(groups: GroupSet, num_devices: int) -> int:
+    """How many devices are in no group."""
+    return num_devices - groups.num_ranks
+
+
+def normalise_pairs(
+    pairs: Sequence[tuple[int, int]], mode: IdMode, num_replicas: int, num_partitions: int
+) -> Permutation:
+    """Source-target pairs in global device ids. Raises ``ValueError`` for ids out of range or named twice."""
+    everyone = num_replicas * num_partitions
+    if mode is IdMode.CROSS_PARTITION:
+        counted = num_partitions
+        spread = [
+            (replica * num_partitions + source, replica * num_partitions + target)
+            for replica in range(num_replicas)
+            for source, target in pairs
+        ]
+    elif mode is IdMode.CROSS_REPLICA:
+        counted = num_replicas
+        spread = [
+            (source * num_partitions + partition, target * num_partitions + partition)
+            for source, target in pairs
+            for partition in range(num_partitions)
+        ]
+    else:
+        counted, spread = everyone, list(pairs)
+    outside = [rank for pair in pairs for rank in pair if not 0 <= rank < counted]
+    if outside:
+        raise ValueError(f"id {outside[0]} is outside 0..{counted - 1}")
+    return Permutation.from_pairs(spread, everyone)

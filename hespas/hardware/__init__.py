@@ -1,0 +1,29 @@
+"""Devices as data: typed TOML files with sources, and the rules that read rates off them.
+
+``load_device("H100-SXM")`` or ``load_device("my-device.toml")``; :func:`peak_for` says which rate an
+operation runs at. Measuring this machine lives in :mod:`hespas.hardware.measure`, which needs NumPy.
+"""
+
+from __future__ import annotations
+
+from hespas.hardware.encode import device_to_toml, write_device
+from hespas.hardware.library import device_names, find, load_device
+from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, Source, SystolicArray
+from hespas.hardware.peaks import PeakChoice, peak_for
+
+__all__ = [
+    "Device",
+    "Efficiency",
+    "Link",
+    "Memory",
+    "Peak",
+    "PeakChoice",
+    "Source",
+    "SystolicArray",
+    "device_names",
+    "device_to_toml",
+    "find",
+    "load_device",
+    "peak_for",
+    "write_device",
+]

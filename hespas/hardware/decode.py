@@ -1,0 +1,200 @@
+"""A device file: TOML, checked key by key.
+
+Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies`` (lists of tables),
+``systolic`` (a table), and ``sources``, a table of texts whose keys every row's ``source`` refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+from hespas.graph.dtypes import find_dtype
+from hespas.hardware.model import (
+    Density,
+    Device,
+    DeviceKind,
+    Efficiency,
+    Link,
+    LinkKind,
+    Memory,
+    MemoryLevel,
+    Peak,
+    Source,
+    SubbyteStorage,
+    SystolicArray,
+    Topology,
+    Unit,
+)
+from hespas.hardware.reader import TableReader, read_table
+
+__all__ = ["read_device"]
+
+_UNITS: tuple[Unit, ...] = get_args(Unit)
+_DENSITIES: tuple[Density, ...] = get_args(Density)
+_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
+_LEVELS: tuple[MemoryLevel, ...] = get_args(MemoryLevel)
+_LINKS: tuple[LinkKind, ...] = get_args(LinkKind)
+_TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+_STORAGE: tuple[SubbyteStorage, ...] = get_args(SubbyteStorage)
+
+
+def read_device(path: Path) -> Device:
+    """The device a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
+    root = read_table(path)
+    sources = _sources(root)
+    known = {source.key for source in sources}
+    sparse_allowed = root.flag("allow_sparse", default=False)
+    systolic = root.table("systolic", optional=True)
+    device = Device(
+        name=root.text("name"),
+        vendor=root.text("vendor"),
+        family=root.text("family"),
+        kind=root.choice("kind", _KINDS),
+        description=root.text("description"),
+        aliases=root.texts("aliases"),
+        units=root.count("units", unknown=True),
+        unit_name=root.text("unit_name"),
+        launch_overhead_ns=root.real("launch_overhead_ns", unknown=True, zero=True),
+        launch_overhead_source=_source(root, known, "launch_overhead_source"),
+        subbyte_storage=root.choice("subbyte_storage", _STORAGE),
+        sources=sources,
+        peaks=tuple(_peak(row, known, sparse_allowed) for row in root.tables("peaks")),
+        memories=tuple(_memory(row, known) for row in root.tables("memories")),
+        links=tuple(_link(row, known) for row in root.tables("links", optional=True)),
+        efficiencies=tuple(_efficiency(row) for row in root.tables("efficiencies", optional=True)),
+        systolic=None if systolic is None else _systolic(systolic, known),
+    )
+    root.close()
+    _check(root, device)
+    return device
+
+
+def _sources(root: TableReader) -> tuple[Source, ...]:
+    table = root.table("sources")
+    if table is None or not table.values:
+        raise root.fault("sources", "expected at least one source")
+    return tuple(Source(key=key, text=table.text(key)) for key in table.names())
+
+
+def _source(row: TableReader, known: set[str], name: str = "source") -> str:
+    key = row.text(name)
+    if key not in known:
+        hint = f"the file's sources are {', '.join(sorted(known))}"
+        raise row.fault(name, f"'{key}' is not a key of the sources table", hint=hint)
+    return key
+
+
+def _peak(row: TableReader, known: set[str], sparse_allowed: bool) -> Peak:
+    peak = Peak(
+        unit=row.choice("unit", _UNITS),
+        dtype=_dtype(row, "dtype"),
+        flops_per_s=row.real("flops_per_s"),
+        density=row.choice("density", _DENSITIES),
+        source=_source(row, known),
+        accumulator=_dtype(row, "accumulator") if "accumulator" in row.values else "",
+        note=row.text("note", default=""),
+    )
+    row.close()
+    if peak.density == "sparse" and not sparse_allowed:
+        raise row.fault(
+            "density",
+            "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks",
+            hint="state the dense rate (half of a 2:4 sparse one); allow_sparse = true keeps it, unused",
+        )
+    return peak
+
+
+def _dtype(row: TableReader, name: str) -> str:
+    spelling = row.text(name)
+    entry = find_dtype(spelling)
+    if entry is None:
+        raise row.fault(
+            name, f"unknown element type '{spelling}'", hint="use MLIR's names: bf16, f8E4M3FN, i8"
+        )
+    if entry.name != spelling:
+        raise row.fault(name, f"expected MLIR's spelling, got '{spelling}'", hint=f"write '{entry.name}'")
+    return spelling
+
+
+def _memory(row: TableReader, known: set[str]) -> Memory:
+    level = row.choice("level", _LEVELS)
+    memory = Memory(
+        level=level,
+        name=row.text("name"),
+        capacity_bytes=row.count("capacity_bytes", unknown=True),
+        bandwidth_bytes_per_s=row.real("bandwidth_bytes_per_s", unknown=level != "main"),
+        source=_source(row, known),
+        note=row.text("note", default=""),
+    )
+    row.close()
+    return memory
+
+
+def _link(row: TableReader, known: set[str]) -> Link:
+    link = Link(
+        name=row.text("name"),
+        kind=row.choice("kind", _LINKS),
+        bandwidth_bytes_per_s=row.real("bandwidth_bytes_per_s"),
+        latency_ns=row.real("latency_ns", unknown=True, zero=True),
+        topology=row.choice("topology", _TOPOLOGIES),
+        links_per_device=row.count("links_per_device", unknown=True),
+        devices_per_domain=row.count("devices_per_domain", unknown=True),
+        source=_source(row, known),
+        latency_source=_source(row, known, "latency_source"),
+        note=row.text("note", default=""),
+    )
+    row.close()
+    return link
+
+
+def _efficiency(row: TableReader) -> Efficiency:
+    dtype = row.text("dtype")
+    efficiency = Efficiency(
+        op_class=row.text("op_class"),
+        dtype=dtype if dtype == "*" else _dtype(row, "dtype"),
+        compute=row.real("compute", unknown=True),
+        memory=row.real("memory", unknown=True),
+        t0_ns=row.real("t0_ns", unknown=True, zero=True),
+        provenance=row.text("provenance"),
+        samples=row.count("samples", default=-1, unknown=True),
+        mape=row.real("mape", default=float("nan"), unknown=True, zero=True),
+    )
+    row.close()
+    return efficiency
+
+
+def _systolic(row: TableReader, known: set[str]) -> SystolicArray:
+    array = SystolicArray(
+        rows=row.count("rows"),
+        columns=row.count("columns"),
+        arrays=row.count("arrays"),
+        clock_hz=row.real("clock_hz", unknown=True),
+        dataflow=row.choice("dataflow", ("os", "ws", "is")),
+        source=_source(row, known),
+    )
+    row.close()
+    return array
+
+
+def _check(root: TableReader, device: Device) -> None:
+    """What single rows cannot show: exactly one main memory, some rate, no row stated twice."""
+    main = sum(memory.level == "main" for memory in device.memories)
+    if main != 1:
+        raise root.fault("memories", f"expected exactly one row of level 'main', got {main}")
+    if not any(peak.density == "dense" for peak in device.peaks):
+        raise root.fault("peaks", "expected at least one dense peak")
+    _unique(root, "peaks", ((p.unit, p.dtype, p.accumulator, p.density) for p in device.peaks))
+    _unique(root, "memories", ((memory.name,) for memory in device.memories))
+    _unique(root, "links", ((link.kind, link.name) for link in device.links))
+    _unique(root, "efficiencies", ((row.op_class, row.dtype) for row in device.efficiencies))
+
+
+def _unique(root: TableReader, name: str, keys: Iterable[tuple[str, ...]]) -> None:
+    seen: dict[tuple[str, ...], int] = {}
+    for index, key in enumerate(keys):
+        if key in seen:
+            shown = " ".join(part for part in key if part)
+            raise root.fault(f"{name}[{index}]", f"'{shown}' is stated already in {name}[{seen[key]}]")
+        seen[key] = index

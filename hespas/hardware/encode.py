@@ -1,0 +1,77 @@
+"""Writing a device file that :mod:`hespas.hardware.decode` reads back unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+from hespas.graph.errors import OutputError
+from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, SystolicArray
+
+__all__ = ["device_to_toml", "write_device"]
+
+_SCALARS = (
+    "name",
+    "vendor",
+    "family",
+    "kind",
+    "description",
+    "units",
+    "unit_name",
+    "launch_overhead_ns",
+    "launch_overhead_source",
+    "subbyte_storage",
+)
+
+
+def device_to_toml(device: Device) -> str:
+    """The text of a device file; every row on one line."""
+    lines = [f"{name} = {_scalar(getattr(device, name))}" for name in _SCALARS]
+    lines.append(f"aliases = [{', '.join(_scalar(alias) for alias in device.aliases)}]")
+    if any(peak.density == "sparse" for peak in device.peaks):
+        lines.append("allow_sparse = true")
+    for name in ("peaks", "memories", "links", "efficiencies"):
+        rows: tuple[Peak | Memory | Link | Efficiency, ...] = getattr(device, name)
+        if rows:
+            lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
+    if device.systolic is not None:
+        lines += ["", f"systolic = {_row(device.systolic)}"]
+    lines += ["", "[sources]", *(f"{_scalar(s.key)} = {_scalar(s.text)}" for s in device.sources), ""]
+    return "\n".join(lines)
+
+
+def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -> Path:
+    """Write a device file at once or not at all. Raises ``OutputError`` if it exists or cannot be written."""
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise OutputError("exists already", path=str(target), hint="--overwrite replaces it")
+    content = device_to_toml(device).encode("utf-8")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", path=str(target)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return target
+
+
+def _row(row: Peak | Memory | Link | Efficiency | SystolicArray) -> str:
+    """One inline table; an empty optional text is left out."""
+    pairs = ((column.name, getattr(row, column.name)) for column in fields(row))
+    return "{ " + ", ".join(f"{name} = {_scalar(value)}" for name, value in pairs if value != "") + " }"
+
+
+def _scalar(value: str | float) -> str:
+    """A TOML value. JSON's escapes are TOML's, except that TOML also wants DEL escaped."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,110 @@
+"""Finding a device: by name or alias among the shipped files, or by the path of a user's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from hespas.graph.errors import FormatError, UsageError
+from hespas.hardware.decode import read_device
+from hespas.hardware.model import Device
+
+__all__ = ["DATA_FOLDER", "DeviceIndex", "device_names", "find", "index_folder", "load_device"]
+
+DATA_FOLDER = Path(__file__).parent / "data"
+
+_ALIASES = re.compile(r"^aliases\s*=\s*\[.*?\]", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIndex:
+    """Names and aliases of a folder of device files. ``owner`` maps folded spellings to canonical names."""
+
+    folder: Path
+    names: tuple[str, ...]
+    owner: dict[str, str]
+
+    def find(self, query: str) -> str:
+        """The canonical name of a device; case and punctuation do not matter.
+
+        Raises ``UsageError`` for a name that several devices share the beginning of, or that none has.
+        """
+        folded = _fold(query)
+        if folded in self.owner:
+            return self.owner[folded]
+        candidates = [name for name in self.names if folded and _fold(name).startswith(folded)]
+        if len(candidates) > 1:
+            raise UsageError(f"device '{query}' is ambiguous", hint=f"one of {', '.join(candidates)}")
+        close = get_close_matches(folded, self.owner, n=8, cutoff=0.5)
+        suggestions = candidates or list(dict.fromkeys(self.owner[key] for key in close))[:4]
+        listed = f"{', '.join(suggestions)}?" if suggestions else f"one of {', '.join(self.names)}"
+        raise UsageError(f"no device '{query}'", hint=f"{listed} Or give the path of a device file (.toml)")
+
+
+def load_device(name_or_path: str | os.PathLike[str]) -> Device:
+    """The device of that name or alias, or the one in that file; only one file is decoded.
+
+    A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``. Raises
+    ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
+    """
+    text = os.fspath(name_or_path)
+    separators = [separator for separator in (os.sep, os.altsep) if separator]
+    if not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators):
+        return read_device(Path(text))
+    return read_device(DATA_FOLDER / f"{find(text)}.toml")
+
+
+def find(name: str) -> str:
+    """The canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
+    by_fold = {_fold(known): known for known in device_names()}
+    return by_fold.get(_fold(name)) or index_folder(DATA_FOLDER).find(name)
+
+
+@cache
+def device_names() -> tuple[str, ...]:
+    """The shipped devices' names, sorted; a device's file is its name with ``.toml``."""
+    return tuple(sorted(path.stem for path in DATA_FOLDER.glob("*.toml")))
+
+
+@cache
+def index_folder(folder: Path) -> DeviceIndex:
+    """The index of a folder; reads each file's alias list only.
+
+    Raises ``FormatError`` naming both files where two claim one spelling.
+    """
+    owner: dict[str, str] = {}
+    names = tuple(sorted(path.stem for path in folder.glob("*.toml")))
+    for name in names:
+        path = folder / f"{name}.toml"
+        for spelling in (name, *_aliases(path)):
+            other = owner.setdefault(_fold(spelling), name)
+            if other != name:
+                raise FormatError(
+                    f"'{spelling}' already names {other} ({folder / other}.toml)",
+                    path=str(path),
+                    position="aliases",
+                    hint="one spelling names one device",
+                )
+    return DeviceIndex(folder, names, owner)
+
+
+def _aliases(path: Path) -> list[str]:
+    """The alias list alone: decoding every whole file to find one would cost ten times as much."""
+    found = _ALIASES.search(path.read_text("utf-8"))
+    if found is None:
+        return []
+    try:
+        aliases: list[str] = tomllib.loads(found.group())["aliases"]
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"not TOML: {error}", path=str(path), position="aliases") from error
+    return aliases
+
+
+def _fold(name: str) -> str:
+    """A spelling without case and punctuation: ``A100-SXM-40GB`` and ``a100_sxm 40gb`` are one."""
+    return "".join(character for character in name.casefold() if character.isalnum())

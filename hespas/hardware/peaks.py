@@ -1,0 +1,167 @@
+"""Which published rate an operation runs at.
+
+The operand type decides, never the accumulator or the result. Where a device lists no rate for a type, the
+tables below say what stands in for it, and the answer says so too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hespas.graph.dtypes import DTYPES, DTypeKind, find_dtype
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware.model import Device, Peak, Unit
+
+__all__ = ["MATRIX_FALLBACKS", "TPU_MATRIX_FALLBACKS", "VECTOR_FALLBACKS", "PeakChoice", "peak_for"]
+
+# A class is an element type, or a family whose members share one rate (`f8`: E4M3, E5M2 and their variants).
+# A type runs at the first class of its row that the unit has: itself, then the next wider one that holds its
+# values exactly.
+MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
+    "f64": ("f64",),
+    # XLA's default precision on GPUs rounds float32 operands to TF32 where there is such a unit.
+    "f32": ("f32", "tf32"),
+    "tf32": ("tf32", "f32"),
+    "bf16": ("bf16", "tf32", "f32"),
+    "f16": ("f16", "tf32", "f32"),
+    "f8": ("f8", "f16", "bf16", "tf32", "f32"),
+    "f6": ("f6", "f8", "f16", "bf16", "tf32", "f32"),
+    "f4": ("f4", "f6", "f8", "f16", "bf16", "tf32", "f32"),
+    "i8": ("i8",),
+    "i4": ("i4", "i8"),
+    "i2": ("i2", "i4", "i8"),
+    "i1": ("i8",),
+}
+
+# The MXU multiplies bf16 only: at default precision wider floats are rounded to it (one pass), and 8-bit
+# integers fit its 8-bit significand exactly.
+TPU_MATRIX_FALLBACKS: dict[str, tuple[str, ...]] = {
+    **MATRIX_FALLBACKS,
+    "f32": ("f32", "bf16"),
+    "tf32": ("f32", "bf16"),
+    "f16": ("f16", "bf16"),
+    "i8": ("i8", "bf16"),
+    "i4": ("i4", "i8", "bf16"),
+    "i2": ("i2", "i4", "i8", "bf16"),
+    "i1": ("i8", "bf16"),
+}
+
+# Narrow floats are widened to compute; integer units are 32 bits wide, and where no integer rate is published
+# the float32 lanes issue as many integer operations.
+VECTOR_FALLBACKS: dict[str, tuple[str, ...]] = {
+    "f64": ("f64",),
+    "f32": ("f32",),
+    "tf32": ("f32",),
+    "bf16": ("bf16", "f32"),
+    "f16": ("f16", "f32"),
+    "f8": ("f8", "f16", "bf16", "f32"),
+    "f6": ("f6", "f16", "bf16", "f32"),
+    "f4": ("f4", "f16", "bf16", "f32"),
+    "i64": ("i64", "i32", "f32"),
+    "i32": ("i32", "f32"),
+    "i16": ("i16", "i32", "f32"),
+    "i8": ("i8", "i32", "f32"),
+    "i4": ("i4", "i8", "i32", "f32"),
+    "i2": ("i2", "i4", "i8", "i32", "f32"),
+    "i1": ("i8", "i32", "f32"),
+}
+
+# The E tells `f6E2M3FN` from `f64`.
+_SHARED_RATE = {"f8E": "f8", "f6E": "f6", "f4E": "f4"}
+# Block-scaled types: the scale is applied outside the multiplier, so the element type decides.
+_BLOCK_SCALED = {"mxfp8": "f8", "mxfp6": "f6", "mxfp4": "f4", "nvfp4": "f4", "mxint8": "i8"}
+# A complex product is counted as its real multiplies and adds, so the real type decides.
+_COMPLEX = {"complex<f32>": "f32", "complex<f64>": "f64"}
+_HALF_RATE = {("i64", "i32"), ("i64", "f32")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakChoice:
+    """The rate of an operation and how it was found.
+
+    ``flops_per_s`` is ``peak.flops_per_s`` divided by ``products``, the unit's operations per counted FLOP:
+    apply it to FLOPs counted once. ``exact`` says the device lists this very type on the asked unit.
+    """
+
+    flops_per_s: float
+    peak: Peak
+    products: int
+    exact: bool
+    rule: str
+
+
+def peak_for(
+    device: Device, unit: Unit, dtype: str, *, accumulator: str = "", products: int = 1
+) -> PeakChoice:
+    """The dense rate at which ``unit`` of ``device`` works on operands of ``dtype`` (any known spelling).
+
+    ``accumulator`` only separates rows that differ in nothing else. ``products`` is the number of primitive
+    products per multiply of an emulated precision (3 or 6): float32 at that precision uses true float32 where
+    the device has it, on a TPU as many bf16 passes. Contractions of types the matrix unit cannot take run on
+    the vector unit. Raises ``UnsupportedError`` naming the rates the device has.
+    """
+    wanted = _rate_class(dtype)
+    full_precision = products > 1 and wanted == "f32"
+    if unit == "matrix":
+        for candidate in _matrix_classes(device, wanted, full_precision):
+            if peak := _listed(device, "matrix", candidate, dtype, accumulator):
+                emulated = candidate != "f32" or not full_precision
+                return _choice("matrix", dtype, peak, products if emulated else 1, "matrix")
+    for candidate in VECTOR_FALLBACKS.get(wanted, ()):
+        if peak := _listed(device, "vector", candidate, dtype, accumulator):
+            slowdown = 2 if (wanted, candidate) in _HALF_RATE else 1
+            return _choice(unit, dtype, peak, slowdown if full_precision else slowdown * products, "vector")
+    raise UnsupportedError(
+        f"{device.name} has no rate for {dtype} on its {unit} unit",
+        hint=f"add a peak to the device file; it has {_known(device)}",
+    )
+
+
+def _rate_class(dtype: str) -> str:
+    """The row of the tables a type belongs to."""
+    entry = find_dtype(dtype)
+    if entry is None or entry.kind in (DTypeKind.TOKEN, DTypeKind.OPAQUE):
+        names = ", ".join(e.name for e in DTYPES if e.kind not in (DTypeKind.TOKEN, DTypeKind.OPAQUE))
+        raise UnsupportedError(f"'{dtype}' is not an element type with a rate", hint=f"known are {names}")
+    if known := _BLOCK_SCALED.get(entry.name) or _COMPLEX.get(entry.name):
+        return known
+    if entry.kind is DTypeKind.UNSIGNED:
+        return entry.name.removeprefix("u")
+    return _SHARED_RATE.get(entry.name[:3], entry.name)
+
+
+def _matrix_classes(device: Device, wanted: str, full_precision: bool) -> tuple[str, ...]:
+    table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
+    if full_precision and device.kind != "tpu":
+        return ("f32",)
+    return table.get(wanted, ())
+
+
+def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator: str) -> Peak | None:
+    """The dense row of a class: the very type first, then the asked accumulator, then file order."""
+    rows = [
+        peak
+        for peak in device.peaks
+        if peak.unit == unit and peak.density == "dense" and _rate_class(peak.dtype) == candidate
+    ]
+    entry = find_dtype(dtype)
+    name = entry.name if entry else dtype
+    # `min` is stable: among equals the file's order holds.
+    return min(rows, key=lambda peak: (peak.dtype != name, peak.accumulator != accumulator), default=None)
+
+
+def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> PeakChoice:
+    entry = find_dtype(dtype)
+    exact = used == asked and entry is not None and entry.name == peak.dtype
+    rule = f"{dtype} on {asked}"
+    if not exact:
+        rule += f": rate of {peak.dtype} on {used}"
+    if products > 1:
+        rule += f", {products} operations each"
+    return PeakChoice(
+        flops_per_s=peak.flops_per_s / products, peak=peak, products=products, exact=exact, rule=rule
+    )
+
+
+def _known(device: Device) -> str:
+    return ", ".join(f"{peak.unit} {peak.dtype}" for peak in device.peaks if peak.density == "dense")
