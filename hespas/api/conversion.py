@@ -84,9 +84,9 @@ def convert(
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations before that (``op``: only free ones are folded; default for flat formats). ``missing`` says what
-    to do about operations whose time or trip count nobody knows. Raises what :func:`hespas.api.read` and
-    :func:`hespas.api.write` raise; nothing is written on an error.
+    operations before that (``op``: only free ones are folded; default for flat formats). ``missing`` says
+    what to do about operations whose time or trip count nobody knows. Raises what
+    :func:`hespas.api.read` and :func:`hespas.api.write` raise; nothing is written on an error.
     """
     diagnostics = Diagnostics()
     target = format_for_output(Path(str(destination)), target_format)
@@ -103,7 +103,17 @@ def convert(
         value, conservation = _prepare(value, request, diagnostics)
         _check_ranks(value, ranks)
         options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
-        written = _deliver(value, destination, target.name, overwrite, options, diagnostics, Path(scratch))
+        standard_output = str(destination) == STANDARD_STREAM
+        written = write(
+            value,
+            Path(scratch) / "stdout" if standard_output else destination,
+            format=target.name,
+            overwrite=overwrite,
+            options=options,
+            diagnostics=diagnostics,
+        )
+        if standard_output:
+            _copy_out(Path(scratch) / "stdout")
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -128,27 +138,8 @@ def _spooled(source: str | Path, scratch: Path) -> Path:
     return spool
 
 
-def _deliver(
-    value: Value,
-    destination: str | Path,
-    format_name: str,
-    overwrite: bool,
-    options: WriteOptions,
-    diagnostics: Diagnostics,
-    scratch: Path,
-) -> int:
-    """Write to a path, or through a file to standard output."""
-    if str(destination) != STANDARD_STREAM:
-        return write(
-            value,
-            destination,
-            format=format_name,
-            overwrite=overwrite,
-            options=options,
-            diagnostics=diagnostics,
-        )
-    spool = scratch / "stdout"
-    written = write(value, spool, format=format_name, options=options, diagnostics=diagnostics)
+def _copy_out(spool: Path) -> None:
+    """A finished file to standard output."""
     if spool.is_dir():
         raise UsageError(
             "this makes several files, which standard output cannot hold",
@@ -156,7 +147,6 @@ def _deliver(
         )
     with spool.open("rb") as stream:
         shutil.copyfileobj(stream, sys.stdout.buffer)
-    return written
 
 
 def _check_ranks(value: Value, ranks: range | None) -> None:

@@ -65,14 +65,18 @@ def _rows(index: int, graph: OpGraph, estimated: Estimate) -> Iterator[tuple[obj
         estimated.high_ns,
     )
     figures = [[_cell(value) for value in column.tolist()] for column in numbers]
-    said = [estimated.estimators[code] if code >= 0 else "" for code in estimated.said_by.tolist()]
-    bound = [estimated.bounds[code] if code >= 0 else "" for code in estimated.bound.tolist()]
+    said = _named(estimated.said_by.tolist(), estimated.estimators)
+    bound = _named(estimated.bound.tolist(), estimated.bounds)
     frameworks: list[str] = [strings[row] for row in graph.framework_row.tolist()]
     sources: list[str] = [strings[row] for row in graph.source_row.tolist()]
     for node, row in enumerate(
         zip(names, ops, classes, *figures, said, bound, frameworks, sources, strict=True)
     ):
         yield (index, node, *row)
+
+
+def _named(codes: list[int], names: tuple[str, ...]) -> list[str]:
+    return [names[code] if code >= 0 else "" for code in codes]
 
 
 def _cell(value: float) -> float | str:

@@ -48,7 +48,7 @@ class _Missing(StrEnum):
 
 
 @app.command(
-    epilog="Exit codes: 0 done, 2 wrong usage, 3 unreadable or malformed input, 4 understood but unsupported, 70 our bug."
+    epilog="Exit codes: 0 done, 2 wrong usage, 3 malformed input, 4 understood but unsupported, 70 our bug."
 )
 def convert(
     source: Annotated[
@@ -183,7 +183,8 @@ def _report(done: Conversion) -> None:
         return
     before, after = account.before, account.after
     say(
-        f"{count_text(account.num_ranks)} ranks in {count_text(account.rank_classes)} classes; sums over all ranks:"
+        f"{count_text(account.num_ranks)} ranks in {count_text(account.rank_classes)} classes; "
+        "sums over all ranks:"
     )
     rows = [
         ("operations", count_text(before.ops), count_text(after.ops)),

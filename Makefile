@@ -1,0 +1,57 @@
+# Everything runs from a bare checkout with Python 3.11 or newer; the first call sets up .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: demo test test-slow lint bench fixtures docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       a sharded Llama training step -> Chakra traces of 8 ranks -> check -> time per class"
+	@echo "make test       the tests"
+	@echo "make test-slow  the long suites: fuzzing, a million nodes"
+	@echo "make lint       ruff, mypy strict, pyright strict"
+	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
+	@echo "make fixtures   make the inputs in fixtures/ again (installs JAX)"
+
+$(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: set PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[stablehlo]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[stablehlo]' --group dev
+	@touch $@
+
+$(VENV)/.installed-jax: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[jax]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+fixtures: $(VENV)/.installed-jax
+	$(BIN)/python -m fixtures.make
+
+clean:
+	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,14 @@
+"""All benchmarks, one after the other: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+MODULES = ("convert_speed", "et_codec", "hub_memory", "many_ranks")
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[:1]
+    for name in MODULES:
+        print(f"== {name}")
+        import_module(f"benchmarks.{name}").main()

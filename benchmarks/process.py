@@ -1,0 +1,53 @@
+"""Run whole processes and read what the operating system says they took."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Usage", "alternate", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One finished process: CPU seconds in user mode, in the kernel, and peak memory in MB (10^6 bytes)."""
+
+    user_s: float
+    system_s: float
+    peak_mb: float
+
+
+def run(command: Sequence[str]) -> Usage:
+    """Run a command to its end. Raises ``RuntimeError`` with its output where it fails."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.stdout.close()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{output.decode(errors='replace')}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Usage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * unit / 1e6)
+
+
+def alternate(first: Sequence[str], second: Sequence[str], runs: int = 5) -> tuple[Usage, Usage, float]:
+    """Run two commands in turn after one warm-up each: the median of each figure, and the median over the
+    pairs of the ratio of their user CPU seconds, so that a drift of the machine cancels.
+    """
+    run(first), run(second)
+    pairs = [(run(first), run(second)) for _ in range(runs)]
+    ratio = statistics.median(one.user_s / other.user_s for one, other in pairs)
+    return _median([one for one, _ in pairs]), _median([other for _, other in pairs]), ratio
+
+
+def _median(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        statistics.median(usage.user_s for usage in usages),
+        statistics.median(usage.system_s for usage in usages),
+        max(usage.peak_mb for usage in usages),
+    )

@@ -1,0 +1,118 @@
+"""Atomic output: old, absent, or whole; never half, and nothing else is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hespas.converters.output import check_destination, write_atomically
+from hespas.graph.errors import OutputError
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def _fill(path: Path) -> None:
+    path.write_text("new")
+
+
+def _fill_set(path: Path) -> None:
+    path.mkdir()
+    for rank in range(2):
+        (path / f"job.{rank}.et").write_text(f"new {rank}")
+
+
+def _fail(path: Path) -> None:
+    path.write_text("half")
+    raise RuntimeError("the writer broke")
+
+
+def test_a_file_appears_with_its_size(tmp_path: Path) -> None:
+    target = tmp_path / "out file ü.json"
+    assert write_atomically(target, _fill, overwrite=False, directory=False) == 3
+    assert target.read_text() == "new"
+    assert _names(tmp_path) == [target.name]
+
+
+def test_a_failing_writer_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="broke"):
+        write_atomically(tmp_path / "out", _fail, overwrite=False, directory=False)
+    assert _names(tmp_path) == []
+
+
+def test_a_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(RuntimeError):
+        write_atomically(tmp_path / "out", _fail, overwrite=True, directory=False)
+    assert (tmp_path / "out").read_text() == "old"
+
+
+def test_existing_output_needs_overwrite(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(OutputError, match="--overwrite"):
+        write_atomically(tmp_path / "out", _fill, overwrite=False, directory=False)
+    write_atomically(tmp_path / "out", _fill, overwrite=True, directory=False)
+    assert (tmp_path / "out").read_text() == "new"
+
+
+def test_a_directory_appears_whole_and_replaces_only_an_empty_one_unasked(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert write_atomically(tmp_path / "out", _fill_set, overwrite=False, directory=True) == 10
+    assert _names(tmp_path / "out") == ["job.0.et", "job.1.et"]
+    with pytest.raises(OutputError, match="exists already"):
+        write_atomically(tmp_path / "out", _fill_set, overwrite=False, directory=True)
+
+
+def test_overwriting_a_directory_touches_only_its_own_files(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "job.0.et").write_text("old")
+    write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert {name: (out / name).read_text() for name in _names(out)} == {
+        "notes.txt": "mine",
+        "job.0.et": "new 0",
+        "job.1.et": "new 1",
+    }
+
+
+def test_rank_files_of_a_larger_set_are_not_mixed_with_the_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "job.7.et").write_text("old")
+    with pytest.raises(OutputError, match=r"job\.7\.et"):
+        write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert _names(out) == ["job.7.et"]
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", _fill, overwrite=True, directory=False)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_file_does_not_replace_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("old")
+    with pytest.raises(OutputError, match="is a directory"):
+        write_atomically(tmp_path / "out", _fill, overwrite=True, directory=False)
+    assert (tmp_path / "out" / "kept").read_text() == "old"
+
+
+def test_a_missing_folder_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="mkdir -p"):
+        check_destination(tmp_path / "no" / "out", overwrite=False)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    def no_space(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left"):
+        write_atomically(tmp_path / "out", no_space, overwrite=False, directory=False)
+    assert _names(tmp_path) == []
