@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 _ROOT = Path(__file__).parents[1]
 _PROGRAM_1024 = _ROOT / "fixtures" / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
-_SHAPE = "--fsdp 8192 --tp 8 --hidden 16384 --mlp 65536 --heads 128 --vocabulary 32768 --batch 8192"
+_SHAPE = "--fsdp 8192 --tp 8 --hidden 16384 --mlp 65536 --batch 8192"
 _PAIRS = 5
 
 
@@ -44,7 +44,8 @@ def _one_of_many(scratch: Path) -> None:
     user_s = statistics.median(usage.user_s + usage.system_s for usage in usages)
     peak_mb = max(usage.peak_mb for usage in usages)
     print(
-        f"65,536 ranks, one trace of {trace.stat().st_size:,} bytes: {user_s:.2f} CPU s, {peak_mb:.0f} MB peak"
+        f"65,536 ranks, one trace of {trace.stat().st_size:,} bytes: "
+        f"{user_s:.2f} CPU s, {peak_mb:.0f} MB peak"
     )
 
 
@@ -78,8 +79,9 @@ def _all_of_1024(scratch: Path) -> None:
         shutil.rmtree(scratch / f"copy{pair}")
         shutil.rmtree(scratch / f"write{pair}")
     print(
-        f"1,024 ranks, {done.bytes_written / 1e6:,.0f} MB: written at {statistics.median(ratios):.2f} times the "
-        f"speed of a plain copy (min {min(ratios):.2f}, max {max(ratios):.2f}; both synced to disk)"
+        f"1,024 ranks, {done.bytes_written / 1e6:,.0f} MB: "
+        f"written at {statistics.median(ratios):.2f} times the speed of a plain copy "
+        f"(min {min(ratios):.2f}, max {max(ratios):.2f}; both synced to disk)"
     )
 
 
