@@ -1,14 +1,16 @@
-"""What the commands do, as functions: each command is a thin shell around one of them."""
+"""What the commands do, as functions: each command is a thin shell around one of them.
+
+Names are loaded on first use, so that a conversion does not pay for the validators.
+"""
 
 from __future__ import annotations
 
-from hespas.api.conversion import Conservation, Conversion, Granularity, Missing, convert
-from hespas.api.documents import Json, conversion_document, diagnostics_rows, estimate_document, write_json
-from hespas.api.estimation import ClassTotals, NodeEstimates, class_totals, estimate, estimate_graph
-from hespas.api.io import read, write
-from hespas.api.tables import write_estimates_csv
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = [
+    "CheckOptions",
+    "CheckResult",
     "ClassTotals",
     "Conservation",
     "Conversion",
@@ -24,7 +26,50 @@ __all__ = [
     "estimate_document",
     "estimate_graph",
     "read",
+    "validate",
     "write",
     "write_estimates_csv",
     "write_json",
 ]
+
+if TYPE_CHECKING:
+    from hespas.api.conversion import Conservation, Conversion, Granularity, Missing, convert
+    from hespas.api.documents import (
+        Json,
+        conversion_document,
+        diagnostics_rows,
+        estimate_document,
+        write_json,
+    )
+    from hespas.api.estimation import ClassTotals, NodeEstimates, class_totals, estimate, estimate_graph
+    from hespas.api.io import read, write
+    from hespas.api.tables import write_estimates_csv
+    from hespas.api.validation import CheckOptions, CheckResult, validate
+
+_HOMES = {
+    "hespas.api.conversion": ("Conservation", "Conversion", "Granularity", "Missing", "convert"),
+    "hespas.api.documents": (
+        "Json",
+        "conversion_document",
+        "diagnostics_rows",
+        "estimate_document",
+        "write_json",
+    ),
+    "hespas.api.estimation": (
+        "ClassTotals",
+        "NodeEstimates",
+        "class_totals",
+        "estimate",
+        "estimate_graph",
+    ),
+    "hespas.api.io": ("read", "write"),
+    "hespas.api.tables": ("write_estimates_csv",),
+    "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'hespas.api' has no attribute {name!r}")

@@ -24,7 +24,7 @@ __all__ = ["Conservation", "Conversion", "Granularity", "Missing", "convert"]
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
-STANDARD_STREAM = "-"
+_STANDARD_STREAM = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def convert(
     """
     diagnostics = Diagnostics()
     target = format_for_output(Path(str(destination)), target_format)
-    if str(destination) != STANDARD_STREAM:
+    if str(destination) != _STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix="hespas-") as scratch:
         path = _spooled(source, Path(scratch))
@@ -103,17 +103,13 @@ def convert(
         value, conservation = _prepare(value, request, diagnostics)
         _check_ranks(value, ranks)
         options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
-        standard_output = str(destination) == STANDARD_STREAM
+        standard_output = str(destination) == _STANDARD_STREAM
+        place = Path(scratch) / "stdout" if standard_output else Path(destination)
         written = write(
-            value,
-            Path(scratch) / "stdout" if standard_output else destination,
-            format=target.name,
-            overwrite=overwrite,
-            options=options,
-            diagnostics=diagnostics,
+            value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=diagnostics
         )
         if standard_output:
-            _copy_out(Path(scratch) / "stdout")
+            _copy_out(place)
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -130,7 +126,7 @@ def convert(
 
 def _spooled(source: str | Path, scratch: Path) -> Path:
     """The path to read: standard input is copied to a file first, since formats are told by content."""
-    if str(source) != STANDARD_STREAM:
+    if str(source) != _STANDARD_STREAM:
         return Path(source)
     spool = scratch / "stdin"
     with spool.open("wb") as stream:

@@ -21,7 +21,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 def _header(kind: str, inputs: Sequence[str]) -> dict[str, Json]:
     from hespas import __version__
 
-    return {"schema": f"hespas/{kind}/1", "hespas_version": __version__, "inputs": list(inputs)}
+    return {"schema": f"hespas.{kind}/1", "hespas_version": __version__, "inputs": list(inputs)}
 
 
 def _finite(value: float) -> float | None:
@@ -48,7 +48,7 @@ def diagnostics_rows(diagnostics: Diagnostics) -> list[Json]:
 
 
 def conversion_document(done: Conversion) -> Mapping[str, Json]:
-    """What a conversion did: ``hespas/convert/1``."""
+    """What a conversion did: ``hespas.convert/1``."""
     document = _header("convert", [done.source])
     document["output"] = done.destination
     document["source_format"] = done.source_format
@@ -85,7 +85,7 @@ def _example(diagnostics: Diagnostics, code: str) -> str:
 def estimate_document(
     done: NodeEstimates, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
 ) -> Mapping[str, Json]:
-    """Times per operation class of each rank class: ``hespas/estimate/1``."""
+    """Times per operation class of each rank class: ``hespas.estimate/1``."""
     document = _header("estimate", [source])
     document["hardware"] = hardware
     document["estimator"] = estimator

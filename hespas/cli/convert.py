@@ -25,7 +25,9 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     from hespas.api import Conversion
 
-__all__ = ["app", "main"]
+__all__ = ["app", "convert", "main"]
+
+_EXAMPLE = "hespas-convert step.mlir traces/ --hardware H100-SXM"
 
 app = typer.Typer(
     add_completion=True,
@@ -47,49 +49,61 @@ class _Missing(StrEnum):
     ZERO = "zero"
 
 
+_Source = Annotated[
+    str, typer.Argument(metavar="SRC", help="A file, a directory of NAME.{rank}.et files, or -.")
+]
+_Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a directory, or -.")]
+_From = Annotated[str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")]
+_To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="Write DST in this format.")]
+_Hardware = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="Give operations the time they take on this device.")
+]
+_Estimator = Annotated[str, typer.Option(metavar="NAME", help="Which estimator says so.")]
+_Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")]
+_NumDevices = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the program does not say.")
+]
+_GranularityOption = Annotated[
+    _Granularity | None,
+    typer.Option(help="One node per operation, per elementwise chain, or per region between collectives."),
+]
+_MissingOption = Annotated[
+    _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
+]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DST where it exists.")]
+_Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.")]
+_LogJson = Annotated[
+    Path | None, typer.Option("--log-json", metavar="FILE", help="Write what was done, as JSON.")
+]
+_ListFormats = Annotated[bool, typer.Option("--list-formats", help="List the formats and leave.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="With --list-formats: as JSON.")]
+_Version = Annotated[
+    bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+]
+
+
 @app.command(
     epilog="Exit codes: 0 done, 2 wrong usage, 3 malformed input, 4 understood but unsupported, 70 our bug."
 )
 def convert(
-    source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A file, a directory of NAME.{rank}.et files, or -.")
-    ] = "",
-    destination: Annotated[str, typer.Argument(metavar="DST", help="A file, a directory, or -.")] = "",
-    source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
-    ] = "",
-    target_format: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="Write DST in this format.")
-    ] = "",
-    hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Give operations the time they take on this device.")
-    ] = "",
-    estimator: Annotated[str, typer.Option(metavar="NAME", help="Which estimator says so.")] = "roofline",
-    ranks: Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")] = "",
-    num_devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the program does not say.")
-    ] = None,
-    granularity: Annotated[
-        _Granularity | None,
-        typer.Option(
-            help="One node per operation, per elementwise chain, or per region between collectives."
-        ),
-    ] = None,
-    missing: Annotated[
-        _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
-    ] = _Missing.WARN,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST where it exists.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.")] = 2,
+    source: _Source = "",
+    destination: _Destination = "",
+    source_format: _From = "",
+    target_format: _To = "",
+    hardware: _Hardware = "",
+    estimator: _Estimator = "roofline",
+    ranks: _Ranks = "",
+    num_devices: _NumDevices = None,
+    granularity: _GranularityOption = None,
+    missing: _MissingOption = _Missing.WARN,
+    overwrite: _Overwrite = False,
+    jobs: _Jobs = 2,
     progress: Annotated[bool | None, ProgressOption] = None,
-    log_json: Annotated[
-        Path | None, typer.Option("--log-json", metavar="FILE", help="Write what was done, as JSON.")
-    ] = None,
-    list_formats: Annotated[bool, typer.Option("--list-formats", help="List the formats and leave.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --list-formats: as JSON.")] = False,
+    log_json: _LogJson = None,
+    list_formats: _ListFormats = False,
+    as_json: _AsJson = False,
     debug: Annotated[bool, DebugOption] = False,
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
-    ] = False,
+    show_version: _Version = False,
 ) -> None:
     """Convert a workload: StableHLO, HLO, op graph or Chakra traces in, op graph or Chakra traces out.
 
@@ -100,10 +114,7 @@ def convert(
             _list_formats(as_json)
             return
         if not source or not destination:
-            raise UsageError(
-                "SRC and DST are needed", hint="hespas-convert step.mlir traces/ --hardware H100-SXM"
-            )
-        from hespas.api import conversion_document, write_json
+            raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
         from hespas.api import convert as run
 
         with progress_bar("converting", progress) as callback:
@@ -122,10 +133,16 @@ def convert(
                 jobs=jobs,
                 progress=callback,
             )
-        if log_json:
-            write_json(conversion_document(done), log_json)
-        say_diagnostics(done.diagnostics, source)
-        _report(done)
+        _tell(done, log_json)
+
+
+def _tell(done: Conversion, log_json: Path | None) -> None:
+    if log_json:
+        from hespas.api import conversion_document, write_json
+
+        write_json(conversion_document(done), log_json)
+    say_diagnostics(done.diagnostics, done.source)
+    _report(done)
 
 
 def _parse_ranks(text: str) -> range | None:
@@ -169,7 +186,7 @@ def _list_formats(as_json: bool) -> None:
         )
         for entry in formats
     ]
-    emit(table_text(("format", "what", "suffixes", "can"), lines, text_columns=4))
+    emit(table_text(("format", "what", "suffixes", "can"), lines, left=range(4)))
 
 
 def _report(done: Conversion) -> None:

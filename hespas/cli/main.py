@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from hespas.api import NodeEstimates
     from hespas.hardware import Device
 
-__all__ = ["app", "main"]
+__all__ = [
+    "app",
+    "common",
+    "estimate",
+    "hardware_app",
+    "hardware_list",
+    "hardware_measure",
+    "hardware_show",
+    "main",
+]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -93,9 +102,11 @@ def _show_estimates(done: NodeEstimates) -> None:
         ranks = int((done.workload.rank_class == index).sum())
         rows = class_totals(graph, estimated)
         total_ns = sum(row.duration_ns for row in rows)
+        plural = "s" if ranks != 1 else ""
         emit(
-            f"{graph.name}: {count_text(ranks)} ranks, {time_text(total_ns)} of work per rank and step on "
-            f"{estimated.hardware} ({', '.join(estimated.estimators)}; overlap not considered)"
+            f"{graph.name}: {count_text(ranks)} rank{plural}, "
+            f"{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
+            f"({', '.join(estimated.estimators)}; overlap not considered)"
         )
         lines = [
             (
@@ -132,7 +143,7 @@ def hardware_list(debug: Annotated[bool, DebugOption] = False) -> None:
         ]
         emit(
             table_text(
-                ("device", "vendor", "dense bf16/f16", "memory", "capacity", "also"), lines, text_columns=2
+                ("device", "vendor", "dense bf16/f16", "memory", "capacity", "also"), lines, left=(0, 1, 5)
             )
         )
 

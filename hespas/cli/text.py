@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import isnan
 
 __all__ = ["bytes_text", "count_text", "flops_text", "table_text", "time_text"]
@@ -41,13 +41,13 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
-def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
-    """An aligned plain-text table: the first ``text_columns`` to the left, figures to the right."""
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """An aligned plain-text table: columns ``left`` to the left, the others (figures) to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines: list[str] = []
     for row in (header, *rows):
         cells = [
-            cell.ljust(width) if column < text_columns else cell.rjust(width)
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hespas.graph import Diagnostics, Profile, Workload
 
-__all__ = ["Format", "Head", "ReadOptions", "Value", "WriteOptions"]
+__all__ = ["HEAD_BYTES", "Format", "Head", "ReadOptions", "Value", "WriteOptions"]
 
 Value = Workload | Profile
 """What a reader makes and a writer takes."""

@@ -1,4 +1,4 @@
-"""Atomic output: a temporary name beside the destination, fsync, rename. Nothing half-made is ever visible."""
+"""Atomic output: a temporary name beside the destination, fsync, rename. Nothing half-made is visible."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Rows are strings, so listing formats imports no format and no heavy library.
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,7 +14,15 @@ from pathlib import Path
 from hespas.converters.format import HEAD_BYTES, Format, Head
 from hespas.graph.errors import FormatError, InvariantError, UsageError
 
-__all__ = ["BUILTIN", "find_format", "format_for_output", "format_names", "load_format", "sniff"]
+__all__ = [
+    "BUILTIN",
+    "ENTRY_POINT_GROUP",
+    "find_format",
+    "format_for_output",
+    "format_names",
+    "load_format",
+    "sniff",
+]
 
 BUILTIN: dict[str, str] = {
     "stablehlo": "hespas.converters.stablehlo:FORMAT",
@@ -26,8 +35,11 @@ BUILTIN: dict[str, str] = {
 
 ENTRY_POINT_GROUP = "hespas.formats"
 _CERTAIN_ENOUGH = 50
+_CERTAIN = 90
+"""A format this sure of itself is not compared with the others, whose code then need not be loaded."""
 
 
+@cache
 def _plugins() -> dict[str, str]:
     """Formats of other installed packages; a name that is taken is an error naming both owners."""
     found: dict[str, str] = {}
@@ -88,10 +100,17 @@ def sniff(path: Path) -> Format:
     head = _read_head(path)
     if not head.is_directory and not head.data:
         raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
-    formats = [load_format(name) for name in format_names()]
-    scored = [(entry.sniff(head) if entry.sniff and entry.read else 0, entry) for entry in formats]
-    best_score, best = max(scored, key=lambda pair: pair[0])
-    if best_score >= _CERTAIN_ENOUGH:
+    formats: list[Format] = []
+    best_score, best = 0, None
+    for name in format_names():
+        entry = load_format(name)
+        formats.append(entry)
+        score = entry.sniff(head) if entry.sniff and entry.read else 0
+        if score >= _CERTAIN:
+            return entry
+        if score > best_score:
+            best_score, best = score, entry
+    if best and best_score >= _CERTAIN_ENOUGH:
         return best
     by_suffix = [
         entry
@@ -100,7 +119,7 @@ def sniff(path: Path) -> Format:
     ]
     if by_suffix:
         return by_suffix[0]
-    if best_score > 0:
+    if best:
         return best
     raise FormatError(
         "no known format fits this input",

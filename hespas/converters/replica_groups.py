@@ -1,7 +1,7 @@
 """Who takes part in a collective: modes of StableHLO and HLO brought to groups of global device ids.
 
-A program states groups of replica ids, partition ids or flattened ids, once for all partitions or replicas or not
-(StableHLO specification, section "Collective ops"). Here every mode becomes groups of global ids
+A program states groups of replica ids, partition ids or flattened ids, once for all partitions or replicas
+or not (StableHLO specification, section "Collective ops"). Here every mode becomes groups of global ids
 ``replica * num_partitions + partition``, kept symbolic wherever the spelling is.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,23 +87,11 @@ def mesh_groups(
 ) -> GroupSet:
     """Groups that vary over mesh axes in the order given, the others fixed; ids are row-major over the mesh.
 
-    A group axis is ``(axis, pre_size, size)``: the sub-axis left after splitting the axis into (pre_size, size, rest);
-    ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices where they are not 0, 1, 2, ....
-    Raises ``ValueError`` where sizes do not divide or axes overlap.
+    A group axis is ``(axis, pre_size, size)``: the sub-axis left after splitting the axis into (pre_size,
+    size, rest); ``(axis, 1, extent)`` is the whole axis. ``device_ids`` lists the mesh's devices where they
+    are not 0, 1, 2, .... Raises ``ValueError`` where sizes do not divide or axes overlap.
     """
-    sizes: list[int] = []
-    places: dict[tuple[int, int], int] = {}
-    for axis, extent in enumerate(axis_sizes):
-        cuts = {1, extent}
-        for group_axis, pre, size in group_axes:
-            if group_axis == axis:
-                cuts |= {pre, pre * size}
-        ordered = sorted(cuts)
-        for low, high in zip(ordered, ordered[1:], strict=False):
-            if low < 1 or high % low:
-                raise ValueError(f"sub-axis sizes {ordered} do not divide each other")
-            places[axis, low] = len(sizes)
-            sizes.append(high // low)
+    sizes, places = _cut_axes(axis_sizes, group_axes)
     chosen: list[int] = []
     for axis, pre, size in group_axes:
         reached = pre
@@ -118,8 +107,29 @@ def mesh_groups(
     flat = device_ids.reshape(-1)
     if len(flat) != groups.num_ranks:
         raise ValueError(f"the mesh has {groups.num_ranks} places and {len(flat)} device ids")
-    places_of = np.array([members for members in groups], np.int64)
-    return compress_groups(flat[places_of])
+    return compress_groups(flat[np.array(list(groups), np.int64)])
+
+
+def _cut_axes(
+    axis_sizes: Sequence[int], group_axes: Sequence[tuple[int, int, int]]
+) -> tuple[list[int], dict[tuple[int, int], int]]:
+    """The mesh with its axes cut where sub-axes start and end.
+
+    Returns the extents of the pieces and, for each (axis, size in front of the piece), the piece's place.
+    """
+    sizes: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    for axis, extent in enumerate(axis_sizes):
+        cuts = {1, extent}
+        for group_axis, pre, size in group_axes:
+            if group_axis == axis:
+                cuts |= {pre, pre * size}
+        for low, high in pairwise(sorted(cuts)):
+            if low < 1 or high % low:
+                raise ValueError(f"sub-axis sizes {sorted(cuts)} do not divide each other")
+            places[axis, low] = len(sizes)
+            sizes.append(high // low)
+    return sizes, places
 
 
 def normalise_groups(
@@ -127,8 +137,8 @@ def normalise_groups(
 ) -> GroupSet:
     """Groups of global device ids; None means one group of all ids of the mode.
 
-    Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out of range or
-    named twice, and for a missing list in flattened mode on more than one device.
+    Strided groups that cover all ids stay strided; O(devices) otherwise. Raises ``ValueError`` for ids out
+    of range or named twice, and for a missing list in flattened mode on more than one device.
     """
     everyone = num_replicas * num_partitions
     counted = {
@@ -162,7 +172,6 @@ def _spread_strided(
 def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
     """Listed groups in global ids. The specification orders members by partition first, then by replica."""
     rows: list[list[int]] = []
-    partitions = np.arange(num_partitions, dtype=np.int64)
     if mode is IdMode.CROSS_PARTITION:
         for replica in range(num_replicas):
             rows.extend((replica * num_partitions + members).tolist() for members in groups)
@@ -170,15 +179,19 @@ def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_part
         for partition in range(num_partitions):
             rows.extend((members * num_partitions + partition).tolist() for members in groups)
     else:
-        for members in groups:
-            rows.append((members[None, :] * num_partitions + partitions[:, None]).reshape(-1).tolist())
+        partitions = np.arange(num_partitions, dtype=np.int64)[:, None]
+        rows.extend(
+            (members[None, :] * num_partitions + partitions).reshape(-1).tolist() for members in groups
+        )
     if len({len(row) for row in rows}) == 1:
         return compress_groups(np.array(rows, np.int64))
     return ExplicitGroups.from_rows(rows)
 
 
 def check_groups(groups: GroupSet, num_ids: int) -> None:
-    """Raise ``ValueError`` where an id is outside 0..num_ids-1 or in two places. O(digits) for strided groups."""
+    """Raise ``ValueError`` where an id is outside 0..num_ids-1 or in two places. O(digits) for strided
+    groups.
+    """
     if isinstance(groups, StridedGroups):
         if groups.base < 0 or groups.base + groups.num_ranks > num_ids:
             top = groups.base + groups.num_ranks - 1

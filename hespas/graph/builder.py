@@ -70,6 +70,15 @@ def _floats(buffer: Iterable[float]) -> FloatArray:
     return np.array(buffer, np.float64)
 
 
+def _column(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """The same column, in constant memory where it holds one value (or only NaN)."""
+    if len(column) < 2:
+        return column
+    first = column[0]
+    same = np.isnan(column) if np.isnan(first) else column == first
+    return np.broadcast_to(first, column.shape) if same.all() else column
+
+
 class GraphBuilder:
     """Collects nodes in program order; :meth:`build` freezes them.
 
@@ -227,8 +236,8 @@ class GraphBuilder:
         """The finished graph. The builder must not be used afterwards."""
         nodes = len(self)
         regions = self._build_regions()
-        region = _ints(self._region)
-        flops = _floats(self._flops)
+        region = _column(_ints(self._region))
+        flops = _column(_floats(self._flops))
         sparse = self._sparse
         return OpGraph(
             name=self.name,
@@ -236,9 +245,9 @@ class GraphBuilder:
             permutations=tuple(self._permutations),
             id=self._build_ids(nodes),
             name_row=_ints(self._name_row),
-            op_row=_ints(self._op_row),
-            kind=np.array(self._kind, np.uint8),
-            op_class=np.array(self._op_class, np.uint8),
+            op_row=_column(_ints(self._op_row)),
+            kind=_column(np.array(self._kind, np.uint8)),
+            op_class=_column(np.array(self._op_class, np.uint8)),
             resource=sparse["resource"].build(nodes, np.uint8),
             stream=sparse["stream"].build(nodes, np.int32),
             region=region,
@@ -247,9 +256,9 @@ class GraphBuilder:
             framework_row=sparse["framework_row"].build(nodes, np.int32),
             flops=flops,
             useful_flops=self._build_useful(flops),
-            transcendentals=_floats(self._transcendentals),
-            bytes_read=_floats(self._bytes_read),
-            bytes_written=_floats(self._bytes_written),
+            transcendentals=_column(_floats(self._transcendentals)),
+            bytes_read=_column(_floats(self._bytes_read)),
+            bytes_written=_column(_floats(self._bytes_written)),
             duration_ns=sparse["duration_ns"].build(nodes, np.float64),
             multiplicity=region_multiplicity(regions, region),
             data_deps=self._data.build(),

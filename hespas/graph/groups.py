@@ -277,6 +277,12 @@ class Permutation:
     wraps: bool = True
     pairs: tuple[tuple[int, int], ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Check that the digit fits the ranks, so that no target lies outside them."""
+        size, stride = self.digit
+        if size < 1 or stride < 1 or (self.pairs is None and self.num_ranks % (size * stride)):
+            raise InvariantError(f"digit {self.digit} does not divide {self.num_ranks} ranks")
+
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[int, int]], num_ranks: int) -> Permutation:
         """The symbolic form where the pairs have one, else the listed form. O(pairs).

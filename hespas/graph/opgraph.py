@@ -122,7 +122,8 @@ class OpGraph:
     @property
     def nbytes(self) -> int:
         """Memory the columns take, in bytes; constant columns count nothing."""
-        return sum(_column_bytes(getattr(self, entry.name)) for entry in fields(self))
+        shared = _column_bytes(self.flops) if self.useful_flops is self.flops else 0
+        return sum(_column_bytes(getattr(self, entry.name)) for entry in fields(self)) - shared
 
 
 NODE_COLUMNS: tuple[str, ...] = (

@@ -1,0 +1,149 @@
+"""``hespas-validate``: whether something is right, and by how much not."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hespas.cli.session import DebugOption, command_line, emit, say, version
+from hespas.cli.text import count_text, table_text
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.validators import CheckResult
+
+__all__ = ["app", "check", "common", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Check workloads. See also hespas-convert and hespas.",
+)
+
+
+class _Profile(StrEnum):
+    CHAKRA = "chakra"
+    ASTRA_SIM = "astra-sim"
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+@app.command(
+    epilog="Exit codes: 0 valid, 1 not valid, 2 wrong usage, 3 malformed input, 4 understood but unsupported."
+)
+def check(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH...", help="Files, or directories of NAME.{rank}.et files."),
+    ] = None,
+    profile: Annotated[
+        _Profile | None, typer.Option(help="Also the rules of Chakra traces, or of those ASTRA-sim can run.")
+    ] = None,
+    source_format: Annotated[
+        str, typer.Option("--from", metavar="FORMAT", help="Read every PATH as this format.")
+    ] = "",
+    num_devices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where PATH does not say.")
+    ] = None,
+    system_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json: adds rules that need it.")
+    ] = None,
+    network_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's network.yml: adds rules that need it.")
+    ] = None,
+    memory_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file: adds rules that need it."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")
+    ] = None,
+    list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
+    debug: Annotated[bool, DebugOption] = False,
+) -> None:
+    """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
+
+    hespas-validate check traces/ --profile astra-sim
+    """
+    with command_line(debug):
+        if list_rules:
+            _list_rules()
+            return
+        if not paths:
+            raise UsageError("nothing to check", hint="hespas-validate check traces/")
+        from hespas.validators import CheckOptions
+        from hespas.validators import check as run
+
+        options = CheckOptions(
+            system_config=system_config,
+            network_config=network_config,
+            memory_config=memory_config,
+            format=source_format or None,
+            num_devices=num_devices,
+        )
+        result = run(paths, profile.value if profile else None, options)
+        if json_file:
+            _write_json(result, json_file)
+        _show(result)
+        if result.exit_code:
+            raise typer.Exit(result.exit_code)
+
+
+def _write_json(result: CheckResult, path: Path) -> None:
+    from hespas.converters.output import write_atomically
+    from hespas.validators import to_json
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(to_json(result))
+
+    write_atomically(path, fill, overwrite=True, directory=False)
+
+
+def _show(result: CheckResult) -> None:
+    """Findings on standard output, one a line; then one verdict."""
+    for violation in result.violations:
+        place = violation.path
+        place += f": rank {violation.rank}" if violation.rank is not None else ""
+        place += f": node {violation.node}" if violation.node is not None else ""
+        emit(f"{violation.severity.value} {violation.code} {place}: {violation.message}")
+    for note in result.diagnostics:
+        say(f"note: {note.message} [{note.code}]")
+    listed: dict[str, int] = {}
+    for violation in result.violations:
+        listed[violation.code] = listed.get(violation.code, 0) + 1
+    for code, count in result.counts.items():
+        if count > listed.get(code, 0):
+            emit(f"{code}: {count_text(count)} in all, {count_text(listed.get(code, 0))} shown")
+    for error in result.unreadable:
+        if error.hint:
+            emit(f"  try: {error.hint}")
+    for checked in result.inputs:
+        emit(
+            f"{checked.path} ({checked.format}): {count_text(checked.num_ranks)} ranks in "
+            f"{count_text(checked.num_classes)} classes, {count_text(checked.num_nodes)} nodes"
+        )
+    found = sum(result.counts.values())
+    emit("valid" + (f", {count_text(found)} warnings" if found else "") if result.valid else "NOT valid")
+
+
+def _list_rules() -> None:
+    from hespas.validators import RULES
+
+    rows = [(rule.code, rule.title) for rule in RULES]
+    emit(table_text(("code", "rule"), rows, left=(0, 1)))
+
+
+def main() -> None:
+    """Entry point."""
+    app()

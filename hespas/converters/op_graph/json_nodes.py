@@ -1,0 +1,291 @@
+"""Collects the nodes of one rank class from decoded JSON and freezes them into a graph.
+
+Flat buffers, no object per node; dependencies are kept as ids until all nodes are known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import isnan
+from typing import TypeVar
+
+import numpy as np
+from msgspec import UNSET
+from numpy.typing import NDArray
+
+from hespas.converters.op_graph.document import Node, RankClass
+from hespas.converters.op_graph.json_tables import SideTables, Texts, TypeRows, build_regions
+from hespas.converters.op_graph.spelling import (
+    inferred_kind,
+    parse_dtype,
+    parse_enum,
+    parse_groups,
+    parse_number,
+    parse_permutation,
+    unescape_text,
+)
+from hespas.converters.op_graph.structure import Fault, check_ids
+from hespas.graph import Csr, NodeKind, OpClass, OpGraph, Resource
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import FloatArray, IntArray
+
+__all__ = ["NodeColumns"]
+
+_Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8, np.uint64)
+
+_MAX_ID = 2**64 - 1
+_COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
+_INTEGERS = {
+    "id": "Q",
+    "name_row": "i",
+    "op_row": "i",
+    "kind": "B",
+    "op_class": "B",
+    "resource": "B",
+    "stream": "i",
+    "region": "i",
+    "rate_dtype": "h",
+    "source_row": "i",
+    "framework_row": "i",
+}
+_RAGGED = {"data_deps": "Q", "control_deps": "Q", "operands": "i", "results": "i"}
+
+
+class NodeColumns:
+    """The columns of one class. Call :meth:`add` for each node in order, then :meth:`build`.
+
+    Raises ``ValueError`` for a value or reference that cannot be.
+    """
+
+    def __init__(self, fields: RankClass, num_ranks: int) -> None:
+        """Take what the class states besides its nodes."""
+        self._fields = fields
+        self._texts = Texts()
+        self._types = TypeRows(fields.types, self._texts)
+        group_sets = tuple(map(parse_groups, fields.group_sets))
+        permutations = tuple(map(parse_permutation, fields.permutations))
+        self._tables = SideTables(self._texts, group_sets, permutations, num_ranks)
+        self._regions = len(fields.regions)
+        self._integers: dict[str, array[int]] = {name: array(code) for name, code in _INTEGERS.items()}
+        self._costs = {name: array("d") for name in _COSTS}
+        self._lengths = {name: array("i") for name in _RAGGED}
+        self._values: dict[str, array[int]] = {name: array(code) for name, code in _RAGGED.items()}
+        self._multiplicity: dict[int, float] = {}
+        for entry in fields.extra:
+            self._tables.add_extra(-1, entry)
+
+    def add(self, number: int, node: Node) -> None:
+        """Append one node."""
+        texts, types = self._texts, self._types
+        identity = number if node.id is None else node.id
+        if max(identity, *node.deps, *node.control_deps, 0) > _MAX_ID:
+            raise ValueError("a node id is past 2**64 - 1")
+        if not node.region < self._regions:
+            raise ValueError(f"region {node.region} does not exist; there are {self._regions}")
+        kind, op_class = _kind_and_class(node)
+        flops = parse_number(node.flops)
+        self._append(
+            identity,
+            texts.add(node.name),
+            texts.add(node.op),
+            kind,
+            op_class,
+            parse_enum(Resource, node.resource) if node.resource else int(Resource.DEVICE),
+            node.stream,
+            node.region,
+            parse_dtype(node.rate_dtype),
+            texts.add(node.source),
+            texts.add(node.framework_op),
+        )
+        self._append_costs(node, flops)
+        self._append_row("data_deps", node.deps)
+        self._append_row("control_deps", node.control_deps)
+        self._append_row("operands", [types.row(spelling) for spelling in node.operands])
+        self._append_row("results", [types.row(spelling) for spelling in node.results])
+        self._add_side_rows(number, node)
+
+    def _append(self, *values: int) -> None:
+        for column, value in zip(self._integers.values(), values, strict=True):
+            column.append(value)
+
+    def _append_costs(self, node: Node, flops: float) -> None:
+        costs = self._costs
+        costs["flops"].append(flops)
+        costs["useful_flops"].append(flops if node.useful_flops is UNSET else parse_number(node.useful_flops))
+        costs["transcendentals"].append(parse_number(node.transcendentals))
+        costs["bytes_read"].append(parse_number(node.bytes_read))
+        costs["bytes_written"].append(parse_number(node.bytes_written))
+        costs["duration_ns"].append(parse_number(node.duration_ns))
+
+    def _append_row(self, name: str, values: Sequence[int]) -> None:
+        self._lengths[name].append(len(values))
+        self._values[name].extend(values)
+
+    def _add_side_rows(self, number: int, node: Node) -> None:
+        tables = self._tables
+        if node.multiplicity is not UNSET:
+            self._multiplicity[number] = parse_number(node.multiplicity)
+        if node.collective is not None:
+            tables.add_collective(number, node.collective)
+        if node.p2p is not None:
+            tables.add_p2p(number, node.p2p)
+        for contraction in node.contractions:
+            tables.add_contraction(number, contraction)
+        for entry in node.extra:
+            tables.add_extra(number, entry)
+
+    def build(self, fault: Fault) -> OpGraph:
+        """Resolve ids to node numbers and freeze the columns; structural faults go to ``fault``."""
+        ids = _column(self._integers["id"], np.uint64)
+        check_ids(ids, fault)
+        lookup = _IdLookup(ids, by_position=self._fields.deps_by == "position", fault=fault)
+        data_deps = self._resolve("data_deps", lookup)
+        control_deps = self._resolve("control_deps", lookup)
+        regions = build_regions(self._fields.regions, self._texts, self._carried(lookup))
+        region = _column(self._integers["region"], np.int32)
+        flops = _constant_if(_column(self._costs["flops"], np.float64))
+        tables = self._tables
+        attachments = {unescape_text(key): value for key, value in self._fields.attachments.items()}
+        return OpGraph(
+            name=unescape_text(self._fields.name),
+            group_sets=tuple(tables.group_sets),
+            permutations=tuple(tables.permutations),
+            id=ids,
+            name_row=_column(self._integers["name_row"], np.int32),
+            op_row=_column(self._integers["op_row"], np.int32),
+            kind=_column(self._integers["kind"], np.uint8),
+            op_class=_column(self._integers["op_class"], np.uint8),
+            resource=_constant_if(_column(self._integers["resource"], np.uint8)),
+            stream=_constant_if(_column(self._integers["stream"], np.int32)),
+            region=_constant_if(region),
+            rate_dtype=_constant_if(_column(self._integers["rate_dtype"], np.int16)),
+            source_row=_constant_if(_column(self._integers["source_row"], np.int32)),
+            framework_row=_constant_if(_column(self._integers["framework_row"], np.int32)),
+            flops=flops,
+            useful_flops=_same_or(flops, _column(self._costs["useful_flops"], np.float64)),
+            transcendentals=_constant_if(_column(self._costs["transcendentals"], np.float64)),
+            bytes_read=_constant_if(_column(self._costs["bytes_read"], np.float64)),
+            bytes_written=_constant_if(_column(self._costs["bytes_written"], np.float64)),
+            duration_ns=_constant_if(_column(self._costs["duration_ns"], np.float64)),
+            multiplicity=self._build_multiplicity(region_multiplicity(regions, region)),
+            data_deps=data_deps,
+            control_deps=control_deps,
+            operands=self._rows("operands"),
+            results=self._rows("results"),
+            collectives=tables.build_collectives(),
+            p2p=tables.build_p2p(),
+            contractions=tables.build_contractions(),
+            regions=regions,
+            extra=tables.build_extra(),
+            attachments=attachments,
+            types=self._types.build(),
+            strings=self._texts.build(),
+        )
+
+    def _rows(self, name: str) -> Csr:
+        values = _column(self._values[name], np.int32)
+        if not len(values):
+            return Csr.empty(len(self._lengths[name]))
+        return Csr.from_lengths(_column(self._lengths[name], np.int32), values)
+
+    def _resolve(self, name: str, lookup: _IdLookup) -> Csr:
+        lengths = _column(self._lengths[name], np.int32)
+        ids = _column(self._values[name], np.uint64)
+        if not len(ids):
+            return Csr.empty(len(lengths))
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        numbers = lookup.numbers(ids, owners)
+        kept = numbers >= 0
+        if not kept.all():
+            lengths = np.bincount(owners[kept], minlength=len(lengths)).astype(np.int32)
+        return Csr.from_lengths(lengths, numbers[kept])
+
+    def _carried(self, lookup: _IdLookup) -> tuple[IntArray, IntArray, IntArray]:
+        rows = np.array([row[0] for row in self._fields.carried], np.int64)
+        if len(rows) and int(rows.max()) >= self._regions:
+            raise ValueError(f"carried names region {int(rows.max())}; there are {self._regions}")
+        if any(max(row) > _MAX_ID for row in self._fields.carried):
+            raise ValueError("carried names a node id past 2**64 - 1")
+        consumers = lookup.numbers(np.array([row[2] for row in self._fields.carried], np.uint64), None)
+        producers = lookup.numbers(np.array([row[1] for row in self._fields.carried], np.uint64), None)
+        kept = (consumers >= 0) & (producers >= 0)
+        return rows[kept], producers[kept], consumers[kept]
+
+    def _build_multiplicity(self, column: FloatArray) -> FloatArray:
+        if not self._multiplicity:
+            return column
+        changed = column.copy()
+        changed[np.fromiter(self._multiplicity, np.int64)] = list(self._multiplicity.values())
+        return changed
+
+
+class _IdLookup:
+    """Node numbers of ids; of an id that stands twice, the first."""
+
+    def __init__(self, ids: NDArray[np.uint64], *, by_position: bool, fault: Fault) -> None:
+        self._ids = ids
+        self._fault = fault
+        counted = by_position or np.array_equal(ids, np.arange(len(ids), dtype=np.uint64))
+        self._order = None if counted else np.argsort(ids, kind="stable")
+
+    def numbers(self, wanted: NDArray[np.uint64], owners: IntArray | None) -> IntArray:
+        """The number of each wanted id; -1, and a fault, where no node has it. ``owners`` ask."""
+        nodes = np.uint64(len(self._ids))
+        if not len(wanted):
+            return np.empty(0, np.int64)
+        if self._order is None or not nodes:
+            found = np.where(wanted < nodes, wanted, 0).astype(np.int64)
+            missing = wanted >= nodes
+        else:
+            ordered = self._ids[self._order]
+            place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+            found = self._order[place]
+            missing = ordered[place] != wanted
+        if missing.any():
+            self._report(wanted, missing, owners)
+        return np.where(missing, -1, found)
+
+    def _report(
+        self, wanted: NDArray[np.uint64], missing: NDArray[np.bool_], owners: IntArray | None
+    ) -> None:
+        first = int(np.flatnonzero(missing)[0])
+        target = int(wanted[first])
+        owner = "carried" if owners is None else f"node {int(self._ids[owners[first]])}"
+        self._fault.report(
+            "graph.dangling-dep",
+            owner,
+            f"{owner} depends on node {target}, which does not exist",
+            "add the node or remove the dependency",
+            int(missing.sum()),
+        )
+
+
+def _kind_and_class(node: Node) -> tuple[int, int]:
+    """What the node states, else what its side rows tell."""
+    kind, op_class = inferred_kind(
+        collective=node.collective is not None, p2p=node.p2p is not None, contraction=bool(node.contractions)
+    )
+    return (
+        parse_enum(NodeKind, node.kind) if node.kind else kind,
+        parse_enum(OpClass, node.op_class) if node.op_class else op_class,
+    )
+
+
+def _column(buffer: array[int] | array[float], dtype: type[_Scalar]) -> NDArray[_Scalar]:
+    """The buffer as an array, without a copy."""
+    return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
+
+
+def _constant_if(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """The same column in constant memory where all rows are equal."""
+    if not len(column):
+        return column
+    first = column[0]
+    same = np.isnan(column) if isnan(first) else column == first
+    return np.broadcast_to(first, column.shape) if bool(same.all()) else column
+
+
+def _same_or(column: FloatArray, other: FloatArray) -> FloatArray:
+    """``column`` itself where ``other`` holds the same values."""
+    return column if np.array_equal(column, other, equal_nan=True) else _constant_if(other)

@@ -1,0 +1,174 @@
+"""Reads an op graph from JSON. Format: ``hespas/schemas/op_graph.schema.json``.
+
+The document is decoded once with nodes left raw, then node by node into flat columns, so that memory is the
+text plus the graph.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.op_graph.document import SCHEMA_ID, Document, Node, RankClass, Version
+from hespas.converters.op_graph.json_nodes import NodeColumns
+from hespas.converters.op_graph.positions import byte_of_path, offset_in, position_text, split_message
+from hespas.converters.op_graph.ranks import decode_ranks
+from hespas.converters.op_graph.spelling import unescape_text
+from hespas.converters.op_graph.structure import Fault, check_cycle
+from hespas.converters.source import read_bytes
+from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph.errors import FormatError, UnsupportedError
+
+__all__ = ["read_json"]
+
+_HINT = "the format is described in hespas/schemas/op_graph.schema.json"
+_TRUNCATED = "Input data was truncated"
+"""What msgspec says, without a position."""
+_PROGRESS_NODES = 1 << 14
+_NODE = msgspec.json.Decoder(Node)
+_DOCUMENT = msgspec.json.Decoder(Document)
+_VERSION = msgspec.json.Decoder(Version)
+
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """The workload of a JSON document.
+
+    Raises ``FormatError`` with line and byte for a malformed document, and, unless ``options.lenient``, for
+    duplicate ids, dangling dependencies and cycles; ``UnsupportedError`` for another version of the format.
+    """
+    return _Reader(path, options, diagnostics).read()
+
+
+class _Reader:
+    """One read: the text, and how faults in it are told."""
+
+    def __init__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> None:
+        self._path = str(path)
+        self._options = options
+        self._diagnostics = diagnostics
+        self._data = read_bytes(path, options.max_bytes)
+
+    def read(self) -> Workload:
+        try:
+            document = _DOCUMENT.decode(self._data)
+        except _DECODE_ERRORS as error:
+            self._check_schema(self._stated_schema())
+            raise self._decode_error(error, self._data, 0, "$") from error
+        self._check_schema(document.schema)
+        classes = self._classes(document)
+        try:
+            num_ranks = self._num_ranks(document)
+            ranks = decode_ranks(document.rank_class, num_ranks, len(classes))
+            name = unescape_text(document.name)
+            metadata = {unescape_text(key): unescape_text(value) for key, value in document.metadata.items()}
+        except ValueError as error:
+            raise FormatError(str(error), path=self._path, position="header", hint=_HINT) from error
+        graphs = tuple(self._graph(where, fields, len(ranks)) for where, fields in classes)
+        return Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
+
+    def _stated_schema(self) -> str:
+        """What a document that does not fit says of its version; the own version where it says nothing."""
+        try:
+            return _VERSION.decode(self._data).schema
+        except _DECODE_ERRORS:
+            return SCHEMA_ID
+
+    def _check_schema(self, stated: str) -> None:
+        if stated != SCHEMA_ID:
+            raise UnsupportedError(
+                f"the document says schema {stated[:80]!r}, this version reads {SCHEMA_ID!r}",
+                path=self._path,
+                hint="write it again with a matching version of hespas",
+            )
+
+    def _classes(self, document: Document) -> list[tuple[str, RankClass]]:
+        """Each class with its JSON path."""
+        if (document.nodes is None) == (document.rank_classes is None):
+            raise FormatError(
+                "a document has either 'nodes' (one program) or 'rank_classes'", path=self._path, hint=_HINT
+            )
+        if document.nodes is not None:
+            shared = {name: getattr(document, name) for name in RankClass.__struct_fields__}
+            return [("$", RankClass(**shared))]
+        stray = [name for name in RankClass.__struct_fields__ if name not in ("name", "deps_by", "nodes")]
+        stray = [name for name in stray if getattr(document, name)]
+        if stray:
+            raise FormatError(
+                f"{stray[0]!r} stands beside 'rank_classes'; it belongs into a class",
+                path=self._path,
+                position=f"$.{stray[0]}",
+            )
+        classes = document.rank_classes or ()
+        if not classes:
+            raise FormatError("'rank_classes' is empty", path=self._path, hint=_HINT)
+        return [(f"$.rank_classes[{index}]", fields) for index, fields in enumerate(classes)]
+
+    def _num_ranks(self, document: Document) -> int | None:
+        """The number of ranks: as the document says, else as the user says."""
+        asked = self._options.num_devices
+        stated = document.num_ranks
+        if stated is None and document.rank_class is None:
+            return asked
+        if asked is not None and stated is not None and asked != stated:
+            self._diagnostics.warning(
+                "op-graph.num-devices-ignored",
+                "num_ranks",
+                f"the document states {stated} ranks; {asked} were asked for",
+                path=self._path,
+            )
+        return stated
+
+    def _graph(self, where: str, fields: RankClass, num_ranks: int) -> OpGraph:
+        fault = Fault(self._path, self._options.lenient, self._diagnostics)
+        try:
+            columns = NodeColumns(fields, num_ranks)
+        except (ValueError, OverflowError) as error:
+            raise FormatError(str(error), path=self._path, position=where, hint=_HINT) from error
+        for number, raw in enumerate(fields.nodes):
+            try:
+                columns.add(number, _NODE.decode(raw))
+            except _DECODE_ERRORS as error:
+                raise self._node_error(error, where, fields, number) from error
+            except (ValueError, OverflowError) as error:
+                raise self._value_error(error, fields, number) from error
+            if self._options.progress and number % _PROGRESS_NODES == 0:
+                self._options.progress(number, len(fields.nodes))
+        try:
+            graph = columns.build(fault)
+        except ValueError as error:
+            raise FormatError(str(error), path=self._path, position=where, hint=_HINT) from error
+        check_cycle(graph, fault)
+        return graph
+
+    def _node_error(self, error: Exception, where: str, fields: RankClass, number: int) -> FormatError:
+        raw = fields.nodes[number]
+        start = offset_in(self._data, raw)
+        return self._decode_error(error, raw, start, f"{where}.nodes[{number}]")
+
+    def _value_error(self, error: Exception, fields: RankClass, number: int) -> FormatError:
+        raw = fields.nodes[number]
+        identity = _NODE.decode(raw).id
+        where = position_text(self._data, offset_in(self._data, raw))
+        shown = number if identity is None else identity
+        return FormatError(str(error), path=self._path, position=f"{where}, node {shown}", hint=_HINT)
+
+    def _decode_error(
+        self, error: Exception, text: bytes | msgspec.Raw, start: int, where: str
+    ) -> FormatError:
+        """What the decoder said, with the path from the root and the position in the file."""
+        if isinstance(error, RecursionError):
+            return FormatError("the document is nested too deeply", path=self._path, hint=_HINT)
+        if isinstance(error, UnicodeDecodeError):
+            return FormatError(f"the text is not UTF-8: {error.reason}", path=self._path)
+        message, path, byte = split_message(str(error))
+        if message == _TRUNCATED:
+            message, byte = "the document ends early", len(self._data) - start
+        offset = start + (byte if byte >= 0 else byte_of_path(text, path))
+        position = position_text(self._data, offset)
+        if byte < 0:
+            position = f"{position}, {where}{path[1:]}"
+        return FormatError(message, path=self._path, position=position, hint=_HINT)

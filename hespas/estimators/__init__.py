@@ -1,0 +1,9 @@
+"""Time per operation and per collective: models that turn a graph and a device into durations."""
+
+from __future__ import annotations
+
+from hespas.estimators.apply import MissingPolicy, apply_estimate
+from hespas.estimators.protocol import Estimator
+from hespas.estimators.registry import estimator_names, load_estimator
+
+__all__ = ["Estimator", "MissingPolicy", "apply_estimate", "estimator_names", "load_estimator"]

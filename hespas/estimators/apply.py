@@ -1,0 +1,89 @@
+"""Durations of an estimate put into a graph, with a stated policy for nodes nobody could estimate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
+from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.passes import with_durations
+
+__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate"]
+
+MissingPolicy = Literal["error", "warn", "zero"]
+MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
+"""What to do with nodes that have no duration: refuse, keep them unknown, or count them as 0."""
+
+_LISTED = 12
+
+
+def apply_estimate(
+    graph: OpGraph, estimate: Estimate, missing: MissingPolicy, diagnostics: Diagnostics | None = None
+) -> OpGraph:
+    """A graph with the durations of ``estimate``; ``graph`` itself is not changed.
+
+    A node without an estimate keeps the duration it came with (a measured one, say). What then has none is
+    ``missing``: ``error`` raises ``UnsupportedError`` listing the operations, ``warn`` leaves NaN, ``zero``
+    sets 0; both tell ``diagnostics``. Raises ``UsageError`` for another policy. O(nodes).
+    """
+    if missing not in MISSING_POLICIES:
+        raise UsageError(
+            f"unknown policy {missing!r} for missing durations", hint=f"one of: {', '.join(MISSING_POLICIES)}"
+        )
+    if len(estimate) != len(graph):
+        raise InvariantError(f"an estimate of {len(estimate)} nodes is not one of {graph.name!r}")
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    absent = np.isnan(estimate.duration_ns)
+    durations = np.where(absent, graph.duration_ns, estimate.duration_ns)
+    # A node of a branch that is not taken never runs, so nobody misses its duration.
+    unknown = np.isnan(durations) & (graph.multiplicity != 0)
+    found.info(
+        "estimate.kept-duration",
+        graph.name,
+        "nodes without an estimate keep the duration they came with",
+        count=int((absent & ~unknown).sum()),
+    )
+    if unknown.any():
+        durations = _settle(graph, durations, unknown, missing, found)
+    return with_durations(graph, durations)
+
+
+def _settle(
+    graph: OpGraph,
+    durations: NDArray[np.float64],
+    unknown: NDArray[np.bool_],
+    missing: MissingPolicy,
+    diagnostics: Diagnostics,
+) -> NDArray[np.float64]:
+    count = int(unknown.sum())
+    listed = _operations(graph, unknown)
+    if missing == "error":
+        raise UnsupportedError(
+            f"no duration for {count:,} of {len(graph):,} nodes of {graph.name!r}: {listed}",
+            hint="--missing warn keeps them unknown, --missing zero counts them as 0",
+        )
+    what = "stay unknown" if missing == "warn" else "are set to 0"
+    code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"
+    diagnostics.add(
+        code, Severity.WARNING, graph.name, f"durations of nodes nobody could estimate {what}: {listed}",
+        count=count,
+    )  # fmt: skip
+    return durations if missing == "warn" else np.where(unknown, 0.0, durations)
+
+
+def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
+    """Operation names with their counts, most frequent first, and where the first one is."""
+    rows = Counter[int](graph.op_row[nodes].tolist())
+    parts: list[str] = []
+    for row, count in rows.most_common(_LISTED):
+        node = int(np.flatnonzero(nodes & (graph.op_row == row))[0])
+        where = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        name = graph.strings[row] or "(unnamed)"
+        parts.append(f"{name} ({count:,}, first at {where})")
+    if len(rows) > _LISTED:
+        parts.append(f"and {len(rows) - _LISTED} more operations")
+    return "; ".join(parts)

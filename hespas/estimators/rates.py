@@ -1,0 +1,121 @@
+"""Rates of a device looked up once per distinct key, applied to whole columns.
+
+A graph of a million nodes has a handful of element types and operation classes, so the rules of
+:mod:`hespas.hardware.peaks` run a handful of times and the rest is indexing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph import DTYPES, UNKNOWN_DTYPE, ContractionTable, OpClass, OpGraph
+from hespas.graph.columns import FloatArray
+from hespas.graph.errors import UnsupportedError
+from hespas.hardware import Device, peak_for
+from hespas.hardware.model import Unit
+
+__all__ = ["MATRIX_CLASSES", "Efficiencies", "arithmetic_dtype", "contraction_rate", "unit_rate"]
+
+MATRIX_CLASSES: tuple[OpClass, ...] = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
+"""Classes whose arithmetic is products of matrices, where the graph lists no product of its own."""
+
+
+def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, products: int) -> float:
+    """The rate of one element type, NaN where it is unknown or the device has none."""
+    if code == UNKNOWN_DTYPE:
+        return nan
+    result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
+    try:
+        choice = peak_for(device, unit, DTYPES[code].name, accumulator=result, products=products)
+    except UnsupportedError:
+        return nan
+    return choice.flops_per_s
+
+
+def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
+    """FLOP/s of each row, shape ``(rows,)``; NaN where the device has no rate for the operands.
+
+    The operand types decide, the slower of two; the accumulator only picks between rates of one operand type.
+    """
+    columns = (table.lhs, table.rhs, table.accumulator, table.products)
+    key = np.zeros(len(table), np.int64)
+    for column in columns:  # each fits 16 bits, so a row's key is one integer
+        key = key << 16 | column.astype(np.int64) & 0xFFFF
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    rates: list[float] = []
+    for row in first.tolist():
+        lhs, rhs, accumulator, products = (int(column[row]) for column in columns)
+        passes = max(products, 1)
+        rates.append(
+            float(
+                np.minimum(
+                    _flops_per_s(device, "matrix", lhs, accumulator, passes),
+                    _flops_per_s(device, "matrix", rhs, accumulator, passes),
+                )
+            )
+        )
+    return np.array(rates, np.float64)[place]
+
+
+def unit_rate(device: Device, unit: Unit) -> FloatArray:
+    """FLOP/s of each element type on one unit, shape ``(types + 1,)``; the last row (-1) is NaN."""
+    codes = [entry.code for entry in DTYPES]
+    return np.array([*(_flops_per_s(device, unit, code, UNKNOWN_DTYPE, 1) for code in codes), nan])
+
+
+def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
+    """The element type each node computes in: the stated one, else that of its first operand or result.
+
+    What remains unknown becomes ``default`` (-1: stays unknown).
+    """
+    found = graph.rate_dtype
+    for lists in (graph.operands, graph.results):
+        unknown = found == UNKNOWN_DTYPE
+        if not len(lists.values) or not unknown.any():
+            continue
+        starts = lists.offsets[:-1]
+        first = graph.types.dtype[lists.values[np.minimum(starts, len(lists.values) - 1)]]
+        found = np.where(unknown & (lists.offsets[1:] > starts), first, found).astype(np.int16)
+    if default == UNKNOWN_DTYPE:
+        return found
+    return np.where(found == UNKNOWN_DTYPE, default, found).astype(np.int16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Efficiencies:
+    """Fitted efficiencies of a device as tables of shape ``(classes, types + 1)``; the last type is unknown.
+
+    ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` the time before work starts.
+    """
+
+    compute: FloatArray
+    memory: FloatArray
+    overhead_ns: FloatArray
+
+    @classmethod
+    def of(cls, device: Device, compute: float, memory: float) -> Efficiencies:
+        """The fits of ``device``; ``compute``, ``memory`` and its launch overhead stand in where none is."""
+        shape = (len(OpClass), len(DTYPES) + 1)
+        tables = cls(
+            np.full(shape, compute), np.full(shape, memory), np.full(shape, device.launch_overhead_ns)
+        )
+        if not device.efficiencies:
+            return tables
+        names = [*(entry.name for entry in DTYPES), ""]
+        for op_class in OpClass:
+            for column, name in enumerate(names):
+                tables._fill(device, op_class, column, name)
+        return tables
+
+    def _fill(self, device: Device, op_class: OpClass, column: int, dtype: str) -> None:
+        fit = device.efficiency(op_class.name.lower(), dtype)
+        if fit is None:
+            return
+        pairs = ((self.compute, fit.compute), (self.memory, fit.memory), (self.overhead_ns, fit.t0_ns))
+        for table, value in pairs:
+            if not isnan(value):
+                table[int(op_class), column] = value

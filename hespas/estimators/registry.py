@@ -1,0 +1,91 @@
+"""The table of estimators. Rows are strings, so naming an estimator imports none of the others.
+
+Other packages register a zero-argument factory (a frozen dataclass is one) in the entry point group
+``hespas.estimators``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from hespas.estimators.protocol import Estimator
+from hespas.graph.errors import InvariantError, UsageError
+
+__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_names", "load_estimator"]
+
+BUILTIN: dict[str, str] = {
+    "roofline": "hespas.estimators.roofline:Roofline",
+}
+"""Name -> ``module:attribute`` of each estimator that ships with the package."""
+
+ENTRY_POINT_GROUP = "hespas.estimators"
+
+_BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _plugins() -> dict[str, str]:
+    """Estimators of other installed packages; a taken name is an error naming both owners."""
+    found: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        taken = BUILTIN.get(point.name) or found.get(point.name)
+        if taken:
+            raise UsageError(
+                f"estimator {point.name!r} is registered twice: by {taken} and by {point.value}",
+                hint="uninstall one of the two packages",
+            )
+        found[point.name] = point.value
+    return found
+
+
+def estimator_names() -> tuple[str, ...]:
+    """The names of all estimators, built-in first, in a fixed order."""
+    return (*BUILTIN, *sorted(_plugins()))
+
+
+def load_estimator(spelling: str) -> Estimator:
+    """The estimator named, with options: ``roofline`` or ``roofline:use_useful_flops=false,sort_passes=4``.
+
+    Raises ``UsageError`` for an unknown name or option, or a value of the wrong type.
+    """
+    name, _, text = spelling.partition(":")
+    target = (BUILTIN | _plugins()).get(name)
+    if target is None:
+        raise UsageError(f"unknown estimator {name!r}", hint=f"one of: {', '.join(estimator_names())}")
+    module, _, attribute = target.partition(":")
+    factory: object = getattr(import_module(module), attribute)
+    if not callable(factory):
+        raise InvariantError(f"{target} cannot be called")
+    made = factory(**_options(name, factory, text)) if text else factory()
+    if not isinstance(made, Estimator):
+        raise InvariantError(f"{target} does not make an Estimator")
+    return made
+
+
+def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, bool | int | float | str]:
+    """The options written in a spelling, as the types of the dataclass's defaults."""
+    defaults: dict[str, object] = {}
+    if is_dataclass(factory):
+        defaults = {field.name: field.default for field in fields(factory) if field.init}
+    values: dict[str, bool | int | float | str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if key not in defaults or not equals:
+            known = ", ".join(sorted(defaults)) or "none"
+            raise UsageError(f"estimator {name!r} has no option {part!r}", hint=f"options: {known}")
+        values[key] = _parsed(f"{name}:{key}", value, defaults[key])
+    return values
+
+
+def _parsed(where: str, value: str, default: object) -> bool | int | float | str:
+    try:
+        if isinstance(default, bool):
+            return _BOOLEANS[value.lower()]
+        if isinstance(default, int):
+            return int(value)
+        return float(value) if isinstance(default, float) else value
+    except (ValueError, KeyError):
+        wanted = "true or false" if isinstance(default, bool) else f"a number like {default}"
+        raise UsageError(f"{where} is {value!r}", hint=f"give {wanted}") from None

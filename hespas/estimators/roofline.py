@@ -1,0 +1,238 @@
+"""Roofline: an operation takes as long as its slower half, arithmetic or memory traffic, plus a launch.
+
+    t = overhead + max(matrix + vector, memory)          [ns]
+    matrix = sum over contractions of flops x products / (efficiency x peak of the operand types)
+    vector = (other flops + weight x transcendentals) / (efficiency x vector peak)
+    memory = bytes read and written / (efficiency x bandwidth of the main memory)
+
+Williams, Waterman, Patterson: "Roofline" (CACM 2009), with the launch overhead and fitted efficiencies of the
+hardware file. Exact for what the graph states; no cache is modelled. Vectorised: a million nodes take well
+under a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.network import Algorithm, NetworkCosts, collective_costs, message_costs
+from hespas.estimators.rates import (
+    MATRIX_CLASSES,
+    Efficiencies,
+    arithmetic_dtype,
+    contraction_rate,
+    unit_rate,
+)
+from hespas.estimators.reasons import tell_compute, tell_network, tell_other
+from hespas.graph import (
+    UNKNOWN_DTYPE,
+    Diagnostics,
+    Estimate,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Resource,
+    find_dtype,
+)
+from hespas.graph.columns import BoolArray, FloatArray, constant
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device
+
+__all__ = ["BOUNDS", "Roofline"]
+
+BOUNDS: tuple[str, ...] = ("free", "compute", "memory", "overhead", "network")
+"""What limits a node; the ``bound`` column of the estimate indexes this."""
+_FREE, _COMPUTE, _MEMORY, _OVERHEAD, _NETWORK = range(5)
+
+_ROUNDING = 1e-12
+"""What is left of a node's FLOPs after its contractions is rounding below this share of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """Times of one execution as columns [ns]; NaN where a part is unknown."""
+
+    matrix_ns: FloatArray
+    vector_ns: FloatArray
+    memory_ns: FloatArray
+    overhead_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The roofline model; fields are its options.
+
+    ``transcendental_weight``: FLOPs one transcendental counts as. ``use_useful_flops``: leave out products
+    with padding and dilation zeros, as direct kernels do; false counts by the specification.
+    ``sort_passes``: how often a sort moves its data. ``compute_efficiency`` and ``memory_efficiency``: shares
+    of the peaks reached where the hardware file has no fit. ``default_dtype``: element type of nodes that
+    state none (empty: their arithmetic stays unknown). ``num_ranks``: size of collectives over all ranks
+    where the graph does not say (-1: unknown). ``algorithm``: latencies of collectives.
+    """
+
+    transcendental_weight: float = 8.0
+    use_useful_flops: bool = True
+    sort_passes: float = 1.0
+    compute_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    default_dtype: str = ""
+    num_ranks: int = -1
+    algorithm: Algorithm = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the options; raises ``UsageError``."""
+        if self.default_dtype and find_dtype(self.default_dtype) is None:
+            raise UsageError(f"unknown element type {self.default_dtype!r}", hint="write bf16, f32, i8, ...")
+        if self.algorithm not in ("auto", "ring", "tree"):
+            raise UsageError(f"unknown algorithm {self.algorithm!r}", hint="one of: auto, ring, tree")
+        if min(self.compute_efficiency, self.memory_efficiency) <= 0:
+            raise UsageError("an efficiency must be above 0", hint="1 is the published peak")
+        if min(self.transcendental_weight, self.sort_passes) < 0:
+            raise UsageError("transcendental_weight and sort_passes must not be negative")
+
+    @property
+    def name(self) -> str:
+        """``roofline``."""
+        return "roofline"
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """Time of one execution of each node; see the module. O(nodes), vectorised."""
+        found = diagnostics if diagnostics is not None else Diagnostics()
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite costs of a broken input stay visible
+            work = self._work(graph, device)
+        arithmetic_ns = work.matrix_ns + work.vector_ns
+        duration: FloatArray = work.overhead_ns + np.maximum(arithmetic_ns, work.memory_ns)
+        bound = np.where(arithmetic_ns >= work.memory_ns, _COMPUTE, _MEMORY).astype(np.int8)
+        bound[np.maximum(arithmetic_ns, work.memory_ns) < work.overhead_ns] = _OVERHEAD
+        # What is known of a half-known node is a lower bound of its time.
+        known_ns = work.overhead_ns + np.fmax(arithmetic_ns, work.memory_ns)
+        computes = _is_device_compute(graph, device)
+        duration[~computes] = np.nan
+        for rows, time, limit in self._network(graph, device, work.overhead_ns, found):
+            duration[rows.node], bound[rows.node] = time, limit
+        uncounted = np.isnan(graph.transcendentals) & ~np.isnan(graph.flops) & computes
+        found.info(
+            "roofline.transcendentals-unknown",
+            graph.name,
+            "nodes state FLOPs but no transcendentals: taken as none",
+            count=int(uncounted.sum()),
+        )
+        free = _is_free(graph)
+        duration = np.where(free, 0.0, duration)
+        bound[free] = _FREE
+        unknown = np.isnan(duration)
+        tell_compute(graph, device, unknown & computes, np.isnan(work.matrix_ns + work.vector_ns), found)
+        tell_other(graph, unknown & ~computes, found)
+        bound[unknown] = -1
+        return Estimate(
+            hardware=device.name,
+            estimators=(self.name,),
+            bounds=BOUNDS,
+            duration_ns=duration,
+            low_ns=np.where(unknown & computes, known_ns, np.nan),
+            high_ns=np.full(len(graph), np.nan),
+            said_by=np.where(unknown, -1, 0).astype(np.int8),
+            bound=bound,
+        )
+
+    def _work(self, graph: OpGraph, device: Device) -> _Work:
+        fits = Efficiencies.of(device, self.compute_efficiency, self.memory_efficiency)
+        default = find_dtype(self.default_dtype) if self.default_dtype else None
+        dtype = arithmetic_dtype(graph, UNKNOWN_DTYPE if default is None else default.code)
+        matrix_ns, in_products = self._products(graph, device, fits)
+        flops = self._flops_outside(graph, in_products)
+        flops = flops + self.transcendental_weight * _transcendentals(graph)
+        on_matrix = np.isin(graph.op_class, [int(op_class) for op_class in MATRIX_CLASSES])
+        on_matrix &= in_products == 0
+        rate = np.where(on_matrix, unit_rate(device, "matrix")[dtype], unit_rate(device, "vector")[dtype])
+        rate = rate * fits.compute[graph.op_class, dtype]
+        vector_ns = np.where(flops == 0, 0.0, flops / rate * 1e9)
+        bandwidth = device.main_memory.bandwidth_bytes_per_s * fits.memory[graph.op_class, dtype]
+        passes = np.where(graph.op_class == int(OpClass.SORT), self.sort_passes, 1.0)
+        memory_ns = graph.bytes_moved * passes / bandwidth * 1e9
+        memory_ns = np.where(graph.op_class == int(OpClass.HOST), _host_ns(graph, device), memory_ns)
+        return _Work(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])
+
+    def _products(self, graph: OpGraph, device: Device, fits: Efficiencies) -> tuple[FloatArray, FloatArray]:
+        """Per node: time of its contractions [ns], and their FLOPs by the specification."""
+        table = graph.contractions
+        if not len(table):
+            nothing = constant(0.0, len(graph))
+            return nothing, nothing
+        flops = table.useful_flops if self.use_useful_flops else table.flops
+        op_class = graph.op_class[table.node]
+        # Inside a fusion the product is what was fitted, not the fusion.
+        listed = np.isin(op_class, [int(entry) for entry in MATRIX_CLASSES])
+        op_class = np.where(listed, op_class, int(OpClass.CONTRACTION))
+        rate = contraction_rate(table, device) * fits.compute[op_class, table.lhs]
+        time = np.where(flops == 0, 0.0, flops / rate * 1e9)
+        in_products = np.bincount(table.node, table.flops, len(graph)).astype(np.float64)
+        return np.bincount(table.node, time, len(graph)).astype(np.float64), in_products
+
+    def _flops_outside(self, graph: OpGraph, in_products: FloatArray) -> FloatArray:
+        """FLOPs of each node that its listed contractions do not account for."""
+        flops = graph.flops
+        if self.use_useful_flops:
+            flops = np.where(np.isnan(graph.useful_flops), graph.flops, graph.useful_flops)
+        rest = np.maximum(graph.flops - in_products, 0.0)
+        rest = np.where(rest <= _ROUNDING * in_products, 0.0, rest)
+        return np.where(in_products > 0, rest, flops)
+
+    def _network(
+        self, graph: OpGraph, device: Device, overhead_ns: FloatArray, diagnostics: Diagnostics
+    ) -> Iterator[tuple[NetworkCosts, FloatArray, NDArray[np.int8]]]:
+        """Collectives, then messages: their rows, times with launch [ns] and bounds."""
+        collectives = collective_costs(graph, device, num_ranks=self.num_ranks, algorithm=self.algorithm)
+        messages = message_costs(graph, device)
+        bandwidth = device.main_memory.bandwidth_bytes_per_s * self.memory_efficiency
+        for rows, payload in (
+            (collectives, graph.collectives.comm_bytes),
+            (messages, graph.p2p.comm_bytes),
+        ):
+            # Nothing leaves the rank: a copy within its memory, in and out.
+            moved = graph.bytes_moved[rows.node]
+            copy_ns = np.where(np.isnan(moved), 2 * payload, moved) / bandwidth * 1e9
+            time = overhead_ns[rows.node] + np.where(rows.local, copy_ns, rows.duration_ns)
+            tell_network(graph, device, rows, diagnostics)
+            yield rows, time, np.where(rows.local, _MEMORY, _NETWORK).astype(np.int8)
+
+
+_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+
+
+def _transcendentals(graph: OpGraph) -> FloatArray:
+    """Transcendentals per node; 0 where a format counts only FLOPs (they are then among those)."""
+    return np.where(np.isnan(graph.transcendentals) & ~np.isnan(graph.flops), 0.0, graph.transcendentals)
+
+
+def _host_ns(graph: OpGraph, device: Device) -> FloatArray:
+    """Time of the traffic over the host link [ns]; NaN without one."""
+    link = device.link("pcie")
+    if link is None:
+        return np.full(len(graph), np.nan)
+    latency_ns = 0.0 if isnan(link.latency_ns) else link.latency_ns
+    return latency_ns + graph.bytes_moved / link.bandwidth_bytes_per_s * 1e9
+
+
+def _is_device_compute(graph: OpGraph, device: Device) -> BoolArray:
+    """Nodes this device computes: not messages, not nodes without a kind, not the host's (if it is none)."""
+    computes: BoolArray = ~np.isin(graph.kind, [int(kind) for kind in (*_TALKING, NodeKind.INVALID)])
+    if device.kind == "cpu":
+        return computes
+    computes &= graph.resource != int(Resource.HOST)
+    return computes
+
+
+def _is_free(graph: OpGraph) -> BoolArray:
+    """Nodes that take no time: metadata, and compute or structure that states no cost at all."""
+    work = (graph.flops > 0) | (graph.transcendentals > 0) | (graph.bytes_moved > 0)
+    nothing = (graph.flops == 0) & (_transcendentals(graph) == 0) & (graph.bytes_moved == 0)
+    structural = np.isin(graph.op_class, (int(OpClass.FREE), int(OpClass.CONTROL)))
+    compute = graph.kind == int(NodeKind.COMPUTE)
+    free: BoolArray = compute & (nothing | (structural & ~work))
+    free |= graph.kind == int(NodeKind.METADATA)
+    return free

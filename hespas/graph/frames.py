@@ -1,0 +1,220 @@
+"""Each value as a pandas table: texts decoded, codes named, ragged rows as lists. For people and notebooks.
+
+pandas is imported when a table is made. A table holds one Python object per text and list: it is a view to
+look at, not a form to compute on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph.columns import Csr, StringTable
+from hespas.graph.dtypes import DTYPES
+from hespas.graph.errors import UsageError
+from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, Resource
+from hespas.graph.measured import Estimate, Profile, Timeline
+from hespas.graph.opgraph import OpGraph
+from hespas.graph.tensors import DYNAMIC, TensorTypes
+from hespas.graph.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["to_pandas"]
+
+_Columns = dict[str, "NDArray[np.generic] | pd.Categorical[str]"]
+_Objects = NDArray[np.object_]
+
+
+def to_pandas(
+    value: OpGraph | Workload | Profile | Estimate | Timeline, graph: OpGraph | None = None
+) -> pd.DataFrame:
+    """One row per node, event or span; the index is its number.
+
+    A workload gives the nodes of all classes, indexed by class and node, with how many ranks run each.
+    ``graph`` adds to an estimate or a timeline what its nodes are. Raises ``UsageError`` where an estimate
+    has another number of nodes than ``graph``, or a timeline refers to nodes that it does not have.
+    """
+    match value:
+        case OpGraph():
+            return _table(_graph_columns(value), "node")
+        case Workload():
+            return _workload(value)
+        case Profile():
+            return _table(_profile_columns(value), "event")
+        case Estimate():
+            return _table(_estimate_columns(value, graph), "node")
+        case Timeline():
+            return _table(_timeline_columns(value, graph), "span")
+
+
+def _table(columns: _Columns, index: str) -> pd.DataFrame:
+    import pandas as pd
+
+    # pandas would store texts as Arrow strings, which cannot hold the lone surrogates that ours may have
+    kept = {
+        name: pd.Series(column, dtype=object) if column.dtype == np.object_ else column
+        for name, column in columns.items()
+    }
+    frame = pd.DataFrame(kept)
+    frame.index.name = index
+    return frame
+
+
+def _workload(workload: Workload) -> pd.DataFrame:
+    import pandas as pd
+
+    frames = {
+        index: to_pandas(graph).assign(ranks=int((workload.rank_class == index).sum()))
+        for index, graph in enumerate(workload.classes)
+    }
+    return pd.concat(frames, names=["rank_class"])
+
+
+def _named(codes: NDArray[np.integer], names: list[str]) -> pd.Categorical[str]:
+    """Codes by name; -1 is missing."""
+    import pandas as pd
+
+    return pd.Categorical.from_codes(codes.astype(np.int64), categories=pd.Index(names))
+
+
+def _members(codes: NDArray[np.integer], kind: type[IntEnum]) -> pd.Categorical[str]:
+    return _named(codes, [member.name.lower() for member in kind])
+
+
+def _texts(strings: StringTable, rows: NDArray[np.integer]) -> _Objects:
+    """The text of each row; equal texts are one object. Decodes only the rows that occur."""
+    distinct, places = np.unique(rows, return_inverse=True)
+    return _objects([strings[row] for row in distinct.tolist()])[places]
+
+
+def _objects(items: Sequence[object]) -> _Objects:
+    return np.fromiter(items, np.object_, len(items))
+
+
+def _type_texts(types: TensorTypes) -> list[str]:
+    """``bf16[4,128]`` for each row; ``?`` is unknown."""
+    texts: list[str] = []
+    for row in range(len(types)):
+        element = types.dtype_of(row)
+        extents = ",".join("?" if extent == DYNAMIC else str(extent) for extent in types.shape(row))
+        texts.append(f"{'?' if element is None else element.name}[{extents}]")
+    return texts
+
+
+def _type_lists(rows: Csr, texts: Sequence[str]) -> _Objects:
+    return _objects([[texts[index] for index in row] for row in rows.to_lists()])
+
+
+def _graph_columns(graph: OpGraph) -> _Columns:
+    strings, types = graph.strings, _type_texts(graph.types)
+    dtype_names = [entry.name for entry in DTYPES]
+    return {
+        "id": graph.id,
+        "name": _texts(strings, graph.name_row),
+        "op": _texts(strings, graph.op_row),
+        "kind": _members(graph.kind, NodeKind),
+        "op_class": _members(graph.op_class, OpClass),
+        "flops": graph.flops,
+        "useful_flops": graph.useful_flops,
+        "transcendentals": graph.transcendentals,
+        "bytes_read": graph.bytes_read,
+        "bytes_written": graph.bytes_written,
+        "duration_ns": graph.duration_ns,
+        "multiplicity": graph.multiplicity,
+        "rate_dtype": _named(graph.rate_dtype, dtype_names),
+        "operands": _type_lists(graph.operands, types),
+        "results": _type_lists(graph.results, types),
+        "data_deps": _objects(graph.data_deps.to_lists()),
+        "control_deps": _objects(graph.control_deps.to_lists()),
+        **_communication_columns(graph),
+        "resource": _members(graph.resource, Resource),
+        "stream": graph.stream,
+        "region": graph.region,
+        "source": _texts(strings, graph.source_row),
+        "framework_op": _texts(strings, graph.framework_row),
+    }
+
+
+def _communication_columns(graph: OpGraph) -> _Columns:
+    """The collective and the message of each node: missing and NaN where there is none."""
+    collectives, p2p, nodes = graph.collectives, graph.p2p, len(graph)
+    kind = np.full(nodes, -1, np.int64)
+    kind[collectives.node] = collectives.kind
+    comm_bytes = np.full(nodes, np.nan)
+    comm_bytes[p2p.node] = p2p.comm_bytes
+    comm_bytes[collectives.node] = collectives.comm_bytes
+    sizes = np.array([*(groups.group_size for groups in graph.group_sets), -1], np.int64)
+    group_size = np.full(nodes, -1, np.int64)
+    group_size[collectives.node] = sizes[collectives.group_set]
+    return {"collective": _members(kind, CollectiveKind), "comm_bytes": comm_bytes, "group_size": group_size}
+
+
+def _profile_columns(profile: Profile) -> _Columns:
+    strings = profile.strings
+    return {
+        "op": _texts(strings, profile.op_row),
+        "kernel": _texts(strings, profile.kernel_row),
+        "category": _texts(strings, profile.category_row),
+        "shapes": _texts(strings, profile.shapes_row),
+        "dtype": _texts(strings, profile.dtype_row),
+        "rank": profile.rank,
+        "stream": profile.stream,
+        "start_ns": profile.start_ns,
+        "duration_ns": profile.duration_ns,
+        "host_event": profile.host_event,
+        "repeats": profile.repeats,
+        "spread_ns": profile.spread_ns,
+    }
+
+
+def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
+    if graph is not None and len(graph) != len(estimate):
+        raise UsageError(
+            f"an estimate of {len(estimate)} nodes is not of graph {graph.name!r} ({len(graph)})"
+        )
+    described = {} if graph is None else _what_nodes_are(graph, np.arange(len(graph)))
+    return {
+        **described,
+        "duration_ns": estimate.duration_ns,
+        "low_ns": estimate.low_ns,
+        "high_ns": estimate.high_ns,
+        "estimator": _named(estimate.said_by, list(estimate.estimators)),
+        "bound": _named(estimate.bound, list(estimate.bounds)),
+    }
+
+
+def _timeline_columns(timeline: Timeline, graph: OpGraph | None) -> _Columns:
+    nodes = timeline.node
+    if graph is not None and len(nodes) and int(nodes.max()) >= len(graph):
+        raise UsageError(f"the timeline has node {int(nodes.max())}, graph {graph.name!r} has {len(graph)}")
+    described = {} if graph is None else _what_nodes_are(graph, nodes)
+    return {
+        "node": nodes,
+        "rank": timeline.rank,
+        **described,
+        "resource": _named(timeline.resource, list(timeline.resources)),
+        "start_ns": timeline.start_ns,
+        "end_ns": timeline.end_ns,
+        "duration_ns": timeline.end_ns - timeline.start_ns,
+        "critical": timeline.critical,
+    }
+
+
+def _what_nodes_are(graph: OpGraph, nodes: NDArray[np.integer]) -> _Columns:
+    return {
+        "id": graph.id[nodes],
+        "name": _texts(graph.strings, graph.name_row[nodes]),
+        "op": _texts(graph.strings, graph.op_row[nodes]),
+        "kind": _members(graph.kind[nodes], NodeKind),
+        "op_class": _members(graph.op_class[nodes], OpClass),
+        "flops": graph.flops[nodes],
+        "bytes_read": graph.bytes_read[nodes],
+        "bytes_written": graph.bytes_written[nodes],
+        "multiplicity": graph.multiplicity[nodes],
+    }

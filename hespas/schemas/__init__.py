@@ -1,0 +1,1 @@
+"""The formats' own definitions: field numbers, enumerations and schemas. No logic."""

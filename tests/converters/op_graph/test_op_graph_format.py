@@ -1,0 +1,49 @@
+"""The registry finds both spellings, by content and by suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.converters.registry import format_for_output, load_format, sniff
+from hespas.graph import Diagnostics, Workload
+from hespas.graph.compare import workloads_equal
+
+
+@pytest.mark.parametrize("name", ["op-graph", "op-graph-arrow"])
+def test_written_files_are_sniffed_whatever_their_name(
+    name: str, make_workload: Callable[[int, int], Workload], tmp_path: Path
+) -> None:
+    entry = load_format(name)
+    path = tmp_path / "no_suffix_at_all"
+    workload = make_workload(1, 20)
+    assert entry.write is not None
+    entry.write(workload, path, WriteOptions(), Diagnostics())
+    found = sniff(path)
+    assert found is entry
+    assert found.read is not None
+    again = found.read(path, ReadOptions(), Diagnostics())
+    assert isinstance(again, Workload)
+    assert workloads_equal(workload, again) == []
+
+
+def test_hand_written_json_is_sniffed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text('{"nodes": [{"op": "matmul", "deps": []}]}')
+    assert sniff(path).name == "op-graph"
+
+
+@pytest.mark.parametrize(
+    ("file_name", "format_name"),
+    [
+        ("a.json", "op-graph"),
+        ("a.opgraph.json", "op-graph"),
+        ("a.arrow", "op-graph-arrow"),
+        ("a.opgraph", "op-graph-arrow"),
+    ],
+)
+def test_suffix_chooses_the_output(file_name: str, format_name: str, tmp_path: Path) -> None:
+    assert format_for_output(tmp_path / file_name, None).name == format_name

@@ -1,0 +1,420 @@
+"""The roofline: rates by operand type, fusions, unknowns, and the traps peers fall into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from math import isnan, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
+from hespas.estimators.roofline import BOUNDS, Roofline
+from hespas.graph import (
+    Diagnostics,
+    Estimate,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Resource,
+    dtype,
+    find_dtype,
+)
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.hardware import Device, Efficiency, load_device
+
+A100 = load_device("A100-SXM-40GB")
+BF16_PEAK = 312e12
+F32_VECTOR = 19.5e12
+BANDWIDTH = A100.main_memory.bandwidth_bytes_per_s
+LAUNCH = A100.launch_overhead_ns
+
+
+def contraction(
+    size: int, element: str = "bf16", result: str = "bf16", *, products: int = 1, batch: int = 1
+) -> OpGraph:
+    """``batch`` square products of one element type."""
+    b = GraphBuilder("gemm")
+    flops = 2.0 * batch * size**3
+    left = b.types.add(dtype(element), (batch, size, size))
+    out = b.types.add(dtype(result), (batch, size, size))
+    node = b.add_node(
+        name_row=0,
+        op_row=b.strings.add("dot_general"),
+        op_class=OpClass.CONTRACTION,
+        operands=[left, left],
+        results=[out],
+        flops=flops,
+        transcendentals=0,
+        bytes_read=2 * b.types.bytes_of(left),
+        bytes_written=b.types.bytes_of(out),
+    )
+    b.add_contraction(
+        node, batch=batch, m=size, n=size, k=size, flops=flops, useful_flops=flops,
+        lhs=dtype(element).code, rhs=dtype(element).code, accumulator=dtype(result).code, products=products,
+    )  # fmt: skip
+    return b.build()
+
+
+def single(
+    op_class: OpClass = OpClass.ELEMENTWISE,
+    *,
+    flops: float = 0,
+    read: float = 0,
+    transcendentals: float = 0,
+    element: str = "f32",
+    kind: NodeKind = NodeKind.COMPUTE,
+) -> OpGraph:
+    """A graph of one node."""
+    b = GraphBuilder("one")
+    node = b.add_node(
+        name_row=0, op_row=b.strings.add("some_op"), op_class=op_class, kind=kind, flops=flops,
+        transcendentals=transcendentals, bytes_read=read, bytes_written=0,
+    )  # fmt: skip
+    if element:
+        b.set(node, rate_dtype=dtype(element).code)
+    return b.build()
+
+
+def time_of(
+    graph: OpGraph, model: Roofline | None = None, device: Device = A100, found: Diagnostics | None = None
+) -> float:
+    return float((model or Roofline()).estimate(graph, device, found).duration_ns[0])
+
+
+def bound_of(graph: OpGraph) -> str:
+    return BOUNDS[int(Roofline().estimate(graph, A100).bound[0])]
+
+
+def test_large_bf16_product_takes_its_time_at_the_matrix_rate() -> None:
+    assert time_of(contraction(8192)) == pytest.approx(3_524e3 + LAUNCH, rel=1e-3)
+    assert bound_of(contraction(8192)) == "compute"
+
+
+def test_operand_type_sets_the_rate_not_the_accumulator() -> None:
+    narrow, wide = time_of(contraction(8192)), time_of(contraction(8192, result="f32"))
+    assert wide == pytest.approx(narrow)
+
+
+def test_batch_is_not_lost() -> None:
+    assert time_of(contraction(4096, batch=32)) - LAUNCH == pytest.approx(
+        32 * (time_of(contraction(4096)) - LAUNCH)
+    )
+
+
+def test_emulated_products_multiply_the_time() -> None:
+    tpu = load_device("TPU-v4")
+    one = time_of(contraction(8192, "f32", "f32"), device=tpu) - tpu.launch_overhead_ns
+    six = time_of(contraction(8192, "f32", "f32", products=6), device=tpu) - tpu.launch_overhead_ns
+    assert six == pytest.approx(6 * one)
+
+
+def test_slower_operand_decides_a_mixed_product() -> None:
+    graph = contraction(8192)
+    mixed = replace(graph.contractions, rhs=np.array([dtype("f32").code], np.int16))
+    assert time_of(replace(graph, contractions=mixed)) > 1.9 * time_of(graph)
+
+
+def test_fusion_splits_between_matrix_and_vector_units() -> None:
+    b = GraphBuilder("fusion")
+    product, rest = 2.0 * 4096**3, 1e9
+    node = b.add_node(
+        name_row=0, op_row=0, op_class=OpClass.FUSION, flops=product + rest, transcendentals=1e8,
+        bytes_read=0.0, bytes_written=8.0,
+    )  # fmt: skip
+    code = dtype("bf16").code
+    b.set(node, rate_dtype=dtype("f32").code)
+    b.add_contraction(
+        node, batch=1, m=4096, n=4096, k=4096, flops=product, useful_flops=product, lhs=code, rhs=code,
+        accumulator=dtype("f32").code,
+    )  # fmt: skip
+    expected = product / BF16_PEAK + (rest + 8 * 1e8) / F32_VECTOR
+    assert time_of(b.build()) == pytest.approx(expected * 1e9 + LAUNCH)
+
+
+def test_useful_flops_leave_out_padding_unless_told_otherwise() -> None:
+    graph = contraction(8192)
+    half = replace(graph.contractions, useful_flops=graph.contractions.flops / 2)
+    graph = replace(graph, contractions=half, useful_flops=graph.flops / 2)
+    spec = time_of(graph, Roofline(use_useful_flops=False)) - LAUNCH
+    assert spec == pytest.approx(2 * (time_of(graph) - LAUNCH))
+
+
+def test_contraction_without_a_row_uses_the_matrix_unit() -> None:
+    flops = 2.0 * 8192**3
+    graph = single(OpClass.CONTRACTION, flops=flops, read=1, element="bf16")
+    assert time_of(graph) == pytest.approx(flops / BF16_PEAK * 1e9 + LAUNCH)
+
+
+def test_memory_bound_elementwise() -> None:
+    graph = single(flops=1e6, read=4e9)
+    assert time_of(graph) == pytest.approx(4e9 / BANDWIDTH * 1e9 + LAUNCH)
+    assert bound_of(graph) == "memory"
+
+
+def test_tiny_kernel_is_bound_by_its_launch() -> None:
+    assert time_of(single(flops=1, read=8)) == pytest.approx(LAUNCH, rel=1e-3)
+    assert bound_of(single(flops=1, read=8)) == "overhead"
+
+
+def test_element_type_falls_back_to_operands_then_to_the_option() -> None:
+    b = GraphBuilder("typed")
+    row = b.types.add(dtype("f32"), (1 << 20,))
+    b.add_node(
+        name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, operands=[row], flops=1e12, transcendentals=0,
+        bytes_read=0, bytes_written=0,
+    )  # fmt: skip
+    expected = 1e12 / F32_VECTOR * 1e9 + LAUNCH
+    assert time_of(b.build()) == pytest.approx(expected)
+    bare = single(flops=1e12, element="")
+    assert isnan(time_of(bare))
+    assert time_of(bare, Roofline(default_dtype="f32")) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("op_class", [OpClass.FREE, OpClass.CONTROL])
+def test_structure_is_free_even_with_unknown_cost(op_class: OpClass) -> None:
+    assert time_of(single(op_class, flops=nan, read=nan)) == 0
+    assert bound_of(single(op_class)) == "free"
+
+
+def test_structural_class_with_a_cost_is_not_free() -> None:
+    assert time_of(single(OpClass.CONTROL, read=1e6)) > 0
+
+
+def test_metadata_is_free() -> None:
+    assert time_of(single(OpClass.UNKNOWN, kind=NodeKind.METADATA, flops=nan)) == 0
+
+
+@pytest.mark.parametrize(
+    ("flops", "read", "element", "code"),
+    [
+        (nan, nan, "f32", "roofline.unknown-cost"),
+        (nan, 1e9, "f32", "roofline.unknown-flops"),
+        (1e9, nan, "f32", "roofline.unknown-bytes"),
+        (1e9, 1e9, "", "roofline.no-rate"),
+        (1e9, 1e9, "token", "roofline.no-rate"),
+    ],
+)
+def test_unknown_is_nan_and_told(flops: float, read: float, element: str, code: str) -> None:
+    found = Diagnostics()
+    graph = single(OpClass.CUSTOM, flops=flops, read=read, element=element)
+    estimate = Roofline().estimate(graph, A100, found)
+    assert isnan(estimate.duration_ns[0])
+    assert found.counts() == {code: 1}
+    assert "some_op" in next(iter(found)).message
+    assert (estimate.said_by[0], estimate.bound[0], estimate.coverage) == (-1, -1, 0.0)
+
+
+def test_known_bytes_of_an_unknown_call_are_a_lower_bound() -> None:
+    estimate = Roofline().estimate(single(OpClass.CUSTOM, flops=nan, read=1e9), A100)
+    assert estimate.low_ns[0] == pytest.approx(1e9 / BANDWIDTH * 1e9 + LAUNCH)
+
+
+def test_transcendentals_a_format_does_not_count_are_assumed_none_and_told() -> None:
+    found = Diagnostics()
+    graph = single(flops=1e12, transcendentals=nan)
+    assert time_of(graph, found=found) == pytest.approx(1e12 / F32_VECTOR * 1e9 + LAUNCH)
+    assert found.counts() == {"roofline.transcendentals-unknown": 1}
+
+
+def test_host_work_is_not_the_devices() -> None:
+    graph = single(flops=1e9, read=1e9)
+    graph = replace(graph, resource=np.array([int(Resource.HOST)], np.uint8))
+    found = Diagnostics()
+    assert isnan(time_of(graph, found=found))
+    assert found.counts() == {"roofline.host-node": 1}
+    assert not isnan(time_of(graph, device=replace(A100, kind="cpu")))
+
+
+def test_host_transfer_uses_the_host_link() -> None:
+    link = A100.link("pcie")
+    assert link is not None
+    expected = LAUNCH + link.latency_ns + 1e9 / link.bandwidth_bytes_per_s * 1e9
+    assert time_of(single(OpClass.HOST, read=1e9)) == pytest.approx(expected)
+
+
+def test_fitted_efficiency_and_overhead_replace_the_defaults() -> None:
+    fit = Efficiency(
+        op_class="contraction", dtype="bf16", compute=0.5, memory=0.8, t0_ns=5_000, provenance="test"
+    )
+    device = replace(A100, efficiencies=(fit,))
+    ideal = time_of(contraction(8192)) - LAUNCH
+    assert time_of(contraction(8192), device=device) == pytest.approx(2 * ideal + 5_000)
+    other = single(flops=0, read=1e9)
+    assert time_of(other, device=device) == pytest.approx(time_of(other))
+
+
+def test_efficiency_options_apply_where_no_fit_does() -> None:
+    ideal = time_of(single(read=1e9)) - LAUNCH
+    assert time_of(single(read=1e9), Roofline(memory_efficiency=0.5)) - LAUNCH == pytest.approx(2 * ideal)
+
+
+def test_sorts_may_pass_more_than_once_over_their_data() -> None:
+    graph = single(OpClass.SORT, read=1e9)
+    assert time_of(graph, Roofline(sort_passes=4)) - LAUNCH == pytest.approx(4 * (time_of(graph) - LAUNCH))
+
+
+def test_infinite_costs_do_not_crash() -> None:
+    assert time_of(single(flops=float("inf"), read=1)) == float("inf")
+
+
+def test_inputs_are_not_changed() -> None:
+    graph = contraction(64)
+    before = (graph.flops.copy(), graph.bytes_read.copy(), graph.duration_ns.copy())
+    Roofline().estimate(graph, A100)
+    for old, new in zip(before, (graph.flops, graph.bytes_read, graph.duration_ns), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@given(
+    flops=st.floats(0, 1e18) | st.just(nan),
+    read=st.floats(0, 1e15) | st.just(nan),
+    transcendentals=st.floats(0, 1e15),
+    op_class=st.sampled_from(OpClass),
+)
+def test_only_costless_nodes_take_no_time(
+    flops: float, read: float, transcendentals: float, op_class: OpClass
+) -> None:
+    time = time_of(single(op_class, flops=flops, read=read, transcendentals=transcendentals))
+    costly = flops > 0 or read > 0 or transcendentals > 0
+    assert not (costly and time == 0)
+    assert isnan(time) or time >= 0
+
+
+@given(st.sampled_from(["f32", "bf16", "f16", "f64", "i32", "i8"]), st.floats(1, 1e15), st.floats(1, 1e12))
+def test_time_never_falls_when_work_grows(element: str, flops: float, read: float) -> None:
+    time = time_of(single(flops=flops, read=read, element=element))
+    assert time_of(single(flops=2 * flops, read=read, element=element)) >= time
+    assert time_of(single(flops=flops, read=2 * read, element=element)) >= time
+
+
+def test_many_nodes_agree_with_one_by_one() -> None:
+    b = GraphBuilder("many")
+    rng = np.random.default_rng(1)
+    alone: list[float] = []
+    for flops, read in rng.uniform(0, 1e10, (50, 2)).tolist():
+        node = b.add_node(
+            name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, flops=flops, transcendentals=0,
+            bytes_read=read, bytes_written=0,
+        )  # fmt: skip
+        b.set(node, rate_dtype=dtype("f32").code)
+        alone.append(time_of(single(flops=flops, read=read)))
+    np.testing.assert_allclose(Roofline().estimate(b.build(), A100).duration_ns, alone)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_dtype": "nonsense"},
+        {"algorithm": "star"},
+        {"compute_efficiency": 0.0},
+        {"transcendental_weight": -1.0},
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, str | float]) -> None:
+    with pytest.raises(UsageError):
+        Roofline(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_registry_loads_with_options() -> None:
+    model = load_estimator("roofline:use_useful_flops=false,sort_passes=4,default_dtype=bf16,num_ranks=8")
+    assert model == Roofline(use_useful_flops=False, sort_passes=4.0, default_dtype="bf16", num_ranks=8)
+    assert isinstance(model, Estimator)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "rooftop",
+        "roofline:nope=1",
+        "roofline:sort_passes",
+        "roofline:sort_passes=x",
+        "roofline:use_useful_flops=2",
+    ],
+)
+def test_registry_refuses_what_it_does_not_know(spelling: str) -> None:
+    with pytest.raises(UsageError):
+        load_estimator(spelling)
+
+
+def test_registry_names_both_owners_of_a_taken_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("roofline", "somebody.else:Model", "hespas.estimators")
+
+    def points(*, group: str) -> list[EntryPoint]:
+        return [point] if group == point.group else []
+
+    monkeypatch.setattr(registry, "entry_points", points)
+    with pytest.raises(UsageError, match=r"hespas\.estimators\.roofline:Roofline.*somebody\.else:Model"):
+        load_estimator("roofline")
+
+
+def test_registry_loads_other_packages_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", "hespas.estimators.roofline:Roofline", "hespas.estimators")
+
+    def points(*, group: str) -> list[EntryPoint]:
+        return [point]
+
+    monkeypatch.setattr(registry, "entry_points", points)
+    assert registry.estimator_names()[-1] == "mine"
+    assert load_estimator("mine") == Roofline()
+
+
+def half_known() -> tuple[OpGraph, Estimate]:
+    b = GraphBuilder("half")
+    for flops in (1e9, nan, nan):
+        node = b.add_node(
+            name_row=0, op_row=b.strings.add("known" if flops == flops else "mystery"), flops=flops,  # noqa: PLR0124
+            op_class=OpClass.CUSTOM, transcendentals=0, bytes_read=8, bytes_written=8,
+        )  # fmt: skip
+        b.set(node, rate_dtype=dtype("f32").code)
+    graph = b.build()
+    return graph, Roofline().estimate(graph, A100)
+
+
+def test_missing_error_lists_the_operations() -> None:
+    graph, estimate = half_known()
+    with pytest.raises(UnsupportedError, match=r"2 of 3 nodes.*mystery \(2"):
+        apply_estimate(graph, estimate, "error")
+
+
+def test_missing_warn_and_zero() -> None:
+    graph, estimate = half_known()
+    found = Diagnostics()
+    warned = apply_estimate(graph, estimate, "warn", found)
+    zeroed = apply_estimate(graph, estimate, "zero", found)
+    assert np.isnan(warned.duration_ns).tolist() == [False, True, True]
+    assert zeroed.duration_ns[1:].tolist() == [0, 0]
+    assert found.counts() == {"estimate.missing": 2, "estimate.missing-as-zero": 2}
+    assert np.isnan(graph.duration_ns).all()
+
+
+def test_durations_a_graph_came_with_are_kept_where_nobody_knows_better() -> None:
+    graph, estimate = half_known()
+    graph = replace(graph, duration_ns=np.array([7.0, 8.0, 9.0]))
+    done = apply_estimate(graph, estimate, "error")
+    assert done.duration_ns[1:].tolist() == [8.0, 9.0]
+    assert done.duration_ns[0] == estimate.duration_ns[0]
+
+
+def test_nodes_that_never_run_are_not_missing() -> None:
+    graph, estimate = half_known()
+    graph = replace(graph, multiplicity=np.array([1.0, 0.0, 0.0]))
+    assert np.isnan(apply_estimate(graph, estimate, "error").duration_ns[1])
+
+
+def test_unknown_policy_is_refused() -> None:
+    graph, estimate = half_known()
+    with pytest.raises(UsageError):
+        apply_estimate(graph, estimate, "ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_every_shipped_device_estimates_a_bf16_product() -> None:
+    from hespas.hardware import device_names
+
+    assert find_dtype("bf16") is not None
+    for name in device_names():
+        assert time_of(contraction(1024), device=load_device(name)) > 0

@@ -1,0 +1,271 @@
+"""The rooms of the house and the arrows between them; what every module owes its readers.
+
+The rules are checked on the syntax tree, so a module need not be importable to be checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hespas"
+
+EVERYTHING_BELOW_CLI = frozenset(
+    {
+        "api",
+        "capture",
+        "converters",
+        "estimators",
+        "generators",
+        "graph",
+        "hardware",
+        "schemas",
+        "simulator",
+        "validators",
+    }
+)
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "graph": frozenset(),
+    "schemas": frozenset(),
+    "hardware": frozenset({"graph", "schemas"}),
+    "converters": frozenset({"graph", "schemas"}),
+    "generators": frozenset({"graph", "schemas"}),
+    "capture": frozenset({"graph", "schemas", "converters"}),
+    "estimators": frozenset({"graph", "schemas", "hardware"}),
+    "simulator": frozenset({"graph", "schemas", "hardware", "estimators"}),
+    "validators": frozenset({"graph", "schemas", "hardware", "estimators", "simulator", "converters"}),
+    "api": EVERYTHING_BELOW_CLI,
+    "cli": EVERYTHING_BELOW_CLI,
+}
+"""Which room may import which, beside itself and the version in ``hespas``."""
+
+SHARED_CONVERTERS = frozenset({"format", "registry", "source", "output", "replica_groups", "costs"})
+"""Modules of ``hespas.converters`` that every format may use."""
+
+HEAVY = ("jax", "jaxlib", "pandas", "pyarrow", "scipy", "sklearn", "torch")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """``hespas.graph.columns`` for its file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(name: str) -> str:
+    """``graph`` for ``hespas.graph.columns``; nothing for the package itself."""
+    return name.split(".")[1] if "." in name else ""
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything of ours that a module imports, wherever in it."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def ours(path: Path) -> Iterator[tuple[int, str]]:
+    return ((line, name) for line, name in imports_of(path) if name.split(".")[0] == "hespas")
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert rooms <= set(MAY_IMPORT)
+
+
+def test_arrows_go_down_only() -> None:
+    wrong: list[str] = []
+    for path in MODULES:
+        room = room_of(name_of(path))
+        if not room:
+            continue
+        for line, imported in ours(path):
+            target = room_of(imported)
+            is_room = (PACKAGE / target).is_dir()
+            if is_room and target != room and target not in MAY_IMPORT[room]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {imported}")
+    assert wrong == []
+
+
+def test_a_format_never_imports_another() -> None:
+    wrong: list[str] = []
+    for path in (PACKAGE / "converters").rglob("*.py"):
+        own = name_of(path).split(".")[2:3]
+        for line, imported in ours(path):
+            parts = imported.split(".")
+            if parts[1:2] != ["converters"] or len(parts) < 3:
+                continue
+            is_format = (PACKAGE / "converters" / parts[2]).is_dir() or parts[2:3] == own
+            if is_format and parts[2] not in SHARED_CONVERTERS and parts[2:3] != own:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: imports {imported}")
+    assert wrong == []
+
+
+def test_shared_converter_modules_import_no_format() -> None:
+    wrong: list[str] = []
+    folder = PACKAGE / "converters"
+    formats = {path.name for path in folder.iterdir() if path.is_dir()} - SHARED_CONVERTERS
+    for path in folder.rglob("*.py"):
+        if name_of(path).split(".")[2:3] and name_of(path).split(".")[2] in formats:
+            continue
+        for line, imported in ours(path):
+            if imported.split(".")[1] == "converters" and set(imported.split(".")[2:3]) & formats:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: imports {imported}")
+    assert wrong == []
+
+
+def test_nobody_imports_tests_or_fixtures() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {imported}"
+        for path in MODULES
+        for line, imported in imports_of(path)
+        if imported.split(".")[0] in {"tests", "fixtures", "benchmarks"}
+    ]
+    assert wrong == []
+
+
+# --- what every module owes its readers
+
+
+def declared_public(tree: ast.Module) -> list[str] | None:
+    """The literal list ``__all__``, None where there is none."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            assert isinstance(node, ast.Assign)
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return None
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """Names that statements of the module itself make; imports do not count."""
+    names: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                parts = (part for target in targets for part in ast.walk(target))
+                names |= {part.id for part in parts if isinstance(part, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case _:
+                pass
+    return names
+
+
+def needs_all(tree: ast.Module) -> bool:
+    return any(not isinstance(node, ast.Expr) for node in tree.body)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_public_names_are_listed_first_and_in_full(path: Path) -> None:
+    tree = tree_of(path)
+    if not needs_all(tree):
+        return
+    listed = declared_public(tree)
+    assert listed is not None, "no __all__"
+    assert len(set(listed)) == len(listed), "a name is listed twice"
+    public = {name for name in defined_names(tree) if not name.startswith("_")}
+    assert public - set(listed) == set(), "public names that __all__ leaves out: list or underscore them"
+    before = [type(node).__name__ for node in statements_before_all(tree)]
+    assert before == [], "only the docstring and imports stand before __all__"
+
+
+def statements_before_all(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+        ):
+            return
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_docstring and not isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.Try):
+            yield node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_listed_names_exist(path: Path) -> None:
+    listed = declared_public(tree_of(path)) or []
+    if not listed:
+        return
+    try:
+        module = import_module(name_of(path))
+    except ModuleNotFoundError as error:
+        pytest.skip(f"an optional dependency is not installed: {error.name}")
+    missing = [name for name in listed if not hasattr(module, name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_and_functions_are_small(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_MODULE_LINES
+    long = [
+        f"{node.name}: {length} lines"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_only_the_command_line_prints_or_exits() -> None:
+    wrong: list[str] = []
+    for path in MODULES:
+        if room_of(name_of(path)) == "cli":
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "sys.exit", "exit", "quit"}:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}")
+            if isinstance(node, ast.Raise) and node.exc and "SystemExit" in ast.unparse(node.exc):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: SystemExit")
+    assert wrong == []
+
+
+# --- what an import costs
+
+
+def heavy_modules_after(statement: str) -> list[str]:
+    """Heavy libraries that a fresh interpreter has loaded after ``statement``."""
+    script = f"import sys\n{statement}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return [str(name) for name in ast.literal_eval(done.stdout)]
+
+
+def test_importing_the_package_and_the_commands_is_cheap() -> None:
+    commands = [name_of(path) for path in MODULES if room_of(name_of(path)) == "cli"]
+    assert heavy_modules_after(f"import {', '.join(['hespas', 'hespas.graph', *commands])}") == []
+
+
+def test_listing_the_formats_is_cheap() -> None:
+    statement = (
+        "from hespas.converters.registry import format_names, load_format\n"
+        "for name in format_names(): load_format(name)"
+    )
+    assert heavy_modules_after(statement) == []
