@@ -29,6 +29,10 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
+def _finite_row(row: Mapping[str, float]) -> dict[str, Json]:
+    return {name: _finite(value) for name, value in row.items()}
+
+
 def diagnostics_rows(diagnostics: Diagnostics) -> list[Json]:
     """One object per kept finding; ``count`` is the exact number of its code."""
     counts = diagnostics.counts()
@@ -64,12 +68,12 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
         document["conservation"] = {
             "events_in": account.before.ops,
             "events_out": account.after.ops,
-            "device_time_ns_in": account.before.device_time_ns,
-            "device_time_ns_out": account.after.device_time_ns,
+            "device_time_ns_in": _finite(account.before.device_time_ns),
+            "device_time_ns_out": _finite(account.after.device_time_ns),
             "flops": {"in": account.before.flops, "out": account.after.flops},
             "bytes": {"in": account.before.bytes_moved, "out": account.after.bytes_moved},
-            "totals_in": asdict(account.before),
-            "totals_out": asdict(account.after),
+            "totals_in": _finite_row(asdict(account.before)),
+            "totals_out": _finite_row(asdict(account.after)),
             "dropped": [
                 {"reason": reason, "count": count, "message": _example(done.diagnostics, reason)}
                 for reason, count in account.dropped.items()

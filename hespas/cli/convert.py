@@ -19,7 +19,7 @@ from hespas.cli.session import (
     say_diagnostics,
     version,
 )
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text, time_text
+from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _report(done: Conversion) -> None:
         return
     before, after = account.before, account.after
     say(
-        f"{count_text(account.num_ranks)} ranks in {count_text(account.rank_classes)} classes; "
+        f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; "
         "sums over all ranks:"
     )
     rows = [

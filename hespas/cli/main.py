@@ -16,7 +16,7 @@ from hespas.cli.session import (
     say_diagnostics,
     version,
 )
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text, time_text
+from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import NodeEstimates
@@ -102,9 +102,8 @@ def _show_estimates(done: NodeEstimates) -> None:
         ranks = int((done.workload.rank_class == index).sum())
         rows = class_totals(graph, estimated)
         total_ns = sum(row.duration_ns for row in rows)
-        plural = "s" if ranks != 1 else ""
         emit(
-            f"{graph.name}: {count_text(ranks)} rank{plural}, "
+            f"{graph.name}: {counted(ranks, 'rank')}, "
             f"{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
             f"({', '.join(estimated.estimators)}; overlap not considered)"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isnan
 
-__all__ = ["bytes_text", "count_text", "flops_text", "table_text", "time_text"]
+__all__ = ["bytes_text", "count_text", "counted", "flops_text", "table_text", "time_text"]
 
 
 def _scaled(value: float, units: Sequence[str], step: float) -> str:
@@ -39,6 +39,12 @@ def count_text(count: float) -> str:
     if isnan(count):
         return "unknown"
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+
+
+def counted(count: float, noun: str) -> str:
+    """``1 rank``, ``4 ranks``, ``2 classes``."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count_text(count)} {noun}{'' if count == 1 else plural}"
 
 
 def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:

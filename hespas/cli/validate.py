@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli.session import DebugOption, command_line, emit, say, version
-from hespas.cli.text import count_text, table_text
+from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def _show(result: CheckResult) -> None:
             emit(f"  try: {error.hint}")
     for checked in result.inputs:
         emit(
-            f"{checked.path} ({checked.format}): {count_text(checked.num_ranks)} ranks in "
-            f"{count_text(checked.num_classes)} classes, {count_text(checked.num_nodes)} nodes"
+            f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "
+            f"{counted(checked.num_classes, 'class')}, {counted(checked.num_nodes, 'node')}"
         )
     found = sum(result.counts.values())
-    emit("valid" + (f", {count_text(found)} warnings" if found else "") if result.valid else "NOT valid")
+    emit("valid" + (f", {counted(found, 'warning')}" if found else "") if result.valid else "NOT valid")
 
 
 def _list_rules() -> None:

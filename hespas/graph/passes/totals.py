@@ -14,7 +14,7 @@ __all__ = ["Totals", "totals"]
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over one step, executions counted; ``unknown_ops`` have a cost or count that is not known and are
-    not in the sums.
+    not in the sums. ``device_time_ns`` is NaN where no operation states a time.
     """
 
     ops: float
@@ -34,10 +34,12 @@ def totals(graph: OpGraph) -> Totals:
     """The sums over one graph. O(nodes)."""
     times = graph.multiplicity
     of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
+    device_time = graph.duration_ns * times
+    timed = not np.isnan(device_time).all() or not len(graph)
     unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)
     return Totals(
         ops=float(np.nansum(times)),
-        device_time_ns=float(np.nansum(graph.duration_ns * times)),
+        device_time_ns=float(np.nansum(device_time)) if timed else float("nan"),
         flops=float(np.nansum(graph.flops * times)),
         useful_flops=float(np.nansum(graph.useful_flops * times)),
         transcendentals=float(np.nansum(graph.transcendentals * times)),

@@ -1,0 +1,1 @@
+"""The rules by family. The table that names them all is :mod:`hespas.validators.table`."""
