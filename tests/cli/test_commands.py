@@ -1,0 +1,235 @@
+"""The commands as a user types them: output, error stream, exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hespas import __version__
+from hespas.cli import convert, main, validate
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+STEP = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+MLP = FIXTURES / "stablehlo" / "mlp.mlir"
+UNKNOWN_TRIPS = FIXTURES / "stablehlo" / "while_unknown.mlir"
+
+runner = CliRunner()
+
+
+def _convert(*args: str | Path) -> Result:
+    return runner.invoke(convert.app, [str(arg) for arg in args])
+
+
+def _validate(*args: str | Path) -> Result:
+    return runner.invoke(validate.app, [str(arg) for arg in args])
+
+
+def _hespas(*args: str | Path) -> Result:
+    return runner.invoke(main.app, [str(arg) for arg in args])
+
+
+def test_the_main_job_writes_one_trace_a_rank_that_a_simulator_accepts(tmp_path: Path) -> None:
+    done = _convert(STEP, tmp_path / "traces", "--hardware", "H100-SXM", "--log-json", tmp_path / "log.json")
+    assert done.exit_code == 0, done.output
+    names = {file.name for file in (tmp_path / "traces").iterdir()}
+    assert {f"traces.{rank}.et" for rank in range(8)} <= names
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert log["schema"] == "hespas.convert/1"
+    kept = log["conservation"]
+    assert kept["flops"]["in"] == kept["flops"]["out"] > 0
+    assert kept["bytes"]["in"] == kept["bytes"]["out"] > 0
+    assert kept["totals_in"]["collectives"] == kept["totals_out"]["collectives"] == 8 * 73
+    assert kept["device_time_ns_in"] is None
+    assert kept["device_time_ns_out"] > 0
+    checked = _validate(
+        "check", tmp_path / "traces", "--profile", "astra-sim", "--json", tmp_path / "check.json"
+    )
+    assert checked.exit_code == 0, checked.output
+    assert json.loads((tmp_path / "check.json").read_text())["valid"] is True
+
+
+@pytest.mark.parametrize("granularity", ["op", "fused", "region"])
+def test_every_granularity_keeps_flops_and_collectives(granularity: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.json"
+    done = _convert(STEP, tmp_path / "out", "--granularity", granularity, "--log-json", log)
+    assert done.exit_code == 0, done.output
+    kept = json.loads(log.read_text())["conservation"]
+    assert kept["flops"]["in"] == pytest.approx(kept["flops"]["out"], rel=1e-12)
+    before, after = kept["totals_in"], kept["totals_out"]
+    assert (before["collectives"], before["collective_bytes"]) == (
+        after["collectives"],
+        after["collective_bytes"],
+    )
+
+
+def test_one_rank_goes_to_one_file_and_to_standard_output(tmp_path: Path) -> None:
+    assert _convert(STEP, tmp_path / "one.et", "--ranks", "3").exit_code == 0
+    main_call = [sys.executable, "-c", "from hespas.cli.convert import main; main()"]
+    command = [*main_call, str(STEP), "-", "--to", "chakra", "--ranks", "3"]
+    through = subprocess.run(command, capture_output=True, check=True)
+    assert through.stdout == (tmp_path / "one.et").read_bytes()
+
+
+def test_standard_input_is_sniffed_like_a_file(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from hespas.cli.convert import main; main()",
+        "-",
+        str(tmp_path / "g.json"),
+    ]
+    subprocess.run(command, input=MLP.read_bytes(), check=True, capture_output=True)
+    assert json.loads((tmp_path / "g.json").read_text())["num_ranks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "SRC and DST are needed"),
+        (["absent.mlir", "out"], 3, "absent.mlir: no such file"),
+        ([MLP, "out", "--hardware", "H900"], 2, "H900"),
+        ([MLP, "out", "--estimator", "guess", "--hardware", "L4"], 2, "unknown estimator 'guess'"),
+        ([MLP, "out", "--from", "hlo"], 3, "mlp.mlir"),
+        ([MLP, "out", "--to", "yaml"], 2, "unknown format 'yaml'"),
+        ([MLP, "out.xyz"], 2, "no writable format has the suffix '.xyz'"),
+        ([MLP, "out", "--ranks", "7"], 2, "outside the job's ranks 0-0"),
+        ([MLP, "out", "--ranks", "a-b"], 2, "neither a rank nor a range"),
+        ([MLP, "out", "--ranks", "5-2"], 2, "ends before it starts"),
+        ([MLP, "out", "--to", "stablehlo"], 2, "can be read, not written"),
+        ([UNKNOWN_TRIPS, "out", "--missing", "error"], 4, "trip count"),
+        (["--bogus"], 2, "No such option"),
+    ],
+)
+def test_a_wrong_request_says_what_is_wrong_and_leaves_nothing(
+    arguments: list[str | Path], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = _convert(*arguments)
+    assert done.exit_code == code, done.output
+    assert message in re.sub(r"\s+", " ", done.stderr)
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_malformed_input_names_file_position_and_remedy(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.mlir"
+    broken.write_text(MLP.read_text().replace("stablehlo.dot_general", "stablehlo.dot_generl", 1))
+    done = _convert(broken, tmp_path / "out")
+    assert done.exit_code == 3
+    assert "broken.mlir" in done.stderr
+    assert "line" in done.stderr
+    assert "try:" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = _convert(tmp_path / "absent", tmp_path / "out", "--debug")
+    assert done.exception is not None
+    assert type(done.exception).__name__ == "FormatError"
+
+
+def test_an_existing_output_is_kept_without_overwrite(tmp_path: Path) -> None:
+    target = tmp_path / "graph.json"
+    target.write_text("mine")
+    done = _convert(MLP, target)
+    assert done.exit_code == 2
+    assert "--overwrite" in done.stderr
+    assert target.read_text() == "mine"
+    assert _convert(MLP, target, "--overwrite").exit_code == 0
+
+
+def test_list_formats_for_people_and_for_scripts() -> None:
+    table = _convert("--list-formats")
+    assert table.exit_code == 0
+    rows = json.loads(_convert("--list-formats", "--json").stdout)
+    assert {"stablehlo", "hlo", "op-graph", "op-graph-arrow", "chakra"} <= {row["name"] for row in rows}
+    for row in rows:
+        assert row["name"] in table.stdout
+        assert row["specification"]
+
+
+def test_unknown_costs_are_listed_and_fail_when_strict(tmp_path: Path) -> None:
+    program = FIXTURES / "stablehlo" / "custom_call_unknown.mlir"
+    lenient = _convert(program, tmp_path / "a", "--hardware", "L4")
+    assert lenient.exit_code == 0
+    assert "warning:" in lenient.stderr
+    strict = _convert(program, tmp_path / "b", "--hardware", "L4", "--missing", "error")
+    assert strict.exit_code == 4
+    assert "custom_call" in strict.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_estimate_prints_classes_and_writes_rows(tmp_path: Path) -> None:
+    csv, document = tmp_path / "ops.csv", tmp_path / "sums.json"
+    done = _hespas("estimate", STEP, "--hardware", "h100", "--out", csv, "--json", document)
+    assert done.exit_code == 0, done.output
+    assert "contraction" in done.stdout
+    sums = json.loads(document.read_text())
+    assert sums["schema"] == "hespas.estimate/1"
+    (only,) = sums["rank_classes"]
+    assert only["ranks"] == 8
+    total_ns = sum(row["duration_ns"] for row in only["op_classes"])
+    assert only["duration_ns"] == pytest.approx(total_ns)
+    header, *rows = csv.read_text().splitlines()
+    assert header.startswith("rank_class,node,name,op,")
+    assert len(rows) > 500
+
+
+def test_hardware_is_listed_and_shown() -> None:
+    listed = _hespas("hardware", "list")
+    assert listed.exit_code == 0
+    assert "H100-SXM" in listed.stdout
+    shown = _hespas("hardware", "show", "a100_sxm")
+    assert shown.exit_code == 0
+    assert 'name = "A100-SXM' in shown.stdout
+
+
+def test_check_says_invalid_with_exit_code_1(tmp_path: Path) -> None:
+    cyclic = tmp_path / "cyclic.json"
+    cyclic.write_text('{"nodes": [{"id": 1, "op": "a", "deps": [2]}, {"id": 2, "op": "b", "deps": [1]}]}')
+    done = _validate("check", cyclic)
+    assert done.exit_code == 1
+    assert "NOT valid" in done.stdout
+    assert "ET007" in done.stdout
+
+
+def test_check_of_something_unreadable_is_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "empty.et").write_bytes(b"")
+    done = _validate("check", tmp_path / "empty.et")
+    assert done.exit_code == 3
+    assert "empty" in done.stdout
+
+
+def test_versions_agree() -> None:
+    for result in (_convert("--version"), _hespas("--version"), _validate("--version")):
+        assert result.stdout == f"hespas {__version__}\n"
+
+
+def test_every_command_explains_itself() -> None:
+    assert "Exit codes" in _convert("--help").stdout
+    assert "check" in _validate("--help").stdout
+    assert "estimate" in _hespas("--help").stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from hespas.cli.convert import main; main()"]
+    big = FIXTURES / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
+    process = subprocess.Popen([*command, str(big), str(tmp_path / "out")], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode in {0, 130}, errors
+    left = list(tmp_path.iterdir())
+    assert left == ([tmp_path / "out"] if process.returncode == 0 else [])
