@@ -1,0 +1,54 @@
+"""The one place that touches jaxlib's HLO bindings, to print a serialised ``HloModuleProto`` as text.
+
+``jaxlib._hlo`` is private API; the calls below exist in the range that the ``stablehlo`` extra pins. HLO text
+is read without jaxlib.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from hespas.graph.errors import FormatError, MissingExtraError
+
+__all__ = ["TESTED_JAXLIB", "proto_to_text"]
+
+TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
+
+
+class _Module(Protocol):
+    def to_string(self) -> str:
+        """The module in XLA's text format."""
+        ...
+
+
+class _ModuleClass(Protocol):
+    def from_serialized_hlo_module_proto(self, data: bytes) -> _Module:
+        """Parse a serialised ``HloModuleProto``."""
+        ...
+
+
+def _module_class() -> _ModuleClass:
+    try:
+        return cast("_ModuleClass", import_module("jaxlib._hlo").HloModule)
+    except (ImportError, AttributeError) as error:
+        raise MissingExtraError(
+            "reading a serialised HloModuleProto", "stablehlo", detail=f"tested with {TESTED_JAXLIB}: {error}"
+        ) from error
+
+
+def proto_to_text(data: bytes, path: str) -> str:
+    """The text of a serialised module. Raises ``FormatError`` where the bytes are none, ``MissingExtraError``
+    without a fitting jaxlib.
+    """
+    parse = _module_class().from_serialized_hlo_module_proto
+    try:
+        return parse(data).to_string()
+    except (RuntimeError, ValueError) as error:  # XlaRuntimeError is a RuntimeError
+        reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
+        raise FormatError(
+            f"expected a serialised HloModuleProto: {reason}",
+            path=path,
+            position=f"within {len(data):,} bytes",
+            hint="copy the file again, or dump the module as text (--xla_dump_hlo_as_text)",
+        ) from error

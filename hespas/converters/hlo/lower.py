@@ -1,0 +1,335 @@
+"""HLO computations -> nodes. Calls, loop bodies and branches are written out in place; a fusion is one node.
+
+Text order is kept: in a scheduled module it is the schedule. A tuple is followed element by element, so that
+a ``get-tuple-element`` waits for its element only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isnan
+
+from hespas.converters.costs import FREE, Cost
+from hespas.converters.hlo.attributes import integer, names
+from hespas.converters.hlo.bodies import Bodies, BodyCost
+from hespas.converters.hlo.communication import Communication, communication_kind
+from hespas.converters.hlo.control import Control
+from hespas.converters.hlo.emit import Emitter
+from hespas.converters.hlo.frames import Frame, Value
+from hespas.converters.hlo.module import Computation
+from hespas.converters.hlo.program import base_opcode
+from hespas.converters.hlo.scan import unquote
+from hespas.converters.hlo.traffic import UPDATING, fusion_bytes
+from hespas.graph import NodeKind, OpClass
+from hespas.graph.errors import UnsupportedError
+
+__all__ = ["MAX_CALL_DEPTH", "Lowering"]
+
+MAX_CALL_DEPTH = 100
+"""Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
+
+_FREE = frozenset(
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "reshape",
+        "after-all",
+        "add-dependency",
+        "opt-barrier",
+        "partition-id",
+        "replica-id",
+        "domain",
+    }
+)
+"""Opcodes that take no time: structure, views, bookkeeping."""
+
+
+class Lowering:
+    """Writes a module's entry computation into a graph. Use :meth:`run` once."""
+
+    def __init__(self, emitter: Emitter, bodies: Bodies, communication: Communication) -> None:
+        """Bring the parts together."""
+        self.emitter = emitter
+        self.program = emitter.program
+        self.findings = emitter.findings
+        self.bodies = bodies
+        self.communication = communication
+        self._control = Control(self)
+        self._open_channels: set[str] = set()
+        self._handlers: dict[str, Callable[[Frame, int], None]] = {
+            "parameter": self._parameter,
+            "get-tuple-element": self._element,
+            "tuple": self._tuple,
+            "fusion": self._fusion,
+            "while": self._control.loop,
+            "conditional": self._control.conditional,
+            "call": self._control.call,
+            "async-start": self._control.async_start,
+            "call-start": self._control.async_start,
+            "fusion-start": self._fusion,
+        }
+
+    def run(self) -> None:
+        """Write the entry computation out."""
+        self.write(Frame(self.program.module.entry, -1, 0))
+
+    def write(self, frame: Frame) -> Frame:
+        """Write one computation out, instruction by instruction."""
+        if frame.depth > MAX_CALL_DEPTH:
+            raise UnsupportedError(
+                f"calls, loops and branches nested more than {MAX_CALL_DEPTH} deep",
+                path=self.program.module.source.path,
+                position=f"computation {frame.computation.name}",
+            )
+        handlers = self._handlers
+        for index, opcode in enumerate(frame.computation.opcodes):
+            handler = handlers.get(opcode)
+            if handler is not None:
+                handler(frame, index)
+            else:
+                self._operation(frame, index, opcode)
+        return frame
+
+    def operand_nodes(self, frame: Frame, index: int) -> list[int]:
+        """The nodes an instruction waits for, each once, in operand order."""
+        nodes = frame.nodes
+        operands = frame.computation.operands[index]
+        if len(operands) == 1:
+            return [nodes[operands[0]]]
+        return list(dict.fromkeys([nodes[operand] for operand in operands]))
+
+    def control_nodes(self, frame: Frame, index: int) -> list[int]:
+        """Nodes of ``control-predecessors``; one that does not stand above is told of and left out."""
+        text = frame.computation.attributes[index].get("control-predecessors")
+        if text is None:
+            return []
+        found = [frame.number_of(name) for name in names(text)]
+        known = [frame.nodes[number] for number in found if 0 <= number < len(frame.nodes)]
+        if len(known) < len(found):
+            place = (frame.computation, index)
+            self.findings.add("hlo.control-order", "", place, "a control predecessor does not stand above it")
+        return known
+
+    def add(
+        self,
+        frame: Frame,
+        index: int,
+        cost: Cost,
+        *,
+        deps: list[int] | None = None,
+        operand_rows: tuple[int, ...] = (),
+        result_row: int | None = None,
+        kind: NodeKind = NodeKind.COMPUTE,
+    ) -> int:
+        """Add the node of an instruction and bind its value."""
+        computation = frame.computation
+        node = self.emitter.node(
+            computation,
+            index,
+            cost,
+            deps=self.operand_nodes(frame, index) if deps is None else deps,
+            control=self.control_nodes(frame, index),
+            operand_rows=operand_rows,
+            result_row=computation.shapes[index] if result_row is None else result_row,
+            region=frame.region,
+            kind=kind,
+        )
+        frame.nodes.append(node)
+        if frame.state:
+            self._note_reader(frame, index, node)
+        return node
+
+    def _note_reader(self, frame: Frame, index: int, node: int) -> None:
+        """Remember which element of the loop state a node reads."""
+        computation = frame.computation
+        opcodes = computation.opcodes
+        for operand in computation.operands[index]:
+            if self.reads_state(frame, operand):
+                whole = opcodes[index] != "get-tuple-element"
+                frame.readers.append((-1 if whole else self.element_index(frame, index), node))
+
+    def reads_state(self, frame: Frame, operand: int) -> bool:
+        """Whether an instruction of a frame is a parameter that holds the state of a loop."""
+        if not frame.state or frame.computation.opcodes[operand] != "parameter":
+            return False
+        return self.program.parameter_number(frame.computation, operand) in frame.state
+
+    def element_index(self, frame: Frame, index: int) -> int:
+        """The index of a ``get-tuple-element``."""
+        try:
+            return integer(frame.computation.attributes[index].get("index", ""))
+        except ValueError as error:
+            raise self.program.error(frame.computation, index, f"attribute index: {error}") from error
+
+    def _parameter(self, frame: Frame, index: int) -> None:
+        number = self.program.parameter_number(frame.computation, index)
+        if frame.computation is self.program.module.entry:
+            self.add(frame, index, FREE)
+            return
+        if not 0 <= number < len(frame.arguments):
+            raise self.program.error(
+                frame.computation,
+                index,
+                f"expected a parameter number below the {len(frame.arguments)} operands given",
+            )
+        argument = frame.arguments[number]
+        frame.nodes.append(argument.node)
+        if argument.parts is not None:
+            frame.parts[index] = argument.parts
+
+    def _element(self, frame: Frame, index: int) -> None:
+        operands = frame.computation.operands[index]
+        if len(operands) != 1:
+            raise self.program.error(frame.computation, index, "expected one operand")
+        number = self.element_index(frame, index)
+        elements = self.program.shapes[frame.computation.shapes[operands[0]]].elements
+        if elements is None or not 0 <= number < len(elements):
+            count = 0 if elements is None else len(elements)
+            raise self.program.error(
+                frame.computation, index, f"expected an index below {count}, the size of the tuple"
+            )
+        value = frame.value(operands[0]).part(number)
+        row = frame.computation.shapes[index]
+        self.add(frame, index, FREE, deps=[value.node], operand_rows=(row,))
+        if value.parts is not None:
+            frame.parts[index] = value.parts
+
+    def _tuple(self, frame: Frame, index: int) -> None:
+        rows = self.program.operand_rows(frame.computation, index)
+        self.add(frame, index, FREE, operand_rows=rows)
+        operands = frame.computation.operands[index]
+        frame.parts[index] = tuple([frame.value(operand) for operand in operands])
+
+    def _operation(self, frame: Frame, index: int, opcode: str) -> None:
+        computation = frame.computation
+        base, suffix = base_opcode(opcode)
+        if suffix in {"-done", "-update"}:
+            self._completion(frame, index, suffix)
+            return
+        if opcode in _FREE:
+            rows = () if opcode == "opt-barrier" else self.program.operand_rows(computation, index)
+            self.add(frame, index, FREE, operand_rows=rows)
+            return
+        scheduled = self.program.is_scheduled
+        operands = computation.operands[index]
+        updates = opcode in UPDATING and bool(operands)
+        in_place = updates and self.program.dies(computation, index, operands[0])
+        cost = self.program.cost(computation, index, in_place=in_place, materialised=scheduled)
+        if isnan(cost.flops):
+            self._report_unknown(computation, index, base)
+        if base == "iota" and scheduled:
+            cost = Cost(OpClass.GENERATE, bytes_written=self._result_bytes(computation, index))
+        kind = communication_kind(opcode) or NodeKind.COMPUTE
+        self.add_operation(frame, index, cost, kind)
+
+    def add_operation(self, frame: Frame, index: int, cost: Cost, kind: NodeKind) -> int:
+        """Add a node with its operand types, and its communication row where it has one."""
+        computation = frame.computation
+        rows = self.program.operand_rows(computation, index)
+        result = self.program.result_row(computation, index)
+        if computation.opcodes[index] == "copy-start":
+            cost, kind = self._transfer(rows, result, cost)
+        elif kind is NodeKind.SEND:
+            cost = replace(cost, bytes_written=0.0)
+        elif kind is NodeKind.RECV:
+            cost = replace(cost, bytes_read=0.0)
+        node = self.add(frame, index, cost, operand_rows=rows, result_row=result, kind=kind)
+        if kind in {NodeKind.COLLECTIVE, NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV}:
+            self.communication.annotate(node, (computation, index), rows, result)
+        return node
+
+    def _transfer(self, rows: tuple[int, ...], result: int, cost: Cost) -> tuple[Cost, NodeKind]:
+        """``copy-start``: a copy by the DMA engine, to or from host memory where a layout says so."""
+        kind = NodeKind.COMPUTE
+        if rows and self.emitter.in_host_memory(rows[0]):
+            kind = NodeKind.MEM_LOAD
+        elif self.emitter.in_host_memory(result):
+            kind = NodeKind.MEM_STORE
+        return Cost(OpClass.MEMORY, bytes_read=cost.bytes_read, bytes_written=cost.bytes_written), kind
+
+    def _completion(self, frame: Frame, index: int, suffix: str) -> None:
+        """``-done`` and ``-update``: no cost of their own; they wait for the start, or for what it called."""
+        operands = frame.computation.operands[index]
+        deps = self.operand_nodes(frame, index)
+        result = frame.async_results.get(operands[0]) if operands else None
+        if result is not None and suffix == "-update":
+            frame.async_results[index] = result
+        elif result is not None:
+            deps.append(result)
+        self.add(frame, index, FREE, deps=list(dict.fromkeys(deps)))
+
+    def _result_bytes(self, computation: Computation, index: int) -> float:
+        return sum(tensor.bytes for tensor in self.program.tensors(computation.shapes[index]))
+
+    def _report_unknown(self, computation: Computation, index: int, base: str) -> None:
+        place = (computation, index)
+        if base == "custom-call":
+            target = unquote(computation.attributes[index].get("custom_call_target", ""))
+            message = "custom call whose arithmetic is not known; operand and result bytes are a lower bound"
+            self.findings.add("hlo.unknown-custom-call", target, place, message)
+        elif not self.program.is_known(computation, index):
+            message = "operation not in the cost table; operand and result bytes are a lower bound"
+            self.findings.add("hlo.unknown-op", base, place, message)
+        else:
+            message = "arithmetic not known: an extent or an attribute it depends on is not stated"
+            self.findings.add("hlo.unknown-cost", base, place, message)
+
+    def _fusion(self, frame: Frame, index: int) -> None:
+        """One node; collectives in the body make it a communicating one."""
+        computation = frame.computation
+        body = self.bodies.callee(computation, index)
+        read, written = fusion_bytes(self.program, computation, index, body.needs, body.aliases)
+        for inner, place in body.unknown:
+            self._report_unknown(inner, place, base_opcode(inner.opcodes[place])[0])
+        cost = Cost(
+            body.contraction_class or OpClass.FUSION,
+            body.flops,
+            body.useful_flops,
+            body.transcendentals,
+            read,
+            written,
+            body.rate_dtype,
+            body.contractions,
+        )
+        if body.collectives:
+            self._collective_fusion(frame, index, cost, body)
+        else:
+            self.add_operation(frame, index, cost, NodeKind.COMPUTE)
+
+    def _collective_fusion(self, frame: Frame, index: int, cost: Cost, body: BodyCost) -> None:
+        """A fusion around a collective. What a start fusion has begun is not counted again by the fusions
+        that carry it on and complete it.
+        """
+        computation = frame.computation
+        inner, place = body.collectives[0]
+        channel = inner.attributes[place].get("channel_id", "")
+        started = channel in self._open_channels
+        name = computation.names[index]
+        if "async-collective-done" in name:
+            self._open_channels.discard(channel)
+            self.add(frame, index, FREE)
+            return
+        if started:
+            self.add_operation(frame, index, cost, NodeKind.COMPUTE)
+            return
+        if "async-collective-start" in name and channel:
+            self._open_channels.add(channel)
+        if len(body.collectives) > 1:
+            message = "several collectives in one fusion; the node states the first"
+            self.findings.add("hlo.fused-collectives", "", (computation, index), message)
+        kind = communication_kind(inner.opcodes[place]) or NodeKind.COLLECTIVE
+        if body.contraction_class is None:
+            cost = replace(cost, op_class=OpClass.COLLECTIVE)
+        rows = self.program.operand_rows(computation, index)
+        node = self.add(frame, index, cost, operand_rows=rows, kind=kind)
+        inner_rows = self.program.operand_rows(inner, place)
+        self.communication.annotate(node, (inner, place), inner_rows, self.program.result_row(inner, place))
+
+    def bind(self, frame: Frame, index: int, value: Value) -> None:
+        """Let users of a tuple follow its elements past the node of the call that made it."""
+        if value.parts is not None:
+            frame.parts[index] = value.parts

@@ -1,0 +1,128 @@
+"""HLO shapes: ``bf16[4,128]{1,0:T(8,128)(2,1)S(1)}``, tuples of them, ``token[]``, bounded extents ``<=n``.
+
+Grammar: ``xla/hlo/parser`` of openxla/xla. What stands in a layout (order, tiling, memory space, element
+size) is kept as text; bytes are those of the logical shape, so padding by tiles is not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hespas.converters.hlo.scan import COMMENT
+from hespas.graph import DYNAMIC, DType, find_dtype
+
+__all__ = ["EMPTY_TUPLE", "MAX_TUPLE_DEPTH", "ArrayShape", "Shape", "ShapeTable", "parse_shape"]
+
+MAX_TUPLE_DEPTH = 64
+_MAX_ELEMENTS = 1 << 62
+_LEAF = re.compile(r"([a-z][a-z0-9]*+)\s*+\[([^\]]*+)\](?:\s*+\{([^{}]*+)\})?+")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """One array: element type (None where unknown), its spelling, extents, layout text without braces."""
+
+    dtype: DType | None
+    element: str
+    dims: tuple[int, ...]
+    bounded: bool = False
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array (``elements`` is None, one leaf) or a tuple; ``leaves`` are all arrays in order."""
+
+    leaves: tuple[ArrayShape, ...]
+    elements: tuple[Shape, ...] | None = None
+
+    def element(self, index: int) -> Shape:
+        """One element of a tuple. Raises ``IndexError`` where there is none."""
+        if self.elements is None or not 0 <= index < len(self.elements):
+            raise IndexError(index)
+        return self.elements[index]
+
+
+EMPTY_TUPLE = Shape((), ())
+
+
+def _extent(text: str) -> tuple[int, bool]:
+    """One extent and whether it is an upper bound. Raises ``ValueError``."""
+    bounded = text.startswith("<=")
+    digits = text[2:] if bounded else text
+    if digits == "?":
+        return DYNAMIC, False
+    if not digits.isascii() or not digits.isdigit():
+        raise ValueError(f"expected an extent, found {text!r}")
+    return int(digits), bounded
+
+
+def _array(match: re.Match[str]) -> ArrayShape:
+    element, inner, layout = match[1], match[2], match[3] or ""
+    dims: list[int] = []
+    any_bounded = False
+    elements = 1
+    for part in inner.split(",") if inner.strip() else ():
+        extent, bounded = _extent(part.strip())
+        dims.append(extent)
+        any_bounded |= bounded
+        elements *= max(extent, 1)
+        if elements > _MAX_ELEMENTS:
+            raise ValueError(f"expected a shape of at most 2**62 elements, found {match[0][:60]!r}")
+    return ArrayShape(find_dtype(element), element, tuple(dims), any_bounded, layout.strip())
+
+
+def parse_shape(text: str) -> Shape:
+    """One shape from its text. Raises ``ValueError`` naming what was expected. No recursion."""
+    clean = COMMENT.sub("", text) if "/" in text else text
+    stack: list[list[Shape]] = [[]]
+    cursor, end = 0, len(clean)
+    while cursor < end:
+        found = clean[cursor]
+        if found in " \t\r\n,":
+            cursor += 1
+        elif found == "(":
+            if len(stack) > MAX_TUPLE_DEPTH:
+                raise ValueError(f"expected tuples nested at most {MAX_TUPLE_DEPTH} deep")
+            stack.append([])
+            cursor += 1
+        elif found == ")":
+            if len(stack) < 2:
+                raise ValueError("expected a shape, found ')'")
+            parts = stack.pop()
+            leaves = tuple(leaf for part in parts for leaf in part.leaves)
+            stack[-1].append(Shape(leaves, tuple(parts)))
+            cursor += 1
+        elif clean.startswith("b(", cursor):  # a buffer: one array that lives in a named place
+            cursor += 1
+        else:
+            match = _LEAF.match(clean, cursor)
+            if match is None:
+                raise ValueError(
+                    f"expected a shape such as f32[2,3]{{1,0}}, found {clean[cursor : cursor + 40]!r}"
+                )
+            stack[-1].append(Shape((_array(match),)))
+            cursor = match.end()
+    if len(stack) != 1 or len(stack[0]) != 1:
+        raise ValueError(f"expected one shape, found {text[:60]!r}")
+    return stack[0][0]
+
+
+class ShapeTable:
+    """Shapes by their text: each spelling is parsed once, however many instructions have it."""
+
+    __slots__ = ("_rows", "shapes")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._rows: dict[str, int] = {}
+        self.shapes: list[Shape] = []
+
+    def row(self, text: str) -> int:
+        """The row of a spelling, new or old. Raises ``ValueError``."""
+        row = self._rows.get(text)
+        if row is None:
+            self.shapes.append(parse_shape(text))
+            row = self._rows[text] = len(self.shapes) - 1
+        return row

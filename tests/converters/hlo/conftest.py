@@ -1,0 +1,25 @@
+"""Reading HLO written inside a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.hlo.parser import parse_module
+from hespas.converters.hlo.reader import workload_of
+from hespas.converters.hlo.scan import Source
+from hespas.graph import Diagnostics, Workload
+
+ReadText = Callable[[str], tuple[Workload, Diagnostics]]
+
+
+@pytest.fixture
+def read_text() -> ReadText:
+    def read(text: str) -> tuple[Workload, Diagnostics]:
+        diagnostics = Diagnostics()
+        module = parse_module(Source(text, "test.hlo"))
+        return workload_of(module, ReadOptions(), diagnostics), diagnostics
+
+    return read

@@ -1,0 +1,366 @@
+"""Order, dependencies, loops, branches, calls and provenance of a program read from HLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import isnan
+
+import pytest
+
+from hespas.graph import Diagnostics, OpClass, OpGraph, RegionKind, Workload
+from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.passes import FoldFree, UnrollLoops, is_topological, totals
+
+ReadText = Callable[[str], tuple[Workload, Diagnostics]]
+
+
+def _node(graph: OpGraph, name: str) -> int:
+    return [graph.node_name(node) for node in range(len(graph))].index(name)
+
+
+def _deps(graph: OpGraph, name: str) -> list[str]:
+    return [graph.node_name(dep) for dep in graph.data_deps.row(_node(graph, name)).tolist()]
+
+
+TUPLES = """HloModule m, is_scheduled=true
+ENTRY e {
+  x = f32[8]{0} parameter(0), metadata={op_name="x"}
+  a = f32[8]{0:T(256)} negate(x), metadata={op_name="jit(f)/neg" source_file="f.py" source_line=3}
+  b = f32[8]{0} abs(x), control-predecessors={a}, sharding={replicated}
+  inner = (f32[8]{0}, f32[8]{0}) tuple(a, b)
+  outer = ((f32[8]{0}, f32[8]{0}), f32[8]{0}) tuple(inner, x)
+  first = (f32[8]{0}, f32[8]{0}) get-tuple-element(outer), index=0
+  second = f32[8]{0} get-tuple-element(first), index=1
+  two = (f32[8]{0}, s32[8]{0}) custom-call(x), custom_call_target="TopK"
+  one = s32[8]{0} get-tuple-element(two), index=1
+  ROOT y = f32[8]{0} add(second, second)
+}
+"""
+
+
+def test_tuples_are_followed_element_by_element(read_text: ReadText) -> None:
+    graph = read_text(TUPLES)[0].classes[0]
+    assert [graph.node_name(node) for node in range(len(graph))] == [
+        "x", "a", "b", "inner", "outer", "first", "second", "two", "one", "y",
+    ]  # fmt: skip
+    assert _deps(graph, "inner") == ["a", "b"]
+    assert _deps(graph, "first") == ["inner"]
+    assert _deps(graph, "second") == ["b"]
+    assert _deps(graph, "one") == ["two"]
+    assert _deps(graph, "y") == ["second"]
+    assert is_topological(graph)
+    assert graph.bytes_read[_node(graph, "y")] == 32
+
+
+def test_provenance_types_and_attributes_are_kept(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(TUPLES)
+    graph = workload.classes[0]
+    a, b = _node(graph, "a"), _node(graph, "b")
+    assert graph.op_name(a) == "negate"
+    assert graph.strings[int(graph.framework_row[a])] == "jit(f)/neg"
+    assert graph.strings[int(graph.source_row[a])] == "f.py:3"
+    assert graph.control_deps.row(b).tolist() == [a]
+    kept = {
+        graph.strings[int(graph.extra.key[row])]: graph.extra.value(row) for row in graph.extra.rows_of(b)
+    }
+    assert kept == {"control-predecessors": b"{a}", "sharding": b"{replicated}"}
+    layout = graph.types.encoding[graph.results.row(a)[0]]
+    assert graph.strings[int(layout)] == "0:T(256)"
+    assert workload.metadata["is_scheduled"] == "true"
+    assert workload.metadata["num_instructions"] == "10"
+    assert len(diagnostics) == 0
+
+
+def _loop(condition: str, start: str = "c0", step: str = "add(i, one)", config: str = "") -> str:
+    return f"""HloModule m
+body {{
+  s = (s32[], f32[8]{{0}}, f32[8]{{0}}, s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  v = f32[8]{{0}} get-tuple-element(s), index=1
+  w = f32[8]{{0}} get-tuple-element(s), index=2
+  l = s32[] get-tuple-element(s), index=3
+  one = s32[] constant(1)
+  two = s32[] constant(2)
+  next = s32[] {step}
+  grown = f32[8]{{0}} add(v, w)
+  ROOT t = (s32[], f32[8]{{0}}, f32[8]{{0}}, s32[]) tuple(next, grown, w, l)
+}}
+less {{
+  p = s32[] parameter(0)
+  q = s32[] parameter(1)
+  ROOT c = pred[] compare(p, q), direction=LT
+}}
+cond {{
+  s = (s32[], f32[8]{{0}}, f32[8]{{0}}, s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  l = s32[] get-tuple-element(s), index=3
+  ten = s32[] constant(10)
+  {condition}
+}}
+ENTRY e {{
+  x = f32[8]{{0}} parameter(0)
+  n = s32[] parameter(1)
+  c0 = s32[] constant(0)
+  c20 = s32[] constant(20)
+  y = f32[8]{{0}} negate(x)
+  init = (s32[], f32[8]{{0}}, f32[8]{{0}}, s32[]) tuple({start}, x, y, c20)
+  loop = (s32[], f32[8]{{0}}, f32[8]{{0}}, s32[]) while(init), condition=cond, body=body{config}
+  out = f32[8]{{0}} get-tuple-element(loop), index=1
+  ROOT z = f32[8]{{0}} exponential(out)
+}}
+"""
+
+
+COMPARE = "ROOT c = pred[] compare(i, ten), direction="
+
+
+@pytest.mark.parametrize(
+    ("text", "trips"),
+    [
+        (_loop(COMPARE + "LT"), 10),
+        (_loop(COMPARE + "LE"), 11),
+        (_loop(COMPARE + "NE"), 10),
+        (_loop("ROOT c = pred[] compare(ten, i), direction=GT"), 10),
+        (_loop("ROOT c = pred[] compare(i, l), direction=LT"), 20),
+        (_loop("ROOT c = pred[] fusion(i, ten), kind=kLoop, calls=less"), 10),
+        (
+            _loop(
+                "k = s64[] convert(i)\n  m = s64[] convert(ten)\n"
+                "  ROOT c = pred[] compare(k, m), direction=LT"
+            ),
+            10,
+        ),
+        (_loop(COMPARE + "LT", step="add(two, i)"), 5),
+        (_loop(COMPARE + "LT", start="c20"), 0),
+        (_loop(COMPARE + "GT", start="c20", step="subtract(i, two)"), 5),
+        (_loop(COMPARE + "GE", start="c20", step="subtract(i, two)"), 6),
+        (_loop(COMPARE + "LT", config=', backend_config={"known_trip_count":{"n":"7"}}'), 7),
+        (_loop(COMPARE + "LT", config=', backend_config="{\\"known_trip_count\\":{\\"n\\":\\"7\\"}}"'), 7),
+    ],
+)
+def test_trip_counts(read_text: ReadText, text: str, trips: int) -> None:
+    workload, diagnostics = read_text(text)
+    graph = workload.classes[0]
+    body, condition = _node(graph, "grown"), _node(graph, "ten")
+    assert graph.multiplicity[body] == trips
+    assert graph.multiplicity[condition] == trips + 1
+    assert graph.multiplicity[_node(graph, "z")] == 1
+    stated = "known_trip_count" in text
+    assert diagnostics.counts() == ({} if stated else {"hlo.inferred-trips": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _loop(COMPARE + "EQ"),
+        _loop(COMPARE + "LT", start="n"),
+        _loop(COMPARE + "LT", step="multiply(i, two)"),
+        _loop(COMPARE + "LT", step="subtract(i, one)"),
+        _loop(COMPARE + "NE", start="c20"),
+        _loop("ROOT c = pred[] constant(true)"),
+        _loop("x = s32[] multiply(i, i)\n  ROOT c = pred[] compare(x, ten), direction=LT"),
+    ],
+)
+def test_trip_counts_that_are_not_known_are_nan(read_text: ReadText, text: str) -> None:
+    workload, diagnostics = read_text(text)
+    graph = workload.classes[0]
+    assert isnan(graph.multiplicity[_node(graph, "grown")])
+    assert diagnostics.counts() == {"hlo.unknown-trips": 1}
+
+
+def test_a_loop_hands_values_on(read_text: ReadText) -> None:
+    graph = read_text(_loop(COMPARE + "LT"))[0].classes[0]
+    regions = graph.regions
+    assert [RegionKind(kind) for kind in regions.kind.tolist()] == [
+        RegionKind.LOOP_CONDITION,
+        RegionKind.LOOP_BODY,
+    ]
+    assert [graph.strings[row] for row in regions.label.tolist()] == ["cond", "body"]
+    edges = zip(regions.carried_producer.tolist(), regions.carried_consumer.tolist(), strict=True)
+    assert {(graph.node_name(maker), graph.node_name(reader)) for maker, reader in edges} == {
+        ("next", "i"),
+        ("grown", "v"),
+    }
+    assert set(regions.carried_region.tolist()) == {1}
+    assert _deps(graph, "w") == ["y"]
+    assert _deps(graph, "out") == ["grown"]
+    assert graph.op_class[_node(graph, "loop")] == OpClass.CONTROL
+    assert is_topological(graph)
+
+
+def test_unrolled_trips_form_a_chain(read_text: ReadText) -> None:
+    graph = read_text(_loop(COMPARE + "LT"))[0].classes[0]
+    flat = FoldFree()(UnrollLoops()(graph, Diagnostics()), Diagnostics())
+    grown = [node for node in range(len(flat)) if flat.node_name(node) == "grown"]
+    assert len(grown) == 10
+    for before, after in pairwise(grown):
+        assert before in flat.data_deps.row(after).tolist()
+    assert grown[-1] in flat.data_deps.row(_node(flat, "z")).tolist()
+    assert totals(flat).flops == totals(graph).flops
+
+
+STATE_PASSED_ON = """HloModule m
+step {
+  s = (s32[], f32[8]{0}) parameter(0)
+  v = f32[8]{0} get-tuple-element(s), index=1
+  ROOT w = f32[8]{0} negate(v)
+}
+body {
+  s = (s32[], f32[8]{0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  made = f32[8]{0} call(s), to_apply=step
+  ROOT t = (s32[], f32[8]{0}) tuple(next, made)
+}
+cond {
+  s = (s32[], f32[8]{0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  ten = s32[] constant(10)
+  ROOT c = pred[] compare(i, ten), direction=LT
+}
+ENTRY e {
+  x = f32[8]{0} parameter(0)
+  zero = s32[] constant(0)
+  init = (s32[], f32[8]{0}) tuple(zero, x)
+  ROOT loop = (s32[], f32[8]{0}) while(init), condition=cond, body=body
+}
+"""
+
+
+def test_loop_state_read_inside_a_call(read_text: ReadText) -> None:
+    graph = read_text(STATE_PASSED_ON)[0].classes[0]
+    regions = graph.regions
+    edges = zip(regions.carried_producer.tolist(), regions.carried_consumer.tolist(), strict=True)
+    named = {(graph.node_name(maker), graph.node_name(reader)) for maker, reader in edges}
+    assert ("made", "v") in named
+    assert [RegionKind(kind) for kind in regions.kind.tolist()][2] == RegionKind.CALL
+    assert regions.parent.tolist() == [-1, -1, 1]
+    assert graph.multiplicity[_node(graph, "w")] == 10
+
+
+def _conditional(operands: str, attributes: str, predicate: str = "s32[]") -> str:
+    return f"""HloModule m
+light {{
+  v = f32[8,8]{{1,0}} parameter(0)
+  ROOT n = f32[8,8]{{1,0}} negate(v)
+}}
+heavy {{
+  v = f32[8,8]{{1,0}} parameter(0)
+  ROOT d = f32[8,8]{{1,0}} dot(v, v), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+ENTRY e {{
+  which = {predicate} parameter(0)
+  x = f32[8,8]{{1,0}} parameter(1)
+  y = f32[8,8]{{1,0}} abs(x)
+  ROOT out = f32[8,8]{{1,0}} conditional({operands}), {attributes}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _conditional("which, x, y", "branch_computations={light, heavy}"),
+        _conditional("which, x, y", "branch_computations={%light, /*index=1*/%heavy}"),
+        _conditional("which, x, y", "true_computation=light, false_computation=heavy", "pred[]"),
+    ],
+)
+def test_the_costliest_branch_runs(read_text: ReadText, text: str) -> None:
+    workload, diagnostics = read_text(text)
+    graph = workload.classes[0]
+    assert (graph.multiplicity[_node(graph, "n")], graph.multiplicity[_node(graph, "d")]) == (0, 1)
+    assert (_deps(graph, "n"), _deps(graph, "d")) == (["x"], ["y"])
+    assert _deps(graph, "out") == ["which", "n", "d"]
+    assert diagnostics.counts() == {"hlo.assumed-branch": 1}
+    assert totals(graph).flops == 2 * 8**3 + 64
+
+
+def test_branches_with_different_collectives_are_told(read_text: ReadText) -> None:
+    line = "ROOT n = f32[8,8]{1,0} collective-permute(v), source_target_pairs={{0,0}}"
+    text = _conditional("which, x, y", "branch_computations={light, heavy}")
+    _, diagnostics = read_text(text.replace("ROOT n = f32[8,8]{1,0} negate(v)", line))
+    assert diagnostics.counts() == {"hlo.assumed-branch": 1, "hlo.branch-collectives": 1}
+
+
+CALLS = """HloModule m
+twice {
+  a = f32[8]{0} parameter(0)
+  b = f32[8]{0} parameter(1)
+  c = f32[8]{0} add(a, b)
+  ROOT t = (f32[8]{0}, f32[8]{0}) tuple(c, a)
+}
+ENTRY e {
+  x = f32[8]{0} parameter(0)
+  y = f32[8]{0} negate(x)
+  p = (f32[8]{0}, f32[8]{0}) call(x, y), to_apply=twice
+  q = f32[8]{0} get-tuple-element(p), index=0
+  r = (f32[8]{0}, f32[8]{0}) call(y, q), to_apply=twice
+  s = f32[8]{0} get-tuple-element(r), index=1
+  ROOT z = f32[8]{0} abs(s)
+}
+"""
+
+
+def test_calls_are_written_out_per_call(read_text: ReadText) -> None:
+    graph = read_text(CALLS)[0].classes[0]
+    names = [graph.node_name(node) for node in range(len(graph))]
+    assert names == ["x", "y", "c", "t", "p", "q", "c", "t", "r", "s", "z"]
+    assert graph.data_deps.row(2).tolist() == [0, 1]
+    assert graph.data_deps.row(6).tolist() == [1, 5]
+    assert _deps(graph, "q") == ["c"]
+    assert _deps(graph, "s") == ["y"]
+    assert totals(graph).flops == 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y = f32[2] call(x)", "attribute calls"),
+        ("y = f32[2] call(x), to_apply=nobody", "'nobody' is none"),
+        ("y = f32[2] call(x), to_apply=e", "calls itself"),
+        ("y = f32[2] fusion(x), kind=kLoop", "attribute calls"),
+        ("y = f32[2] while(x), condition=one, body=missing", "'missing' is none"),
+        ("y = f32[2] while(x), condition=one", "attribute body"),
+        ("y = f32[2] while(x, x), condition=one, body=one", "one operand"),
+        ("y = f32[2] call(x), to_apply=two", "below the 1 operands"),
+        ("y = f32[2] conditional(x, x), branch_computations={one, one}", "one operand for each branch"),
+        ("y = f32[2] get-tuple-element(x), index=0", "an index below 0"),
+        ("y = f32[2] get-tuple-element(x)", "attribute index"),
+        ("y = f32[2] add()", "operands and attributes that fit"),
+        ("y = f32[2] dot(x, x), lhs_contracting_dims={4}, rhs_contracting_dims={0}", "lhs_contracting_dims"),
+        ("y = f32[2] reduce(x, x), dimensions={0}", "attribute to_apply"),
+        ("y = f32[2] convolution(x, x), dim_labels=bf", "dimension labels"),
+        ("y = f32[2] reduce-window(x, x), window={size=2y}, to_apply=one", "an integer"),
+        ("y = f32[2] parameter(one)", "the number of a parameter"),
+    ],
+)
+def test_faults_name_the_instruction(read_text: ReadText, body: str, message: str) -> None:
+    text = f"""HloModule m
+one {{
+  a = f32[2] parameter(0)
+}}
+two {{
+  a = f32[2] parameter(0)
+  b = f32[2] parameter(1)
+}}
+ENTRY e {{
+  x = f32[2] parameter(0)
+  {body}
+}}
+"""
+    with pytest.raises(FormatError) as caught:
+        read_text(text)
+    assert message in caught.value.message
+    assert caught.value.position is not None
+    assert "line" in caught.value.position
+
+
+def test_nesting_has_a_limit_and_says_so(read_text: ReadText) -> None:
+    bodies = "".join(
+        f"c{i + 1} {{\n  p = f32[] parameter(0)\n  q = f32[] call(p), to_apply=c{i}\n}}\n" for i in range(500)
+    )
+    text = f"HloModule m\nc0 {{\n  p = f32[] parameter(0)\n}}\n{bodies}ENTRY e {{\n  p = f32[] parameter(0)\n"
+    with pytest.raises(UnsupportedError, match="nested more than 100 deep"):
+        read_text(text + "  q = f32[] call(p), to_apply=c500\n}\n")
