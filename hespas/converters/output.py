@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def write_atomically(
         raise OutputError(
             f"exists and is {kind}", path=str(destination), hint="choose another destination or format"
         )
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}.partial")
+    temporary = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}.partial")
     try:
         write(temporary)
         written = _sync(temporary)
@@ -105,6 +103,8 @@ def _replace_files(temporary: Path, target: Path) -> None:
 
 def _remove(temporary: Path) -> None:
     if temporary.is_dir():
+        import shutil
+
         shutil.rmtree(temporary, ignore_errors=True)
     else:
         temporary.unlink(missing_ok=True)

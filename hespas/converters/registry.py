@@ -6,13 +6,12 @@ Rows are strings, so listing formats imports no format and no heavy library.
 from __future__ import annotations
 
 import zlib
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from collections.abc import Iterator
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
 from hespas.graph.errors import FormatError, InvariantError, UsageError
+from hespas.graph.plugins import PluginTable
 
 __all__ = [
     "BUILTIN",
@@ -39,40 +38,26 @@ _CERTAIN = 90
 """A format this sure of itself is not compared with the others, whose code then need not be loaded."""
 
 
-@cache
-def _plugins() -> dict[str, str]:
-    """Formats of other installed packages; a name that is taken is an error naming both owners."""
-    found: dict[str, str] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        taken = BUILTIN.get(point.name) or found.get(point.name)
-        if taken:
-            raise UsageError(
-                f"format {point.name!r} is registered twice: by {taken} and by {point.value}",
-                hint="uninstall one of the two packages",
-            )
-        found[point.name] = point.value
-    return found
-
-
-def _table() -> dict[str, str]:
-    return BUILTIN | _plugins()
+_TABLE = PluginTable("format", ENTRY_POINT_GROUP, BUILTIN)
 
 
 def format_names() -> tuple[str, ...]:
     """The names of all formats, built-in first, in a fixed order."""
-    return (*BUILTIN, *sorted(_plugins()))
+    return _TABLE.names()
 
 
 def load_format(name: str) -> Format:
     """Import one format by name. Raises ``UsageError`` for an unknown one."""
-    target = _table().get(name)
-    if target is None:
-        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(format_names())}")
-    module, _, attribute = target.partition(":")
-    loaded: object = getattr(import_module(module), attribute)
+    loaded = _TABLE.load(name)
     if not isinstance(loaded, Format):
-        raise InvariantError(f"{target} is not a Format")
+        raise InvariantError(f"what is registered as format {name!r} is not a Format")
     return loaded
+
+
+def _formats() -> Iterator[Format]:
+    """All formats, others' only once ours are used up: finding them takes longer than a small conversion."""
+    yield from map(load_format, BUILTIN)
+    yield from map(load_format, sorted(_TABLE.plugins()))
 
 
 def _read_head(path: Path) -> Head:
@@ -100,11 +85,8 @@ def sniff(path: Path) -> Format:
     head = _read_head(path)
     if not head.is_directory and not head.data:
         raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
-    formats: list[Format] = []
     best_score, best = 0, None
-    for name in format_names():
-        entry = load_format(name)
-        formats.append(entry)
+    for entry in _formats():
         score = entry.sniff(head) if entry.sniff and entry.read else 0
         if score >= _CERTAIN:
             return entry
@@ -112,15 +94,11 @@ def sniff(path: Path) -> Format:
             best_score, best = score, entry
     if best and best_score >= _CERTAIN_ENOUGH:
         return best
-    by_suffix = [
-        entry
-        for entry in formats
-        if entry.read and head.suffixes[-1:] and head.suffixes[-1] in entry.suffixes
-    ]
-    if by_suffix:
-        return by_suffix[0]
-    if best:
-        return best
+    suffix = head.suffixes[-1] if head.suffixes else ""
+    by_suffix = next((entry for entry in _formats() if entry.read and suffix in entry.suffixes), None)
+    likeliest = by_suffix or best
+    if likeliest:
+        return likeliest
     raise FormatError(
         "no known format fits this input",
         path=str(path),
@@ -149,16 +127,14 @@ def format_for_output(path: Path, name: str | None) -> Format:
         suffix = suffixes[-1] if suffixes else ""
         if not suffix:
             return load_format("chakra")
-        fitting = [
-            entry for entry in map(load_format, format_names()) if entry.write and suffix in entry.suffixes
-        ]
-        if not fitting:
+        fitting = next((entry for entry in _formats() if entry.write and suffix in entry.suffixes), None)
+        if fitting is None:
             raise UsageError(
                 f"no writable format has the suffix {suffix!r}",
                 path=str(path),
                 hint=f"name it with --to, one of: {', '.join(format_names())}",
             )
-        chosen = fitting[0]
+        chosen = fitting
     if chosen.write is None:
         raise UsageError(f"format {chosen.name!r} can be read, not written", path=str(path))
     return chosen

@@ -25,6 +25,10 @@ Algorithm = Literal["auto", "ring", "tree"]
 of the link."""
 
 
+_MOST_GROUPS = 1 << 22
+"""More groups than any machine has: they are not listed to see whether each fits a domain."""
+
+
 class _Rule(NamedTuple):
     """Sent bytes ``(per_share (N-1)/N + per_peer (N-1) + whole) S``; latencies of the two algorithms."""
 
@@ -95,6 +99,8 @@ def _groups_fit(groups: GroupSet, domain: int) -> bool:
     """Whether every group lies inside one block of ``domain`` consecutive ranks. O(groups)."""
     if domain < 0 or groups.max_group_size <= 1:
         return True
+    if groups.num_groups > _MOST_GROUPS:
+        return False
     if not isinstance(groups, StridedGroups):
         return all(min(row) // domain == max(row) // domain for row in groups.rows if row)
     first = groups.base + _spread(groups.group_digits)

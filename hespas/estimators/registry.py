@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
 
 from hespas.estimators.protocol import Estimator
 from hespas.graph.errors import InvariantError, UsageError
+from hespas.graph.plugins import PluginTable
 
 __all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_names", "load_estimator"]
 
@@ -26,23 +25,12 @@ ENTRY_POINT_GROUP = "hespas.estimators"
 _BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _plugins() -> dict[str, str]:
-    """Estimators of other installed packages; a taken name is an error naming both owners."""
-    found: dict[str, str] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        taken = BUILTIN.get(point.name) or found.get(point.name)
-        if taken:
-            raise UsageError(
-                f"estimator {point.name!r} is registered twice: by {taken} and by {point.value}",
-                hint="uninstall one of the two packages",
-            )
-        found[point.name] = point.value
-    return found
+_TABLE = PluginTable("estimator", ENTRY_POINT_GROUP, BUILTIN)
 
 
 def estimator_names() -> tuple[str, ...]:
     """The names of all estimators, built-in first, in a fixed order."""
-    return (*BUILTIN, *sorted(_plugins()))
+    return _TABLE.names()
 
 
 def load_estimator(spelling: str) -> Estimator:
@@ -51,16 +39,12 @@ def load_estimator(spelling: str) -> Estimator:
     Raises ``UsageError`` for an unknown name or option, or a value of the wrong type.
     """
     name, _, text = spelling.partition(":")
-    target = (BUILTIN | _plugins()).get(name)
-    if target is None:
-        raise UsageError(f"unknown estimator {name!r}", hint=f"one of: {', '.join(estimator_names())}")
-    module, _, attribute = target.partition(":")
-    factory: object = getattr(import_module(module), attribute)
+    factory = _TABLE.load(name)
     if not callable(factory):
-        raise InvariantError(f"{target} cannot be called")
+        raise InvariantError(f"what is registered as estimator {name!r} cannot be called")
     made = factory(**_options(name, factory, text)) if text else factory()
     if not isinstance(made, Estimator):
-        raise InvariantError(f"{target} does not make an Estimator")
+        raise InvariantError(f"what is registered as estimator {name!r} does not make one")
     return made
 
 

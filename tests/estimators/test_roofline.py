@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from math import isnan, nan
 
 import numpy as np
@@ -23,6 +22,7 @@ from hespas.graph import (
     Resource,
     dtype,
     find_dtype,
+    plugins,
 )
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device, Efficiency, load_device
@@ -342,23 +342,21 @@ def test_registry_refuses_what_it_does_not_know(spelling: str) -> None:
 
 
 def test_registry_names_both_owners_of_a_taken_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("roofline", "somebody.else:Model", "hespas.estimators")
+    def registered(group: str) -> list[tuple[str, str]]:
+        return [("roofline", "somebody.else:Model")] if group == registry.ENTRY_POINT_GROUP else []
 
-    def points(*, group: str) -> list[EntryPoint]:
-        return [point] if group == point.group else []
-
-    monkeypatch.setattr(registry, "entry_points", points)
+    monkeypatch.setattr(plugins, "registered", registered)
     with pytest.raises(UsageError, match=r"hespas\.estimators\.roofline:Roofline.*somebody\.else:Model"):
-        load_estimator("roofline")
+        registry.estimator_names()
 
 
 def test_registry_loads_other_packages_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", "hespas.estimators.roofline:Roofline", "hespas.estimators")
+    def registered(group: str) -> list[tuple[str, str]]:
+        return (
+            [("mine", "hespas.estimators.roofline:Roofline")] if group == registry.ENTRY_POINT_GROUP else []
+        )
 
-    def points(*, group: str) -> list[EntryPoint]:
-        return [point]
-
-    monkeypatch.setattr(registry, "entry_points", points)
+    monkeypatch.setattr(plugins, "registered", registered)
     assert registry.estimator_names()[-1] == "mine"
     assert load_estimator("mine") == Roofline()
 
