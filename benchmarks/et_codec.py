@@ -1,0 +1,298 @@
+"""The Chakra codec against the protobuf library: CPU time and peak memory, as ratios of one run.
+
+    python benchmarks/et_codec.py [--nodes 1000000]
+
+Then 1,024 ranks of one class are written, against a plain copy of the same files.
+
+Both sides write and read all fields of the same synthetic trace, each in a process of its own, so that the
+peaks are of that side alone. Exit status 1 when a target is missed: write >= 5x, read-all >= 3x the library's
+speed, at most 300 MB; ranks at least half as fast as the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hespas.converters.chakra.codec import read_columns, write_columns
+from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.writer import write_chakra
+from hespas.converters.format import WriteOptions
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    Permutation,
+    StridedGroups,
+    Workload,
+    dtype,
+)
+from hespas.schemas.chakra.reference import reference_messages
+from hespas.schemas.chakra.tables import AttributeField, NodeType
+
+_WRITE_TARGET, _READ_TARGET, _MEMORY_TARGET_MB, _COPY_TARGET = 5.0, 3.0, 300.0, 0.5
+_RANKS = 1024
+
+
+def synthetic(nodes: int) -> EtColumns:
+    """A trace of compute nodes and, every tenth, all-reduces; two dependencies and three attributes each."""
+    chance = np.random.default_rng(1)
+    index = np.arange(nodes, dtype=np.uint64)
+    collective = index % 10 == 0
+    counts = np.minimum(np.arange(nodes), 2)
+    offsets = np.zeros(nodes + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    # Node i needs nodes i-1 and i-2, as far as they exist.
+    place = np.arange(int(offsets[-1]), dtype=np.int64) - np.repeat(offsets[:-1], counts)
+    deps = (np.repeat(np.arange(nodes), counts) - 1 - place).astype(np.uint64)
+    key = np.tile(np.array([0, 1, 2], np.int32), nodes)
+    key[np.repeat(collective, 3) & (key > 0)] += 2
+    fields = np.array(
+        [
+            AttributeField.BOOL,
+            AttributeField.INT64,
+            AttributeField.UINT64,
+            AttributeField.INT64,
+            AttributeField.INT64,
+        ],
+        np.uint8,
+    )
+    bits = chance.integers(0, 1 << 24, 3 * nodes).astype(np.uint64)
+    bits[(key == 0) | (key == 3)] = 0
+    distinct = ByteRows.from_text(f"layer{i % 97}/op_{i % 1000}" for i in range(97_000))
+    names = distinct.take(np.arange(nodes) % len(distinct))
+    return EtColumns(
+        version="0.0.4",
+        metadata=AttributeColumns.empty(1),
+        id=index,
+        name=names,
+        type=np.where(collective, NodeType.COMM_COLL, NodeType.COMP).astype(np.int32),
+        ctrl_offsets=np.zeros(nodes + 1, np.int64),
+        ctrl_deps=np.empty(0, np.uint64),
+        data_offsets=offsets,
+        data_deps=deps,
+        start_micros=np.zeros(nodes, np.uint64),
+        duration_micros=chance.integers(1, 5000, nodes).astype(np.uint64),
+        inputs=IoColumns.empty(),
+        outputs=IoColumns.empty(),
+        attrs=AttributeColumns(
+            ("is_cpu_op", "num_ops", "tensor_size", "comm_type", "comm_size"),
+            np.arange(nodes + 1, dtype=np.int64) * 3,
+            key,
+            fields[key],
+            bits,
+            ByteRows.blank(0),
+            np.empty(0, np.int64),
+            ByteRows.blank(0),
+        ),
+        frame_byte=np.zeros(nodes, np.int64),
+    )
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def write_with_library(columns: EtColumns, path: Path) -> None:
+    """One message object per node, as the library's users do."""
+    messages = reference_messages()
+    members = {27: "bool_val", 9: "int64_val", 13: "uint64_val"}
+    keys, fields, bits = columns.attrs.key.tolist(), columns.attrs.field.tolist(), columns.attrs.bits.tolist()
+    names = columns.attrs.keys
+    with path.open("wb") as stream:
+        head = messages.metadata(version=columns.version).SerializeToString()
+        stream.write(_varint(len(head)) + head)
+        bounds: list[int] = columns.data_offsets.tolist()
+        deps: list[int] = columns.data_deps.tolist()
+        rows = zip(
+            columns.id.tolist(),
+            columns.name,
+            columns.type.tolist(),
+            columns.duration_micros.tolist(),
+            strict=True,
+        )
+        for place, (node_id, name, kind, duration) in enumerate(rows):
+            node = messages.node(id=node_id, name=name.decode(), type=kind, duration_micros=duration)
+            node.data_deps.extend(deps[bounds[place] : bounds[place + 1]])
+            for row in range(3 * place, 3 * place + 3):
+                attribute = node.attr.add(name=names[keys[row]])
+                setattr(attribute, members[fields[row]], bits[row])
+            body = node.SerializeToString()
+            stream.write(_varint(len(body)) + body)
+
+
+def read_with_library(path: Path) -> int:
+    """Parse every message and read every field of it."""
+    messages = reference_messages()
+    data = path.read_bytes()
+    at, count = 0, -1
+    while at < len(data):
+        length, shift = 0, 0
+        while data[at] > 0x7F:
+            length |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        length |= data[at] << shift
+        at += 1
+        body = data[at : at + length]
+        at += length
+        count += 1
+        if count:
+            _read_all_fields(messages.node.FromString(body))
+    return count
+
+
+def _read_all_fields(node: Any) -> tuple[object, ...]:
+    attributes = [(a.name, a.doc_string, getattr(a, a.WhichOneof("value"))) for a in node.attr]
+    scalars = (node.id, node.name, node.type, node.start_time_micros, node.duration_micros)
+    io = [(side.values, side.shapes, side.types) for side in (node.inputs, node.outputs)]
+    return scalars, list(node.ctrl_deps), list(node.data_deps), io, attributes
+
+
+def spmd_step(ranks: int) -> Workload:
+    """Sixty layers of products, an all-reduce over eight neighbours or over the rest, a few permutes."""
+    builder = GraphBuilder("step")
+    mesh = [ranks // 8, 8]
+    groups = [builder.group_set(StridedGroups.from_mesh(mesh, [axis])) for axis in (1, 0)]
+    way = builder.permutation(Permutation.from_pairs([(r, (r + 8) % ranks) for r in range(ranks)], ranks))
+    tensor = builder.types.add(dtype("bf16"), [4096, 4096])
+    names = builder.strings
+    last: list[int] = []
+    for layer in range(60):
+        for place in range(10):
+            node = builder.add_node(
+                name_row=names.add(f"dot.{layer}.{place}"),
+                op_row=names.add("stablehlo.dot_general"),
+                op_class=OpClass.CONTRACTION,
+                data_deps=last,
+                operands=[tensor, tensor],
+                results=[tensor],
+                flops=1e9 + place,
+                bytes_read=1e6,
+                bytes_written=5e5,
+            )
+            builder.set(node, duration_ns=1234.5 + place)
+            last = [node]
+        kind = NodeKind.COLLECTIVE if layer % 8 else NodeKind.PERMUTE
+        op_row, op_class = names.add("stablehlo.collective"), OpClass.COLLECTIVE
+        node = builder.add_node(
+            name_row=names.add(f"comm.{layer}"), op_row=op_row, op_class=op_class, kind=kind, data_deps=last
+        )
+        if kind is NodeKind.PERMUTE:
+            builder.add_p2p(node, permutation=way, comm_bytes=1 << 20)
+        else:
+            chosen = groups[layer % 2]
+            builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=chosen, comm_bytes=1 << 20)
+        last = [node]
+    return Workload.spmd(builder.build(), ranks)
+
+
+def _write_ranks(folder: Path) -> dict[str, float]:
+    """Wall time of writing all ranks and of copying them, the better of two runs each, in turn."""
+    workload = spmd_step(_RANKS)
+    write: list[float] = []
+    copy: list[float] = []
+    for turn in range(2):
+        start = time.perf_counter()
+        write_chakra(workload, folder / f"ranks{turn}", WriteOptions(name="step"), Diagnostics())
+        write.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        shutil.copytree(folder / f"ranks{turn}", folder / f"copy{turn}")
+        copy.append(time.perf_counter() - start)
+    size = sum(file.stat().st_size for file in (folder / "ranks0").iterdir())
+    return {"write_s": min(write), "copy_s": min(copy), "bytes": size}
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def _side(name: str, folder: Path, nodes: int) -> dict[str, float]:
+    """Run one side in this process."""
+    if name == "write-hespas":
+        columns = synthetic(nodes)
+        seconds = _timed(lambda: write_columns(columns, folder / "hespas.et"))
+    elif name == "write-protobuf":
+        columns = synthetic(nodes)
+        seconds = _timed(lambda: write_with_library(columns, folder / "protobuf.et"))
+    elif name == "read-hespas":
+        seconds = _timed(lambda: read_columns(folder / "hespas.et", Diagnostics()))
+    else:
+        seconds = _timed(lambda: read_with_library(folder / "hespas.et"))
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"cpu_s": seconds, "nodes_per_s": nodes / seconds, "peak_mb": peak_mb}
+
+
+def _run(name: str, folder: Path, nodes: int) -> dict[str, float]:
+    """Run one side in a process of its own."""
+    command = [sys.executable, __file__, "--side", name, "--folder", str(folder), "--nodes", str(nodes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    print(
+        f"{name:15s} {result['cpu_s']:7.2f} s  {result['nodes_per_s'] / 1e3:7.0f} k nodes/s"
+        f"  {result['peak_mb']:5.0f} MB"
+    )
+    return result
+
+
+def main() -> int:
+    """Run the comparison, or one side of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(_side(options.side, options.folder, options.nodes)))
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sides = ("write-hespas", "write-protobuf", "read-hespas", "read-protobuf")
+        results = {side: _run(side, folder, options.nodes) for side in sides}
+        size = (folder / "hespas.et").stat().st_size
+        ranks = _write_ranks(folder)
+        same = (folder / "hespas.et").read_bytes() == (folder / "protobuf.et").read_bytes()
+    write = results["write-protobuf"]["cpu_s"] / results["write-hespas"]["cpu_s"]
+    read = results["read-protobuf"]["cpu_s"] / results["read-hespas"]["cpu_s"]
+    peak = max(results["write-hespas"]["peak_mb"], results["read-hespas"]["peak_mb"])
+    print(f"{size / 1e6:.1f} MB, byte-identical: {same}")
+    print(
+        f"write: {write:.1f}x (target {_WRITE_TARGET:g}x)   read all: {read:.1f}x (target {_READ_TARGET:g}x)"
+    )
+    print(f"peak: {peak:.0f} MB (target {_MEMORY_TARGET_MB:g} MB)")
+    speed = ranks["copy_s"] / ranks["write_s"]
+    print(
+        f"{_RANKS} ranks, {ranks['bytes'] / 1e6:.0f} MB: {speed:.2f}x a plain copy (target {_COPY_TARGET:g}x)"
+    )
+    met = (
+        same
+        and write >= _WRITE_TARGET
+        and read >= _READ_TARGET
+        and peak <= _MEMORY_TARGET_MB
+        and speed >= _COPY_TARGET
+    )
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

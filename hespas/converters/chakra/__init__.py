@@ -1,0 +1,52 @@
+"""Chakra execution traces: https://github.com/mlcommons/chakra, schema 0.0.4 (= 1.0.0).
+
+One file per rank, ``NAME.{rank}.et``, with ``comm_group.json`` beside them. Importing this module is cheap.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
+from hespas.graph import Diagnostics, Workload
+
+__all__ = ["FORMAT"]
+
+
+def _sniff(head: Head) -> int:
+    """By the wire types of the first frames; a directory by its file names."""
+    from hespas.converters.chakra.sniffing import score
+
+    return score(head)
+
+
+def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.chakra.reader import read_chakra
+
+    return read_chakra(path, options, diagnostics)
+
+
+def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    from hespas.converters.chakra.writer import write_chakra
+
+    write_chakra(value, path, options, diagnostics)
+
+
+def _writes_directory(value: Value, options: WriteOptions) -> bool:
+    """Several ranks are a directory; one rank is a file."""
+    if not isinstance(value, Workload):
+        return False
+    return (value.num_ranks if options.ranks is None else len(options.ranks)) != 1
+
+
+FORMAT = Format(
+    name="chakra",
+    title="Chakra execution trace",
+    suffixes=(".et",),
+    specification="https://github.com/mlcommons/chakra",
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+    writes_directory=_writes_directory,
+    flat=True,
+)

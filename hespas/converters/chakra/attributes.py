@@ -1,0 +1,227 @@
+"""Decoding of ``AttributeProto`` messages, all attributes of a chunk at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.converters.chakra.canonical import canonical_message
+from hespas.converters.chakra.columns import AttributeColumns, ByteRows
+from hespas.converters.chakra.cursor import Cursor, repeated_spans
+from hespas.converters.chakra.keys import NOT_TEXT, KeyTable
+from hespas.converters.chakra.spans import Bools, Bytes, Longs, Window, Words, copy_spans
+from hespas.converters.chakra.varints import read_varints
+from hespas.graph.errors import FormatError
+from hespas.schemas.chakra.tables import ATTRIBUTE, VALUE_FIELDS, AttributeField, WireType
+
+__all__ = ["decode_attributes", "not_text"]
+
+_NAME_TAG, _DOC_TAG, _ENTRY_TAG = 0x0A, 0x12, 0x0A
+_NO_VALUE = 255
+
+
+def _wire_of_tag() -> Bytes:
+    """Wire type by the value of an attribute's value tag; 255 where that is no value field of the schema."""
+    table = np.full(1 << 14, _NO_VALUE, np.uint8)
+    for number, kind in VALUE_FIELDS.items():
+        table[number << 3 | kind.wire] = kind.wire
+        table[number + 1 << 3 | WireType.BYTES] = WireType.BYTES
+    return table
+
+
+_WIRE_OF_TAG = _wire_of_tag()
+_LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Attribute messages of a chunk, one cursor row each."""
+
+    cursor: Cursor
+    field: Bytes
+    bits: Words
+    payload_rows: Longs
+    payload: ByteRows
+
+
+def decode_attributes(
+    window: Window, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
+) -> tuple[AttributeColumns, Bools]:
+    """The attributes at the given spans, and which of them need the canonical form first.
+
+    ``offsets`` says which attributes belong to which owner. Names are interned into ``keys``; those of the
+    result are filled in when all chunks are joined.
+    """
+    cursor = Cursor(window, start, start + length)
+    name_start, name_length = cursor.span(_NAME_TAG).spread(len(start))
+    key = keys.intern(window, name_start, name_length)
+    doc = cursor.span(_DOC_TAG)
+    doc_rows = np.arange(len(start)) if doc.rows is None else doc.rows
+    docs = ByteRows(*copy_spans(window, doc.start, doc.length))
+    cursor.mark(doc_rows, not_text(docs) | (doc.length == 0) if len(docs) else None)
+    rows = _values(cursor)
+    columns = AttributeColumns((), offsets, key, rows.field, rows.bits, rows.payload, doc_rows, docs)
+    return columns, cursor.finish() | (key == NOT_TEXT)
+
+
+def _values(cursor: Cursor) -> _Rows:
+    """Read the value of every attribute; the cursor ends behind it."""
+    window, at = cursor.window, cursor.at
+    has = at < cursor.end
+    low = window.u8.take(at)
+    wide = low >= 0x80
+    tag = low.astype(np.int64)
+    if wide.any():
+        tag += np.where(wide, (window.u8.take(at + 1).astype(np.int64) << 7) - 0x80, 0)
+    wire = np.where(has, _WIRE_OF_TAG.take(tag, mode="clip"), _NO_VALUE)
+    cursor.bad = cursor.bad | (has & (wire == _NO_VALUE))
+    field = np.where(has, tag >> 3, 0).astype(np.uint8)
+    cursor.at = np.where(wire == _NO_VALUE, at, at + 1 + wide)
+    bits = np.zeros(len(at), np.uint64)
+    _varints(cursor, np.flatnonzero(wire == WireType.VARINT), field, bits)
+    _fixed(cursor, np.flatnonzero(wire == WireType.FIXED64), field, bits, 8)
+    _fixed(cursor, np.flatnonzero(wire == WireType.FIXED32), field, bits, 4)
+    payload_rows = np.flatnonzero(wire == WireType.BYTES)
+    payload = _payloads(cursor, payload_rows, field, bits)
+    return _Rows(cursor, field, bits, payload_rows, payload)
+
+
+def _varints(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> None:
+    if not len(rows):
+        return
+    value, behind, endless = read_varints(cursor.window, cursor.at[rows])
+    cursor.mark(rows, endless)
+    cursor.at[rows] = behind
+    bits[rows] = _integers(field[rows], value)
+
+
+def _integers(field: Bytes, raw: Words) -> Words:
+    """What the varints mean: narrowed to 32 bits, un-zigzagged, or a truth value, as the field says."""
+    value = raw.copy()
+    present = set(np.flatnonzero(np.bincount(field, minlength=33)).tolist())
+    if AttributeField.INT32 in present:
+        rows = np.flatnonzero(field == AttributeField.INT32)
+        value[rows] = _sign_extended(raw[rows])
+    if AttributeField.UINT32 in present:
+        value[field == AttributeField.UINT32] &= _LOW32
+    if AttributeField.BOOL in present:
+        rows = np.flatnonzero(field == AttributeField.BOOL)
+        value[rows] = raw[rows] != 0
+    for number, mask in ((AttributeField.SINT32, _LOW32), (AttributeField.SINT64, ~np.uint64(0))):
+        if number in present:
+            rows = np.flatnonzero(field == number)
+            zigzag = raw[rows] & mask
+            value[rows] = (zigzag >> np.uint64(1)) ^ (~(zigzag & np.uint64(1)) + np.uint64(1))
+    return value
+
+
+def _sign_extended(value: Words) -> Words:
+    return value.astype(np.uint32).view(np.int32).astype(np.int64).view(np.uint64)
+
+
+def _fixed(cursor: Cursor, rows: Longs, field: Bytes, bits: Words, size: int) -> None:
+    if not len(rows):
+        return
+    at = cursor.at[rows]
+    value = cursor.window.words[at]
+    if size == 4:
+        value &= _LOW32
+        signed = field[rows] == AttributeField.SFIXED32
+        value[signed] = _sign_extended(value[signed])
+    bits[rows] = value
+    cursor.at[rows] = at + size
+
+
+def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRows:
+    """Copy strings, bytes and list messages out; give up what is not canonical or no text."""
+    if not len(rows):
+        return ByteRows.blank(0)
+    value, start, endless = read_varints(cursor.window, cursor.at[rows])
+    end = cursor.end[rows]
+    length = value.view(np.int64)
+    outside = (length != end - start) | (length < 0)
+    if endless is not None:
+        outside |= endless
+    start, length = np.where(outside, end, start), np.where(outside, 0, length)
+    cursor.mark(rows, outside)
+    cursor.at[rows] = end
+    payload = ByteRows(*copy_spans(cursor.window, start, length))
+    number = field[rows]
+    strings = number == AttributeField.STRING
+    if strings.any():
+        cursor.mark(rows, not_text(payload) & strings)
+    texts = np.flatnonzero((number == AttributeField.STRING_LIST) | (number == AttributeField.BYTES_LIST))
+    cursor.mark(rows[texts], _bad_entries(cursor.window, number[texts], start[texts], length[texts]))
+    lists = np.flatnonzero((number & 1 == 0) & (number < AttributeField.STRING_LIST))
+    cursor.mark(rows[lists], _bad_lists(number[lists], payload, lists))
+    bits[rows] = np.arange(len(rows), dtype=np.uint64)
+    return payload
+
+
+def _bad_entries(window: Window, number: Bytes, start: Longs, length: Longs) -> Bools | None:
+    """Which string and bytes lists are not in canonical form, or hold what is no text."""
+    if not len(number):
+        return None
+    cursor = Cursor(window, start, start + length)
+    offsets, entry_start, entry_length = repeated_spans(cursor, _ENTRY_TAG)
+    # A length written with more bytes than it needs shows as a total that is too long.
+    sizes = 1 + entry_length + 1
+    for bound in range(7, 64, 7):
+        if not len(entry_length) or int(entry_length.max()) >> bound == 0:
+            break
+        sizes += entry_length >= 1 << bound
+    total = np.concatenate([[0], np.cumsum(sizes)])[offsets]
+    bad: Bools = cursor.finish() | (np.diff(total) != length)
+    entries = ByteRows(*copy_spans(window, entry_start, entry_length))
+    wrong = np.flatnonzero(not_text(entries))
+    owner = np.searchsorted(offsets, wrong, side="right") - 1
+    bad[owner[number[owner] == AttributeField.STRING_LIST]] = True
+    return bad
+
+
+def _bad_lists(number: Bytes, payload: ByteRows, rows: Longs) -> Bools | None:
+    """Which numeric list messages are not in canonical form; equal lists are looked at once."""
+    if not len(rows):
+        return None
+    seen: dict[tuple[int, bytes], bool] = {}
+    bad = np.zeros(len(rows), np.bool_)
+    for place, (field, row) in enumerate(zip(number.tolist(), rows.tolist(), strict=True)):
+        content = payload[row]
+        known = seen.get((field, content))
+        if known is None:
+            known = seen[field, content] = not _is_canonical(field, content)
+        bad[place] = known
+    return bad
+
+
+def _is_canonical(field: int, content: bytes) -> bool:
+    spec = ATTRIBUTE.fields[field].message
+    if spec is None:
+        return False
+    try:
+        return canonical_message(content, spec).data == content
+    except FormatError:
+        return False
+
+
+def not_text(rows: ByteRows) -> Bools:
+    """Which rows are not UTF-8."""
+    bad = np.zeros(len(rows), np.bool_)
+    if not len(rows.data) or int(rows.data.max()) < 0x80:
+        return bad
+    filled = np.flatnonzero(rows.lengths)
+    inside = (rows.data[rows.offsets[filled]] & 0xC0) == 0x80
+    if not inside.any() and _decodes(rows.data.tobytes()):
+        return bad
+    for row in filled.tolist():
+        bad[row] = not _decodes(rows[row])
+    return bad
+
+
+def _decodes(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

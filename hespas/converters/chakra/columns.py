@@ -1,0 +1,284 @@
+"""A Chakra trace as columns: what the codec reads and writes.
+
+These are the format's own values: nothing is interpreted. One :class:`EtColumns` holds a whole file, or a
+chunk of one, in a few flat arrays (about 60 bytes a node plus its names and 13 bytes an attribute).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.spans import Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.schemas.chakra.tables import AttributeField
+
+__all__ = ["AttributeColumns", "ByteRows", "EtColumns", "IoColumns"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteRows:
+    """Byte strings in one buffer: row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+
+    data: Bytes
+    offsets: Longs
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[bytes]) -> ByteRows:
+        """One row per byte string."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.frombuffer(b"".join(rows), np.uint8), offsets_of(lengths))
+
+    @classmethod
+    def from_text(cls, rows: Iterable[str]) -> ByteRows:
+        """One row per string, as UTF-8."""
+        return cls.from_rows([row.encode() for row in rows])
+
+    @classmethod
+    def blank(cls, rows: int) -> ByteRows:
+        """``rows`` empty rows."""
+        return cls(np.empty(0, np.uint8), np.broadcast_to(np.int64(0), (rows + 1,)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        data = self.data.tobytes()
+        bounds: list[int] = self.offsets.tolist()
+        return (data[start:end] for start, end in pairwise(bounds))
+
+    def text(self, row: int) -> str:
+        """One row as text."""
+        return self[row].decode()
+
+    @property
+    def lengths(self) -> Longs:
+        """Bytes in each row."""
+        return np.diff(self.offsets)
+
+    def joined(self, other: ByteRows) -> ByteRows:
+        """These rows, then those."""
+        data = np.concatenate([self.data, other.data])
+        return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
+
+    def take(self, rows: Longs) -> ByteRows:
+        """The given rows, copied."""
+        start = self.offsets[rows]
+        return ByteRows(*copy_spans(Window.holding(self.data), start, self.offsets[rows + 1] - start))
+
+    def part(self, start: int, stop: int) -> ByteRows:
+        """Rows ``start`` to ``stop`` without copying their bytes."""
+        offsets = self.offsets[start : stop + 1]
+        return ByteRows(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttributeColumns:
+    """Attributes of many owners (nodes, or the file): owner ``i`` has rows ``offsets[i]:offsets[i + 1]``.
+
+    ``key`` indexes ``keys``. ``field`` is the number of the value's field (0: no value). ``bits`` is the
+    value: an integer in two's complement, 0 or 1 for a bool, the raw 32 or 64 bits of a float or double. For
+    strings, bytes and lists it is the row of ``payload``; a list is stored as its encoded message.
+    ``doc_row`` says which rows have the doc strings ``doc``.
+    """
+
+    keys: tuple[str, ...]
+    offsets: Longs
+    key: NDArray[np.int32]
+    field: Bytes
+    bits: Words
+    payload: ByteRows
+    doc_row: Longs
+    doc: ByteRows
+
+    @classmethod
+    def empty(cls, owners: int) -> AttributeColumns:
+        """No attributes for any of ``owners``."""
+        return cls(
+            (),
+            np.broadcast_to(np.int64(0), (owners + 1,)),
+            np.empty(0, np.int32),
+            np.empty(0, np.uint8),
+            np.empty(0, np.uint64),
+            ByteRows.blank(0),
+            np.empty(0, np.int64),
+            ByteRows.blank(0),
+        )
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def owner(self) -> Longs:
+        """The owner of each row."""
+        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int64), np.diff(self.offsets))
+
+    @property
+    def has_payload(self) -> NDArray[np.bool_]:
+        """Which rows are strings, bytes or lists."""
+        number = self.field
+        lists: NDArray[np.bool_] = (number >= AttributeField.DOUBLE_LIST) & (number & 1 == 0)
+        return lists | (number >= AttributeField.BOOL_LIST)
+
+    def with_keys(self, keys: tuple[str, ...]) -> AttributeColumns:
+        """The same rows with the names that ``key`` indexes."""
+        return replace(self, keys=keys)
+
+    def part(self, start: int, stop: int) -> AttributeColumns:
+        """The attributes of owners ``start`` to ``stop``."""
+        offsets = self.offsets[start : stop + 1]
+        rows = slice(int(offsets[0]), int(offsets[-1]))
+        narrowed = AttributeColumns(
+            self.keys,
+            offsets - offsets[0],
+            self.key[rows],
+            self.field[rows],
+            self.bits[rows],
+            self.payload,
+            self.doc_row,
+            self.doc,
+        )
+        return narrowed._with_own_payload(rows)
+
+    def _with_own_payload(self, rows: slice) -> AttributeColumns:
+        """Narrow ``payload`` and ``doc`` to ``rows`` of the whole; payload rows stand in attribute order."""
+        used = self.bits[self.has_payload]
+        first = int(used[0]) if len(used) else 0
+        docs = np.searchsorted(self.doc_row, [rows.start, rows.stop])
+        bits = self.bits
+        if first:
+            bits = np.where(self.has_payload, bits - np.uint64(first), bits)
+        return AttributeColumns(
+            self.keys,
+            self.offsets,
+            self.key,
+            self.field,
+            bits,
+            self.payload.part(first, first + len(used)),
+            self.doc_row[docs[0] : docs[1]] - rows.start,
+            self.doc.part(int(docs[0]), int(docs[1])),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IoColumns:
+    """``Node.inputs`` or ``Node.outputs``: only the nodes that have one, ascending in ``node``."""
+
+    node: Longs
+    values: ByteRows
+    shapes: ByteRows
+    types: ByteRows
+
+    @classmethod
+    def empty(cls) -> IoColumns:
+        """No node has one."""
+        return cls(np.empty(0, np.int64), ByteRows.blank(0), ByteRows.blank(0), ByteRows.blank(0))
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    def take(self, rows: Longs) -> IoColumns:
+        """The given rows."""
+        return IoColumns(
+            self.node[rows], self.values.take(rows), self.shapes.take(rows), self.types.take(rows)
+        )
+
+    def joined(self, other: IoColumns) -> IoColumns:
+        """The rows of both, by node."""
+        node = np.concatenate([self.node, other.node])
+        both = IoColumns(
+            node,
+            self.values.joined(other.values),
+            self.shapes.joined(other.shapes),
+            self.types.joined(other.types),
+        )
+        return both.take(np.argsort(node, kind="stable"))
+
+    def part(self, start: int, stop: int) -> IoColumns:
+        """Those of nodes ``start`` to ``stop``."""
+        first, last = (int(place) for place in np.searchsorted(self.node, [start, stop]))
+        return IoColumns(
+            self.node[first:last] - start,
+            self.values.part(first, last),
+            self.shapes.part(first, last),
+            self.types.part(first, last),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EtColumns:
+    """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
+
+    ``frame_byte`` is where each node's frame starts in the (decompressed) file; a writer ignores it.
+    """
+
+    version: str
+    metadata: AttributeColumns
+    id: Words
+    name: ByteRows
+    type: NDArray[np.int32]
+    ctrl_offsets: Longs
+    ctrl_deps: Words
+    data_offsets: Longs
+    data_deps: Words
+    start_micros: Words
+    duration_micros: Words
+    inputs: IoColumns
+    outputs: IoColumns
+    attrs: AttributeColumns
+    frame_byte: Longs
+
+    @classmethod
+    def empty(cls, attrs: AttributeColumns) -> EtColumns:
+        """Nodes that have nothing but these attributes."""
+        count = len(attrs.offsets) - 1
+        nothing = np.zeros(count, np.uint64)
+        offsets = np.zeros(count + 1, np.int64)
+        return cls(
+            version="",
+            metadata=AttributeColumns.empty(1),
+            id=nothing,
+            name=ByteRows.blank(count),
+            type=np.zeros(count, np.int32),
+            ctrl_offsets=offsets,
+            ctrl_deps=np.empty(0, np.uint64),
+            data_offsets=offsets,
+            data_deps=np.empty(0, np.uint64),
+            start_micros=nothing,
+            duration_micros=nothing,
+            inputs=IoColumns.empty(),
+            outputs=IoColumns.empty(),
+            attrs=attrs,
+            frame_byte=np.zeros(count, np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def part(self, start: int, stop: int) -> EtColumns:
+        """Nodes ``start`` to ``stop`` as columns of their own; views where possible."""
+        ctrl = self.ctrl_offsets[start : stop + 1]
+        data = self.data_offsets[start : stop + 1]
+        return EtColumns(
+            version=self.version,
+            metadata=self.metadata,
+            id=self.id[start:stop],
+            name=self.name.part(start, stop),
+            type=self.type[start:stop],
+            ctrl_offsets=ctrl - ctrl[0],
+            ctrl_deps=self.ctrl_deps[ctrl[0] : ctrl[-1]],
+            data_offsets=data - data[0],
+            data_deps=self.data_deps[data[0] : data[-1]],
+            start_micros=self.start_micros[start:stop],
+            duration_micros=self.duration_micros[start:stop],
+            inputs=self.inputs.part(start, stop),
+            outputs=self.outputs.part(start, stop),
+            attrs=self.attrs.part(start, stop),
+            frame_byte=self.frame_byte[start:stop],
+        )

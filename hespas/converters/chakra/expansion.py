@@ -1,0 +1,173 @@
+"""Permutes as matched sends and receives, and the graph that one rank really runs.
+
+A ``collective_permute`` becomes a SEND and a RECV that wait for what it waited for, and for both of which its
+users wait. A rank without a target has no SEND, one without a source no RECV, and a collective over a group
+of one has nobody to talk to: such nodes are led around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+
+from hespas.converters.chakra.spans import Bools, Longs
+from hespas.graph import CollectiveTable, Csr, Diagnostics, NodeKind, OpGraph, P2pTable
+from hespas.graph.columns import FloatArray
+from hespas.graph.passes import bypass
+from hespas.graph.passes.rewrite import take_nodes
+
+__all__ = ["expand", "flatten_runs", "without_idle"]
+
+
+def expand(graph: OpGraph) -> OpGraph:
+    """The graph with every PERMUTE as SEND then RECV, on a tag of its own where none is stated.
+
+    Ids become node numbers where there is a permute or two nodes have one id. The SEND keeps the costs; those
+    of the RECV are unknown.
+    """
+    permutes = graph.kind == NodeKind.PERMUTE
+    if not permutes.any():
+        return _with_own_ids(graph)
+    copies = 1 + permutes.astype(np.int64)
+    rows = np.repeat(np.arange(len(graph), dtype=np.int64), copies)
+    first = np.cumsum(copies) - copies
+    expanded = take_nodes(
+        graph,
+        rows,
+        _both(graph.data_deps, rows, first, copies),
+        _both(graph.control_deps, rows, first, copies),
+    )
+    kind = expanded.kind.copy()
+    sends, receives = first[permutes], first[permutes] + 1
+    kind[sends], kind[receives] = NodeKind.SEND, NodeKind.RECV
+    p2p = expanded.p2p
+    untagged = (p2p.tag < 0) & permutes[rows[p2p.node]]
+    tag = np.where(untagged, _own_tags(graph, rows[p2p.node]), p2p.tag)
+    costs = {name: _without(_cost(expanded, name), receives) for name in _COSTS}
+    numbered = replace(
+        expanded, kind=kind, id=np.arange(len(rows), dtype=np.uint64), p2p=replace(p2p, tag=tag)
+    )
+    return _with_costs(numbered, costs)
+
+
+def _with_own_ids(graph: OpGraph) -> OpGraph:
+    """Number the nodes anew where a pass (unrolling a loop) has left two with one id."""
+    if len(np.unique(graph.id)) == len(graph):
+        return graph
+    return replace(graph, id=np.arange(len(graph), dtype=np.uint64))
+
+
+_COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
+
+
+def _cost(graph: OpGraph, name: str) -> FloatArray:
+    column: FloatArray = getattr(graph, name)
+    return column
+
+
+def _with_costs(graph: OpGraph, costs: Mapping[str, FloatArray]) -> OpGraph:
+    return replace(
+        graph,
+        flops=costs["flops"],
+        useful_flops=costs["useful_flops"],
+        transcendentals=costs["transcendentals"],
+        bytes_read=costs["bytes_read"],
+        bytes_written=costs["bytes_written"],
+        duration_ns=costs["duration_ns"],
+    )
+
+
+def _own_tags(graph: OpGraph, nodes: Longs) -> Longs:
+    """The place of each node among the messages of the original graph."""
+    return np.searchsorted(graph.p2p.node, nodes).astype(np.int64)
+
+
+def _without(column: FloatArray, rows: Longs) -> FloatArray:
+    changed = column.copy()
+    changed[rows] = nan
+    return changed
+
+
+def _both(deps: Csr, rows: Longs, first: Longs, copies: Longs) -> Csr:
+    """Dependencies in new numbers; who waited for a permute waits for both of its halves."""
+    if not len(deps.values):
+        return Csr.empty(len(rows))
+    taken = deps.take(rows)
+    size = copies[taken.values]
+    ends = np.cumsum(size)
+    values = np.repeat(first[taken.values] - (ends - size), size) + np.arange(int(ends[-1]))
+    return Csr.from_lengths(taken.segment_sum(copies.astype(np.float64)).astype(np.int64), values)
+
+
+def without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
+    """The graph without nodes that do nothing on a rank. One that cannot be led around becomes free work."""
+    if not idle.any():
+        return graph
+    kept = bypass(graph, idle)
+    left = np.isin(kept.id, graph.id[idle])
+    if not left.any():
+        return kept
+    kind = kept.kind.copy()
+    kind[left] = NodeKind.COMPUTE
+    return replace(
+        kept,
+        kind=kind,
+        collectives=_live_collectives(kept.collectives, ~left[kept.collectives.node]),
+        p2p=_live_messages(kept.p2p, ~left[kept.p2p.node]),
+        duration_ns=np.where(left, 0.0, kept.duration_ns),
+        flops=np.where(left, 0.0, kept.flops),
+    )
+
+
+def _live_collectives(table: CollectiveTable, live: Bools) -> CollectiveTable:
+    return CollectiveTable(
+        node=table.node[live],
+        kind=table.kind[live],
+        group_set=table.group_set[live],
+        comm_bytes=table.comm_bytes[live],
+        operand_bytes=table.operand_bytes[live],
+        result_bytes=table.result_bytes[live],
+        channel=table.channel[live],
+        reduction=table.reduction[live],
+    )
+
+
+def _live_messages(table: P2pTable, live: Bools) -> P2pTable:
+    return P2pTable(
+        node=table.node[live],
+        permutation=table.permutation[live],
+        comm_bytes=table.comm_bytes[live],
+        tag=table.tag[live],
+        host=table.host[live],
+    )
+
+
+def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+    """The graph with work that is repeated written once, at the cost of all its runs.
+
+    Callers unroll loops first; what is left has an unknown trip count (taken as 1) or is kept rolled.
+    Repeated communication cannot be scaled and is written once, which is reported; a node that never runs is
+    left out.
+    """
+    runs = graph.multiplicity
+    if bool((runs == 1).all()):
+        return graph
+    unknown = np.isnan(runs)
+    times = np.where(unknown, 1.0, runs)
+    talks = np.isin(graph.kind, (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE))
+    for code, mask, message in (
+        ("chakra.unknown-runs", unknown, "runs an unknown number of times and is written once"),
+        ("chakra.repeated-communication", talks & (times > 1), "is repeated and written once"),
+        ("chakra.scaled", ~talks & (times > 1), "is repeated and written once, with the time of all runs"),
+        ("chakra.never-runs", times == 0, "never runs and is left out"),
+    ):
+        where = np.flatnonzero(mask)
+        if len(where):
+            name = graph.node_name(int(where[0])) or graph.op_name(int(where[0]))
+            diagnostics.warning(code, name, f"{name} {message}", count=len(where))
+    scale = np.where(talks, 1.0, times)
+    scaled = {name: _cost(graph, name) * scale for name in _COSTS}
+    return without_idle(_with_costs(graph, scaled), times == 0)

@@ -1,0 +1,132 @@
+"""Attribute values by name: from rows of a trace to (nodes, values), whatever integer type was used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns
+from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_FIELDS, LINTED
+from hespas.converters.chakra.faults import Faults
+from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
+from hespas.schemas.chakra.tables import AttributeField
+
+__all__ = ["AttributeFacts", "Integers", "Texts", "check_types", "is_canonical"]
+
+_IS_INTEGER = np.isin(np.arange(33), [int(field) for field in INTEGER_FIELDS])
+_UNSIGNED = (AttributeField.UINT64, AttributeField.FIXED64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Integers:
+    """An integer attribute: ``value`` of ``node``, stated by attribute row ``row``; nodes ascend."""
+
+    node: Longs
+    value: Longs
+    row: Longs
+
+    def where(self, mask: Bools) -> Integers:
+        """Some of them."""
+        return Integers(self.node[mask], self.value[mask], self.row[mask])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """A string attribute: ``payload`` row of ``node``, stated by attribute row ``row``; nodes ascend."""
+
+    node: Longs
+    payload: Longs
+    row: Longs
+
+    def where(self, mask: Bools) -> Texts:
+        """Some of them."""
+        return Texts(self.node[mask], self.payload[mask], self.row[mask])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttributeFacts:
+    """The attributes of a trace by name; of several of one name on a node the first counts."""
+
+    attrs: AttributeColumns
+    owner: Longs
+
+    @classmethod
+    def of(cls, attrs: AttributeColumns) -> AttributeFacts:
+        """Facts over all rows."""
+        return cls(attrs, attrs.owner)
+
+    def rows(self, name: str) -> Longs:
+        """All rows of one name."""
+        if name not in self.attrs.keys:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.attrs.key == self.attrs.keys.index(name))
+
+    def _first(self, rows: Longs) -> Longs:
+        """Only the first row of each node."""
+        owner = self.owner[rows]
+        first = np.ones(len(rows), np.bool_)
+        first[1:] = owner[1:] != owner[:-1]
+        return rows[first]
+
+    def integers(self, name: str) -> Integers:
+        """Values of any integer type or bool that fit 64 signed bits."""
+        rows = self._first(self.rows(name))
+        field = self.attrs.field[rows]
+        value = self.attrs.bits[rows].view(np.int64)
+        too_large = np.isin(field, _UNSIGNED) & (value < 0)
+        good = _IS_INTEGER[field] & ~too_large
+        return Integers(self.owner[rows[good]], value[good], rows[good])
+
+    def texts(self, name: str) -> Texts:
+        """Values of type string."""
+        rows = self._first(self.rows(name))
+        rows = rows[self.attrs.field[rows] == AttributeField.STRING]
+        return Texts(self.owner[rows], self.attrs.bits[rows].view(np.int64), rows)
+
+    def distinct(self, texts: Texts) -> tuple[list[str], NDArray[np.int64]]:
+        """The distinct values of a string attribute, and which of them each node has."""
+        wanted = self.values(texts)
+        found: dict[bytes, int] = {}
+        place = np.fromiter((found.setdefault(text, len(found)) for text in wanted), np.int64, len(wanted))
+        return [text.decode() for text in found], place
+
+    def values(self, texts: Texts) -> ByteRows:
+        """The values themselves, one row per node."""
+        payload = self.attrs.payload
+        start = payload.offsets[texts.payload]
+        length = payload.offsets[texts.payload + 1] - start
+        return ByteRows(*copy_spans(Window.holding(payload.data), start, length))
+
+
+def check_types(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
+    """ET010: attributes that simulators read have an accepted type (error) and the canonical one (lint);
+    no node has two attributes of one name.
+    """
+    attrs = columns.attrs
+    for name, canonical in LINTED.items():
+        rows = facts.rows(name)
+        field = attrs.field[rows]
+        integral = canonical in INTEGER_FIELDS
+        accepted = _IS_INTEGER[field] if integral else field == canonical
+        bad = np.zeros(len(columns), np.bool_)
+        bad[facts.owner[rows[~accepted]]] = True
+        faults.nodes("ET010", columns, bad, f"attribute {name} has a type that no reader accepts")
+        odd = int((accepted & (field != canonical)).sum())
+        message = f"attribute {name} is not of its canonical type {canonical.name.lower()}"
+        faults.lint("ET010", message, odd)
+    code = facts.owner * max(1, len(attrs.keys)) + attrs.key
+    ordered = np.sort(code)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    bad = np.zeros(len(columns), np.bool_)
+    bad[twice // max(1, len(attrs.keys))] = True
+    faults.nodes("ET010", columns, bad, "two attributes of a node have the same name")
+
+
+def is_canonical(attrs: AttributeColumns) -> Bools:
+    """Which rows have the canonical type of their name (or a name the graph does not model)."""
+    wanted = np.array([ATTRIBUTES.get(name, -1) for name in attrs.keys] or [-1])
+    stated = wanted[attrs.key] if len(attrs) else np.empty(0, np.int64)
+    canonical: Bools = (stated < 0) | (stated == attrs.field)
+    return canonical

@@ -1,0 +1,228 @@
+"""Framing: varint length, then that many bytes, to the exact end of the file; gzip is told by its magic.
+
+End of file is the absence of bytes: a frame of length 0 is a legal message. A length is checked against the
+bytes that are left, and nothing is allocated for bytes that have not been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from hespas.converters.chakra.gzipped import damage_errors, open_gzip
+from hespas.converters.chakra.spans import SLACK, Longs, Window
+from hespas.converters.chakra.varints import read_varints
+from hespas.graph.errors import FormatError
+
+__all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "FrameBatch", "Source", "frames", "open_trace"]
+
+MIN_LIMIT_BYTES = 64 << 20
+MAX_EXPANSION = 100
+"""Default bound of decompressed data: this many times the compressed size, but at least `MIN_LIMIT_BYTES`."""
+
+_BLOCK_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAX_EMPTY_FRAMES = 1 << 16
+_DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch:
+    """Consecutive messages in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
+
+    ``frame_byte`` is where each frame (its length varint) starts in the decompressed file, ``base`` where the
+    window does.
+    """
+
+    window: Window
+    start: Longs
+    end: Longs
+    frame_byte: Longs
+    base: int = 0
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def without_first(self) -> FrameBatch:
+        """The batch without its first message."""
+        return replace(self, start=self.start[1:], end=self.end[1:], frame_byte=self.frame_byte[1:])
+
+    def message(self, index: int) -> bytes:
+        """The bytes of one message."""
+        return self.window.u8[self.start[index] : self.end[index]].tobytes()
+
+
+class _BoundedGzip:
+    """A gzip stream that refuses to grow past ``limit`` bytes."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._stream = open_gzip(path)
+        self._path = path
+        self._limit = limit
+        self._done = 0
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs."""
+        try:
+            data = self._stream.read(size)
+        except damage_errors() as error:
+            raise FormatError(
+                f"ET001: the gzip stream is damaged or cut off ({error})",
+                path=str(self._path),
+                position=f"byte {self._done} of the decompressed data",
+                hint=_DAMAGED,
+            ) from None
+        self._done += len(data)
+        if self._done > self._limit:
+            raise FormatError(
+                f"ET001: the gzip stream expands to more than {self._limit} bytes",
+                path=str(self._path),
+                hint="if you trust it, gunzip it yourself",
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+@dataclass(slots=True)
+class Source:
+    """Where bytes come from; ``size`` is the number of all bytes where it is known."""
+
+    stream: BinaryIO | _BoundedGzip
+    name: str
+    size: int | None
+
+
+def open_trace(path: Path, max_bytes: int | None = None) -> Source:
+    """Open a trace file, gzip or not. ``max_bytes`` bounds the decompressed size of a gzip file further.
+
+    Raises :class:`FormatError` when the file cannot be opened.
+    """
+    try:
+        stream = path.open("rb", buffering=0)
+        magic = stream.read(2)
+        size = path.stat().st_size
+    except OSError as error:
+        raise FormatError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    if magic == _GZIP_MAGIC:
+        stream.close()
+        limit = max(MIN_LIMIT_BYTES, MAX_EXPANSION * size)
+        limit = limit if max_bytes is None else min(limit, max_bytes)
+        return Source(_BoundedGzip(path, limit), str(path), None)
+    stream.seek(0)
+    return Source(cast("BinaryIO", stream), str(path), size)
+
+
+def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBatch]:
+    """The messages of a file in batches of about ``block_bytes``; closes the file at the end.
+
+    Raises :class:`FormatError` (``ET001``) with the byte offset of the frame that is cut off or too long.
+    """
+    rest, offset, empty = b"", 0, 0
+    try:
+        while data := source.stream.read(block_bytes):
+            size = len(rest) + len(data)
+            block = b"".join((rest, data, bytes(SLACK)))
+            heads, behind = _scan(block, size, source.name, offset)
+            if heads:
+                batch = _batch(block, heads, offset)
+                empty += int((batch.start == batch.end).sum())
+                _refuse_padding(empty, source.name, offset)
+                yield batch
+            rest = block[behind:size]
+            offset += behind
+            block_bytes = max(block_bytes, len(rest))
+            _check_declared(rest, source, offset)
+        if rest:
+            raise _cut_off(rest, source.name, offset)
+    finally:
+        source.stream.close()
+
+
+def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
+    """Where the whole frames in the first ``size`` bytes begin, and where the first incomplete one does.
+
+    A length that runs into the padding behind ``size`` ends behind it too, so it counts as incomplete.
+    """
+    heads: list[int] = []
+    add = heads.append
+    at = 0
+    while at < size:
+        add(at)
+        length = block[at]
+        if length < 0x80:
+            at += length + 1
+        elif (second := block[at + 1]) < 0x80:
+            at += (length & 0x7F | second << 7) + 2
+        else:
+            length, start = _long_length(block, at, name, offset)
+            at = start + length
+    if at > size:
+        at = heads.pop()
+    return heads, at
+
+
+def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, int]:
+    """A frame length of several bytes and the position behind it, 0 when the block ends before."""
+    value, start = 0, at
+    for shift in (0, 7, 14, 21, 28):
+        if at >= len(block):
+            return 0, 0
+        byte = block[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+    else:
+        value = 1 << 32
+    if value >= 1 << 32:
+        raise FormatError(
+            "ET001: a frame length does not fit into 32 bits",
+            path=name,
+            position=f"byte {offset + start}",
+            hint=_DAMAGED,
+        )
+    return value, at
+
+
+def _batch(block: bytes, heads: list[int], offset: int) -> FrameBatch:
+    window = Window.over(np.frombuffer(block, np.uint8))
+    head = np.array(heads, np.int64)
+    length, start, _ = read_varints(window, head)
+    return FrameBatch(window, start, start + length.view(np.int64), head + offset, offset)
+
+
+def _refuse_padding(empty: int, name: str, offset: int) -> None:
+    """Stop at zeros: each would be a node of some 60 bytes, and all but one a duplicate id."""
+    if empty > _MAX_EMPTY_FRAMES:
+        raise FormatError(
+            f"ET001: more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+            path=name,
+            position=f"byte {offset}",
+            hint=_DAMAGED,
+        )
+
+
+def _check_declared(rest: bytes, source: Source, offset: int) -> None:
+    """Refuse at once a length beyond the end of a file whose size is known."""
+    if source.size is None or not rest:
+        return
+    length, start = _long_length(rest, 0, source.name, offset)
+    if start and start + length > source.size - offset:
+        raise _cut_off(rest, source.name, offset)
+
+
+def _cut_off(rest: bytes, name: str, offset: int) -> FormatError:
+    length, start = _long_length(rest, 0, name, offset)
+    message = (
+        f"ET001: a frame of {length} bytes is cut off by the end of the file after {len(rest) - start} bytes"
+        if start
+        else "ET001: a frame length is cut off by the end of the file"
+    )
+    return FormatError(message, path=name, position=f"byte {offset}", hint=_DAMAGED)

@@ -1,0 +1,85 @@
+"""Numbers for process groups: those of the file a trace came from, and small new ones for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, render_groups
+from hespas.converters.chakra.faults import Faults
+from hespas.graph import Diagnostics, GroupSet, Workload
+
+__all__ = ["GroupIds"]
+
+
+@dataclass(slots=True, eq=False)
+class GroupIds:
+    """The id of each group of each group set. New ids follow the known ones, set by set, group by group.
+
+    The id of a group is computed, not looked up, so that one rank of many costs no list of all groups.
+    """
+
+    known: dict[int, list[int]]
+    base: dict[GroupSet, int]
+    num_ranks: int
+    _by_members: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+
+    @classmethod
+    def of(cls, workload: Workload) -> GroupIds:
+        """Ids for all group sets of a workload. O(group sets)."""
+        document = b""
+        for graph in workload.classes:
+            document = document or graph.attachments.get(FILE_NAME, b"")
+        quiet = Faults(FILE_NAME, None, Diagnostics(), lenient=True)
+        known = parse_groups(document, quiet) if document else {}
+        number = max(known, default=0) + 1
+        base: dict[GroupSet, int] = {}
+        for groups in workload.group_sets:
+            base[groups] = number
+            number += 0 if groups.is_world(workload.num_ranks) else groups.num_groups
+        by_members = {tuple(members): group for group, members in reversed(known.items())}
+        return cls(known, base, workload.num_ranks, by_members)
+
+    def is_idle(self, groups: GroupSet, rank: int) -> bool:
+        """Whether a collective over these groups has nothing to do on a rank: it has no group, or is alone in
+        one that the trace did not name.
+        """
+        group = groups.group_of(rank)
+        if group < 0:
+            return True
+        if groups.max_group_size > 1 and groups.group_size != -1:
+            return False
+        members = groups.members(group)
+        return len(members) < 2 and tuple(members.tolist()) not in self._by_members
+
+    def text(self, groups: GroupSet, rank: int) -> bytes:
+        """``pg_name`` of the group a rank belongs to; empty for all ranks and for an idle collective."""
+        if groups.is_world(self.num_ranks):
+            return b""
+        group = groups.group_of(rank)
+        if group < 0:
+            return b""
+        if self._by_members:
+            number = self._by_members.get(tuple(groups.members(group).tolist()))
+            if number is not None:
+                return str(number).encode()
+        return str(self.base[groups] + group).encode()
+
+    def of_rank(self, rank: int) -> dict[int, list[int]]:
+        """The groups a rank belongs to."""
+        found: dict[int, list[int]] = {}
+        for groups in self.base:
+            text = self.text(groups, rank)
+            if text and not self.is_idle(groups, rank):
+                found[int(text)] = groups.members(groups.group_of(rank)).tolist()
+        return found
+
+    def document(self) -> bytes:
+        """``comm_group.json`` with the known groups and all that got a new id, but for groups of one."""
+        listed = dict(self.known)
+        for groups, base in self.base.items():
+            if groups.is_world(self.num_ranks):
+                continue
+            for place, members in enumerate(groups):
+                if len(members) > 1 and tuple(members.tolist()) not in self._by_members:
+                    listed[base + place] = members.tolist()
+        return render_groups(listed) if listed else b""

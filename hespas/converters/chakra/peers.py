@@ -1,0 +1,214 @@
+"""Who talks to whom: process groups and message peers of many ranks, made symbolic.
+
+Ranks of one class differ only here. Per rank a few integers are kept; over all ranks of a class the value of
+a node is one vector, which becomes a group set (of a collective) or a permutation (of a send or a receive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.converters.chakra.columns import ByteRows, EtColumns
+from hespas.converters.chakra.contract import WHOLE_WORLD
+from hespas.converters.chakra.facts import AttributeFacts, Integers, Texts
+from hespas.converters.chakra.faults import Faults
+from hespas.converters.chakra.spans import Bools, Longs
+from hespas.graph import ExplicitGroups, GroupSet, Permutation, compress_groups
+from hespas.schemas.chakra.tables import NodeType
+
+__all__ = [
+    "Groups",
+    "PeerRows",
+    "Peers",
+    "RankPeers",
+    "peers_of_class",
+    "rank_peers",
+    "without_rows",
+]
+
+Groups = Mapping[int, Sequence[int]]
+"""Group id -> global ranks in ring order."""
+
+_MAX_RANK = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peers:
+    """What a graph needs: rows per collective and per message node, and the tables they index."""
+
+    group_set: Longs
+    permutation: Longs
+    group_sets: tuple[GroupSet, ...]
+    permutations: tuple[Permutation, ...]
+    group_rows: Longs
+    peer_rows: Longs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pattern:
+    """Values as their distinct ones, and which of them each node has."""
+
+    values: tuple[int, ...]
+    which: bytes
+
+    @classmethod
+    def of(cls, column: Longs) -> _Pattern:
+        """Distinct values in order of first appearance."""
+        values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(tuple(values[order].tolist()), place[inverse].astype(np.int32).tobytes())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankPeers:
+    """The values of one rank: group id per collective (0: all ranks), peer per message (-1: not stated)."""
+
+    rank: int
+    groups: _Pattern
+    peers: _Pattern
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerRows:
+    """Which attribute rows state the values of :class:`RankPeers`: these differ between ranks of a class."""
+
+    group: Longs
+    peer: Longs
+
+
+def rank_peers(
+    columns: EtColumns, facts: AttributeFacts, rank: int, groups: Groups, faults: Faults
+) -> tuple[RankPeers, PeerRows]:
+    """The values of one rank, and the attribute rows that state them."""
+    is_collective = columns.type == NodeType.COMM_COLL
+    group, group_rows = _groups(columns, facts, is_collective, groups, faults)
+    is_send, is_recv = columns.type == NodeType.COMM_SEND, columns.type == NodeType.COMM_RECV
+    peer = np.full(len(columns), -1, np.int64)
+    rows: list[Longs] = []
+    owns: list[Integers] = []
+    for name, far in (("comm_dst", is_send), ("comm_src", is_recv)):
+        stated = facts.integers(name)
+        other = is_recv if far is is_send else is_send
+        good = stated.where(far[stated.node] & (stated.value >= 0) & (stated.value <= _MAX_RANK))
+        peer[good.node] = good.value
+        own = stated.where(other[stated.node])
+        wrong = np.zeros(len(columns), np.bool_)
+        wrong[own.node[own.value != rank]] = True
+        faults.nodes("ET014", columns, wrong, f"{name} is not the rank of this file, {rank}")
+        rows.append(good.row)
+        owns.append(own.where(own.value == rank))
+    # The own side goes with the peer; without one it stays an attribute.
+    rows += [own.row[peer[own.node] >= 0] for own in owns]
+    message = is_send | is_recv
+    values = RankPeers(rank, _Pattern.of(group[is_collective]), _Pattern.of(peer[message]))
+    return values, PeerRows(group_rows, np.sort(np.concatenate(rows)))
+
+
+def _groups(
+    columns: EtColumns, facts: AttributeFacts, is_collective: Bools, groups: Groups, faults: Faults
+) -> tuple[Longs, Longs]:
+    """Group id per node, and the attribute rows that state one; the world's spellings stay attributes."""
+    found = facts.texts("pg_name")
+    found = found.where(is_collective[found.node])
+    texts, place = facts.distinct(found)
+    ids = np.array([_group_id(text, groups) for text in texts] or [0], np.int64)[place]
+    bad = np.zeros(len(columns), np.bool_)
+    bad[found.node[ids < 0]] = True
+    faults.nodes(
+        "ET018",
+        columns,
+        bad,
+        "pg_name is no group of comm_group.json",
+        hint="put the comm_group.json of this trace beside it",
+    )
+    group = np.zeros(len(columns), np.int64)
+    group[found.node] = np.maximum(ids, 0)
+    return group, _rows(found, ids > 0)
+
+
+def _rows(found: Texts, mask: Bools) -> Longs:
+    return found.row[mask]
+
+
+def _group_id(text: str, groups: Groups) -> int:
+    """The id a text names, 0 for all ranks, -1 for none."""
+    if text in WHOLE_WORLD:
+        return 0
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    return number if number in groups and str(number) == text else -1
+
+
+def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
+    """Distinct vectors over the ranks, and which of them each node has."""
+    distinct = {pattern.which: place for place, pattern in reversed(list(enumerate(patterns)))}
+    shapes = list(distinct)
+    stacked = np.stack([np.frombuffer(which, np.int32) for which in shapes])
+    columns, inverse = np.unique(stacked, axis=1, return_inverse=True)
+    shape_of = {which: place for place, which in enumerate(shapes)}
+    vectors = [
+        np.array([pattern.values[column[shape_of[pattern.which]]] for pattern in patterns], np.int64)
+        for column in columns.T.tolist()
+    ]
+    return vectors, inverse.reshape(-1).astype(np.int64)
+
+
+def _group_set_of(vector: Longs, groups: Groups) -> GroupSet:
+    """The group set whose groups are those named in ``vector``, by ascending id."""
+    lists = [groups[number] for number in sorted(set(vector.tolist()))]
+    if len({len(members) for members in lists}) == 1:
+        return compress_groups(np.array(lists, np.int64))
+    return ExplicitGroups.from_rows(lists)
+
+
+def peers_of_class(
+    columns: EtColumns, ranks: Sequence[RankPeers], rows: PeerRows, groups: Groups, num_ranks: int
+) -> Peers:
+    """The symbolic form over all ranks of a class.
+
+    Raises ``ValueError`` where a message has no permutation: two ranks send it to the same one.
+    """
+    sets: dict[GroupSet, int] = {}
+    group_set = np.full(int((columns.type == NodeType.COMM_COLL).sum()), -1, np.int64)
+    if len(group_set):
+        vectors, which = _vectors([rank.groups for rank in ranks])
+        chosen = [
+            sets.setdefault(_group_set_of(vector, groups), len(sets)) if vector.all() else -1
+            for vector in vectors
+        ]
+        group_set = np.array(chosen, np.int64)[which]
+    is_send = columns.type == NodeType.COMM_SEND
+    sends = is_send[is_send | (columns.type == NodeType.COMM_RECV)]
+    permutations: dict[Permutation, int] = {}
+    permutation = np.full(len(sends), -1, np.int64)
+    if len(sends):
+        vectors, which = _vectors([rank.peers for rank in ranks])
+        owners = [rank.rank for rank in ranks]
+        size = 1 + max(num_ranks - 1, *owners, *(int(vector.max()) for vector in vectors))
+        for number, vector in enumerate(vectors):
+            for direction in (True, False):
+                nodes = (which == number) & (sends == direction)
+                if nodes.any() and (vector >= 0).all():
+                    found = _permutation(owners, vector.tolist(), size, sends=direction)
+                    permutation[nodes] = permutations.setdefault(found, len(permutations))
+    return Peers(group_set, permutation, tuple(sets), tuple(permutations), rows.group, rows.peer)
+
+
+def _permutation(owners: Sequence[int], peers: Sequence[int], size: int, *, sends: bool) -> Permutation:
+    pairs = zip(owners, peers, strict=True) if sends else zip(peers, owners, strict=True)
+    return Permutation.from_pairs(list(pairs), size)
+
+
+def without_rows(columns: EtColumns, rows: PeerRows) -> tuple[Bools, ByteRows]:
+    """What ranks of a class share: which attribute rows to leave out, and the payloads that remain."""
+    attrs = columns.attrs
+    hidden = np.zeros(len(attrs), np.bool_)
+    hidden[rows.group] = True
+    hidden[rows.peer] = True
+    kept = np.flatnonzero(attrs.has_payload & ~hidden)
+    payload_rows = attrs.bits[kept].view(np.int64)
+    return hidden, attrs.payload.take(payload_rows)

@@ -1,0 +1,354 @@
+"""A trace of one rank class as a graph of the hub. Units at the border: microseconds -> ns.
+
+Every attribute value either goes into a column that can hold it exactly, or stays in ``extra`` as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.columns import EtColumns, IoColumns
+from hespas.converters.chakra.contract import COMM_TO_COLLECTIVE, DEFAULT_CLASS, TYPE_TO_KIND, Tag
+from hespas.converters.chakra.extras import (
+    attribute_rows,
+    collect,
+    file_rows,
+    io_rows,
+    layout_rows,
+    start_rows,
+)
+from hespas.converters.chakra.facts import AttributeFacts, Integers
+from hespas.converters.chakra.layouts import find_layouts
+from hespas.converters.chakra.peers import Peers
+from hespas.converters.chakra.shapes import parse_io
+from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.graph import (
+    CollectiveKind,
+    CollectiveTable,
+    ContractionTable,
+    Csr,
+    ExtraTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    RegionTable,
+    Resource,
+    StringTable,
+    StringTableBuilder,
+    TensorTypesBuilder,
+    find_dtype,
+)
+from hespas.graph.columns import FloatArray, SmallIntArray, constant
+
+__all__ = ["node_numbers", "to_graph"]
+
+_EXACT = 1 << 53
+_CLASS_BY_NAME = {member.name.lower(): int(member) for member in OpClass}
+
+
+def node_numbers(ids: Words, deps: Words) -> Longs:
+    """The node number of each id in ``deps``, -1 where there is none; of equal ids the last counts."""
+    count = np.uint64(len(ids))
+    if np.array_equal(ids, np.arange(len(ids), dtype=np.uint64)):
+        return np.where(deps < count, deps, np.uint64(0)).view(np.int64) - (deps >= count)
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    place = np.searchsorted(ordered, deps, side="right") - 1
+    found = (place >= 0) & (ordered[np.maximum(place, 0)] == deps)
+    return np.where(found, order[np.maximum(place, 0)], -1)
+
+
+class _Reader:
+    """Moves attribute values into columns and remembers which rows are accounted for."""
+
+    def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
+        self.columns = columns
+        self.facts = facts
+        self.kind = _kinds(columns.type)
+        self.modelled: Bools = np.zeros(len(columns.attrs), np.bool_)
+
+    def find(self, name: str, low: int = 0) -> Integers:
+        """An integer attribute, from ``low`` to 2**53, which floats hold exactly."""
+        found = self.facts.integers(name)
+        return found.where((found.value >= low) & (found.value <= _EXACT))
+
+    def take(self, found: Integers, default: float = nan) -> FloatArray:
+        """The values as a float column; they count as accounted for."""
+        if not len(found.node):
+            return constant(default, len(self.columns))
+        column = np.full(len(self.columns), default)
+        column[found.node] = found.value
+        self.modelled[found.row] = True
+        return column
+
+    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
+        """Values of the nodes marked, within bounds; they count as accounted for."""
+        found = self.facts.integers(name)
+        found = found.where(nodes[found.node] & (found.value >= low) & (found.value <= high))
+        self.modelled[found.row] = True
+        return found
+
+    def texts(self, name: str, strings: StringTableBuilder) -> SmallIntArray:
+        """A string attribute as string rows, 0 where absent; empty values stay where they are."""
+        found = self.facts.texts(name)
+        texts, place = self.facts.distinct(found)
+        rows = np.array([strings.add(text) for text in texts] or [0], np.int32)
+        column = np.zeros(len(self.columns), np.int32)
+        column[found.node] = rows[place]
+        self.modelled[found.row[rows[place] > 0]] = True
+        return column
+
+    def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
+        """A string attribute by what its values mean; unknown values stay where they are, and so do those
+        that equal the default.
+        """
+        found = self.facts.texts(name)
+        texts, place = self.facts.distinct(found)
+        meaning = np.array([table.get(text, -1) for text in texts] or [-1])[place]
+        good = (meaning >= 0) & (meaning != default[found.node])
+        column = default.copy()
+        column[found.node[good]] = meaning[good]
+        self.modelled[found.row[good]] = True
+        return column
+
+
+def _kinds(types: NDArray[np.int32]) -> NDArray[np.uint8]:
+    table = np.full(max(TYPE_TO_KIND) + 2, NodeKind.INVALID, np.uint8)
+    for number, kind in TYPE_TO_KIND.items():
+        table[number] = kind
+    known = (types >= 0) & (types <= max(TYPE_TO_KIND))
+    return table[np.where(known, types, len(table) - 1)]
+
+
+def _default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    table = np.zeros(len(NodeKind), np.uint8)
+    for member, op_class in DEFAULT_CLASS.items():
+        table[member] = op_class
+    return table[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    strings: StringTable
+    first: int
+
+
+def _with_names(columns: EtColumns, strings: StringTableBuilder) -> _Names:
+    """The interned strings with all node names behind them, which are not interned."""
+    table = strings.build()
+    buffer = b"".join((bytes(table.buffer), columns.name.data.tobytes()))
+    offsets = np.concatenate([table.offsets, columns.name.offsets[1:] + table.offsets[-1]])
+    return _Names(StringTable(buffer, offsets), len(table))
+
+
+def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
+    if not len(values):
+        return Csr.empty(len(ids))
+    numbers = node_numbers(ids, values)
+    known = numbers >= 0
+    if known.all():
+        return Csr(offsets, numbers.astype(np.int32))
+    counted = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(known, out=counted[1:])
+    return Csr(counted[offsets], numbers[known].astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costs:
+    flops: FloatArray
+    useful_flops: FloatArray
+    transcendentals: FloatArray
+    bytes_read: FloatArray
+    bytes_written: FloatArray
+    duration_ns: FloatArray
+    exact_micros: Bools
+    """Nodes that state in ``duration_nanos`` what ``duration_micros`` says as well."""
+
+
+def _costs(columns: EtColumns, reader: _Reader) -> _Costs:
+    flops = reader.take(reader.find("num_ops"))
+    useful = reader.find("useful_ops")
+    useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
+    moved = reader.take(reader.find("tensor_size"))
+    written = reader.find("bytes_written", low=1)
+    bytes_written = reader.take(written.where(written.value <= moved[written.node]), default=0.0)
+    transcendentals = reader.take(reader.find("transcendentals", low=1))
+    # Zero microseconds may as well be an unknown time.
+    micros = columns.duration_micros.astype(np.float64) * 1e3
+    nanos = reader.take(reader.find("duration_nanos"))
+    return _Costs(
+        flops=flops,
+        useful_flops=np.where(np.isnan(useful_flops), flops, useful_flops),
+        transcendentals=np.where(np.isnan(transcendentals) & ~np.isnan(flops), 0.0, transcendentals),
+        bytes_read=moved - bytes_written,
+        bytes_written=np.where(np.isnan(moved), nan, bytes_written),
+        duration_ns=np.where(np.isnan(nanos), np.where(micros > 0, micros, nan), nanos),
+        exact_micros=(micros > 0) & (nanos == micros),
+    )
+
+
+def _collectives(reader: _Reader, peers: Peers) -> CollectiveTable:
+    is_collective = reader.kind == NodeKind.COLLECTIVE
+    nodes = np.flatnonzero(is_collective)
+    kind = np.full(len(reader.columns), CollectiveKind.UNKNOWN, np.uint8)
+    stated = reader.integers("comm_type", is_collective, 0, max(COMM_TO_COLLECTIVE))
+    meaning = np.array(
+        [COMM_TO_COLLECTIVE[number] for number in range(max(COMM_TO_COLLECTIVE) + 1)], np.uint8
+    )
+    kind[stated.node] = meaning[stated.value]
+    size = np.full(len(reader.columns), np.nan)
+    sizes = reader.integers("comm_size", is_collective, 0, _EXACT)
+    size[sizes.node] = sizes.value
+    reader.modelled[peers.group_rows] = True
+    unknown = np.full(len(nodes), np.nan)
+    return CollectiveTable(
+        node=nodes.astype(np.int32),
+        kind=kind[nodes],
+        group_set=peers.group_set.astype(np.int32),
+        comm_bytes=size[nodes],
+        operand_bytes=unknown,
+        result_bytes=unknown,
+        channel=np.full(len(nodes), -1, np.int64),
+        reduction=np.zeros(len(nodes), np.int32),
+    )
+
+
+def _p2p(reader: _Reader, peers: Peers) -> P2pTable:
+    is_message = (reader.kind == NodeKind.SEND) | (reader.kind == NodeKind.RECV)
+    nodes = np.flatnonzero(is_message)
+    size = np.full(len(reader.columns), np.nan)
+    sizes = reader.integers("comm_size", is_message, 0, _EXACT)
+    size[sizes.node] = sizes.value
+    tag = np.full(len(reader.columns), -1, np.int64)
+    tags = reader.integers("comm_tag", is_message, 0, (1 << 31) - 1)
+    tag[tags.node] = tags.value
+    reader.modelled[peers.peer_rows] = True
+    return P2pTable(
+        node=nodes.astype(np.int32),
+        permutation=peers.permutation.astype(np.int32),
+        comm_bytes=size[nodes],
+        tag=tag[nodes],
+        host=np.zeros(len(nodes), np.bool_),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Types:
+    operands: Csr
+    results: Csr
+    foreign: tuple[IoColumns, IoColumns]
+
+
+def _types(columns: EtColumns, types: TensorTypesBuilder) -> _Types:
+    operands, foreign_in = parse_io(columns.inputs, len(columns), types)
+    results, foreign_out = parse_io(columns.outputs, len(columns), types)
+    return _Types(operands, results, (columns.inputs.take(foreign_in), columns.outputs.take(foreign_out)))
+
+
+def _extra(
+    columns: EtColumns,
+    reader: _Reader,
+    foreign: tuple[IoColumns, IoColumns],
+    forced: Bools,
+    strings: StringTableBuilder,
+) -> ExtraTable:
+    flagged = reader.kind != NodeKind.METADATA
+    layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
+    return collect(
+        [
+            *file_rows(columns, strings),
+            *layout_rows(layouts, strings),
+            *start_rows(columns),
+            *io_rows(foreign[0], Tag.INPUTS),
+            *io_rows(foreign[1], Tag.OUTPUTS),
+            *attribute_rows(columns, ~reader.modelled, strings),
+        ]
+    )
+
+
+def _places(reader: _Reader) -> tuple[NDArray[np.uint8], SmallIntArray]:
+    """Resource and stream of each node."""
+    count = len(reader.columns)
+    flags = reader.facts.integers("is_cpu_op")
+    resource = np.full(count, Resource.DEVICE, np.uint8)
+    resource[flags.node[flags.value != 0]] = Resource.HOST
+    reader.integers("is_cpu_op", reader.kind != NodeKind.METADATA, 0, 1)
+    stream = np.full(count, -1, np.int32)
+    streams = reader.integers("stream", np.ones(count, np.bool_), 0, (1 << 31) - 1)
+    stream[streams.node] = streams.value
+    return resource, stream
+
+
+def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str) -> OpGraph:
+    """The graph of a class whose ranks share these columns; who talks to whom is in ``peers``.
+
+    Unknown is NaN or -1. Cost: O(nodes + attributes), vectorised.
+    """
+    count = len(columns)
+    reader = _Reader(columns, facts)
+    strings, type_table = StringTableBuilder(), TensorTypesBuilder()
+    tensors = _types(columns, type_table)
+    op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
+    costs = _costs(columns, reader)
+    resource, stream = _places(reader)
+    op_class = reader.codes("op_class", _CLASS_BY_NAME, _default_classes(reader.kind))
+    dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
+    collectives, p2p = _collectives(reader, peers), _p2p(reader, peers)
+    forced = costs.exact_micros | _one_sided(columns, p2p, peers)
+    extra = _extra(columns, reader, tensors.foreign, forced, strings)
+    names = _with_names(columns, strings)
+    return OpGraph(
+        name=name,
+        strings=names.strings,
+        types=type_table.build(),
+        group_sets=peers.group_sets,
+        permutations=peers.permutations,
+        id=columns.id,
+        name_row=np.arange(names.first, names.first + count, dtype=np.int32),
+        op_row=op_row,
+        kind=reader.kind,
+        op_class=op_class.astype(np.uint8),
+        resource=resource,
+        stream=stream,
+        region=np.broadcast_to(np.int32(-1), (count,)),
+        rate_dtype=dtype.astype(np.int16),
+        source_row=np.broadcast_to(np.int32(0), (count,)),
+        framework_row=framework_row,
+        flops=costs.flops,
+        useful_flops=costs.useful_flops,
+        transcendentals=costs.transcendentals,
+        bytes_read=costs.bytes_read,
+        bytes_written=costs.bytes_written,
+        duration_ns=costs.duration_ns,
+        multiplicity=constant(1.0, count),
+        data_deps=_deps(columns.id, columns.data_offsets, columns.data_deps),
+        control_deps=_deps(columns.id, columns.ctrl_offsets, columns.ctrl_deps),
+        operands=tensors.operands,
+        results=tensors.results,
+        collectives=collectives,
+        p2p=p2p,
+        contractions=ContractionTable.empty(),
+        regions=RegionTable.empty(),
+        extra=extra,
+    )
+
+
+def _one_sided(columns: EtColumns, p2p: P2pTable, peers: Peers) -> Bools:
+    """Messages that state their peer but not their own rank, which a writer would."""
+    stated = np.bincount(columns.attrs.owner[peers.peer_rows], minlength=len(columns))
+    alone = np.zeros(len(columns), np.bool_)
+    nodes = p2p.node[p2p.permutation >= 0]
+    alone[nodes] = stated[nodes] < 2
+    return alone
+
+
+def _dtype_codes(facts: AttributeFacts) -> dict[str, int]:
+    """The element types this trace names by the spelling of the hub's table."""
+    texts, _ = facts.distinct(facts.texts("dtype"))
+    found = {text: find_dtype(text) for text in texts}
+    return {text: entry.code for text, entry in found.items() if entry is not None and entry.name == text}

@@ -1,0 +1,241 @@
+"""A workload as Chakra trace files: ``NAME.{rank}.et`` and ``comm_group.json`` in a folder, or one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
+from hespas.converters.chakra.expansion import expand, flatten_runs, without_idle
+from hespas.converters.chakra.from_graph import Variables
+from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.output import open_output
+from hespas.converters.chakra.ranks import ClassWriter
+from hespas.converters.chakra.reader import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
+from hespas.converters.chakra.spans import Bools, Bytes
+from hespas.converters.format import Value, WriteOptions
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    ExtraTable,
+    NodeKind,
+    OpGraph,
+    Permutation,
+    StringTableBuilder,
+    Workload,
+)
+from hespas.graph.errors import OutputError, UnsupportedError
+from hespas.schemas.chakra.tables import AttributeField
+
+__all__ = ["write_chakra"]
+
+_TAG_SPACE = 500_000_000
+"""ASTRA-sim takes tags modulo this number."""
+
+
+def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    """Write the chosen ranks: a directory, or a file where there is one rank only.
+
+    Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile and
+    :class:`OutputError` where the system refuses.
+    """
+    if not isinstance(value, Workload):
+        raise UnsupportedError(
+            "a profile holds measured events and no program", hint="convert the program, or a trace of it"
+        )
+    job = _Job(value, GroupIds.of(value), _first_rank(value), diagnostics)
+    ranks = range(value.num_ranks) if options.ranks is None else options.ranks
+    packed = options.name.endswith(".gz") or path.suffix == ".gz"
+    if len(ranks) == 1:
+        _write_alone(job, ranks[0], path, packed=packed)
+    else:
+        _write_directory(job, ranks, path, options, packed=packed)
+    _report(value, diagnostics)
+
+
+def _first_rank(workload: Workload) -> int:
+    """The number of the first rank: not 0 for a file that was read without its set."""
+    stated = workload.metadata.get(RANK_ATTRIBUTE, "0")
+    return int(stated) if workload.num_ranks == 1 and stated.isdecimal() and len(stated) < 10 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Ranks of one class that run the same nodes, and how many nodes of the class they do not run."""
+
+    writer: ClassWriter
+    idle: int
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A workload on its way out: graphs as ranks run them, and where each permutation leads."""
+
+    workload: Workload
+    groups: GroupIds
+    first_rank: int
+    diagnostics: Diagnostics
+    _expanded: dict[int, OpGraph] = field(default_factory=dict[int, OpGraph])
+    _runs: dict[tuple[int, bytes], _Runs] = field(default_factory=dict[tuple[int, bytes], _Runs])
+    _ways: dict[Permutation, tuple[dict[int, int], dict[int, int]]] = field(
+        default_factory=dict[Permutation, tuple[dict[int, int], dict[int, int]]]
+    )
+
+    def trace(
+        self, rank: int, *, alone: bool = False, change: Callable[[OpGraph], OpGraph] | None = None
+    ) -> Iterable[Bytes]:
+        """One rank's file in pieces; valid until the next call."""
+        number = int(self.workload.rank_class[rank])
+        place = self.first_rank + rank
+        graph = self._graph(number)
+        pattern = self._idle_pattern(number, place)
+        known = self._runs.get((number, pattern))
+        if known is None:
+            idle = _idle_nodes(graph, pattern)
+            runs = without_idle(graph, idle)
+            known = _Runs(ClassWriter(change(runs) if change else runs), int(idle.sum()))
+            self._runs[number, pattern] = known
+        message = "a rank has no part in a message or collective, which it therefore does not have"
+        self.diagnostics.info("chakra.idle", f"rank {place}", message, count=known.idle)
+        single = alone or int((self.workload.rank_class == number).sum()) == 1
+        return known.writer.pieces(self._variables(graph, place), alone=single)
+
+    def _graph(self, number: int) -> OpGraph:
+        if number not in self._expanded:
+            flat = flatten_runs(self.workload.classes[number], self.diagnostics)
+            self._expanded[number] = expand(flat)
+        return self._expanded[number]
+
+    def _way(self, permutation: Permutation) -> tuple[dict[int, int], dict[int, int]]:
+        """Targets and sources by rank, for permutations that list their pairs."""
+        if permutation not in self._ways:
+            pairs = list(permutation)
+            back = {target: source for source, target in pairs}
+            self._ways[permutation] = (dict(pairs), back)
+        return self._ways[permutation]
+
+    def _peer(self, permutation: Permutation, rank: int, *, sends: bool) -> int:
+        if permutation.pairs is not None:
+            return self._way(permutation)[0 if sends else 1].get(rank, -1)
+        return permutation.target_of(rank) if sends else permutation.source_of(rank)
+
+    def _variables(self, graph: OpGraph, rank: int) -> Variables:
+        ways = graph.permutations
+        return Variables(
+            groups=tuple(self.groups.text(groups, rank) for groups in graph.group_sets),
+            own=rank,
+            targets=tuple(max(0, self._peer(way, rank, sends=True)) for way in ways),
+            sources=tuple(max(0, self._peer(way, rank, sends=False)) for way in ways),
+        )
+
+    def _idle_pattern(self, number: int, rank: int) -> bytes:
+        """Which group sets and directions of permutations have nothing to do on a rank. A permute to itself
+        is a local copy, while a message to itself is a fault that is not hidden.
+        """
+        source = self.workload.classes[number]
+        nobody = (-1, rank) if bool((source.kind == NodeKind.PERMUTE).any()) else (-1,)
+        idle = [self.groups.is_idle(groups, rank) for groups in source.group_sets]
+        for way in source.permutations:
+            idle += [self._peer(way, rank, sends=sends) in nobody for sends in (True, False)]
+        return bytes(idle)
+
+
+def _idle_nodes(graph: OpGraph, pattern: bytes) -> Bools:
+    """The nodes that do nothing under a pattern."""
+    flags = np.frombuffer(pattern or b"\0", np.bool_)
+    idle = np.zeros(len(graph), np.bool_)
+    table = graph.collectives
+    grouped = table.group_set >= 0
+    idle[table.node[grouped]] = flags[table.group_set[grouped]]
+    told = graph.p2p.permutation >= 0
+    nodes = graph.p2p.node[told]
+    receives = (graph.kind[nodes] == NodeKind.RECV).astype(np.int64)
+    idle[nodes] = flags[len(graph.group_sets) + 2 * graph.p2p.permutation[told] + receives]
+    return idle
+
+
+def _write_alone(job: _Job, rank: int, path: Path, *, packed: bool) -> None:
+    """One rank's file. Taken out of its set, it says its rank and its groups itself."""
+    place = job.first_rank + rank
+    groups = job.groups.of_rank(place)
+    numbers = {RANK_ATTRIBUTE: place} if job.workload.num_ranks > 1 else dict[str, int]()
+    texts = {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else dict[str, bytes]()
+    pieces = job.trace(rank, alone=True, change=lambda graph: _with_metadata(graph, numbers, texts))
+    with open_output(path, packed=packed) as stream:
+        for piece in pieces:
+            stream.write(piece.data)
+
+
+def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
+    """The graph with more metadata attributes, where the file has none of that name."""
+    builder = StringTableBuilder(graph.strings)
+    table = graph.extra
+    of_file = table.node < 0
+    taken = {graph.strings[row] for row in table.key[of_file].tolist()}
+    rows: list[tuple[int, int, bytes]] = [
+        (builder.add(name), AttributeField.INT64, value.to_bytes(8, "little"))
+        for name, value in numbers.items()
+        if name not in taken
+    ]
+    rows += [
+        (builder.add(name), AttributeField.STRING, text) for name, text in texts.items() if name not in taken
+    ]
+    if not rows:
+        return graph
+    added = b"".join(value for _, _, value in rows)
+    lengths = np.array([len(value) for _, _, value in rows])
+    extra = ExtraTable(
+        node=np.concatenate([np.full(len(rows), -1, np.int32), table.node]),
+        key=np.concatenate([np.array([key for key, _, _ in rows], np.int32), table.key]),
+        tag=np.concatenate([np.array([tag for _, tag, _ in rows], np.int16), table.tag]),
+        offsets=np.concatenate([[0], np.cumsum(lengths), table.offsets[1:] + len(added)]),
+        values=added + bytes(table.values),
+    )
+    return replace(graph, strings=builder.build(), extra=extra)
+
+
+def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions, *, packed: bool) -> None:
+    name = re.sub(r"(\.et)?(\.gz)?$", "", options.name) or job.workload.name or "trace"
+    suffix = ".et.gz" if packed else ".et"
+    try:
+        path.mkdir()
+        document = job.groups.document()
+        if document:
+            (path / FILE_NAME).write_bytes(document)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
+    for done, rank in enumerate(ranks):
+        with open_output(path / f"{name}.{rank}{suffix}", packed=packed) as stream:
+            for piece in job.trace(rank):
+                stream.write(piece.data)
+        if options.progress:
+            options.progress(done + 1, len(ranks))
+
+
+def _report(workload: Workload, diagnostics: Diagnostics) -> None:
+    """Say what a trace cannot hold, and what it says less well than the graph."""
+    for graph in workload.classes:
+        table = graph.collectives
+        for kind, code, message in (
+            (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),
+            (
+                CollectiveKind.RAGGED_ALL_TO_ALL,
+                "chakra.ragged-bound",
+                "is written as all-to-all of its bound",
+            ),
+        ):
+            nodes = table.node[table.kind == kind]
+            if len(nodes):
+                name = graph.node_name(int(nodes[0])) or graph.op_name(int(nodes[0]))
+                diagnostics.warning(code, name, f"{name} {message}", count=len(nodes))
+        untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.multiplicity != 0)
+        message = "operations have no duration; a trace cannot tell that from 0"
+        diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
+        large = int((graph.p2p.tag >= _TAG_SPACE).sum())
+        diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
+        lost = int((graph.source_row > 0).sum())
+        diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)

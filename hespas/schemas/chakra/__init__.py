@@ -1,0 +1,1 @@
+"""Chakra execution trace schema: ``et_def.proto`` for readers, :mod:`.tables` for the codec."""

@@ -1,0 +1,73 @@
+"""The protobuf library as a reference, and our codec over byte strings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hespas.converters.chakra.codec import read_columns
+from hespas.converters.chakra.columns import EtColumns
+from hespas.converters.chakra.encode import encode_chunks
+from hespas.graph.diagnostics import Diagnostics
+from hespas.schemas.chakra.reference import reference_messages
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _framed(*messages: bytes) -> bytes:
+    return b"".join(_varint(len(message)) + message for message in messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Message classes of the protobuf library; their fields are known at run time only, hence ``Any``."""
+
+    node: Any
+    metadata: Any
+
+    @staticmethod
+    def framed(*messages: bytes) -> bytes:
+        return _framed(*messages)
+
+    def file(self, *nodes: Any, version: str = "0.0.4") -> bytes:
+        head = self.metadata(version=version).SerializeToString()
+        return _framed(head, *(node.SerializeToString() for node in nodes))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    messages = reference_messages()
+    return Reference(messages.node, messages.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Our codec over byte strings."""
+
+    path: Path
+
+    def decode(
+        self, data: bytes, diagnostics: Diagnostics | None = None, *, lenient: bool = False
+    ) -> EtColumns:
+        self.path.write_bytes(data)
+        found = Diagnostics() if diagnostics is None else diagnostics
+        return read_columns(self.path, found, lenient=lenient)
+
+    def encode(self, columns: EtColumns, chunk_nodes: int = 4096) -> bytes:
+        pieces = encode_chunks(columns, chunk_nodes)
+        return b"".join(np.frombuffer(piece, np.uint8).tobytes() for piece in pieces)
+
+
+@pytest.fixture(scope="session")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
+    return Codec(tmp_path_factory.mktemp("codec") / "trace.et")

@@ -1,0 +1,197 @@
+"""Trace -> graph -> trace: nothing is lost, whatever attributes a trace has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hespas.converters.chakra import FORMAT
+from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.graph import Diagnostics, Workload
+from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
+
+_ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"
+
+
+def _read(path: Path, *, lenient: bool = False) -> Workload:
+    assert FORMAT.read is not None
+    value = FORMAT.read(path, ReadOptions(lenient=lenient), Diagnostics())
+    assert isinstance(value, Workload)
+    return value
+
+
+def _write(workload: Workload, path: Path, name: str = "w.et") -> None:
+    assert FORMAT.write is not None
+    FORMAT.write(workload, path, WriteOptions(name=name), Diagnostics())
+
+
+@pytest.mark.skipif(not _ORACLE.is_dir(), reason="the shared oracle traces are not here")
+def test_every_oracle_trace_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    folders = sorted(path for path in _ORACLE.iterdir() if path.is_dir())
+    assert folders
+    for folder in folders:
+        copy = tmp_path / folder.name
+        _write(_read(folder), copy, "w")
+        for file in folder.glob("*.et"):
+            assert (copy / file.name).read_bytes() == file.read_bytes(), file
+        groups = folder / "comm_group.json"
+        if groups.is_file():
+            assert json.loads((copy / groups.name).read_text()) == json.loads(groups.read_text())
+
+
+_TEXT = st.text(max_size=12)
+_NAMES = [
+    "is_cpu_op",
+    "comm_type",
+    "comm_size",
+    "pg_name",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+    "num_ops",
+    "tensor_size",
+    "op_type",
+    "stream",
+    "bytes_written",
+    "useful_ops",
+    "transcendentals",
+    "op_class",
+    "dtype",
+    "framework_op",
+    "involved_dim",
+    "rf_id",
+    "scope",
+    "",
+]
+_SMALL = st.sampled_from([0, 1, 2, 5, 127, 128, 300])
+_VALUES: dict[Kind, st.SearchStrategy[Any]] = {
+    Kind.DOUBLE: st.floats(allow_nan=False),
+    Kind.FLOAT: st.floats(width=32, allow_nan=False),
+    Kind.INT32: _SMALL | st.integers(-(1 << 31), (1 << 31) - 1),
+    Kind.INT64: _SMALL | st.integers(-(1 << 63), (1 << 63) - 1),
+    Kind.UINT32: _SMALL | st.integers(0, (1 << 32) - 1),
+    Kind.UINT64: _SMALL | st.integers(0, (1 << 64) - 1),
+    Kind.SINT32: _SMALL,
+    Kind.SINT64: _SMALL | st.just(-3),
+    Kind.FIXED32: _SMALL,
+    Kind.FIXED64: _SMALL | st.just((1 << 64) - 1),
+    Kind.SFIXED32: _SMALL | st.just(-1),
+    Kind.SFIXED64: _SMALL | st.just(-1),
+    Kind.BOOL: st.booleans(),
+    Kind.STRING: st.sampled_from(["", "0", "1", "2", "9", "bf16", "BF16", "contraction", "collective"])
+    | _TEXT,
+    Kind.BYTES: st.binary(max_size=5),
+}
+_FIELDS = [field for field in ATTRIBUTE.fields.values() if field.oneof]
+
+
+@st.composite
+def _attribute(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    likely = [field for field in _FIELDS if field.kind in {Kind.INT64, Kind.STRING, Kind.BOOL, Kind.UINT64}]
+    field = draw(st.sampled_from(likely) | st.sampled_from(_FIELDS))
+    made: dict[str, Any] = {"name": name, "doc_string": draw(st.just("") | _TEXT)}
+    if field.message is None:
+        made[field.name] = draw(_VALUES[field.kind])
+    else:
+        made[field.name] = {"values": draw(st.lists(_VALUES[field.message.fields[1].kind], max_size=3))}
+    return made
+
+
+@st.composite
+def _nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    ids = draw(st.lists(_SMALL | st.integers(0, (1 << 64) - 1), min_size=1, max_size=5, unique=True))
+    io = st.none() | st.fixed_dictionaries({"values": _TEXT, "shapes": _TEXT, "types": _TEXT})
+    nodes: list[dict[str, Any]] = []
+    for number in ids:
+        names = draw(st.lists(st.sampled_from(_NAMES), max_size=6, unique=True))
+        others = [other for other in ids if other != number]
+        deps = st.lists(st.sampled_from(others), max_size=3) if others else st.just([])
+        node = {
+            "id": number,
+            "name": draw(st.text(min_size=1, max_size=9)),
+            "type": draw(st.integers(0, 7)),
+            "ctrl_deps": draw(deps),
+            "data_deps": draw(deps),
+            "start_time_micros": draw(_SMALL),
+            "duration_micros": draw(_SMALL),
+            "inputs": draw(io),
+            "outputs": draw(io),
+            "attr": [draw(_attribute(name)) for name in names],
+        }
+        nodes.append({key: value for key, value in node.items() if value is not None})
+    return nodes
+
+
+@settings(
+    deadline=None,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(nodes=_nodes(), metadata=st.lists(st.sampled_from(["pid", "schema"]).flatmap(_attribute), max_size=1))
+def test_any_attributes_survive_the_graph(
+    reference: Any, tmp_path: Path, nodes: list[dict[str, Any]], metadata: list[dict[str, Any]]
+) -> None:
+    head = reference.metadata(version="1.0.0", attr=metadata).SerializeToString()
+    good = reference.node(id=(1 << 63) + 7, name="anchor", attr=[{"name": "is_cpu_op", "bool_val": False}])
+    messages = [reference.node(**node).SerializeToString() for node in nodes]
+    data = reference.framed(head, good.SerializeToString(), *messages)
+    (tmp_path / "w.0.et").write_bytes(data)
+    (tmp_path / "comm_group.json").write_text('{"1": [0, 1], "2": [0, 3]}')
+    workload = _read(tmp_path / "w.0.et", lenient=True)
+    _write(workload, tmp_path / "out.et")
+    copy = (tmp_path / "out.et").read_bytes()
+    assert _nodes_of(reference, copy) == _nodes_of(reference, data)
+
+
+def _nodes_of(reference: Any, data: bytes) -> list[str]:
+    """The messages of a file as text, without the metadata that a lone file gains."""
+    messages: list[str] = []
+    at = 0
+    while at < len(data):
+        length, shift = 0, 0
+        while data[at] > 0x7F:
+            length |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        length |= data[at] << shift
+        body = data[at + 1 : at + 1 + length]
+        at += 1 + length
+        messages.append(str(reference.node.FromString(body)) if messages else "metadata")
+    return messages
+
+
+def test_exact_times_survive_and_microseconds_are_carried(reference: Any, tmp_path: Path) -> None:
+    nanos = [300, 300, 300, 999_700, 1, 0, 2_000]
+    nodes = [
+        reference.node(
+            id=i,
+            name=f"n{i}",
+            type=4,
+            attr=[{"name": "is_cpu_op", "bool_val": False}, {"name": "duration_nanos", "uint64_val": time}],
+        )
+        for i, time in enumerate(nanos)
+    ]
+    (tmp_path / "t.0.et").write_bytes(reference.file(*nodes))
+    workload = _read(tmp_path / "t.0.et")
+    assert workload.classes[0].duration_ns.tolist() == nanos
+    _write(workload, tmp_path / "out.et")
+    again = _read(tmp_path / "out.et")
+    assert again.classes[0].duration_ns.tolist() == nanos
+    text = "".join(_nodes_of(reference, (tmp_path / "out.et").read_bytes()))
+    micros = [int(line.split()[1]) for line in text.splitlines() if line.startswith("duration_micros")]
+    assert abs(sum(micros) - sum(nanos) / 1000) < 1
+    assert micros[0] == 1  # the first sub-microsecond node is not lost
+
+
+def test_gzip_in_and_out(reference: Any, tmp_path: Path) -> None:
+    node = reference.node(id=1, name="n", type=4, attr=[{"name": "is_cpu_op", "bool_val": True}])
+    (tmp_path / "a.et").write_bytes(reference.file(node))
+    workload = _read(tmp_path / "a.et")
+    _write(workload, tmp_path / "partial", "out.et.gz")
+    assert (tmp_path / "partial").read_bytes()[:2] == b"\x1f\x8b"
+    _write(_read(tmp_path / "partial"), tmp_path / "b.et")
+    assert (tmp_path / "b.et").read_bytes() == (tmp_path / "a.et").read_bytes()

@@ -1,0 +1,80 @@
+"""The schema file for readers and the tables for the codec say the same."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    GLOBAL_METADATA,
+    IO_INFO,
+    LIST_OF,
+    NODE,
+    AttributeField,
+    CollectiveCommType,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    NodeField,
+    NodeType,
+    WireType,
+    tag,
+)
+
+_PROTO = files("hespas.schemas.chakra").joinpath("et_def.proto").read_text(encoding="utf-8")
+
+
+def _blocks(keyword: str) -> dict[str, str]:
+    found = re.findall(
+        rf"^{keyword} (\w+) \{{(.*?)\}}\n(?=\n|$|message|enum)", _PROTO, re.MULTILINE | re.DOTALL
+    )
+    return dict(found)
+
+
+def _type_name(field: FieldSpec) -> str:
+    if field.message is not None:
+        return field.message.name
+    return "NodeType" if field.kind is Kind.ENUM else field.kind.proto
+
+
+def _declared(spec: MessageSpec) -> set[tuple[str, str, int, bool]]:
+    return {(_type_name(field), field.name, field.number, field.repeated) for field in spec.fields.values()}
+
+
+def _messages() -> dict[str, MessageSpec]:
+    lists = [field.message for field in ATTRIBUTE.fields.values() if field.message is not None]
+    return {spec.name: spec for spec in (ATTRIBUTE, GLOBAL_METADATA, IO_INFO, NODE, *lists)}
+
+
+def test_messages_agree() -> None:
+    blocks = _blocks("message")
+    assert set(blocks) == set(_messages())
+    for name, spec in _messages().items():
+        fields = re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", blocks[name])
+        written = {(kind, field, int(number), bool(repeated)) for repeated, kind, field, number in fields}
+        assert written == _declared(spec)
+
+
+def test_enumerations_agree() -> None:
+    blocks = _blocks("enum")
+    for name, enumeration, suffix in (
+        ("NodeType", NodeType, "_NODE"),
+        ("CollectiveCommType", CollectiveCommType, ""),
+    ):
+        written = {key: int(value) for key, value in re.findall(r"(\w+) = (\d+);", blocks[name])}
+        assert written == {member.name + suffix: int(member) for member in enumeration}
+
+
+def test_numbers_agree_with_the_enumerations() -> None:
+    assert {field.name.upper(): number for number, field in NODE.fields.items()} == {
+        member.name: int(member) for member in NodeField
+    }
+    assert set(ATTRIBUTE.fields) == {int(member) for member in AttributeField if member}
+    assert LIST_OF[AttributeField.BOOL_LIST] is Kind.BOOL
+
+
+def test_tags() -> None:
+    assert tag(1, WireType.VARINT) == b"\x08"
+    assert tag(27, WireType.VARINT) == b"\xd8\x01"
+    assert tag(32, WireType.BYTES) == b"\x82\x02"

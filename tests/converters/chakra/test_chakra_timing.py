@@ -1,0 +1,38 @@
+"""Whole nanoseconds and microseconds: sums along a stream stay right."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas.converters.chakra.timing import UNKNOWN, carried_micros, whole_nanos
+
+_NODES = st.lists(
+    st.tuples(st.floats(0, 1e9) | st.sampled_from([0.0, 0.2, 300.0]), st.integers(0, 2)), max_size=40
+)
+
+
+@given(nodes=_NODES)
+def test_sums_of_every_stream_are_right(nodes: list[tuple[float, int]]) -> None:
+    time = np.array([duration for duration, _ in nodes], np.float64)
+    stream = np.array([number for _, number in nodes], np.int64)
+    nanos = whole_nanos(time, stream)
+    micros = carried_micros(nanos, stream)
+    assert (nanos[time > 0] >= 1).all()
+    assert (nanos[time == 0] == 0).all()
+    assert (micros >= 0).all()
+    for number in range(3):
+        mine = stream == number
+        tiny = int((time[mine] < 0.5).sum())
+        assert abs(nanos[mine].sum() - time[mine].sum()) <= 1 + tiny
+        for end in range(len(time) + 1):
+            part = mine[:end]
+            assert 0 <= micros[:end][part].sum() * 1000 - nanos[:end][part].sum() < 1000
+
+
+def test_whole_numbers_stay_and_unknown_is_no_time() -> None:
+    time = np.array([5.0, np.nan, 1e6, -1.0, np.inf])
+    nanos = whole_nanos(time, np.zeros(5, np.int64))
+    assert nanos.tolist() == [5, UNKNOWN, 1_000_000, UNKNOWN, UNKNOWN]
+    assert carried_micros(nanos, np.zeros(5, np.int64)).tolist() == [1, 0, 1000, 0, 0]
