@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from hespas.converters.chakra.faults import Faults
 
 __all__ = ["FILE_NAME", "parse_groups", "read_groups", "render_groups"]
@@ -30,6 +28,8 @@ def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], byt
 
 def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
     """Group id -> ranks. Id 0 is reserved, so a list under it is an error."""
+    import msgspec
+
     try:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -20,7 +20,6 @@ from hespas.converters.chakra.contract import (
     KIND_TO_TYPE,
     Tag,
 )
-from hespas.converters.chakra.decode import decode_io
 from hespas.converters.chakra.layouts import Layouts, decode_layout
 from hespas.converters.chakra.shapes import type_texts
 from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans
@@ -144,14 +143,16 @@ class _Extra:
     def io(self, tag: int, operands: Csr) -> IoColumns:
         """Texts kept verbatim, and those made from tensor types for all other nodes."""
         rows = self._rows(tag)
+        made = type_texts(self.graph, operands)
+        if not len(rows):
+            return made
+        from hespas.converters.chakra.decode import decode_io
+
         start = self.table.offsets[rows]
         kept = decode_io(Window.holding(self.data), start, self.table.offsets[rows + 1] - start)
         kept = IoColumns(self.table.node[rows].astype(np.int64), kept.values, kept.shapes, kept.types)
-        made = type_texts(self.graph, operands)
         made = made.take(np.flatnonzero(~np.isin(made.node, kept.node)))
-        if not len(kept) or not len(made):
-            return kept if len(kept) else made
-        return kept.joined(made)
+        return kept.joined(made) if len(made) else kept
 
     def layouts(self) -> Layouts:
         """Distinct layouts and the choice of each node."""

@@ -21,6 +21,7 @@ from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, read_groups
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
+from hespas.converters.chakra.naming import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE, RANK_FILE
 from hespas.converters.chakra.peers import (
     Groups,
     PeerRows,
@@ -35,13 +36,7 @@ from hespas.converters.format import ReadOptions
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError
 
-__all__ = ["GROUPS_ATTRIBUTE", "RANK_ATTRIBUTE", "RANK_FILE", "read_chakra"]
-
-RANK_ATTRIBUTE, GROUPS_ATTRIBUTE = "rank", "comm_group"
-"""Metadata attributes of a file that was written without the rest of its set."""
-
-RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>\d{1,9})\.et(?:\.gz)?$")
-"""The name of one rank's file."""
+__all__ = ["read_chakra"]
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from hespas.converters.chakra.columns import ByteRows, IoColumns
@@ -81,6 +80,8 @@ class _Parser:
     def _parse(self, shapes: bytes, types: bytes) -> tuple[int, ...] | None:
         if max(len(shapes), len(types)) > _MAX_TEXT:
             return None
+        import msgspec
+
         try:
             extents = msgspec.json.decode(shapes, type=list[list[int]])
             names = msgspec.json.decode(types, type=list[str])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.converters.chakra.reader import RANK_FILE
+from hespas.converters.chakra.naming import RANK_FILE
 from hespas.converters.chakra.versions import FirstFrame, Schema, Signature, first_frame, node_schema
 from hespas.converters.format import Head
 

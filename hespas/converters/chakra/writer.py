@@ -13,9 +13,9 @@ from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.expansion import expand, flatten_runs, without_idle
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.naming import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.output import open_output
 from hespas.converters.chakra.ranks import ClassWriter
-from hespas.converters.chakra.reader import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.spans import Bools, Bytes
 from hespas.converters.format import Value, WriteOptions
 from hespas.graph import (
