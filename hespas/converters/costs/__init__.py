@@ -1,0 +1,78 @@
+"""What each operation costs: the one table that the StableHLO and HLO readers share."""
+
+from __future__ import annotations
+
+from hespas.converters.costs.collectives import COLLECTIVE_KINDS, Payload, payload, reduction_flops
+from hespas.converters.costs.contraction import config_precision, named_algorithm
+from hespas.converters.costs.convolution import valid_positions
+from hespas.converters.costs.cost import FREE, Contraction, Cost, Rule, unknown_cost
+from hespas.converters.costs.custom_calls import FREE_TARGETS, is_known_target
+from hespas.converters.costs.facts import (
+    Body,
+    BroadcastFacts,
+    ConvFacts,
+    CustomFacts,
+    DotFacts,
+    EinsumFacts,
+    Facts,
+    FftFacts,
+    MapFacts,
+    Operation,
+    Precision,
+    RaggedDotFacts,
+    ReduceFacts,
+    ScatterFacts,
+    SelectScatterFacts,
+    SolveFacts,
+    SortFacts,
+    Tensor,
+    TopKFacts,
+    UpdateFacts,
+    WindowDim,
+    WindowFacts,
+)
+from hespas.converters.costs.table import HLO_ALIASES, TABLE, canonical_name, cost_of, find_rule
+
+__all__ = [
+    "COLLECTIVE_KINDS",
+    "FREE",
+    "FREE_TARGETS",
+    "HLO_ALIASES",
+    "TABLE",
+    "Body",
+    "BroadcastFacts",
+    "Contraction",
+    "ConvFacts",
+    "Cost",
+    "CustomFacts",
+    "DotFacts",
+    "EinsumFacts",
+    "Facts",
+    "FftFacts",
+    "MapFacts",
+    "Operation",
+    "Payload",
+    "Precision",
+    "RaggedDotFacts",
+    "ReduceFacts",
+    "Rule",
+    "ScatterFacts",
+    "SelectScatterFacts",
+    "SolveFacts",
+    "SortFacts",
+    "Tensor",
+    "TopKFacts",
+    "UpdateFacts",
+    "WindowDim",
+    "WindowFacts",
+    "canonical_name",
+    "config_precision",
+    "cost_of",
+    "find_rule",
+    "is_known_target",
+    "named_algorithm",
+    "payload",
+    "reduction_flops",
+    "unknown_cost",
+    "valid_positions",
+]

@@ -1,0 +1,91 @@
+"""The result of a cost rule, and the few shapes most results have.
+
+Conventions: add and multiply are one FLOP each, so a fused multiply-add is two; transcendentals are counted
+apart; bytes are the compulsory traffic of the operation as if nothing were fused. Unknown is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan, nan
+
+from hespas.converters.costs.facts import Operation, Tensor
+from hespas.graph import DTypeKind, OpClass
+
+__all__ = [
+    "FREE",
+    "Contraction",
+    "Cost",
+    "Rule",
+    "arithmetic_dtype",
+    "is_complex",
+    "move_cost",
+    "unknown_cost",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    flops: float
+    useful_flops: float
+    lhs: int
+    rhs: int
+    accumulator: int
+    products: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one execution of an operation costs; see the columns of :class:`hespas.graph.OpGraph`."""
+
+    op_class: OpClass
+    flops: float = 0.0
+    useful_flops: float = 0.0
+    transcendentals: float = 0.0
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    rate_dtype: int = -1
+    contractions: tuple[Contraction, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no figure is NaN."""
+        total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
+        return not isnan(total)
+
+
+Rule = Callable[[Operation], Cost]
+"""One row of the table."""
+
+FREE = Cost(OpClass.FREE)
+"""Views, structure, bookkeeping: no arithmetic and no traffic."""
+
+
+def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
+    """The type whose arithmetic an elementwise operation runs: that of its last operand.
+
+    The last operand is a value in every operation whose first is a predicate.
+    """
+    return tensors[-1].code if tensors else -1
+
+
+def is_complex(tensor: Tensor) -> bool:
+    """Whether elements are complex."""
+    return tensor.dtype is not None and tensor.dtype.kind is DTypeKind.COMPLEX
+
+
+def move_cost(op: Operation, op_class: OpClass = OpClass.MOVE) -> Cost:
+    """No arithmetic; every distinct operand read, every result written."""
+    return Cost(op_class, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
+
+
+def unknown_cost(op: Operation, op_class: OpClass = OpClass.UNKNOWN) -> Cost:
+    """Arithmetic unknown; operand and result bytes stand as a lower bound of the traffic."""
+    return Cost(op_class, nan, nan, nan, op.read_bytes, op.written_bytes)

@@ -1,0 +1,189 @@
+"""Costs of custom calls: a table of known targets; everything else is unknown, never zero.
+
+Target names are those XLA and JAX emit. Library calls carry their dimension numbers as JSON in the backend
+configuration; a configuration that does not parse leaves the call unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import nan, prod
+from typing import TYPE_CHECKING
+
+from hespas.converters.costs.arithmetic import top_k
+from hespas.converters.costs.contraction import config_precision, contraction_cost, dot
+from hespas.converters.costs.convolution import convolution_cost
+from hespas.converters.costs.cost import FREE, Cost, Rule, move_cost, unknown_cost
+from hespas.converters.costs.facts import ConvFacts, CustomFacts, DotFacts, Operation, Tensor, TopKFacts
+from hespas.converters.costs.linalg import LAPACK_ROUTINES, lapack
+from hespas.graph import OpClass
+
+if TYPE_CHECKING:
+    from hespas.converters.costs.backend_config import BackendConfig
+
+__all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]
+
+FREE_TARGETS: frozenset[str] = frozenset(
+    {
+        "AllocateBuffer",
+        "AssumeGatherIndicesInBound",
+        "LayoutConstraint",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "Sharding",
+        "annotate_device_placement",
+        "shape_assertion",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+        "xla.sdy.PropagationBarrier",
+        "xla.sdy.Sharding",
+        "xla.sdy.ShardingGroup",
+    }
+)
+"""Annotations and checks that no device executes."""
+
+
+def _config(facts: CustomFacts) -> BackendConfig | None:
+    """The parts of a JSON backend configuration we use. Its parser is loaded when a program has one."""
+    from hespas.converters.costs.backend_config import parse_config
+
+    return parse_config(facts.config)
+
+
+def _gemm(op: Operation, facts: CustomFacts) -> Cost:
+    """A library matrix product; the trailing workspace result is not traffic."""
+    config = _config(facts)
+    gemm = config.gemm_backend_config if config else None
+    dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
+    if dims is None or len(op.operands) < 2:
+        return unknown_cost(op, OpClass.CONTRACTION)
+    levels = gemm.precision_config.operand_precision if gemm else ()
+    product = DotFacts(
+        dims.lhs_batch_dimensions,
+        dims.rhs_batch_dimensions,
+        dims.lhs_contracting_dimensions,
+        dims.rhs_contracting_dimensions,
+        config_precision(levels),
+    )
+    return dot(Operation(op.operands, _without_workspace(op.results), product, op.repeated))
+
+
+def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    last = results[-1] if results else None
+    scratch = last is not None and last.dtype is not None and last.dtype.name in {"i8", "ui8"}
+    return results[:-1] if scratch and len(results) > 1 else results
+
+
+def _convolution(source: int, kernel: int, output: int) -> Rule:
+    """A library convolution; the window describes the forward one. Places 0 and 1 are operands, 2 the
+    result.
+    """
+
+    def rule(op: Operation) -> Cost:
+        facts = op.facts
+        conv: ConvFacts | None = facts.conv if isinstance(facts, CustomFacts) else None
+        if conv is None or len(op.operands) < 2 or not op.results:
+            return unknown_cost(op, OpClass.CONVOLUTION)
+        traffic = Operation(op.operands, _without_workspace(op.results), op.facts, op.repeated)
+        places = (op.operands[0], op.operands[1], op.results[0])
+        return convolution_cost(traffic, conv, places[source], places[kernel], places[output])
+
+    return rule
+
+
+def _attention(op: Operation, facts: CustomFacts) -> Cost:
+    """Fused attention: two products over the score matrix forward, five backward, one exponential a score."""
+    config = _config(facts)
+    shape = config.cudnn_fmha_backend_config if config else None
+    scores = shape.intermediate_tensor_shape.dimensions if shape else ()
+    if len(scores) < 2 or not op.operands or not op.operands[0].shape:
+        return unknown_cost(op, OpClass.ATTENTION)
+    head = op.operands[0].shape[-1]
+    products = 5 if "Backward" in facts.target else 2
+    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    types = (op.operands[0], op.operands[1 % len(op.operands)], op.results[0])
+    extents = (products * prod(scores[:-2]), scores[-2], scores[-1], head)
+    macs = float(prod(extents)) if min(extents) >= 0 else nan
+    cost = contraction_cost(
+        traffic, OpClass.ATTENTION, extents, config_precision(()), macs=macs, useful_macs=macs, types=types
+    )
+    return replace(cost, transcendentals=float(prod(scores)))
+
+
+def _stated_estimate(op: Operation, facts: CustomFacts) -> Cost:
+    """A hand-written kernel: the cost its author states in the configuration, else unknown."""
+    config = _config(facts)
+    kernel = config.custom_call_config if config else None
+    stated = kernel.cost_estimate if kernel else None
+    if stated is None:
+        return unknown_cost(op, OpClass.CUSTOM)
+    known_bytes = stated.bytes_accessed == stated.bytes_accessed
+    read = max(stated.bytes_accessed - op.written_bytes, 0.0) if known_bytes else op.read_bytes
+    rate = op.operands[0].code if op.operands else -1
+    return Cost(
+        OpClass.CUSTOM, stated.flops, stated.flops, stated.transcendentals, read, op.written_bytes, rate
+    )
+
+
+def _top_k(op: Operation) -> Cost:
+    """``TopK``: k is the last extent of the result."""
+    if not op.results or not op.results[0].shape:
+        return unknown_cost(op, OpClass.SORT)
+    return top_k(Operation(op.operands, op.results, TopKFacts(op.results[0].shape[-1]), op.repeated))
+
+
+_CONVOLUTIONS: dict[str, Rule] = {
+    "__cudnn$convForward": _convolution(0, 1, 2),
+    "__cudnn$convForwardGraph": _convolution(0, 1, 2),
+    "__cudnn$convBiasActivationForward": _convolution(0, 1, 2),
+    "__cudnn$convBackwardInput": _convolution(2, 1, 0),
+    "__cudnn$convBackwardFilter": _convolution(0, 2, 1),
+}
+_SIMPLE: dict[str, Rule] = {
+    **_CONVOLUTIONS,
+    "TopK": _top_k,
+    "mhlo.topk": _top_k,
+    "__gpu$TopK": _top_k,
+    "MoveToHost": lambda op: move_cost(op, OpClass.HOST),
+    "MoveToDevice": lambda op: move_cost(op, OpClass.HOST),
+    **dict.fromkeys(FREE_TARGETS, lambda op: FREE),
+}
+_CONFIGURED = {
+    "__cublas$gemm": _gemm,
+    "__cublas$lt$matmul": _gemm,
+    "__cublas$lt$matmul$f8": _gemm,
+    "tpu_custom_call": _stated_estimate,
+}
+_LAPACK = (
+    r"(?:lapack_[sdcz]?|cusolver_|hipsolver_|cublas_|hipblas_|blas_[sdcz]?)([a-z0-9]+?)(?:_batched)?(?:_ffi)?"
+)
+
+
+def _lapack_routine(target: str) -> str | None:
+    found = re.fullmatch(_LAPACK, target)
+    return found[1] if found and found[1] in LAPACK_ROUTINES else None
+
+
+def is_known_target(target: str) -> bool:
+    """Whether a custom call of this target has a rule (which may still need a configuration)."""
+    known = target in _SIMPLE or target in _CONFIGURED or target.startswith("__cudnn$fmha")
+    return known or _lapack_routine(target) is not None
+
+
+def custom_call(op: Operation) -> Cost:
+    """The cost of a custom call by its target; unknown targets keep their bytes as a lower bound."""
+    facts = op.facts
+    if not isinstance(facts, CustomFacts):
+        return unknown_cost(op, OpClass.CUSTOM)
+    simple = _SIMPLE.get(facts.target)
+    if simple is not None:
+        return simple(op)
+    configured = _CONFIGURED.get(facts.target)
+    if configured is not None:
+        return configured(op, facts)
+    if facts.target.startswith("__cudnn$fmha"):
+        return _attention(op, facts)
+    routine = _lapack_routine(facts.target)
+    return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)

@@ -1,0 +1,191 @@
+"""The only module of this format that touches jaxlib: private extension modules behind typed protocols.
+
+jaxlib ships MLIR's Python bindings as untyped, private API, so the minor version is pinned, every name is
+probed when it is first needed, and the protocols below say what of it is used. Errors of the parser come
+out as :class:`ParseFailure`; nothing is printed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple, Protocol, cast
+
+from hespas.converters.stablehlo.mlir import Location, Module
+from hespas.graph.errors import HespasError, MissingExtraError
+
+__all__ = ["PINNED", "Bindings", "ParseFailure", "load_bindings"]
+
+PINNED = "jaxlib>=0.10,<0.11"
+_TESTED = ("0", "10")
+_POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
+
+
+class _Diagnostic(Protocol):
+    """What MLIR tells about an error."""
+
+    @property
+    def location(self) -> Location: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def notes(self) -> Sequence[_Diagnostic]: ...
+
+
+class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
+    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.column = column
+
+
+class Bindings(NamedTuple):
+    """The modules of jaxlib in use. Attribute look-ups on them are untyped; callers cast what comes out."""
+
+    ir: ModuleType
+    stablehlo: ModuleType
+    mhlo: ModuleType
+    sdy: ModuleType
+    chlo: ModuleType
+    passmanager: ModuleType
+    dialects: tuple[ModuleType, ...]
+    extension: ModuleType
+
+    def context(self) -> object:
+        """A context with every dialect StableHLO programs use. Errors go to ``parse``, never to stderr."""
+        registry = self.ir.DialectRegistry()
+        self.extension.register_dialects(registry)
+        context = self.ir.Context()
+        context.append_dialect_registry(registry)
+        context.load_all_available_dialects()
+        self.mhlo.register_mhlo_dialect(context)
+        for dialect in self.dialects:
+            dialect.register_dialect(context)
+        return cast("object", context)
+
+    def parse(self, program: str | bytes) -> Module:
+        """Parse text or bytecode of registered dialects. Raises :class:`ParseFailure`."""
+        return self._caught(lambda context: self.ir.Module.parse(program, context))
+
+    def parse_artifact(self, data: bytes) -> Module:
+        """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`."""
+        return self._caught(lambda context: self.stablehlo.deserialize_portable_artifact(context, data))
+
+    def parse_vhlo_text(self, program: str) -> Module:
+        """Parse ``vhlo`` text and turn it into StableHLO. Raises :class:`ParseFailure`."""
+
+        def convert(context: object) -> object:
+            self.stablehlo.register_stablehlo_passes()
+            module = self.ir.Module.parse(program, context)
+            stages = "builtin.module(vhlo-to-version{target=%s},vhlo-legalize-to-stablehlo)"
+            version = self.stablehlo.get_current_version()
+            self.passmanager.PassManager.parse(stages % version, context).run(module.operation)
+            return cast("object", module)
+
+        return self._caught(convert)
+
+    def _caught(self, build: Callable[[object], object]) -> Module:
+        """Run a parser in a new context and collect what it says."""
+        context = self.context()
+        said: list[ParseFailure] = []
+
+        def listen(diagnostic: _Diagnostic) -> bool:
+            said.append(_failure(diagnostic))
+            return True
+
+        # Our handler replaces MLIR's own, which prints to stderr. It must get errors too: the bindings
+        # abort the process when they put a message with bytes of a damaged file into an exception.
+        settings = cast("_Context", context)
+        settings.emit_error_diagnostics = True
+        handler = settings.attach_diagnostic_handler(listen)
+        try:
+            module = build(context)
+        except (self.ir.MLIRError, ValueError) as error:
+            raise _first(said, str(error)) from None
+        finally:
+            handler.detach()
+        return cast("Module", module)
+
+    def bytecode(self, module: Module) -> bytes:
+        """The module as MLIR bytecode."""
+        sink = io.BytesIO()
+        cast("_BytecodeWriter", module.operation).write_bytecode(sink)
+        return sink.getvalue()
+
+    def dialect_of(self, op_name: str) -> ModuleType:
+        """The module with the attribute classes of an operation's dialect."""
+        return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo
+
+
+class _Handler(Protocol):
+    def detach(self) -> None: ...
+
+
+class _Context(Protocol):
+    emit_error_diagnostics: bool
+
+    def attach_diagnostic_handler(self, callback: Callable[[_Diagnostic], bool], /) -> _Handler: ...
+
+
+class _BytecodeWriter(Protocol):
+    def write_bytecode(self, sink: io.BytesIO, /) -> None: ...
+
+
+def _failure(diagnostic: _Diagnostic) -> ParseFailure:
+    try:
+        position, message = str(diagnostic.location), diagnostic.message.strip()
+    except (RuntimeError, UnicodeDecodeError):
+        return ParseFailure("the parser's message quotes bytes that are no text")
+    found = re.search(_POSITION, position)
+    line, column = (int(found[1]), int(found[2])) if found else (0, 0)
+    return ParseFailure(message, line, column)
+
+
+def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:
+    """The finding to report: the first with a position."""
+    located = [failure for failure in said if failure.line]
+    return (located or said or [ParseFailure(otherwise)])[0]
+
+
+def _probe(name: str) -> ModuleType:
+    return import_module(name)
+
+
+@cache
+def load_bindings() -> Bindings:
+    """Import jaxlib's bindings. Raises ``MissingExtraError`` where jaxlib is absent, too old or too new."""
+    try:
+        version = str(_probe("jaxlib.version").__version__)
+    except ImportError as error:
+        raise _missing(f"jaxlib is not installed; {PINNED} is needed") from error
+    if tuple(version.split(".")[:2]) != _TESTED:
+        raise _missing(f"jaxlib {version} is installed; its private bindings are tested with {PINNED} only")
+    try:
+        stablehlo = _probe("jaxlib.mlir.dialects.stablehlo")
+        sdy = _probe("jaxlib.mlir.dialects.sdy")
+        chlo = _probe("jaxlib.mlir.dialects.chlo")
+        return Bindings(
+            ir=_probe("jaxlib.mlir.ir"),
+            stablehlo=stablehlo,
+            mhlo=_probe("jaxlib.mlir.dialects.mhlo"),
+            sdy=sdy,
+            passmanager=_probe("jaxlib.mlir.passmanager"),
+            chlo=chlo,
+            dialects=(chlo, sdy, stablehlo, _probe("jaxlib.mlir.dialects.mpmd")),
+            extension=_probe("jaxlib.mlir._mlir_libs._jax_mlir_ext"),
+        )
+    except (ImportError, AttributeError) as error:
+        raise _missing(f"jaxlib {version} lacks a binding ({error}); {PINNED} is needed") from error
+
+
+def _missing(detail: str) -> HespasError:
+    return MissingExtraError("reading StableHLO", "stablehlo", detail=detail)

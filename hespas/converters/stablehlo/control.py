@@ -1,0 +1,155 @@
+"""Loops and branches: regions with trips, carried edges, and the branch that counts.
+
+A ``while`` is two regions, its condition (trips + 1) and its body (trips); unknown trips are NaN with a
+diagnostic. Of a ``case`` or ``if`` the costliest branch counts once and the others not at all, by a proxy
+in bytes: bytes moved plus FLOPs / 100, about the balance of an accelerator; unknown costs count as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+
+from hespas.converters.costs import FREE
+from hespas.converters.stablehlo.exchange import Collective, Message
+from hespas.converters.stablehlo.mlir import Operation
+from hespas.converters.stablehlo.template import Flow, RegionRow, Template, Value, flatten
+from hespas.converters.stablehlo.walker import Handler, Walker
+from hespas.graph import RegionKind
+
+__all__ = ["CONTROL"]
+
+_FLOPS_PER_BYTE = 100.0
+_MAX_PRODUCERS = 32
+
+
+def _while(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    shared, scope = walker.shared, walker.scope
+    initial = walker.flows(op)
+    header = walker.plain(op, op.name, region)
+    trips = shared.trips.trips(op)
+    if isnan(trips):
+        shared.diagnostics.warning(
+            "stablehlo.unknown-trips",
+            shared.where(op),
+            "the number of trips depends on data; the loop's total cost is unknown",
+            path=shared.path,
+        )
+    condition_row = scope.open_region(
+        RegionRow(RegionKind.LOOP_CONDITION, region, trips + 1, "while", header)
+    )
+    body_row = scope.open_region(RegionRow(RegionKind.LOOP_BODY, region, trips, "while", header))
+    condition, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    condition_slots = scope.new_slots(initial, condition_row)
+    walker.bind(condition.arguments, condition_slots)
+    predicate = walker.block(condition, condition_row, depth + 1)
+    body_slots = scope.new_slots(initial, body_row)
+    walker.bind(body.arguments, body_slots)
+    first = len(scope.template)
+    yielded = walker.block(body, body_row, depth + 1)
+    if isnan(trips):
+        scope.guard(first, body_row, _nodes(predicate))
+    results = scope.close_loop(condition_slots, body_slots, yielded, first)
+    walker.bind(op.results, initial if trips == 0 else results)
+
+
+def _nodes(values: Sequence[Value]) -> tuple[int, ...]:
+    """Producers that are nodes."""
+    return tuple(node for value in values for node in flatten(value) if node >= 0)
+
+
+def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    shared, scope = walker.shared, walker.scope
+    header = walker.plain(op, op.name, region)
+    rows: list[int] = []
+    yields: list[list[Value]] = []
+    proxies: list[float] = []
+    exchanged: list[tuple[object, ...]] = []
+    for place, branch in enumerate(op.regions):
+        first, first_link = len(scope.template), len(scope.template.links)
+        row = scope.open_region(RegionRow(RegionKind.BRANCH, region, 1.0, "case", header, place))
+        yields.append(walker.block(branch.blocks[0], row, depth + 1))
+        scope.guard(first, row, (header,))
+        rows.append(row)
+        proxies.append(_proxy(walker, first, row))
+        links = scope.template.links[first_link:]
+        exchanged.append(tuple(_kind(shared.exchanges.rows[link.exchange]) for link in links))
+    kept = max(range(len(rows)), key=lambda place: proxies[place])
+    for place, row in enumerate(rows):
+        scope.set_trips(row, 1.0 if place == kept else 0.0)
+    if len(rows) > 1:
+        _tell(walker, op, kept, exchanged)
+    order = [kept, *(place for place in range(len(rows)) if place != kept)]
+    made = [_either([yields[p][i] for p in order], header) for i in range(len(op.results))]
+    walker.bind(op.results, [_joined(walker, flow, region) for flow in made])
+
+
+def _joined(walker: Walker, flow: Flow, region: int) -> Flow:
+    """A flow as it is, or behind one free node where branches handed on by branches made it long."""
+    if len(flow) <= _MAX_PRODUCERS:
+        return flow
+    row = walker.shared.signatures.priced("stablehlo.case", (), (), FREE, "join")
+    return (walker.scope.add(row, [flow], region),)
+
+
+def _either(values: Sequence[Value], header: int) -> Flow:
+    """A value that one of several branches makes; where the kept branch makes none, it waits for the
+    predicate.
+    """
+    found: dict[int, None] = {}
+    for value in values:
+        found.update(dict.fromkeys(flatten(value)))
+    if max(flatten(values[0]), default=-1) <= header:
+        found[header] = None
+    return tuple(found)
+
+
+def _tell(walker: Walker, op: Operation, kept: int, exchanged: Sequence[tuple[object, ...]]) -> None:
+    """Report the choice, and branches that would make devices disagree."""
+    shared = walker.shared
+    where = shared.where(op)
+    message = (
+        f"{op.name}: of {len(exchanged)} branches the costliest, number {kept}, counts; the others do not"
+    )
+    shared.diagnostics.warning("stablehlo.branch-chosen", where, message, path=shared.path)
+    if len(set(exchanged)) > 1:
+        message = f"{op.name}: branches talk to other devices differently; devices that disagree would hang"
+        shared.diagnostics.warning("stablehlo.branch-collectives", where, message, path=shared.path)
+
+
+def _kind(exchange: Collective | Message) -> object:
+    if isinstance(exchange, Collective):
+        return (exchange.kind, exchange.groups, exchange.operand_bytes)
+    return (exchange.kind, exchange.pairs, exchange.comm_bytes)
+
+
+def _proxy(walker: Walker, first: int, row: int) -> float:
+    """Bytes plus FLOPs / 100 of the nodes from ``first`` on, inner loops multiplied."""
+    template, signatures = walker.scope.template, walker.shared.signatures.rows
+    factors = _factors(template, row)
+    total = 0.0
+    for node in range(first, len(template)):
+        cost = signatures[template.signature[node]].cost
+        for figure in (cost.bytes_read + cost.bytes_written, cost.flops / _FLOPS_PER_BYTE):
+            total += 0.0 if isnan(figure) else factors[template.region[node]] * figure
+    return total
+
+
+def _factors(template: Template, row: int) -> dict[int, float]:
+    """Executions of each region inside ``row`` per execution of it; unknown trips count once."""
+    factors = {row: 1.0}
+    for inner in range(row + 1, len(template.regions)):
+        entry = template.regions[inner]
+        factors[inner] = factors.get(entry.parent, 1.0) * (1.0 if isnan(entry.trips) else entry.trips)
+    return factors
+
+
+CONTROL: dict[str, Handler] = {
+    "stablehlo.while": _while,
+    "mhlo.while": _while,
+    "stablehlo.case": _branches,
+    "mhlo.case": _branches,
+    "stablehlo.if": _branches,
+    "mhlo.if": _branches,
+}
+"""Handlers of control flow, passed to each :class:`Walker`."""

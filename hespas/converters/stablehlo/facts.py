@@ -1,0 +1,310 @@
+"""From an operation's attributes and bodies to the facts its cost rule needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import nan, prod
+from types import ModuleType
+from typing import Protocol, cast
+
+from hespas.converters.costs import (
+    Body,
+    ConvFacts,
+    Cost,
+    CustomFacts,
+    DotFacts,
+    EinsumFacts,
+    Facts,
+    FftFacts,
+    MapFacts,
+    Precision,
+    RaggedDotFacts,
+    ReduceFacts,
+    ScatterFacts,
+    SelectScatterFacts,
+    SolveFacts,
+    SortFacts,
+    TopKFacts,
+    UpdateFacts,
+    WindowDim,
+    WindowFacts,
+    canonical_name,
+    config_precision,
+    cost_of,
+)
+from hespas.converters.costs import Operation as CostInput
+from hespas.converters.stablehlo.attributes import (
+    enum_name,
+    int_of,
+    int_tuple,
+    is_true,
+    members_of,
+    symbol_of,
+    text_of,
+)
+from hespas.converters.stablehlo.bindings import Bindings
+from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.mlir import Attribute, Operation, Region, Type, Value
+from hespas.converters.stablehlo.types import TypeTable
+from hespas.graph import OpClass, find_dtype
+
+__all__ = ["FactReader"]
+
+_SINGLE_OP = 2
+_RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
+
+
+class _DotDims(Protocol):
+    lhs_batching_dimensions: Sequence[int]
+    rhs_batching_dimensions: Sequence[int]
+    lhs_contracting_dimensions: Sequence[int]
+    rhs_contracting_dimensions: Sequence[int]
+
+
+class _RaggedDims(_DotDims, Protocol):
+    lhs_ragged_dimensions: Sequence[int]
+
+
+class _ConvDims(Protocol):
+    input_batch_dimension: int
+    input_feature_dimension: int
+    input_spatial_dimensions: Sequence[int]
+    kernel_input_feature_dimension: int
+    kernel_output_feature_dimension: int
+    kernel_spatial_dimensions: Sequence[int]
+    output_batch_dimension: int
+    output_feature_dimension: int
+    output_spatial_dimensions: Sequence[int]
+
+
+class _Algorithm(Protocol):
+    lhs_precision_type: Type
+    rhs_precision_type: Type
+    accumulation_type: Type
+    num_primitive_operations: int
+
+
+class FactReader:
+    """Decodes facts; what depends on attributes alone is decoded once for equal attributes."""
+
+    def __init__(self, bindings: Bindings, types: TypeTable, lifetimes: Lifetimes) -> None:
+        self._bindings = bindings
+        self._types = types
+        self._lifetimes = lifetimes
+        self._dots: dict[tuple[Attribute | None, ...], DotFacts] = {}
+        self._bodies: dict[tuple[str, tuple[Type, ...]], Body] = {}
+        self._convolutions: dict[tuple[Attribute | None, ...], ConvFacts] = {}
+        self._readers: dict[str, Callable[[Operation], Facts]] = {
+            "dot_general": self._dot,
+            "dot": self._legacy_dot,
+            "ragged_dot": self._ragged_dot,
+            "einsum": self._einsum,
+            "unary_einsum": self._einsum,
+            "convolution": self.convolution,
+            "dynamic_conv": self.convolution,
+            "reduce": self._reduce,
+            "reduce_window": self._reduce_window,
+            "select_and_scatter": self._select_and_scatter,
+            "map": lambda op: MapFacts(self.body(op.regions[0])),
+            "sort": self._sort,
+            "top_k": lambda op: TopKFacts(int_of(op, "k")),
+            "topk": lambda op: TopKFacts(int_of(op, "k")),
+            "scatter": self._scatter,
+            "dynamic_update_slice": lambda op: UpdateFacts(self._lifetimes.dies_here(op, (0,))),
+            "fft": self._fft,
+            "triangular_solve": lambda op: SolveFacts(is_true(op, "left_side", default=True)),
+            "custom_call": self._custom_call,
+        }
+
+    @property
+    def described(self) -> frozenset[str]:
+        """Operations whose cost depends on more than their types."""
+        return frozenset(self._readers)
+
+    def facts(self, canonical: str, op: Operation) -> Facts:
+        """The facts of one operation, None where types say it all."""
+        reader = self._readers.get(canonical)
+        return None if reader is None else reader(op)
+
+    def body(self, region: Region) -> Body:
+        """What one application of a scalar computation costs."""
+        if not len(region.blocks):
+            return Body(nan, nan)
+        block = region.blocks[0]
+        operations = [view.operation for view in block.operations]
+        if len(operations) == _SINGLE_OP:
+            return self._single(operations[0])
+        names: list[str] = []
+        flops, transcendentals = 0.0, 0.0
+        used: set[Value] = set()
+        for op in operations:
+            used.update(op.operands)
+            if op.name in _RETURNS:
+                continue
+            cost = self.cost(op)
+            flops += cost.flops
+            transcendentals += cost.transcendentals
+            if cost.op_class is not OpClass.GENERATE:
+                names.append(canonical_name(op.name))
+        name = names[0] if len(names) == 1 else "custom" if names else ""
+        arguments = list(block.arguments)
+        reads_first = not arguments or any(value in used for value in arguments[: len(arguments) // 2])
+        return Body(flops, transcendentals, name, reads_first)
+
+    def _single(self, op: Operation) -> Body:
+        """The body that is one operation and its return; equal ones are computed once."""
+        types = tuple([value.type for value in op.operands])
+        key = (op.name, types)
+        body = self._bodies.get(key)
+        if body is None:
+            cost = self.cost(op)
+            makes_nothing = cost.op_class is OpClass.GENERATE
+            name = "" if makes_nothing else canonical_name(op.name)
+            body = self._bodies[key] = Body(cost.flops, cost.transcendentals, name, len(types) > 1)
+        return body
+
+    def cost(self, op: Operation) -> Cost:
+        """The cost of one operation by itself."""
+        canonical = canonical_name(op.name)
+        operands = list(op.operands)
+        repeated = tuple(place for place, value in enumerate(operands) if value in operands[:place])
+        described = CostInput(
+            tuple(tensor for value in operands for tensor in self._types.get(value.type).tensors),
+            tuple(tensor for value in op.results for tensor in self._types.get(value.type).tensors),
+            self.facts(canonical, op),
+            repeated,
+        )
+        return cost_of(op.name, described)
+
+    def _dialect(self, op: Operation) -> ModuleType:
+        return self._bindings.dialect_of(op.name)
+
+    def _precision(self, op: Operation) -> Precision:
+        algorithm = op.attributes.get("algorithm")
+        if algorithm is not None:
+            found = cast("_Algorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
+            return Precision(
+                find_dtype(str(found.lhs_precision_type)),
+                find_dtype(str(found.rhs_precision_type)),
+                find_dtype(str(found.accumulation_type)),
+                found.num_primitive_operations,
+                "ALGORITHM",
+            )
+        levels = members_of(op, "precision_config")
+        dialects = (self._bindings.stablehlo, self._bindings.mhlo)
+        return config_precision(tuple(enum_name(level, "PrecisionAttr", *dialects) for level in levels))
+
+    def _dot(self, op: Operation) -> Facts:
+        names = ("dot_dimension_numbers", "precision_config", "algorithm")
+        key = tuple(op.attributes.get(name) for name in names)
+        facts = self._dots.get(key)
+        if facts is None:
+            dims = cast("_DotDims", self._dialect(op).DotDimensionNumbers(key[0]))
+            facts = self._dots[key] = _dot_facts(dims, self._precision(op))
+        return facts
+
+    def _legacy_dot(self, op: Operation) -> Facts:
+        rank = len(self._types.get(op.operands[0].type).tensors[0].shape)
+        return DotFacts((), (), (rank - 1,), (0,), self._precision(op))
+
+    def _ragged_dot(self, op: Operation) -> Facts:
+        attribute = op.attributes.get("ragged_dot_dimension_numbers")
+        decoder = self._bindings.chlo if op.name.startswith("chlo.") else self._bindings.mhlo
+        if not hasattr(decoder, "RaggedDotDimensionNumbers"):
+            return None
+        dims = cast("_RaggedDims", decoder.RaggedDotDimensionNumbers(attribute))
+        ragged = dims.lhs_ragged_dimensions
+        return RaggedDotFacts(_dot_facts(dims, self._precision(op)), ragged[0] if ragged else -1)
+
+    def _einsum(self, op: Operation) -> Facts:
+        return EinsumFacts(text_of(op, "einsum_config"))
+
+    def convolution(self, op: Operation) -> ConvFacts:
+        """Dimension numbers and window of a convolution."""
+        names = (
+            "dimension_numbers window_strides padding lhs_dilation rhs_dilation feature_group_count "
+            "batch_group_count precision_config"
+        )
+        key = tuple(op.attributes.get(name) for name in names.split())
+        kernel = self._types.get(op.operands[1].type).tensors[0].shape
+        facts = self._convolutions.get((*key, op.operands[1].type))
+        if facts is None:
+            dims = cast("_ConvDims", self._dialect(op).ConvDimensionNumbers(key[0]))
+            sizes = [kernel[dim] for dim in dims.kernel_spatial_dimensions]
+            facts = self._conv_facts(op, dims, sizes)
+            self._convolutions[(*key, op.operands[1].type)] = facts
+        return facts
+
+    def _conv_facts(self, op: Operation, dims: _ConvDims, sizes: Sequence[int]) -> ConvFacts:
+        return ConvFacts(
+            dims.input_batch_dimension,
+            dims.input_feature_dimension,
+            tuple(dims.input_spatial_dimensions),
+            dims.kernel_input_feature_dimension,
+            dims.kernel_output_feature_dimension,
+            tuple(dims.kernel_spatial_dimensions),
+            dims.output_batch_dimension,
+            dims.output_feature_dimension,
+            tuple(dims.output_spatial_dimensions),
+            _window(op, sizes, "window_strides", "lhs_dilation", "rhs_dilation"),
+            int_of(op, "feature_group_count", 1),
+            int_of(op, "batch_group_count", 1),
+            self._precision(op),
+        )
+
+    def _reduce(self, op: Operation) -> Facts:
+        return ReduceFacts(self.body(op.regions[0]), max(len(op.operands) // 2, 1))
+
+    def _reduce_window(self, op: Operation) -> Facts:
+        sizes = int_tuple(op, "window_dimensions")
+        window = _window(op, sizes, "window_strides", "base_dilations", "window_dilations")
+        return WindowFacts(self.body(op.regions[0]), window, max(len(op.operands) // 2, 1))
+
+    def _select_and_scatter(self, op: Operation) -> Facts:
+        window = prod(int_tuple(op, "window_dimensions"))
+        return SelectScatterFacts(self.body(op.regions[0]), self.body(op.regions[1]), window)
+
+    def _sort(self, op: Operation) -> Facts:
+        shape = self._types.get(op.operands[0].type).tensors[0].shape
+        dimension = int_of(op, "dimension", -1)
+        return SortFacts(shape[dimension] if shape else 1, self.body(op.regions[0]))
+
+    def _scatter(self, op: Operation) -> Facts:
+        inputs = max((len(op.operands) - 1) // 2, 1)
+        in_place = self._lifetimes.dies_here(op, tuple(range(inputs)))
+        return ScatterFacts(self.body(op.regions[0]), inputs, in_place)
+
+    def _fft(self, op: Operation) -> Facts:
+        dialects = (self._bindings.stablehlo, self._bindings.mhlo)
+        kind = enum_name(op.attributes.get("fft_type"), "FftTypeAttr", *dialects)
+        return FftFacts(kind, int_tuple(op, "fft_length"))
+
+    def _custom_call(self, op: Operation) -> Facts:
+        name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
+        return CustomFacts(symbol_of(op, "call_target_name"), text_of(op, name))
+
+
+def _dot_facts(dims: _DotDims, precision: Precision) -> DotFacts:
+    return DotFacts(
+        tuple(dims.lhs_batching_dimensions),
+        tuple(dims.rhs_batching_dimensions),
+        tuple(dims.lhs_contracting_dimensions),
+        tuple(dims.rhs_contracting_dimensions),
+        precision,
+    )
+
+
+def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: str) -> tuple[WindowDim, ...]:
+    """The window of a convolution or windowed reduction; absent attributes mean 1, padding 0."""
+    ones = (1,) * len(sizes)
+    pads = int_tuple(op, "padding") or (0, 0) * len(sizes)
+    rows = zip(
+        sizes,
+        int_tuple(op, strides) or ones,
+        pads[::2],
+        pads[1::2],
+        int_tuple(op, lhs) or ones,
+        int_tuple(op, rhs) or ones,
+        strict=True,
+    )
+    return tuple(WindowDim(*row) for row in rows)

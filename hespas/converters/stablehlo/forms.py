@@ -1,0 +1,187 @@
+"""The forms a StableHLO program is stored in, and how each is told and parsed.
+
+Text (pretty or generic), MLIR bytecode, VHLO portable artifact, and the file ``jax.export`` writes: a
+flatbuffer that holds a portable artifact as a byte vector (its u32 length stands just before the magic).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.converters.stablehlo import quantized
+from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
+from hespas.converters.stablehlo.mlir import Module
+from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
+from hespas.graph import Diagnostics
+from hespas.graph.errors import FormatError
+
+__all__ = ["Form", "Parsed", "nesting_depth", "parse_program"]
+
+_ARTIFACT = b"StableHLO_v"
+_PRODUCER_BYTES = 48
+_LENGTH_BYTES = 4
+_MAX_NESTING = 500
+"""MLIR's parser recurses on brackets and exhausts the C stack near 3,000 nested regions."""
+
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_QUIET = re.compile(rb'"[^"\n]*"|//[^\n]*')
+_BRACKETS = b"{}()[]<>"
+_STRUCTURE = _BRACKETS + b'"/\n'
+_OTHERS = bytes(sorted(set(range(256)) - set(_STRUCTURE)))
+
+
+class Form(Enum):
+    """How the program is stored."""
+
+    TEXT = "text"
+    BYTECODE = "bytecode"
+    ARTIFACT = "vhlo"
+    EXPORT = "jax-export"
+
+
+class Parsed(NamedTuple):
+    """A parsed program, the form it came in, and its bytecode where the input is bytecode already."""
+
+    module: Module
+    form: Form
+    producer: str
+    has_locations: bool
+
+
+def nesting_depth(text: bytes) -> int:
+    """The deepest nesting of brackets outside strings and comments; O(length), vectorised."""
+    if b"\\" in text:
+        text = _ESCAPE.sub(b"", text)
+    residue = _QUIET.sub(b"", text.replace(b"->", b"").translate(None, _OTHERS))
+    steps = np.zeros(256, np.int32)
+    steps[list(_BRACKETS[::2])] = 1
+    steps[list(_BRACKETS[1::2])] = -1
+    depth = np.cumsum(steps[np.frombuffer(residue, np.uint8)])
+    return int(depth.max(initial=0))
+
+
+def parse_program(data: bytes, path: str, bindings: Bindings, diagnostics: Diagnostics) -> Parsed:
+    """Parse a program in any form. Raises ``FormatError`` with file and position."""
+    start = data.find(BYTECODE_MAGIC)
+    if start < 0:
+        return _parse_text(data, path, bindings, diagnostics)
+    blob = data[start:] if start == 0 else _embedded(data, start, path)
+    producer = _producer(blob)
+    is_artifact = producer.startswith(_ARTIFACT.decode())
+    try:
+        module = bindings.parse_artifact(blob) if is_artifact else bindings.parse(blob)
+    except ParseFailure as failure:
+        raise _refused(failure, path, start, producer) from None
+    form = Form.EXPORT if start else Form.ARTIFACT if is_artifact else Form.BYTECODE
+    return Parsed(module, form, producer, has_locations=True)
+
+
+def _embedded(data: bytes, start: int, path: str) -> bytes:
+    """The byte vector of an export file that holds the program."""
+    length = int.from_bytes(data[start - _LENGTH_BYTES : start], "little") if start >= _LENGTH_BYTES else 0
+    if not 0 < length <= len(data) - start:
+        raise FormatError(
+            f"an embedded program of {length} bytes is announced and {len(data) - start} follow",
+            path=path,
+            position=f"byte {start}",
+            hint="the file is truncated, or no jax.export file",
+        )
+    if _is_cut(data):
+        raise FormatError(
+            "the jax.export file ends early",
+            path=path,
+            position=f"byte {len(data)}",
+            hint="copy the file again",
+        )
+    return data[start : start + length]
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether the function's name, which a flatbuffer of ``jax.export`` keeps at its very end, is not whole.
+
+    The root table's second field is that string (jax/_src/export/serialization.fbs).
+    """
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little") if 0 <= at <= len(data) - size else -1
+
+    root = number(0, 4)
+    table = root - number(root, 4)
+    field = number(table + 6, 2) if root > 0 and number(table, 2) >= 8 else 0
+    if field <= 0:
+        return False
+    text = root + field + number(root + field, 4)
+    length = number(text, 4)
+    return length < 0 or text + 4 + length > len(data)
+
+
+def _producer(blob: bytes) -> str:
+    head = blob[len(BYTECODE_MAGIC) + 1 : _PRODUCER_BYTES]
+    return head.split(b"\0", 1)[0].decode("ascii", "replace")
+
+
+def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> FormatError:
+    newer = "version" in failure.message.lower()
+    return FormatError(
+        f"broken bytecode: {failure.message}",
+        path=path,
+        position=f"byte {start}",
+        hint=f"it was written by {producer or 'an unknown producer'}; "
+        + ("write it for an older target version" if newer else "copy the file again, or print it as text"),
+    )
+
+
+def _parse_text(data: bytes, path: str, bindings: Bindings, diagnostics: Diagnostics) -> Parsed:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "neither MLIR text (UTF-8) nor bytecode",
+            path=path,
+            position=f"byte {error.start}",
+            hint="expected a StableHLO module as text, bytecode or jax.export file",
+        ) from None
+    depth = nesting_depth(data)
+    if depth > _MAX_NESTING:
+        raise FormatError(
+            f"brackets nest {depth} deep; at most {_MAX_NESTING} are read",
+            path=path,
+            hint="print generated programs without inlined nesting",
+        )
+    try:
+        if quantized.has_quantized_types(text):
+            text = quantized.to_storage_types(text, path, diagnostics)
+        is_vhlo = "vhlo." in text and "vhlo.func" in text
+        module = bindings.parse_vhlo_text(text) if is_vhlo else bindings.parse(text)
+    except ParseFailure as failure:
+        raise _refused_text(failure, path, data) from None
+    return Parsed(module, Form.TEXT, "", has_locations=b"loc(" in data)
+
+
+def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
+    """The parser's finding with the line it points at and what to do about it."""
+    lines = data.splitlines()
+    shown = ""
+    if 0 < failure.line <= len(lines):
+        shown = lines[failure.line - 1].strip()[:120].decode("utf-8", "replace")
+    if not looks_like_text(data):
+        hint = "is it MLIR text at all? name the format with --from"
+    elif failure.line >= len(lines) and not data.rstrip().endswith((b"}", b")")):
+        hint = "the text ends early: copy the file again"
+    elif "is unknown" in failure.message or "Dialect" in failure.message:
+        hint = (
+            "an operation this jaxlib does not know: export the program as a portable artifact "
+            "(stablehlo.serialize_portable_artifact), which is read across versions"
+        )
+    else:
+        hint = "check that the producer's StableHLO version is not newer than jaxlib's"
+    return FormatError(
+        failure.message + (f", in: {shown}" if shown else ""),
+        path=path,
+        position=f"line {failure.line}:{failure.column}" if failure.line else None,
+        hint=hint,
+    )

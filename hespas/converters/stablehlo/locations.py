@@ -1,0 +1,58 @@
+"""MLIR locations as two strings: where in the source, and what the framework calls the operation.
+
+JAX nests them: ``loc("jit(step)/mlp/dot_general"("model.py":12:8))``. The outermost name is the framework's
+name, the first file position the source. Equal locations are decoded once.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hespas.converters.stablehlo.mlir import Location
+from hespas.graph.columns import StringTableBuilder
+
+__all__ = ["Locations"]
+
+_NAME = r'loc\((?:callsite\()?(?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)'
+_FILE = r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)'
+_UNKNOWN_FILE = "-"
+
+
+class Locations:
+    """Interns locations. ``rows[i]`` is (source string row, framework string row); row 0 is nothing known.
+
+    ``path`` stands for the input itself, whose own lines are locations where the program has no others;
+    ``""`` where the input has no lines.
+    """
+
+    def __init__(self, strings: StringTableBuilder, path: str, *, enabled: bool) -> None:
+        self.rows: list[tuple[int, int]] = [(0, 0)]
+        self._strings = strings
+        self._path = path
+        self.enabled = enabled
+        self._known: dict[Location, int] = {}
+
+    def row(self, location: Location) -> int:
+        """The row of a location, 0 where it says nothing. Ask only where they are ``enabled``."""
+        row = self._known.get(location)
+        if row is None:
+            source, name = self.describe(location)
+            pair = (self._strings.add(source), self._strings.add(name))
+            row = 0
+            if pair != (0, 0):
+                row = len(self.rows)
+                self.rows.append(pair)
+            self._known[location] = row
+        return row
+
+    def describe(self, location: Location) -> tuple[str, str]:
+        """Source position and framework name of a location, each ``""`` where absent."""
+        text = str(location)
+        name, file = re.match(_NAME, text), re.search(_FILE, text)
+        source = ""
+        name_of_file = file[1] if file is not None else ""
+        if name_of_file == _UNKNOWN_FILE:
+            name_of_file = self._path
+        if file is not None and name_of_file:
+            source = f"{name_of_file}:{file[2]}:{file[3]}"
+        return source, name[1] if name else ""

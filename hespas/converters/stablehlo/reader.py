@@ -1,0 +1,177 @@
+"""Reads a StableHLO program into a workload: every device runs the same graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.replica_groups import IdMode
+from hespas.converters.source import read_bytes
+from hespas.converters.stablehlo.assemble import Devices, assemble
+from hespas.converters.stablehlo.bindings import Bindings, load_bindings
+from hespas.converters.stablehlo.exchange import Collective, Exchange, ExchangeReader
+from hespas.converters.stablehlo.facts import FactReader
+from hespas.converters.stablehlo.forms import Form, Parsed, parse_program
+from hespas.converters.stablehlo.library import FunctionLibrary, call_sites
+from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.locations import Locations
+from hespas.converters.stablehlo.module import Frame, read_frame
+from hespas.converters.stablehlo.signatures import Signatures
+from hespas.converters.stablehlo.trips import TripCounter
+from hespas.converters.stablehlo.types import TypeTable
+from hespas.converters.stablehlo.walker import Plans, Shared
+from hespas.graph import Diagnostics, Workload
+from hespas.graph.columns import StringTableBuilder
+from hespas.graph.errors import FormatError, UsageError
+
+__all__ = ["read", "read_program"]
+
+_MAX_ATTACHED_TEXT = 8 << 20
+_SHARDINGS = (b"sdy.sharding", b"mhlo.sharding")
+_MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLocalShape")
+
+
+def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """Read a file in any form. Raises ``FormatError``, ``UsageError`` or ``MissingExtraError``."""
+    data = read_bytes(path, options.max_bytes)
+    return read_program(data, str(path), options, diagnostics)
+
+
+def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """Read a program from memory; ``path`` stands in messages."""
+    bindings = load_bindings()
+    parsed = parse_program(data, path, bindings, diagnostics)
+    try:
+        with _without_collector():
+            return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
+    except RecursionError:
+        raise FormatError(
+            "types or regions nest too deep", path=path, hint="no compiler writes such programs"
+        ) from None
+
+
+def _read(
+    data: bytes,
+    parsed: Parsed,
+    bindings: Bindings,
+    *,
+    path: str,
+    options: ReadOptions,
+    diagnostics: Diagnostics,
+) -> Workload:
+    frame = read_frame(parsed.module, bindings, path)
+    _check_devices(frame, options, path)
+    strings = StringTableBuilder()
+    types = TypeTable(bindings, strings)
+    library = FunctionLibrary(frame, bindings, path)
+    lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
+    facts = FactReader(bindings, types, lifetimes)
+    # Lines that bytecode mentions are those of a text nobody has.
+    own_lines = path if parsed.form is Form.TEXT else ""
+    shared = Shared(
+        path=path,
+        strings=strings,
+        types=types,
+        signatures=Signatures(),
+        facts=facts,
+        plans=Plans(facts),
+        exchanges=ExchangeReader(bindings, frame.meshes, path),
+        trips=TripCounter(bindings, frame.body),
+        locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
+        diagnostics=diagnostics,
+        library=library,
+    )
+    library.shared = shared
+    entry = library.template(frame.entry)
+    devices = _devices(frame, shared.exchanges.rows, options, path, diagnostics)
+    _warn_if_global(data, shared.exchanges.rows, devices, path, diagnostics)
+    attachments = {"stablehlo": _attachment(data, parsed, bindings)}
+    graph = assemble(frame.name, entry, shared, devices, attachments)
+    metadata = {
+        "format": "stablehlo",
+        "form": parsed.form.value,
+        "producer": parsed.producer,
+        "num_replicas": str(devices.num_replicas),
+        "num_partitions": str(devices.num_partitions),
+    }
+    return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
+
+
+def _attachment(data: bytes, parsed: Parsed, bindings: Bindings) -> bytes:
+    """The program itself: as it came, or as bytecode where it is a long text."""
+    is_long_text = parsed.form is Form.TEXT and len(data) > _MAX_ATTACHED_TEXT
+    return bindings.bytecode(parsed.module) if is_long_text else data
+
+
+@contextmanager
+def _without_collector() -> Generator[None]:
+    """No cyclic garbage arises while a program is read, and looking for it costs a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
+    stated = max(frame.num_replicas, 1) * max(frame.num_partitions, 1)
+    said = frame.num_replicas or frame.num_partitions
+    if options.num_devices is not None and said and options.num_devices != stated:
+        raise UsageError(
+            f"{options.num_devices} devices asked for, but the program runs on {stated}: "
+            f"{max(frame.num_replicas, 1)} replicas x {max(frame.num_partitions, 1)} partitions",
+            path=path,
+            hint="leave the number of devices to the program, or lower it again for the other number",
+        )
+    if options.num_devices is not None and options.num_devices < 1:
+        raise UsageError(f"{options.num_devices} devices asked for", hint="at least 1")
+
+
+def _devices(
+    frame: Frame, exchanges: list[Exchange], options: ReadOptions, path: str, diagnostics: Diagnostics
+) -> Devices:
+    """As the module says, else as asked for, else as many as its collectives name (with a diagnostic)."""
+    if frame.num_replicas or frame.num_partitions:
+        return Devices(max(frame.num_replicas, 1), max(frame.num_partitions, 1))
+    count = options.num_devices
+    if count is None:
+        count = _named_devices(exchanges)
+        if exchanges:
+            message = f"the module does not say how many devices run it; its collectives name {count}"
+            diagnostics.warning("stablehlo.devices-inferred", path, message, path=path)
+    partitioned = any(exchange.mode is IdMode.CROSS_PARTITION for exchange in exchanges)
+    return Devices(1, count) if partitioned else Devices(count, 1)
+
+
+def _named_devices(exchanges: list[Exchange]) -> int:
+    """One more than the largest id in groups and pairs."""
+    highest = 0
+    for exchange in exchanges:
+        if not isinstance(exchange, Collective):
+            highest = max(highest, *(rank for pair in exchange.pairs or ((0, 0),) for rank in pair))
+        elif exchange.groups is not None:
+            highest = max(highest, *(int(members.max(initial=0)) for members in exchange.groups))
+    return highest + 1
+
+
+def _warn_if_global(
+    data: bytes, exchanges: list[Exchange], devices: Devices, path: str, diagnostics: Diagnostics
+) -> None:
+    """A sharded program before partitioning has global shapes and no collectives: say so."""
+    if devices.num_partitions < 2 or exchanges or not any(mark in data for mark in _SHARDINGS):
+        return
+    if any(mark in data for mark in _MANUAL):
+        return
+    diagnostics.warning(
+        "stablehlo.global-program",
+        path,
+        f"the program is sharded over {devices.num_partitions} partitions but not partitioned: shapes and "
+        "costs are those of the whole job and there are no collectives. Partition it first (with Shardy's "
+        "passes), or compile it and read the optimised HLO",
+        path=path,
+    )

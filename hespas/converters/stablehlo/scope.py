@@ -1,0 +1,179 @@
+"""Builds a :class:`Template`: nodes, dependencies, regions, copies of called functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hespas.converters.stablehlo.template import (
+    Flow,
+    Link,
+    RegionRow,
+    Slot,
+    Template,
+    TupleFlow,
+    Value,
+    flatten,
+)
+from hespas.graph.errors import UnsupportedError
+
+__all__ = ["MAX_NODES", "Scope"]
+
+MAX_NODES = 4_000_000
+"""Calls that call twice each double a program per level: past this, the copy is refused before it is made."""
+
+
+class Scope:
+    """One function under construction."""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+        self._slots: list[Slot] = []
+        self._first_slot = -1 - template.num_arguments
+
+    def add(self, signature: int, inputs: Sequence[Value], region: int, location: int = 0) -> int:
+        """Append a node that needs ``inputs``; returns its number."""
+        template = self.template
+        node = len(template.signature)
+        template.signature.append(signature)
+        template.deps.append(self._deps(inputs, node))
+        template.region.append(region)
+        template.location.append(location)
+        return node
+
+    def _deps(self, inputs: Sequence[Value], node: int) -> Flow:
+        """Nodes and arguments behind ``inputs``; slots give their start, and remember ``node`` as their
+        user.
+        """
+        if len(inputs) == 1 and not self._slots:
+            return flatten(inputs[0])
+        flat: list[int] = []
+        for value in inputs:
+            flat.extend(value if isinstance(value, tuple) else flatten(value))
+        if self._slots and flat and min(flat) <= self._first_slot:
+            return self._through_slots(flat, node)
+        return tuple(dict.fromkeys(flat))
+
+    def _through_slots(self, flat: Sequence[int], node: int) -> Flow:
+        merged: dict[int, None] = {}
+        for producer in flat:
+            if producer > self._first_slot:
+                merged[producer] = None
+            else:
+                self._expand(producer, node, merged)
+        return tuple(merged)
+
+    def _expand(self, number: int, node: int, merged: dict[int, None]) -> None:
+        """Follow a slot to what its loop, and the loops around it, start with. O(loop depth)."""
+        pending = [number]
+        seen: set[int] = set()
+        while pending:
+            producer = pending.pop()
+            if producer > self._first_slot:
+                merged[producer] = None
+            elif producer not in seen:
+                seen.add(producer)
+                slot = self._slots[self._first_slot - producer]
+                slot.users.append(node)
+                pending.extend(flatten(slot.initial))
+
+    def new_slots(self, initial: Sequence[Value], region: int) -> list[Flow]:
+        """Flows of the values that a loop region starts with ``initial`` and carries."""
+        first = self._first_slot - len(self._slots)
+        self._slots.extend(Slot(value, region) for value in initial)
+        return [(first - place,) for place in range(len(initial))]
+
+    def close_loop(
+        self, condition: Sequence[Flow], body: Sequence[Flow], yielded: Sequence[Value], first_node: int
+    ) -> list[Value]:
+        """Record carried edges of a loop whose body yields ``yielded``; returns the flows of its results.
+
+        ``first_node`` is the first node of the body: what stands before it does not change from trip to trip.
+        """
+        own = {flow[0]: place for place, flow in enumerate(body)}
+        made: list[Flow] = []
+        for value in yielded:
+            found: dict[int, None] = {}
+            for producer in flatten(value):
+                handed_on = own.get(producer)
+                # A value handed to another slot was made there one trip earlier still.
+                source = flatten(yielded[handed_on]) if handed_on is not None else (producer,)
+                found.update(dict.fromkeys(node for node in source if node >= first_node))
+            made.append(tuple(found))
+        for flows in (condition, body):
+            for (number,), producers in zip(flows, made, strict=True):
+                slot = self._slots[self._first_slot - number]
+                edges = [(slot.region, producer, user) for producer in producers for user in slot.users]
+                self.template.carried.extend(edges)
+        return [self._after_loop(value, own) for value in yielded]
+
+    def _after_loop(self, value: Value, own: dict[int, int]) -> Value:
+        """What a loop's result is made of: the last trip's producers, the start where a slot is handed on."""
+        if isinstance(value, TupleFlow):
+            value = flatten(value)
+        found: dict[int, None] = {}
+        for producer in value:
+            is_slot = producer in own
+            start = flatten(self._slots[self._first_slot - producer].initial) if is_slot else (producer,)
+            found.update(dict.fromkeys(start))
+        return tuple(found)
+
+    def open_region(self, region: RegionRow) -> int:
+        """Open a region and return its row."""
+        self.template.regions.append(region)
+        return len(self.template.regions) - 1
+
+    def set_trips(self, region: int, trips: float) -> None:
+        """State how often a region runs."""
+        self.template.regions[region] = self.template.regions[region]._replace(trips=trips)
+
+    def guard(self, first: int, region: int, control: Flow) -> None:
+        """Make the nodes from ``first`` on that start something in ``region`` wait for ``control``."""
+        template = self.template
+        for node in range(first, len(template)):
+            if template.region[node] != region or max(template.deps[node], default=-1) >= first:
+                continue
+            before = template.control.get(node, ())
+            template.control[node] = tuple(dict.fromkeys((*before, *control)))
+
+    def copy(self, callee: Template, arguments: Sequence[Value], region: int) -> list[Value]:
+        """Append the nodes of a called function and return the flows of its results."""
+        template = self.template
+        base, first_region = len(template), len(template.regions)
+        if base + len(callee) > MAX_NODES:
+            raise UnsupportedError(
+                f"function @{template.name} has over {MAX_NODES:,} operations once calls are inlined",
+                hint="check that functions do not call one another many times over",
+            )
+        flows = [flatten(value) for value in arguments]
+        for offset, deps in enumerate(callee.deps):
+            if not deps or min(deps) >= 0:
+                template.deps.append(tuple([base + dep for dep in deps]))
+            else:
+                inputs = [(base + dep,) if dep >= 0 else flows[-1 - dep] for dep in deps]
+                template.deps.append(self._deps(inputs, base + offset))
+        template.signature.extend(callee.signature)
+        template.location.extend(callee.location)
+        template.region.extend([first_region + row if row >= 0 else region for row in callee.region])
+        for row in callee.regions:
+            parent = first_region + row.parent if row.parent >= 0 else region
+            header = base + row.header if row.header >= 0 else -1
+            template.regions.append(row._replace(parent=parent, header=header))
+        template.carried.extend(
+            (first_region + row, base + producer, base + consumer)
+            for row, producer, consumer in callee.carried
+        )
+        template.links.extend(Link(base + link.node, link.exchange) for link in callee.links)
+        for node, control in callee.control.items():
+            inputs = [(base + dep,) if dep >= 0 else flows[-1 - dep] for dep in control]
+            template.control[base + node] = self._deps(inputs, base + node)
+        return [_moved(value, base, flows) for value in callee.results]
+
+
+def _moved(value: Value, base: int, flows: Sequence[Flow]) -> Value:
+    """A callee's result as the caller sees it. Tuples nest as deep as their type, which the reader bounds."""
+    if isinstance(value, TupleFlow):
+        return TupleFlow(tuple(_moved(element, base, flows) for element in value.elements))
+    found: dict[int, None] = {}
+    for producer in value:
+        found.update(dict.fromkeys((base + producer,) if producer >= 0 else flows[-1 - producer]))
+    return tuple(found)

@@ -1,0 +1,144 @@
+"""MLIR types as rows of the graph's type table and as tensors of the cost rules; each distinct type is
+decoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from hespas.converters.costs import Tensor
+from hespas.converters.stablehlo.bindings import Bindings
+from hespas.converters.stablehlo.mlir import Type
+from hespas.graph import DYNAMIC, DType, dtype, find_dtype
+from hespas.graph.columns import StringTableBuilder
+from hespas.graph.tensors import TensorTypesBuilder
+
+__all__ = ["TypeInfo", "TypeTable"]
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def element_type(self) -> Type: ...
+
+    @property
+    def encoding(self) -> object | None: ...
+
+
+class _Tuple(Protocol):
+    @property
+    def num_types(self) -> int: ...
+
+    def get_type(self, index: int, /) -> Type: ...
+
+
+class TypeInfo:
+    """There is one object per type, compared by identity. ``rows`` of the type table and the tensors behind
+    one MLIR type: one each, several for a tuple.
+
+    ``elements`` are the types of a tuple or future, None for any other type.
+    """
+
+    __slots__ = ("elements", "is_bounded", "rows", "tensors")
+
+    def __init__(
+        self,
+        rows: tuple[int, ...],
+        tensors: tuple[Tensor, ...],
+        is_bounded: bool = False,
+        elements: tuple[TypeInfo, ...] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.tensors = tensors
+        self.is_bounded = is_bounded
+        self.elements = elements
+
+
+class _Known(dict[Type, TypeInfo]):
+    """Types decoded so far; an unknown one is decoded when it is looked up."""
+
+    def __init__(self, decode: Callable[[Type], TypeInfo]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, kind: Type) -> TypeInfo:
+        self[kind] = info = self._decode(kind)
+        return info
+
+
+class TypeTable:
+    """Decodes types and keeps what it decoded: ``known[type]``."""
+
+    def __init__(self, bindings: Bindings, strings: StringTableBuilder) -> None:
+        self._ir = bindings.ir
+        self._stablehlo = bindings.stablehlo
+        self._mhlo = bindings.mhlo
+        self._strings = strings
+        self.known = _Known(self._decode)
+        self.rows = TensorTypesBuilder()
+
+    def get(self, kind: Type) -> TypeInfo:
+        """The rows and tensors of a type."""
+        return self.known[kind]
+
+    def _decode(self, kind: Type) -> TypeInfo:
+        if isinstance(kind, self._ir.RankedTensorType):
+            return self._ranked(cast("_Shaped", kind))
+        if isinstance(kind, self._ir.TupleType):
+            packed = cast("_Tuple", kind)
+            return _joined([self.get(packed.get_type(index)) for index in range(packed.num_types)])
+        if self._stablehlo.TokenType.isinstance(kind) or self._mhlo.TokenType.isinstance(kind):
+            token = dtype("token")
+            return TypeInfo((self.rows.add(token, ()),), (Tensor(token, ()),))
+        if self._stablehlo.FutureType.isinstance(kind):
+            types = cast("Sequence[Type]", self._stablehlo.FutureType(kind).types)
+            return _joined([self.get(each) for each in types])
+        return self._other(kind)
+
+    def _other(self, kind: Type) -> TypeInfo:
+        """A scalar outside a tensor, or a type without storage we know."""
+        element = find_dtype(str(kind))
+        if element is not None:
+            return TypeInfo((self.rows.add(element, ()),), (Tensor(element, ()),))
+        row = self.rows.add(None, (DYNAMIC,), encoding=self._strings.add(str(kind)))
+        return TypeInfo((row,), (Tensor(None, (DYNAMIC,)),))
+
+    def _ranked(self, kind: _Shaped) -> TypeInfo:
+        """A tensor; bounds of dynamic dimensions replace them, marked as bounds."""
+        unknown = int(self._ir.ShapedType.get_dynamic_size())
+        shape = [DYNAMIC if extent == unknown else extent for extent in kind.shape]
+        element = self._element(kind.element_type)
+        encoding, is_bounded = 0, False
+        if kind.encoding is not None:
+            bounds = self._bounds(kind.encoding)
+            if bounds is None:
+                encoding = self._strings.add(str(kind.encoding))
+            elif DYNAMIC in shape:
+                is_bounded = True
+                shape = [
+                    bound if extent == DYNAMIC and bound != unknown else extent
+                    for extent, bound in zip(shape, bounds, strict=True)
+                ]
+        row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded)
+        return TypeInfo((row,), (Tensor(element, tuple(shape)),), is_bounded)
+
+    def _element(self, kind: Type) -> DType | None:
+        return find_dtype(str(kind))
+
+    def _bounds(self, encoding: object) -> list[int] | None:
+        for dialect in (self._stablehlo, self._mhlo):
+            if dialect.TypeExtensions.isinstance(encoding):
+                return cast("list[int]", dialect.TypeExtensions(encoding).bounds)
+        return None
+
+
+def _joined(parts: Sequence[TypeInfo]) -> TypeInfo:
+    return TypeInfo(
+        tuple(row for part in parts for row in part.rows),
+        tuple(tensor for part in parts for tensor in part.tensors),
+        any(part.is_bounded for part in parts),
+        tuple(parts),
+    )

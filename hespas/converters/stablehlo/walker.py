@@ -1,0 +1,335 @@
+"""Reads the operations of one function into a template: one visit each, in program order.
+
+Operations without regions or special data flow take one path: types, facts, signature, node. The others are
+in :data:`Walker.handlers`: structure here, control flow in :mod:`control`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol, cast
+
+from hespas.converters.costs import Cost, canonical_name, is_known_target
+from hespas.converters.stablehlo.attributes import int_of, symbol_of, text_of
+from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
+from hespas.converters.stablehlo.facts import FactReader
+from hespas.converters.stablehlo.locations import Locations
+from hespas.converters.stablehlo.mlir import Block, Operation
+from hespas.converters.stablehlo.mlir import Value as SsaValue
+from hespas.converters.stablehlo.quantized import MARK
+from hespas.converters.stablehlo.scope import Scope
+from hespas.converters.stablehlo.signatures import Signatures
+from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
+from hespas.converters.stablehlo.trips import TripCounter
+from hespas.converters.stablehlo.types import TypeInfo, TypeTable
+from hespas.graph import Diagnostics, OpClass, RegionKind
+from hespas.graph.columns import StringTableBuilder
+from hespas.graph.errors import FormatError
+
+__all__ = ["MAX_REGION_DEPTH", "Handler", "Library", "Plans", "Shared", "Walker"]
+
+MAX_REGION_DEPTH = 100
+_RETURNS = frozenset({"stablehlo.return", "func.return", "mhlo.return", "sdy.return", "mpmd.return"})
+_REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
+
+
+class Library(Protocol):
+    """Gives the template of a function, reading it first where nobody did."""
+
+    def template(self, name: str) -> Template:
+        """The template of the function of this name."""
+        ...
+
+
+class Plans(dict[str, tuple[str, bool, bool]]):
+    """How to read an operation, by its full name: the table's name, whether its cost needs facts, whether it
+    talks to other devices.
+    """
+
+    def __init__(self, facts: FactReader) -> None:
+        super().__init__()
+        self._described = facts.described
+
+    def __missing__(self, name: str) -> tuple[str, bool, bool]:
+        canonical = canonical_name(name)
+        self[name] = plan = (canonical, canonical in self._described, canonical in EXCHANGES)
+        return plan
+
+
+class Shared(NamedTuple):
+    """What the functions of one module share while they are read."""
+
+    path: str
+    strings: StringTableBuilder
+    types: TypeTable
+    signatures: Signatures
+    facts: FactReader
+    plans: Plans
+    exchanges: ExchangeReader
+    trips: TripCounter
+    locations: Locations
+    diagnostics: Diagnostics
+    library: Library
+
+    def where(self, op: Operation) -> str:
+        """An operation's position for people."""
+        source, name = self.locations.describe(op.location)
+        return " ".join(part for part in (source, name and f"({name})") if part) or op.name
+
+
+Handler = Callable[["Walker", Operation, int, int], None]
+"""``(walker, operation, region row, depth)``: adds the nodes of an operation that has a way of its own."""
+
+
+class Walker:
+    """Reads one function. ``environment`` maps each SSA value to its flow and type."""
+
+    def __init__(self, shared: Shared, template: Template, control: dict[str, Handler]) -> None:
+        self.shared = shared
+        self.scope = Scope(template)
+        self.environment: dict[SsaValue, tuple[Value, TypeInfo]] = {}
+        self._handlers = {**_HANDLERS, **control}
+        # Bound once: these are looked up for every operation.
+        self._plans = shared.plans
+        self._types = shared.types.known
+        self._facts = shared.facts.facts
+        self._signatures = shared.signatures.known
+        self._rows = shared.signatures.rows
+        self._keeps_locations = shared.locations.enabled
+
+    def read(self, block: Block) -> None:
+        """Read the entry block of the function. Arguments the template does not count depend on nothing."""
+        count = self.scope.template.num_arguments
+        self.bind(block.arguments, [(-1 - place,) for place in range(count)])
+        self.scope.template.results = self.block(block, -1, 0)
+
+    def bind(self, values: Sequence[SsaValue], flows: Sequence[Value]) -> None:
+        """Give values their flows; missing ones are constants."""
+        for place, value in enumerate(values):
+            flow = flows[place] if place < len(flows) else ()
+            self.environment[value] = (flow, self.shared.types.get(value.type))
+
+    def block(self, block: Block, region: int, depth: int) -> list[Value]:
+        """Read a block; returns the flows of what its terminator returns."""
+        if depth > MAX_REGION_DEPTH:
+            raise FormatError(
+                f"regions nest more than {MAX_REGION_DEPTH} deep",
+                path=self.shared.path,
+                hint="no compiler writes such programs; is the file damaged?",
+            )
+        handlers, environment = self._handlers, self.environment
+        for view in block.operations:
+            op = view.operation
+            name = op.name
+            if name in _RETURNS:
+                return [environment[value][0] for value in op.operands]
+            handler = handlers.get(name)
+            if handler is None:
+                self.plain(op, name, region)
+            else:
+                handler(self, op, region, depth)
+        return []
+
+    def flow(self, value: SsaValue) -> Value:
+        """The flow of a value."""
+        return self.environment[value][0]
+
+    def flows(self, op: Operation) -> list[Value]:
+        """The flows of an operation's operands."""
+        return [self.environment[value][0] for value in op.operands]
+
+    def plain(self, op: Operation, name: str, region: int) -> int:
+        """Add the node of an operation whose results all come from it."""
+        environment, types = self.environment, self._types
+        entries = [environment[value] for value in op.operands]
+        results = list(op.results)
+        infos = tuple([types[value.type] for value in results])
+        canonical, is_described, is_exchange = self._plans[name]
+        facts = self._facts(canonical, op) if is_described else None
+        if canonical == "convert" and MARK in op.attributes:
+            name = text_of(op, MARK)
+        flows, operand_infos = _unzipped(entries)
+        repeated = _repeated(entries) if len(entries) > 1 else ()
+        row = self._signatures[name, operand_infos, infos, repeated, facts]
+        node = self.add(row, flows, region, op)
+        made = (node,)
+        for value, info in zip(results, infos, strict=True):
+            environment[value] = (made, info)
+        if is_exchange:
+            self._link(node, canonical, op, operand_infos, infos)
+        return node
+
+    def add(self, row: int, inputs: Sequence[Value], region: int, op: Operation) -> int:
+        """Append a node and report where its cost is not known."""
+        location = self.shared.locations.row(op.location) if self._keeps_locations else 0
+        node = self.scope.add(row, inputs, region, location)
+        if self._rows[row].needs_report:
+            self._report(op, row)
+        return node
+
+    def _link(
+        self,
+        node: int,
+        canonical: str,
+        op: Operation,
+        operands: tuple[TypeInfo, ...],
+        results: tuple[TypeInfo, ...],
+    ) -> None:
+        """Note that a node talks to other devices."""
+        shared = self.shared
+        reduction = "add" if canonical == "cross-replica-sum" else ""
+        if canonical in _REDUCING and len(op.regions):
+            reduction = shared.facts.body(op.regions[0]).name
+        row = shared.exchanges.row(canonical, op, operands, results, reduction)
+        self.scope.template.links.append(Link(node, row))
+
+    def _report(self, op: Operation, row: int) -> None:
+        """Say why figures of a signature are unknown or bounds."""
+        shared, signature = self.shared, self.shared.signatures.rows[row]
+        where = shared.where(op)
+        if signature.is_bounded:
+            message = f"{op.name}: shapes are bounds; its cost is an upper bound"
+            shared.diagnostics.warning("stablehlo.bounded-shape", where, message, path=shared.path)
+        if signature.cost.is_known:
+            return
+        target = symbol_of(op, "call_target_name") if op.name.endswith(".custom_call") else ""
+        if not signature.has_rule:
+            code, message = "stablehlo.unknown-op", f"{op.name} is not in the cost table"
+        elif signature.is_dynamic:
+            code, message = "stablehlo.dynamic-shape", f"{op.name} has extents known at run time only"
+        elif target and not is_known_target(target):
+            code, message = "stablehlo.unknown-custom-call", f"custom call @{target} has no cost rule"
+        else:
+            code, message = (
+                "stablehlo.unknown-cost",
+                f"{target or op.name}: attributes do not say what it costs",
+            )
+        told = f"{message}; its FLOPs are unknown, bytes of operands and results stand as a lower bound"
+        shared.diagnostics.warning(code, where, told, path=shared.path)
+
+
+def _unzipped(entries: Sequence[tuple[Value, TypeInfo]]) -> tuple[tuple[Value, ...], tuple[TypeInfo, ...]]:
+    if not entries:
+        return (), ()
+    return cast("tuple[tuple[Value, ...], tuple[TypeInfo, ...]]", tuple(zip(*entries, strict=True)))
+
+
+def _repeated(entries: Sequence[tuple[Value, TypeInfo]]) -> tuple[int, ...]:
+    """Places of operands that repeat an earlier one: a value has one entry, so they are the same object."""
+    if len(entries) == 2:
+        return (1,) if entries[0] is entries[1] else ()
+    identities = list(map(id, entries))
+    if len(set(identities)) == len(identities):
+        return ()
+    return tuple(place for place, each in enumerate(identities) if identities.index(each) < place)
+
+
+def _barrier(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    """Results are the operands one by one: waiting for all of them would join independent chains."""
+    del depth
+    entries = [walker.environment[value] for value in op.operands]
+    walker.plain(op, op.name, region)
+    for value, entry in zip(op.results, entries, strict=False):
+        walker.environment[value] = entry
+
+
+def _tuple(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    del depth
+    flows = walker.flows(op)
+    walker.plain(op, op.name, region)
+    info = walker.environment[op.results[0]][1]
+    walker.environment[op.results[0]] = (TupleFlow(tuple(flows)), info)
+
+
+def _get_tuple_element(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    del depth
+    packed, info = walker.environment[op.operands[0]]
+    index = int_of(op, "index")
+    result_info = walker.shared.types.get(op.results[0].type)
+    element: Value = packed
+    if isinstance(packed, TupleFlow) and index < len(packed.elements):
+        element = packed.elements[index]
+    row = walker.shared.signatures.plain(op.name, (info,), (result_info,))
+    node = walker.add(row, [element], region, op)
+    flow: Value = element if isinstance(element, TupleFlow) else (node,)
+    walker.environment[op.results[0]] = (flow, result_info)
+
+
+def _call(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    del depth
+    callee = walker.shared.library.template(symbol_of(op, "callee"))
+    walker.bind(op.results, walker.scope.copy(callee, walker.flows(op), region))
+
+
+def _composite(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    """The decomposition, in a region that bears the composite's name."""
+    del depth
+    row = walker.scope.open_region(RegionRow(RegionKind.COMPOSITE, region, 1.0, text_of(op, "name")))
+    callee = walker.shared.library.template(symbol_of(op, "decomposition"))
+    walker.bind(op.results, walker.scope.copy(callee, walker.flows(op), row))
+
+
+def _inline_region(kind: RegionKind, label: str) -> Handler:
+    """An operation whose only region runs in its place: per-device, named and asynchronous parts."""
+
+    def handler(walker: Walker, op: Operation, region: int, depth: int) -> None:
+        row = walker.scope.open_region(RegionRow(kind, region, 1.0, text_of(op, "name") or label))
+        callee = symbol_of(op, "called_computation")
+        if callee:
+            yielded = walker.scope.copy(walker.shared.library.template(callee), walker.flows(op), row)
+        else:
+            block = op.regions[0].blocks[0]
+            walker.bind(block.arguments, walker.flows(op))
+            yielded = walker.block(block, row, depth + 1)
+        if len(op.results) == 1 and len(yielded) > 1:
+            yielded = [TupleFlow(tuple(yielded))]
+        walker.bind(op.results, yielded)
+
+    return handler
+
+
+def _fusion(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    """One node: the FLOPs of the body, bytes of operands and results, the rate of a contraction inside."""
+    del depth
+    total = Cost(OpClass.FUSION)
+    for view in op.regions[0].blocks[0].operations:
+        if view.operation.name in _RETURNS:
+            continue
+        cost = walker.shared.facts.cost(view.operation)
+        keeps_rate = bool(total.contractions) or (cost.rate_dtype < 0)
+        total = replace(
+            total,
+            flops=total.flops + cost.flops,
+            useful_flops=total.useful_flops + cost.useful_flops,
+            transcendentals=total.transcendentals + cost.transcendentals,
+            rate_dtype=total.rate_dtype if keeps_rate else cost.rate_dtype,
+            contractions=(*total.contractions, *cost.contractions),
+        )
+    entries = [walker.environment[value] for value in op.operands]
+    distinct = {value: walker.environment[value][1] for value in op.operands}.values()
+    infos = tuple(walker.shared.types.get(value.type) for value in op.results)
+    read = sum(tensor.bytes for info in distinct for tensor in info.tensors)
+    written = sum(tensor.bytes for info in infos for tensor in info.tensors)
+    total = replace(total, bytes_read=read, bytes_written=written)
+    row = walker.shared.signatures.priced(op.name, tuple(entry[1] for entry in entries), infos, total)
+    node = walker.add(row, [entry[0] for entry in entries], region, op)
+    walker.bind(op.results, [(node,)] * len(infos))
+
+
+_HANDLERS: dict[str, Handler] = {
+    "stablehlo.optimization_barrier": _barrier,
+    "mhlo.optimization_barrier": _barrier,
+    "stablehlo.tuple": _tuple,
+    "mhlo.tuple": _tuple,
+    "stablehlo.get_tuple_element": _get_tuple_element,
+    "mhlo.get_tuple_element": _get_tuple_element,
+    "func.call": _call,
+    "stablehlo.composite": _composite,
+    "mhlo.composite": _composite,
+    "mhlo.fusion": _fusion,
+    "sdy.manual_computation": _inline_region(RegionKind.MANUAL, "manual_computation"),
+    "sdy.named_computation": _inline_region(RegionKind.COMPOSITE, "named_computation"),
+    "stablehlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
+    "mhlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
+}

@@ -1,0 +1,120 @@
+"""Collectives read from programs: groups, permutations, payloads, global programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.stablehlo.reader import read
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, StridedGroups, Workload
+from hespas.graph.errors import FormatError
+
+ReadText = Callable[..., tuple[Workload, Diagnostics]]
+
+
+def fixture_graph(repository: Path, name: str) -> OpGraph:
+    return read(repository / "fixtures" / name, ReadOptions(), Diagnostics()).classes[0]
+
+
+def groups_of(graph: OpGraph, row: int) -> list[list[int]]:
+    return [members.tolist() for members in graph.group_sets[int(graph.collectives.group_set[row])]]
+
+
+def test_modes_give_global_ids(repository: Path) -> None:
+    graph = fixture_graph(repository, "stablehlo/hand_collective_modes.mlir")
+    assert [groups_of(graph, row) for row in range(5)] == [
+        [[0, 4], [1, 5], [2, 6], [3, 7]],
+        [[0, 4, 1, 5, 2, 6, 3, 7]],
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[0, 1, 4, 5], [2, 3, 6, 7]],
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+    ]
+    (ring,) = graph.permutations
+    assert list(ring) == [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)]
+    assert ring.pairs is None, "a ring is kept as a shift"
+
+
+def test_mesh_axes_give_global_ids(repository: Path) -> None:
+    graph = fixture_graph(repository, "stablehlo/hand_mesh_groups.mlir")
+    assert [groups_of(graph, row) for row in range(3)] == [
+        [[0, 4], [1, 5], [2, 6], [3, 7]],
+        [[0, 2], [1, 3], [4, 6], [5, 7]],
+        [[0, 1, 2, 3, 4, 5, 6, 7]],
+    ]
+
+
+def test_every_kind_and_spelling(repository: Path) -> None:
+    graph = fixture_graph(repository, "stablehlo/hand_collectives.mlir")
+    table = graph.collectives
+    assert [CollectiveKind(int(kind)).name for kind in table.kind] == [
+        "ALL_REDUCE",
+        "ALL_REDUCE",
+        "ALL_REDUCE",
+        "ALL_GATHER",
+        "REDUCE_SCATTER",
+        "ALL_TO_ALL",
+        "BROADCAST",
+    ]
+    assert table.comm_bytes.tolist() == [2080, 2048, 2048, 2048, 2048, 2048, 2048]
+    assert groups_of(graph, 1) == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    assert groups_of(graph, 2) == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert groups_of(graph, 6) == [[0, 1, 2, 3], [7, 6, 5, 4]], "the first of a group is the root"
+    assert graph.kind[graph.p2p.node].tolist() == [NodeKind.PERMUTE]
+    (permutation,) = graph.permutations
+    assert (permutation.target_of(3), permutation.target_of(7), permutation.source_of(6)) == (3, -1, -1)
+
+
+def test_equal_groups_are_one_group_set(repository: Path) -> None:
+    graph = fixture_graph(repository, "binary/llama_fsdp_tp_local_N1024.mlirbc")
+    assert len(graph.group_sets) == 2
+    assert all(isinstance(groups, StridedGroups) for groups in graph.group_sets)
+    assert len(graph.collectives) > 20
+
+
+def test_a_mesh_program_of_many_devices_stays_small(repository: Path) -> None:
+    workload = read(
+        repository / "fixtures" / "binary" / "llama_fsdp_tp_local_N1024.mlirbc", ReadOptions(), Diagnostics()
+    )
+    assert workload.num_ranks == 1024
+    assert workload.rank_class.strides == (0,)
+
+
+def test_global_programs_are_told_from_partitioned_ones(repository: Path) -> None:
+    findings = Diagnostics()
+    folder = repository / "fixtures" / "stablehlo"
+    read(folder / "llama_fsdp_tp_global_N8.mlir.gz", ReadOptions(), findings)
+    assert findings.counts() == {"stablehlo.global-program": 1}
+    assert "Partition it first" in next(iter(findings)).message
+    for name in ("llama_fsdp_tp_local_N8.mlir.gz", "collectives_shard_map.mlir", "mlp.mlir"):
+        findings = Diagnostics()
+        read(folder / name, ReadOptions(), findings)
+        assert findings.counts() == {}, name
+
+
+def test_devices_left_out_are_reported(read_text: ReadText) -> None:
+    _, findings = read_text(
+        """module attributes {mhlo.num_replicas = 4 : i32} {
+func.func @main(%x: tensor<8xf32>) -> tensor<16xf32> {
+  %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64,
+    replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<8xf32>) -> tensor<16xf32>
+  return %0 : tensor<16xf32>
+}}"""
+    )
+    assert findings.counts() == {"stablehlo.devices-left-out": 1}
+    assert "2 of 4 devices" in next(iter(findings)).message
+
+
+def test_contradictory_attributes_are_format_errors(read_text: ReadText) -> None:
+    with pytest.raises(FormatError, match="use_global_device_ids needs a channel") as caught:
+        read_text(
+            """func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64, replica_groups = dense<0> : tensor<1x1xi64>,
+    channel_handle = #stablehlo.channel_handle<handle = 0, type = 1>, use_global_device_ids}>
+    : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}"""
+        )
+    assert caught.value.path == "test.mlir"

@@ -1,0 +1,339 @@
+"""Every form a program is stored in, and everything that is not one."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hespas.converters.format import Head, ReadOptions
+from hespas.converters.stablehlo import FORMAT
+from hespas.converters.stablehlo.bindings import PINNED, load_bindings
+from hespas.converters.stablehlo.forms import nesting_depth
+from hespas.converters.stablehlo.reader import read_program
+from hespas.converters.stablehlo.sniffing import sniff
+from hespas.graph import NODE_COLUMNS, Diagnostics, OpGraph, Workload
+from hespas.graph.errors import FormatError, MissingExtraError, UnsupportedError, UsageError
+
+ReadText = Callable[..., tuple[Workload, Diagnostics]]
+
+PROGRAM = """// a comment first
+module @forms attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 2 : i32} {
+  func.func public @main(%arg0: tensor<8x16xf32>, %arg1: tensor<16x4xf32>) -> tensor<8x4xf32> {
+    %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0]
+      : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
+    %1 = "stablehlo.all_reduce"(%0) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.tanh %1 : tensor<8x4xf32>
+    return %2 : tensor<8x4xf32>
+  }
+}
+"""
+
+
+def as_generic(program: str) -> str:
+    module = load_bindings().parse(program)
+    return str(getattr(module.operation, "get_asm")(print_generic_op_form=True))  # noqa: B009
+
+
+def as_bytecode(program: str) -> bytes:
+    bindings = load_bindings()
+    return bindings.bytecode(bindings.parse(program))
+
+
+def as_artifact(program: str, version: str) -> bytes:
+    return bytes(load_bindings().stablehlo.serialize_portable_artifact_str(program, version))
+
+
+def as_export(artifact: bytes) -> bytes:
+    """A byte vector inside a larger file, as ``jax.export`` writes it."""
+    return b"\0" * 300 + len(artifact).to_bytes(4, "little") + artifact + b"name and trees"
+
+
+def same(left: OpGraph, right: OpGraph) -> None:
+    for column in NODE_COLUMNS:
+        if column not in {"source_row", "framework_row"}:
+            np.testing.assert_array_equal(getattr(left, column), getattr(right, column), column)
+    assert left.data_deps.equals(right.data_deps)
+    assert left.operands.equals(right.operands)
+    assert left.group_sets == right.group_sets
+
+
+@pytest.mark.parametrize("form", ["generic", "bytecode", "artifact", "old artifact", "export", "vhlo text"])
+def test_every_form_reads_alike(read_text: ReadText, form: str) -> None:
+    forms: dict[str, Callable[[], str | bytes]] = {
+        "generic": lambda: as_generic(PROGRAM),
+        "bytecode": lambda: as_bytecode(PROGRAM),
+        "artifact": lambda: as_artifact(PROGRAM, load_bindings().stablehlo.get_current_version()),
+        "old artifact": lambda: as_artifact(PROGRAM, "1.0.0"),
+        "export": lambda: as_export(as_artifact(PROGRAM, "1.8.0")),
+        "vhlo text": lambda: str(load_bindings().parse(as_artifact(PROGRAM, "1.8.0"))),
+    }
+    expected, _ = read_text(PROGRAM)
+    found, diagnostics = read_text(forms[form]())
+    same(found.classes[0], expected.classes[0])
+    assert found.num_ranks == 2
+    assert diagnostics.counts() == {}
+
+
+def test_the_form_and_the_program_itself_are_kept(read_text: ReadText) -> None:
+    text, _ = read_text(PROGRAM)
+    assert text.metadata["form"] == "text"
+    assert text.classes[0].attachments["stablehlo"] == PROGRAM.encode()
+    artifact = as_artifact(PROGRAM, "1.8.0")
+    exported, _ = read_text(artifact)
+    assert exported.metadata == {
+        "format": "stablehlo",
+        "form": "vhlo",
+        "producer": "StableHLO_v1.8.0",
+        "num_replicas": "2",
+        "num_partitions": "1",
+    }
+    same(read_text(exported.classes[0].attachments["stablehlo"])[0].classes[0], text.classes[0])
+
+
+def test_the_format_reads_a_gzipped_file(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "step.mlir.gz"
+    path.write_bytes(gzip.compress(PROGRAM.encode()))
+    assert FORMAT.read is not None
+    workload = FORMAT.read(path, ReadOptions(), Diagnostics())
+    assert isinstance(workload, Workload)
+    assert len(workload.classes[0]) == 3
+
+
+def head(data: bytes, name: str = "x.mlir") -> Head:
+    return Head(Path(name), data, tuple(Path(name).suffixes))
+
+
+@pytest.mark.parametrize(
+    ("data", "score"),
+    [
+        (PROGRAM.encode(), 95),
+        (b"// only\n// comments\n\nfunc.func @main() { return }", 95),
+        (b'"builtin.module"() ({\n"func.func"() ({}) : () -> ()\n}) : () -> ()', 95),
+        (b'#loc = loc("a")\nmodule { func.func @f() { return } }', 95),
+        (b"module {\n}\n", 60),
+        (b"ML\xefR\rMLIR23.0.0git\0", 100),
+        (b"\x10\0\0\0" * 70 + b"\x08\x01\0\0ML\xefR\rStableHLO_v1.8.0\0", 90),
+        (b"HloModule jit_step, is_scheduled=true\n", 0),
+        (b'{"schema": "op-graph"}', 0),
+        (b"", 0),
+        (b"\x08\x01\x12\x04junk", 0),
+    ],
+)
+def test_sniffing(data: bytes, score: int) -> None:
+    assert sniff(head(data)) == score
+
+
+def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
+    code = (
+        "import sys; from hespas.converters.stablehlo import FORMAT;"
+        "from hespas.converters.format import Head;"
+        "from pathlib import Path; FORMAT.sniff(Head(Path('x'), b'module {}', ()));"
+        "sys.exit(any(name.split('.')[0] in {'jax', 'jaxlib'} for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "position", "message", "hint"),
+    [
+        ("", None, "no function", "export interrupted"),
+        ("// nothing\nmodule {}", None, "no function", "export interrupted"),
+        ("func.func private @f() -> ()", None, "no function", "export interrupted"),
+        ("this is not a program", "line 1:1", "is unknown", "--from"),
+        (
+            "func.func @main(%x: tensor<f32>) -> tensor<f32> {\n %0 = stablehlo.fizz %x : tensor<f32>\n}",
+            "line 2:7",
+            "custom op 'stablehlo.fizz' is unknown, in: %0 = stablehlo.fizz",
+            "portable artifact",
+        ),
+        (PROGRAM[:400], "line 6:55", "expected", "ends early"),
+        ("func.func @a() { return }\nfunc.func @b() { return }", None, "2 public ones: @a, @b", "main"),
+        ("func.func @main(%x: tensor<f32>) -> tensor<f16> { return %x : tensor<f32> }", "line 1", "type", ""),
+        ("module {} \x01", "line 1:11", "unexpected character", ""),
+        ("module attributes {mhlo.num_replicas = 0 : i32} {func.func @main() { return }}", None, "= 0", "1"),
+    ],
+)
+def test_faults_name_file_position_and_remedy(  # noqa: PLR0917 - one column a field
+    read_text: ReadText,
+    program: str,
+    position: str | None,
+    message: str,
+    hint: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(FormatError) as caught:
+        read_text(program)
+    assert caught.value.path == "test.mlir"
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert (caught.value.position or "").startswith(position or "")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_broken_bytecode_is_refused_without_a_word_on_stderr(
+    read_text: ReadText, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bytecode, artifact = as_bytecode(PROGRAM), as_artifact(PROGRAM, "1.8.0")
+    for data in (
+        bytecode[:60],
+        artifact[:80],
+        as_export(artifact)[:500],
+        b"ML\xefR\rStableHLO_v99.0.0\0\x01",
+    ):
+        with pytest.raises(FormatError, match=r"byte (0|304):") as caught:
+            read_text(data)
+        assert caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+def test_binary_junk_is_no_program(read_text: ReadText) -> None:
+    with pytest.raises(FormatError, match="byte 1: neither MLIR text"):
+        read_text(b"a\xff\xfe\0\0")
+
+
+def test_nesting_is_bounded_before_the_parser_sees_it(read_text: ReadText) -> None:
+    deep = "func.func @main(%i: tensor<i32>) {" + '"stablehlo.case"(%i) ({' * 5000
+    with pytest.raises(FormatError, match="nest 10001 deep"):
+        read_text(deep)
+    with pytest.raises(FormatError, match="nest"):
+        read_text("module attributes {a = " + "[" * 100_000)
+
+
+def test_nesting_counts_brackets_of_code_only() -> None:
+    assert nesting_depth(b"{ ( ) } [ < > ]") == 2
+    assert nesting_depth(b'"((((" // {{{{ \n {') == 1
+    assert nesting_depth(b'{ "}" { "\\"}" { // }\n {') == 4, "a closer in a string closes nothing"
+    assert nesting_depth(b"(i32) -> (i32) {") == 1
+
+
+def test_regions_nest_a_hundred_deep_at_most(read_text: ReadText) -> None:
+    def nested(depth: int) -> str:
+        opening = "".join(f'%r{n} = "stablehlo.case"(%i) ({{ ' for n in range(depth))
+        values = [f"%r{n}" for n in range(1, depth)] + ["%x"]
+        closing = "".join(
+            f"stablehlo.return {value} : tensor<f32> }}) : (tensor<i32>) -> tensor<f32> "
+            for value in reversed(values)
+        )
+        head = "func.func @main(%i: tensor<i32>, %x: tensor<f32>) -> tensor<f32> {"
+        return f"{head} {opening} {closing} return %r0 : tensor<f32> }}"
+
+    assert len(read_text(nested(90))[0].classes[0]) == 90
+    with pytest.raises(FormatError, match="regions nest"):
+        read_text(nested(120))
+
+
+def test_device_counts_that_disagree_are_a_usage_error(read_text: ReadText) -> None:
+    assert read_text(PROGRAM, ReadOptions(num_devices=2))[0].num_ranks == 2
+    with pytest.raises(UsageError, match="2 replicas x 1 partitions"):
+        read_text(PROGRAM, ReadOptions(num_devices=8))
+
+
+def test_a_newer_or_older_jaxlib_is_refused_with_the_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_bindings.cache_clear()
+    monkeypatch.setattr("jaxlib.version.__version__", "0.11.0")
+    try:
+        with pytest.raises(MissingExtraError, match=re.escape(PINNED)):
+            load_bindings()
+    finally:
+        monkeypatch.undo()
+        load_bindings.cache_clear()
+    assert PINNED in (Path(__file__).parents[3] / "pyproject.toml").read_text()
+
+
+def test_a_missing_jaxlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_bindings.cache_clear()
+    monkeypatch.setitem(sys.modules, "jaxlib.version", None)
+    try:
+        with pytest.raises(MissingExtraError) as caught:
+            load_bindings()
+    finally:
+        monkeypatch.undo()
+        load_bindings.cache_clear()
+    assert caught.value.hint == "pip install 'hespas[stablehlo]'"
+
+
+def test_quantised_types_are_read_by_their_storage(read_text: ReadText) -> None:
+    kind = "tensor<64x64x!quant.uniform<i8:f32, 5.0e-01:-3>>"
+    workload, diagnostics = read_text(
+        f"""func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {{
+  %0 = stablehlo.uniform_quantize %x : (tensor<64x64xf32>) -> {kind}
+  %1 = stablehlo.add %0, %0 : {kind}
+  %2 = "stablehlo.uniform_dequantize"(%1) : ({kind}) -> tensor<64x64xf32>
+  return %2 : tensor<64x64xf32>
+}}"""
+    )
+    graph = workload.classes[0]
+    assert [graph.op_name(node) for node in range(3)] == [
+        "stablehlo.uniform_quantize",
+        "stablehlo.add",
+        "stablehlo.uniform_dequantize",
+    ]
+    assert graph.flops.tolist() == [8192, 4096, 8192]
+    assert graph.bytes_read.tolist() == [16384, 4096, 4096]
+    assert diagnostics.counts() == {"stablehlo.quantized-storage": 1}
+    with pytest.raises(UnsupportedError, match="line 1: quantised type"):
+        read_text("func.func @main(%x: tensor<4x!quant.any<i8:f32>>) { return }")
+
+
+def text_fixtures() -> list[str]:
+    folder = Path(__file__).parents[3] / "fixtures"
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("stablehlo/*.mlir"))
+
+
+def binary_fixtures() -> list[str]:
+    folder = Path(__file__).parents[3] / "fixtures" / "binary"
+    kinds = {".mlirbc", ".jax_export"}
+    return sorted(path.name for path in folder.iterdir() if path.suffix in kinds)
+
+
+def refuse(data: bytes, name: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read_program(data, name, ReadOptions(), Diagnostics())
+    assert caught.value.path == name
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", text_fixtures())
+def test_truncated_text_is_refused_with_its_position(repository: Path, name: str) -> None:
+    data = (repository / "fixtures" / name).read_bytes().rstrip()
+    chance = random.Random(name)
+    end = data.rindex(b"}\n}") if b"}\n}" in data else len(data) - 1
+    for cut in sorted(chance.sample(range(data.index(b"func.func") + 9, end), 6)):
+        refuse(data[:cut], name)
+
+
+@pytest.mark.parametrize("name", binary_fixtures())
+def test_truncated_binaries_are_refused(repository: Path, name: str) -> None:
+    data = (repository / "fixtures" / "binary" / name).read_bytes()
+    chance = random.Random(name)
+    for cut in sorted(chance.sample(range(40, len(data) - 4), 6)):
+        refuse(data[:cut], name)
+
+
+@pytest.mark.parametrize("name", binary_fixtures())
+def test_damaged_binaries_never_end_the_process(
+    repository: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = (repository / "fixtures" / "binary" / name).read_bytes()
+    chance = random.Random(name)
+    for _ in range(10):
+        damaged = bytearray(data)
+        damaged[chance.randrange(64, len(data))] ^= 1 << chance.randrange(8)
+        # It may still be a program: a bit of a name or constant changed.
+        with suppress(FormatError, UnsupportedError):
+            read_program(bytes(damaged), name, ReadOptions(), Diagnostics())
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,636 @@
+"""Structure of programs: calls, loops, branches, composites, tuples, barriers, custom calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
+from hespas.graph.errors import FormatError, UnsupportedError
+
+ReadText = Callable[..., tuple[Workload, Diagnostics]]
+ReadGraph = Callable[..., OpGraph]
+
+MATRIX = "tensor<64x64xf32>"
+DOT = 2.0 * 64**3
+
+
+def deps(graph: OpGraph) -> dict[str, list[str]]:
+    """Predecessors by node name."""
+    return {
+        graph.node_name(node): [graph.node_name(dep) for dep in graph.data_deps.row(node).tolist()]
+        for node in range(len(graph))
+    }
+
+
+def regions(graph: OpGraph) -> list[tuple[RegionKind, float, str]]:
+    table = graph.regions
+    return [
+        (RegionKind(int(table.kind[row])), float(table.trips[row]), graph.strings[int(table.label[row])])
+        for row in range(len(table))
+    ]
+
+
+def carried_edges(graph: OpGraph) -> list[tuple[int, str, str]]:
+    """(region, producer, consumer) of the values that loops carry."""
+    table = graph.regions
+    rows: list[int] = table.carried_region.tolist()
+    producers: list[int] = table.carried_producer.tolist()
+    consumers: list[int] = table.carried_consumer.tolist()
+    edges = zip(rows, producers, consumers, strict=True)
+    return [(row, graph.node_name(producer), graph.node_name(consumer)) for row, producer, consumer in edges]
+
+
+def total(graph: OpGraph) -> float:
+    return float(np.nansum(graph.flops * graph.multiplicity))
+
+
+def test_edges_point_from_producer_to_consumer_in_program_order(read_body: ReadGraph) -> None:
+    graph = read_body(
+        "%x: tensor<8xf32>",
+        """  %a = stablehlo.add %x, %x : tensor<8xf32>
+  %b = stablehlo.multiply %a, %x : tensor<8xf32>
+  %c = stablehlo.subtract %b, %a : tensor<8xf32>
+  return %c : tensor<8xf32>""",
+        "tensor<8xf32>",
+    )
+    assert deps(graph) == {"add.0": [], "multiply.1": ["add.0"], "subtract.2": ["multiply.1", "add.0"]}
+
+
+def test_every_operation_is_a_node_free_ones_too(read_body: ReadGraph) -> None:
+    graph = read_body(
+        "%x: tensor<8xf32>",
+        """  %c = stablehlo.constant dense<1.0> : tensor<f32>
+  %b = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> tensor<8xf32>
+  %r = stablehlo.reshape %x : (tensor<8xf32>) -> tensor<2x4xf32>
+  return %b, %r : tensor<8xf32>, tensor<2x4xf32>""",
+        "(tensor<8xf32>, tensor<2x4xf32>)",
+    )
+    assert [OpClass(int(code)) for code in graph.op_class] == [
+        OpClass.GENERATE,
+        OpClass.BROADCAST,
+        OpClass.FREE,
+    ]
+    assert graph.bytes_moved.sum() == 0
+
+
+def test_a_program_of_constants_only(read_body: ReadGraph) -> None:
+    graph = read_body(
+        "", "  %c = stablehlo.constant dense<1.0> : tensor<f32>\n  return %c : tensor<f32>", "tensor<f32>"
+    )
+    assert len(graph) == 1
+
+
+CALLS = """
+module @calls {
+  func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+    %0 = call @outer(%x) : (tensor<64x64xf32>) -> tensor<64x64xf32>
+    %1 = call @outer(%0) : (tensor<64x64xf32>) -> tensor<64x64xf32>
+    return %1 : tensor<64x64xf32>
+  }
+  func.func private @outer(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+    %0 = call @inner(%x) : (tensor<64x64xf32>) -> tensor<64x64xf32>
+    %1 = call @inner(%0) : (tensor<64x64xf32>) -> tensor<64x64xf32>
+    return %1 : tensor<64x64xf32>
+  }
+  func.func private @inner(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+    %0 = stablehlo.dot %x, %x : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    return %0 : tensor<64x64xf32>
+  }
+  func.func private @nobody(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+    %0 = stablehlo.custom_call @unknown(%x) : (tensor<64x64xf32>) -> tensor<64x64xf32>
+    return %0 : tensor<64x64xf32>
+  }
+}"""
+
+
+def test_calls_are_inlined_at_each_site(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(CALLS)
+    graph = workload.classes[0]
+    assert deps(graph) == {"dot.0": [], "dot.1": ["dot.0"], "dot.2": ["dot.1"], "dot.3": ["dot.2"]}
+    assert total(graph) == 4 * DOT
+    assert len(graph.regions) == 0
+    assert diagnostics.counts() == {}, "functions nobody calls are not read"
+
+
+def test_an_argument_handed_through_keeps_its_producer(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.negate %x : tensor<4xf32>
+  %1:2 = call @swap(%0, %x) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  %2 = stablehlo.abs %1#0 : tensor<4xf32>
+  %3 = stablehlo.sign %1#1 : tensor<4xf32>
+  return %3 : tensor<4xf32>
+}
+func.func private @swap(%a: tensor<4xf32>, %b: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  return %b, %a : tensor<4xf32>, tensor<4xf32>
+}"""
+    )[0].classes[0]
+    assert deps(graph) == {"negate.0": [], "abs.1": [], "sign.2": ["negate.0"]}
+
+
+def test_recursion_is_refused_with_its_cycle(read_text: ReadText) -> None:
+    with pytest.raises(FormatError, match="@a -> @b -> @a"):
+        read_text(
+            """
+func.func @main(%x: tensor<f32>) -> tensor<f32> {
+  %0 = call @a(%x) : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}
+func.func private @a(%x: tensor<f32>) -> tensor<f32> {
+  %0 = call @b(%x) : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}
+func.func private @b(%x: tensor<f32>) -> tensor<f32> {
+  %0 = call @a(%x) : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}"""
+        )
+
+
+def chain(length: int, last: str) -> str:
+    signature = "(tensor<f32>) -> tensor<f32>"
+    text = [
+        f"func.func {'private @f' + str(place) if place else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
+        f"  %0 = call @f{place + 1}(%x) : {signature}\n  return %0 : tensor<f32>\n}}"
+        for place in range(length)
+    ]
+    head = f"func.func private @f{length}(%x: tensor<f32>) -> tensor<f32> {{"
+    return "\n".join([*text, head, last, "  return %0 : tensor<f32>\n}"])
+
+
+def test_a_long_chain_of_calls_is_read_without_recursion(read_text: ReadText) -> None:
+    graph = read_text(chain(3000, "  %0 = stablehlo.negate %x : tensor<f32>"))[0].classes[0]
+    assert len(graph) == 1
+
+
+def test_a_long_cycle_of_calls_is_refused(read_text: ReadText) -> None:
+    with pytest.raises(FormatError, match="cycle"):
+        read_text(chain(300, "  %0 = call @f1(%x) : (tensor<f32>) -> tensor<f32>"))
+
+
+def test_calls_that_double_at_each_level_are_refused_before_they_fill_memory(
+    read_text: ReadText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hespas.converters.stablehlo.scope.MAX_NODES", 1000)
+    signature = "(tensor<f32>) -> tensor<f32>"
+    levels = [
+        f"func.func {f'private @f{level}' if level else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
+        f"  %0 = call @f{level + 1}(%x) : {signature}\n  %1 = call @f{level + 1}(%0) : {signature}\n"
+        "  return %1 : tensor<f32>\n}"
+        for level in range(10)
+    ]
+    head = "func.func private @f10(%x: tensor<f32>) -> tensor<f32> {"
+    body = "  %0 = stablehlo.negate %x : tensor<f32>\n  return %0 : tensor<f32>\n}"
+    with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
+        read_text("\n".join([*levels, head, body]))
+
+
+WHILE = """
+func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>, %n: tensor<i32>) -> tensor<64x64xf32> {{
+  %zero = stablehlo.constant dense<{start}> : tensor<i32>
+  %step = stablehlo.constant dense<{step}> : tensor<i32>
+  %stop = stablehlo.constant dense<{limit}> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<64x64xf32>
+  cond {{
+    %p = stablehlo.compare {direction}, {sides} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  }} do {{
+    %y = stablehlo.dot %v, %w : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    %j = stablehlo.{change} %i, %step : tensor<i32>
+    stablehlo.return %j, %y : tensor<i32>, tensor<64x64xf32>
+  }}
+  %1 = stablehlo.tanh %0#1 : tensor<64x64xf32>
+  return %1 : tensor<64x64xf32>
+}}"""
+
+
+def loop(start: int, limit: int, step: int, direction: str, **more: str) -> str:
+    return WHILE.format(
+        start=start,
+        limit=limit,
+        step=step,
+        direction=direction,
+        sides=more.get("sides", "%i, %stop"),
+        change=more.get("change", "add"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "trips"),
+    [
+        (loop(0, 10, 1, "LT"), 10),
+        (loop(0, 10, 3, "LT"), 4),
+        (loop(2, 10, 4, "LE"), 3),
+        (loop(20, 5, 5, "GT", change="subtract"), 3),
+        (loop(20, 5, -5, "GE"), 4),
+        (loop(0, 6, 2, "NE"), 3),
+        (loop(0, 10, 1, "GT", sides="%stop, %i"), 10),
+        (loop(10, 10, 1, "LT"), 0),
+    ],
+)
+def test_trips_are_read_off_the_counter(read_text: ReadText, program: str, trips: int) -> None:
+    workload, diagnostics = read_text(program)
+    graph = workload.classes[0]
+    assert regions(graph) == [
+        (RegionKind.LOOP_CONDITION, trips + 1, "while.3"),
+        (RegionKind.LOOP_BODY, trips, "while.3"),
+    ]
+    assert float(graph.flops[graph.op_class == OpClass.CONTRACTION].sum()) == DOT
+    counted = graph.op_class == OpClass.CONTRACTION
+    assert graph.multiplicity[counted].tolist() == [trips]
+    assert diagnostics.counts() == {}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        loop(0, 10, 1, "LT", sides="%i, %n"),
+        loop(0, 10, 0, "LT"),
+        loop(0, 10, -1, "LT"),
+        loop(0, 7, 2, "NE"),
+        loop(0, 10, 2, "LT", change="multiply"),
+    ],
+)
+def test_trips_that_cannot_be_told_are_unknown_never_one(read_text: ReadText, program: str) -> None:
+    workload, diagnostics = read_text(program)
+    graph = workload.classes[0]
+    assert isnan(graph.regions.trips[1])
+    assert np.isnan(graph.multiplicity[graph.op_class == OpClass.CONTRACTION]).all()
+    assert diagnostics.counts() == {"stablehlo.unknown-trips": 1}
+    names = deps(graph)
+    assert [graph.op_name(node) for node in graph.control_deps.row(list(names).index("dot.5"))] == [
+        "stablehlo.compare"
+    ], "a body of unknown length waits for its condition"
+
+
+def test_a_loop_carries_its_values(read_text: ReadText) -> None:
+    graph = read_text(loop(0, 10, 1, "LT"))[0].classes[0]
+    carried = set(carried_edges(graph))
+    assert carried == {(0, "add.6", "compare.4"), (1, "dot.5", "dot.5"), (1, "add.6", "add.6")}
+    assert deps(graph)["tanh.7"] == ["dot.5"]
+
+
+def test_a_limit_carried_unchanged_and_a_step_inside_a_call(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %limit = stablehlo.constant dense<7> : tensor<i32>
+  %0:3 = stablehlo.while(%n = %limit, %i = %zero, %v = %x) : tensor<i32>, tensor<i32>, tensor<4xf32>
+  cond {
+    %p = stablehlo.compare GT, %n, %i : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  } do {
+    %j:2 = func.call @body(%i, %v) : (tensor<i32>, tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>)
+    stablehlo.return %n, %j#0, %j#1 : tensor<i32>, tensor<i32>, tensor<4xf32>
+  }
+  return %0#2 : tensor<4xf32>
+}
+func.func private @body(%i: tensor<i32>, %v: tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>) {
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %j = stablehlo.add %one, %i : tensor<i32>
+  %w = stablehlo.negate %v : tensor<4xf32>
+  return %j, %w : tensor<i32>, tensor<4xf32>
+}"""
+    )[0].classes[0]
+    assert graph.regions.trips.tolist() == [8, 7]
+    consumers = {consumer for _, _, consumer in carried_edges(graph)}
+    assert consumers == {"compare.3", "add.5", "negate.6"}, "carried edges reach into the called function"
+
+
+NESTED = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %c0 = stablehlo.constant dense<0> : tensor<i32>
+  %c1 = stablehlo.constant dense<1> : tensor<i32>
+  %c3 = stablehlo.constant dense<3> : tensor<i32>
+  %c5 = stablehlo.constant dense<5> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %c0, %v = %x) : tensor<i32>, tensor<4xf32>
+  cond {
+    %p = stablehlo.compare LT, %i, %c3 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  } do {
+    %in:2 = stablehlo.while(%j = %c0, %w = %v) : tensor<i32>, tensor<4xf32>
+    cond {
+      %p = stablehlo.compare LT, %j, %c5 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %y = stablehlo.negate %w : tensor<4xf32>
+      %k = stablehlo.add %j, %c1 : tensor<i32>
+      stablehlo.return %k, %y : tensor<i32>, tensor<4xf32>
+    }
+    %k = stablehlo.add %i, %c1 : tensor<i32>
+    stablehlo.return %k, %in#1 : tensor<i32>, tensor<4xf32>
+  }
+  return %0#1 : tensor<4xf32>
+}"""
+
+
+def test_nested_loops_multiply_and_carry_across_both(read_text: ReadText) -> None:
+    graph = read_text(NESTED)[0].classes[0]
+    names = [graph.node_name(node) for node in range(len(graph))]
+    assert graph.multiplicity[names.index("negate.8")] == 15
+    rows = [row for row, _, consumer in carried_edges(graph) if consumer == "negate.8"]
+    assert len(set(rows)) == 2, "the inner loop carries it from trip to trip, the outer one from run to run"
+
+
+CASE = """
+func.func @main(%x: tensor<64x64xf32>, %which: tensor<i32>) -> tensor<64x64xf32> {
+  %s = stablehlo.negate %which : tensor<i32>
+  %0 = "stablehlo.case"(%s) ({
+    %a = stablehlo.tanh %x : tensor<64x64xf32>
+    stablehlo.return %a : tensor<64x64xf32>
+  }, {
+    %b = stablehlo.dot %x, %x : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    stablehlo.return %b : tensor<64x64xf32>
+  }, {
+    stablehlo.return %x : tensor<64x64xf32>
+  }) : (tensor<i32>) -> tensor<64x64xf32>
+  %1 = stablehlo.abs %0 : tensor<64x64xf32>
+  return %1 : tensor<64x64xf32>
+}"""
+
+
+def test_the_costliest_branch_counts_with_a_diagnostic(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(CASE)
+    graph = workload.classes[0]
+    assert [trips for _, trips, _ in regions(graph)] == [0, 1, 0]
+    assert total(graph) == DOT + 64 * 64 + 1
+    assert diagnostics.counts() == {"stablehlo.branch-chosen": 1}
+    assert deps(graph)["abs.4"] == ["dot.3", "tanh.2"]
+    assert [graph.node_name(node) for node in graph.control_deps.row(3)] == ["case.1"]
+    assert deps(graph)["case.1"] == ["negate.0"]
+
+
+def test_a_branch_that_hands_a_value_on_makes_it_wait_for_the_predicate(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%x: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {
+  %n = stablehlo.negate %x : tensor<4xf32>
+  %q = stablehlo.not %p : tensor<i1>
+  %0 = "stablehlo.if"(%q) ({
+    stablehlo.return %n : tensor<4xf32>
+  }, {
+    stablehlo.return %x : tensor<4xf32>
+  }) : (tensor<i1>) -> tensor<4xf32>
+  %1 = stablehlo.abs %0 : tensor<4xf32>
+  return %1 : tensor<4xf32>
+}"""
+    )[0].classes[0]
+    assert set(deps(graph)["abs.3"]) == {"negate.0", "if.2"}
+
+
+def test_branches_with_different_collectives_are_a_hazard(read_text: ReadText) -> None:
+    reduce = """%r = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<4xf32>) -> tensor<4xf32>
+    stablehlo.return %r : tensor<4xf32>"""
+    _, diagnostics = read_text(
+        f"""module attributes {{mhlo.num_replicas = 2 : i32}} {{
+func.func @main(%x: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {{
+  %0 = "stablehlo.if"(%p) ({{
+    {reduce}
+  }}, {{
+    stablehlo.return %x : tensor<4xf32>
+  }}) : (tensor<i1>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}}}}"""
+    )
+    assert diagnostics.counts()["stablehlo.branch-collectives"] == 1
+
+
+def test_branches_chained_on_branches_do_not_pile_up_producers(read_text: ReadText) -> None:
+    branches = [
+        f'%x{place + 1} = "stablehlo.if"(%p) ({{ %y = stablehlo.negate %x{place} : tensor<4xf32> '
+        f"stablehlo.return %y : tensor<4xf32> }}, {{ stablehlo.return %x{place} : tensor<4xf32> }}) "
+        ": (tensor<i1>) -> tensor<4xf32>"
+        for place in range(200)
+    ]
+    head = "func.func @main(%x0: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {"
+    graph = read_text("\n".join([head, *branches, "return %x200 : tensor<4xf32> }"]))[0].classes[0]
+    assert int(graph.data_deps.lengths.max()) <= 33
+
+
+def test_values_of_an_enclosing_scope_are_captured(read_body: ReadGraph) -> None:
+    graph = read_body(
+        "%x: tensor<4xf32>, %p: tensor<i1>",
+        """  %n = stablehlo.negate %x : tensor<4xf32>
+  %c = stablehlo.constant dense<0> : tensor<i32>
+  %d = stablehlo.constant dense<3> : tensor<i32>
+  %e = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %c, %v = %x) : tensor<i32>, tensor<4xf32>
+  cond {
+    %q = stablehlo.compare LT, %i, %d : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %q : tensor<i1>
+  } do {
+    %y = stablehlo.add %v, %n : tensor<4xf32>
+    %j = stablehlo.add %i, %e : tensor<i32>
+    stablehlo.return %j, %y : tensor<i32>, tensor<4xf32>
+  }
+  return %0#1 : tensor<4xf32>""",
+        "tensor<4xf32>",
+    )
+    assert "negate.0" in deps(graph)["add.6"]
+
+
+def test_barrier_and_tuple_do_not_merge_independent_chains(read_body: ReadGraph) -> None:
+    graph = read_body(
+        "%x: tensor<4xf32>",
+        """  %a = stablehlo.negate %x : tensor<4xf32>
+  %b = stablehlo.abs %x : tensor<4xf32>
+  %0:2 = stablehlo.optimization_barrier %a, %b : tensor<4xf32>, tensor<4xf32>
+  %t = stablehlo.tuple %0#0, %0#1 : tuple<tensor<4xf32>, tensor<4xf32>>
+  %1 = stablehlo.get_tuple_element %t[1] : (tuple<tensor<4xf32>, tensor<4xf32>>) -> tensor<4xf32>
+  %2 = stablehlo.sign %0#0 : tensor<4xf32>
+  return %1, %2 : tensor<4xf32>, tensor<4xf32>""",
+        "(tensor<4xf32>, tensor<4xf32>)",
+    )
+    found = deps(graph)
+    assert found["optimization_barrier.2"] == ["negate.0", "abs.1"]
+    assert found["tuple.3"] == ["negate.0", "abs.1"]
+    assert found["get_tuple_element.4"] == ["abs.1"]
+    assert found["sign.5"] == ["negate.0"]
+    assert graph.flops[2:5].tolist() == [0, 0, 0]
+
+
+def test_a_composite_is_a_region_of_its_name(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.composite "acme.gelu" %x {decomposition = @impl} : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = stablehlo.negate %0 : tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+func.func private @impl(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.tanh %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}"""
+    )[0].classes[0]
+    assert regions(graph) == [(RegionKind.COMPOSITE, 1, "acme.gelu")]
+    assert graph.region.tolist() == [0, -1]
+    assert deps(graph)["negate.1"] == ["tanh.0"]
+
+
+def test_async_start_carries_the_cost_and_done_the_completion(read_text: ReadText) -> None:
+    graph = read_text(
+        """module attributes {mhlo.num_replicas = 2 : i32} {
+func.func @main(%x: tensor<4xf32>) -> tensor<8xf32> {
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<4xf32>):
+    %g = "stablehlo.all_gather"(%a)
+      <{all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}>
+      : (tensor<4xf32>) -> tensor<8xf32>
+    stablehlo.return %g : tensor<8xf32>
+  }) : (tensor<4xf32>) -> !stablehlo.future<tensor<8xf32>>
+  %1 = stablehlo.negate %x : tensor<4xf32>
+  %2 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<8xf32>>) -> tensor<8xf32>
+  %3 = stablehlo.abs %2 : tensor<8xf32>
+  return %3 : tensor<8xf32>
+}}"""
+    )[0].classes[0]
+    assert graph.collectives.node.tolist() == [0]
+    assert graph.collectives.comm_bytes.tolist() == [16]
+    assert regions(graph) == [(RegionKind.ASYNC, 1, "async")]
+    assert deps(graph) == {
+        "all_gather.0": [],
+        "negate.1": [],
+        "async_done.2": ["all_gather.0"],
+        "abs.3": ["async_done.2"],
+    }
+    assert graph.bytes_moved[2] == 0
+
+
+def test_manual_computation_costs_its_local_shapes(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(
+        """module attributes {mhlo.num_partitions = 2 : i32} {
+sdy.mesh @mesh = <["x"=2]>
+func.func @main(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{"x"}, {}]>]
+    manual_axes={"x"} (%a: tensor<4x4xf32>) {
+    %1 = stablehlo.negate %a : tensor<4x4xf32>
+    sdy.return %1 : tensor<4x4xf32>
+  } : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}}"""
+    )
+    graph = workload.classes[0]
+    assert (workload.num_ranks, graph.flops.tolist()) == (2, [16])
+    assert regions(graph) == [(RegionKind.MANUAL, 1, "manual_computation")]
+    assert diagnostics.counts() == {}
+
+
+def test_a_fusion_is_one_node_that_runs_at_its_contractions_rate(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%x: tensor<64x64xbf16>) -> tensor<64x64xf32> {
+  %0 = "mhlo.fusion"(%x) <{fusion_kind = #mhlo<fusion_kind kOutput>}> ({
+  ^bb0(%a: tensor<64x64xbf16>):
+    %2 = "mhlo.dot"(%a, %a) : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+    %3 = mhlo.tanh %2 : tensor<64x64xf32>
+    mhlo.return %3 : tensor<64x64xf32>
+  }) : (tensor<64x64xbf16>) -> tensor<64x64xf32>
+  return %0 : tensor<64x64xf32>
+}"""
+    )[0].classes[0]
+    assert len(graph) == 1
+    assert graph.op_class.tolist() == [OpClass.FUSION]
+    assert (graph.flops[0], graph.transcendentals[0]) == (DOT, 64 * 64)
+    assert (graph.bytes_read[0], graph.bytes_written[0]) == (64 * 64 * 2, 64 * 64 * 4)
+    contraction = graph.types.dtype_of(int(graph.operands.row(0)[0]))
+    assert contraction is not None
+    assert graph.rate_dtype.tolist() == [contraction.code] == graph.contractions.lhs.tolist()
+
+
+def test_host_transfers_and_messages(read_text: ReadText) -> None:
+    graph = read_text(
+        """module attributes {mhlo.num_replicas = 2 : i32} {
+func.func @main(%x: tensor<32xf32>, %t: !stablehlo.token) -> tensor<32xf32> {
+  %0 = "stablehlo.send"(%x, %t) <{channel_handle = #stablehlo.channel_handle<handle = 5, type = 1>,
+    is_host_transfer = false, source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}>
+    : (tensor<32xf32>, !stablehlo.token) -> !stablehlo.token
+  %1:2 = "stablehlo.recv"(%0) <{channel_handle = #stablehlo.channel_handle<handle = 5, type = 1>,
+    is_host_transfer = false, source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}>
+    : (!stablehlo.token) -> (tensor<32xf32>, !stablehlo.token)
+  %2 = "stablehlo.send"(%x, %1#1) <{channel_handle = #stablehlo.channel_handle<handle = 6, type = 2>,
+    is_host_transfer = true}> : (tensor<32xf32>, !stablehlo.token) -> !stablehlo.token
+  return %1#0 : tensor<32xf32>
+}}"""
+    )[0].classes[0]
+    assert [NodeKind(int(kind)) for kind in graph.kind] == [NodeKind.SEND, NodeKind.RECV, NodeKind.SEND]
+    assert graph.p2p.comm_bytes.tolist() == [128, 128, 128]
+    assert graph.p2p.tag.tolist() == [5, 5, 6]
+    assert graph.p2p.host.tolist() == [False, False, True]
+    assert graph.p2p.permutation.tolist() == [0, 0, -1]
+    assert graph.permutations[0].target_of(0) == 1
+
+
+def test_unknown_operations_are_listed_all_at_once_with_their_place(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(
+        """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.custom_call @first(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = stablehlo.custom_call @second(%0) : (tensor<4xf32>) -> tensor<4xf32>
+  %2 = "stablehlo.custom_call"(%1) <{call_target_name = "__cublas$gemm"}> : (tensor<4xf32>) -> tensor<4xf32>
+  return %2 : tensor<4xf32>
+}"""
+    )
+    graph = workload.classes[0]
+    assert np.isnan(graph.flops).all()
+    assert graph.bytes_moved.tolist() == [32, 32, 32]
+    assert [graph.node_name(node) for node in range(3)] == ["first.0", "second.1", "__cublas$gemm.2"]
+    assert diagnostics.counts() == {"stablehlo.unknown-custom-call": 2, "stablehlo.unknown-cost": 1}
+    assert [finding.location for finding in diagnostics] == [
+        "test.mlir:3:8",
+        "test.mlir:4:8",
+        "test.mlir:5:8",
+    ]
+    assert "@first" in next(iter(diagnostics)).message
+
+
+def test_locations_are_kept_where_the_program_has_them(read_text: ReadText) -> None:
+    program = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.negate %x : tensor<4xf32> loc("jit(step)/mlp/neg"("model.py":12:8))
+  return %0 : tensor<4xf32>
+}"""
+    from hespas.converters.format import ReadOptions
+
+    graph = read_text(program)[0].classes[0]
+    assert graph.strings[int(graph.source_row[0])] == "model.py:12:8"
+    assert graph.strings[int(graph.framework_row[0])] == "jit(step)/mlp/neg"
+    bare = read_text(program, ReadOptions(locations=False))[0].classes[0]
+    assert (bare.source_row[0], bare.framework_row[0]) == (0, 0)
+
+
+def test_trip_arithmetic_agrees_with_running_the_loop() -> None:
+    from hespas.converters.stablehlo.trips import count_trips
+
+    tests: dict[str, Callable[[int, int], bool]] = {
+        "LT": lambda i, n: i < n,
+        "LE": lambda i, n: i <= n,
+        "GT": lambda i, n: i > n,
+        "GE": lambda i, n: i >= n,
+        "NE": lambda i, n: i != n,
+        "EQ": lambda i, n: i == n,
+    }
+    for direction, holds in tests.items():
+        for start in range(-4, 5):
+            for limit in range(-4, 5):
+                for step in (-3, -2, -1, 1, 2, 3):
+                    counter, trips = start, 0
+                    while trips < 50 and holds(counter, limit):
+                        counter, trips = counter + step, trips + 1
+                    expected = nan if trips == 50 else float(trips)
+                    found = count_trips(direction, start, limit, step)
+                    assert found == expected or (isnan(found) and isnan(expected)), (
+                        direction,
+                        start,
+                        limit,
+                        step,
+                    )
