@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from hespas.api.estimation import estimate_graph
 from hespas.api.io import read, write
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
 from hespas.converters.output import check_destination
@@ -92,8 +89,8 @@ def convert(
     target = format_for_output(Path(str(destination)), target_format)
     if str(destination) != _STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
-    with tempfile.TemporaryDirectory(prefix="hespas-") as scratch:
-        path = _spooled(source, Path(scratch))
+    with ExitStack() as stack:
+        path = _spooled(source, stack)
         origin = find_format(path, source_format)
         reading = ReadOptions(num_devices=num_devices, progress=progress)
         value = read(path, format=origin.name, options=reading, diagnostics=diagnostics)
@@ -102,9 +99,9 @@ def convert(
         )
         value, conservation = _prepare(value, request, diagnostics)
         _check_ranks(value, ranks)
-        options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
         standard_output = str(destination) == _STANDARD_STREAM
-        place = Path(scratch) / "stdout" if standard_output else Path(destination)
+        place = _scratch(stack) / "stdout" if standard_output else Path(destination)
+        options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
         written = write(
             value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=diagnostics
         )
@@ -124,11 +121,21 @@ def convert(
     )
 
 
-def _spooled(source: str | Path, scratch: Path) -> Path:
+def _scratch(stack: ExitStack) -> Path:
+    """A folder that goes when the conversion ends."""
+    import tempfile
+
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hespas-")))
+
+
+def _spooled(source: str | Path, stack: ExitStack) -> Path:
     """The path to read: standard input is copied to a file first, since formats are told by content."""
     if str(source) != _STANDARD_STREAM:
         return Path(source)
-    spool = scratch / "stdin"
+    import shutil
+    import sys
+
+    spool = _scratch(stack) / "stdin"
     with spool.open("wb") as stream:
         shutil.copyfileobj(sys.stdin.buffer, stream)
     return spool
@@ -141,6 +148,9 @@ def _copy_out(spool: Path) -> None:
             "this makes several files, which standard output cannot hold",
             hint="name a directory, or one rank with --ranks",
         )
+    import shutil
+    import sys
+
     with spool.open("rb") as stream:
         shutil.copyfileobj(stream, sys.stdout.buffer)
 
@@ -183,6 +193,8 @@ def _prepare_graph(graph: OpGraph, request: _Request, diagnostics: Diagnostics) 
     for rewrite in passes:
         graph = rewrite(graph, diagnostics)
     if request.hardware:
+        from hespas.api.estimation import estimate_graph
+
         graph = estimate_graph(graph, request.hardware, request.estimator, request.missing, diagnostics)
     if not request.flat:
         return graph

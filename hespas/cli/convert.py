@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -175,6 +174,8 @@ def _list_formats(as_json: bool) -> None:
             }
             for entry in formats
         ]
+        import json
+
         emit(json.dumps(rows, indent=2))
         return
     lines = [

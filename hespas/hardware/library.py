@@ -6,7 +6,6 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +39,8 @@ class DeviceIndex:
         candidates = [name for name in self.names if folded and _fold(name).startswith(folded)]
         if len(candidates) > 1:
             raise UsageError(f"device '{query}' is ambiguous", hint=f"one of {', '.join(candidates)}")
+        from difflib import get_close_matches
+
         close = get_close_matches(folded, self.owner, n=8, cutoff=0.5)
         suggestions = candidates or list(dict.fromkeys(self.owner[key] for key in close))[:4]
         listed = f"{', '.join(suggestions)}?" if suggestions else f"one of {', '.join(self.names)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from math import inf, isinf, isnan, nan
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -131,6 +130,8 @@ class TableReader:
         """Raise ``FormatError`` for the first key that nothing asked for."""
         for name in self.values:
             if name not in self._claimed:
+                from difflib import get_close_matches
+
                 close = get_close_matches(name, self._claimed, n=1)
                 hint = (
                     f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(self._claimed)}"

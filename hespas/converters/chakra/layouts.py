@@ -8,7 +8,6 @@ file, and each such node refers to one, so that the trace is written again as it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
@@ -123,6 +122,8 @@ _FEW = 16
 
 
 def _rest(code: Words, start: Longs, length: Longs, total: Words, place: int) -> Words:
+    from hashlib import blake2b
+
     for row in np.flatnonzero(length > place).tolist():
         tail = code[start[row] + place : start[row] + length[row]].tobytes()
         total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]

@@ -170,17 +170,19 @@ def load_bindings() -> Bindings:
     if tuple(version.split(".")[:2]) != _TESTED:
         raise _missing(f"jaxlib {version} is installed; its private bindings are tested with {PINNED} only")
     try:
-        stablehlo = _probe("jaxlib.mlir.dialects.stablehlo")
-        sdy = _probe("jaxlib.mlir.dialects.sdy")
-        chlo = _probe("jaxlib.mlir.dialects.chlo")
+        # The extension modules, not `jaxlib.mlir.dialects`: those make a Python class for every operation,
+        # which takes longer than parsing a small program.
+        stablehlo = _probe("jaxlib.mlir._mlir_libs._stablehlo")
+        sdy = _probe("jaxlib.mlir._mlir_libs._sdy")
+        chlo = _probe("jaxlib.mlir._mlir_libs._chlo")
         return Bindings(
             ir=_probe("jaxlib.mlir.ir"),
             stablehlo=stablehlo,
-            mhlo=_probe("jaxlib.mlir.dialects.mhlo"),
+            mhlo=_probe("jaxlib.mlir._mlir_libs._mlirHlo"),
             sdy=sdy,
             passmanager=_probe("jaxlib.mlir.passmanager"),
             chlo=chlo,
-            dialects=(chlo, sdy, stablehlo, _probe("jaxlib.mlir.dialects.mpmd")),
+            dialects=(chlo, sdy, stablehlo, _probe("jaxlib.mlir._mlir_libs._sdyMpmd")),
             extension=_probe("jaxlib.mlir._mlir_libs._jax_mlir_ext"),
         )
     except (ImportError, AttributeError) as error:
