@@ -13,6 +13,7 @@ help:
 	@echo "make test-slow  the long suites: fuzzing, a million nodes"
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
+	@echo "make docs       make the outputs shown in README.md and docs/ again"
 	@echo "make fixtures   make the inputs in fixtures/ again (installs JAX)"
 
 $(VENV)/.installed: pyproject.toml
@@ -52,6 +53,9 @@ bench: $(VENV)/.installed-dev
 
 fixtures: $(VENV)/.installed-jax
 	$(BIN)/python -m fixtures.make
+
+docs: $(VENV)/.installed-jax
+	$(BIN)/python -m docs.generate
 
 clean:
 	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,6 +30,7 @@ __all__ = [
     "ints",
     "is_true",
     "names",
+    "rows_array",
     "window",
 ]
 

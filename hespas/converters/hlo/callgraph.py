@@ -6,7 +6,7 @@ from hespas.converters.hlo.attributes import callee_names
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.graph.errors import FormatError
 
-__all__ = ["callees_first", "check_inlined_size"]
+__all__ = ["MAX_INLINED_NODES", "callees_first", "check_inlined_size"]
 
 _ON_PATH, _DONE = 1, 2
 MAX_INLINED_NODES = 20_000_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hespas.graph.errors import FormatError
 
-__all__ = ["COMMENT", "TRUNCATED_HINT", "Source", "unquote"]
+__all__ = ["COMMENT", "PRINTED_HINT", "TRUNCATED_HINT", "Source", "unquote"]
 
 PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
 TRUNCATED_HINT = "the text ends early: copy or dump the file again"

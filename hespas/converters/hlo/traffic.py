@@ -15,7 +15,7 @@ from hespas.converters.hlo.attributes import names
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program
 
-__all__ = ["STRUCTURE", "UPDATING", "Alias", "body_aliases", "body_needs", "fusion_bytes"]
+__all__ = ["STRUCTURE", "UPDATING", "Alias", "InnerNeeds", "body_aliases", "body_needs", "fusion_bytes"]
 
 STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
 """Opcodes that neither compute nor move."""

@@ -1,0 +1,1 @@
+"""The documents, and the scripts that keep their figures true."""

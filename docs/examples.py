@@ -1,0 +1,105 @@
+"""Commands and their output as documents show them: found, run again, and brought up to date.
+
+In a fence marked ``console`` stand lines ``$ command``, each followed by what it prints on both streams. A
+fence marked ``python`` or ``toml`` whose first line is a comment with a file name (``# layer.py``) is that
+file, for the commands below it. Fences marked ``console jax`` need JAX: they are passed over without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["Example", "comparable", "examples", "refreshed", "run"]
+
+_FENCE = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
+_FILE_SIZE = re.compile(r"(?m)^(.* -> .* \([a-z-]+, )[\d.,]+ [kMG]?B\)$")
+_RUNNABLE = ("hespas", "hespas-convert", "hespas-validate", "python", "ls", "cat")
+"""First words of the commands that are run; installing and building are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One command, what it printed when the document was made (``start:end`` there), and what it needs."""
+
+    command: str
+    output: str
+    start: int
+    end: int
+    needs_jax: bool
+    files: tuple[tuple[str, str], ...]
+
+
+def examples(text: str) -> list[Example]:
+    """The commands of a document, in order."""
+    found: list[Example] = []
+    files: list[tuple[str, str]] = []
+    for fence in _FENCE.finditer(text):
+        language, marks, body = fence[1], fence[2].split(), fence[3]
+        named = _FILE_NAME.match(body)
+        if language in ("python", "toml") and named:
+            files.append((named[1], body))
+        if language != "console":
+            continue
+        for part in re.finditer(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
+            start, end = (fence.start(3) + offset for offset in part.span(2))
+            found.append(Example(part[1], part[2], start, end, "jax" in marks, tuple(files)))
+            files = []
+    return found
+
+
+def run(shown: Sequence[Example], folder: Path, root: Path) -> list[str | None]:
+    """What each command prints today, run one after the other in ``folder``; None for those not run.
+
+    ``folder`` gets a link to the checkout's ``fixtures``. A command that fails is an ordinary output: the
+    document is then wrong, which the comparison shows.
+    """
+    (folder / "fixtures").symlink_to(root / "fixtures")
+    has_jax = find_spec("jax") is not None
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    printed: list[str | None] = []
+    for example in shown:
+        for name, content in example.files:
+            (folder / name).write_text(content, encoding="utf-8")
+        runs = example.command.split()[0] in _RUNNABLE and (has_jax or not example.needs_jax)
+        if not runs:
+            printed.append(None)
+            continue
+        done = subprocess.run(
+            ["sh", "-c", example.command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            text=True,
+            encoding="utf-8",
+        )
+        printed.append(done.stdout)
+    return printed
+
+
+def comparable(output: str) -> str:
+    """An output without the sizes of written files, which vary with the versions of libraries."""
+    return _FILE_SIZE.sub(r"\1its size)", output)
+
+
+def refreshed(text: str, shown: Sequence[Example], printed: Sequence[str | None]) -> str:
+    """The document with today's outputs in place of the old ones."""
+    for example, output in reversed(list(zip(shown, printed, strict=True))):
+        if output is not None:
+            text = text[: example.start] + output + text[example.end :]
+    return text

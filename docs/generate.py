@@ -1,0 +1,125 @@
+"""Bring the documents up to date: ``python -m docs.generate``.
+
+``formats.md`` is made from the registry, the attribute contract, the checker's rules and the table of exit
+codes; the outputs in ``README.md`` and the other documents are those of their commands, run again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from docs.examples import examples, refreshed, run
+from hespas.converters import format_names, load_format
+from hespas.converters.chakra.contract import ATTRIBUTES
+from hespas.converters.format import Format
+from hespas.graph import Severity
+from hespas.graph.errors import EXIT_CODES
+from hespas.validators import RULES
+
+__all__ = ["formats_document", "main"]
+
+ROOT = Path(__file__).parents[1]
+_INTRODUCTION = """# Formats and rules
+
+Made by `python -m docs.generate` from the registry, the attribute contract and the checker's rules; do not
+edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
+"""
+_FORMAT_NOTES = """
+The format of an input is told by its content first and its suffix second; `--from` and `--to` override. A
+`.gz` after any suffix is looked through. A destination without a suffix is a folder of Chakra traces. *Flat*
+formats know neither loops, branches nor free operations: those are unrolled and folded on the way there.
+`hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through the
+entry point group `hespas.formats`.
+"""
+_ATTRIBUTE_NOTES = """
+Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
+`bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any other
+collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the stream,
+so that sums are right within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
+`useful_ops` where it equals `num_ops`, `pg_name` where all ranks take part. Every other attribute that a
+trace had is kept, with its type and place.
+"""
+_RULE_NOTES = """
+`hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need
+a configuration are checked when it is given (`--system-config`, `--network-config`, `--memory-config`).
+"""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _format_row(entry: Format) -> list[str]:
+    verbs = [verb for verb, can in (("read", entry.read), ("write", entry.write)) if can]
+    suffixes = " ".join(f"`{suffix}`" for suffix in entry.suffixes)
+    extra = f"`hespas[{entry.extra}]`" if entry.extra else "-"
+    where = entry.specification
+    specification = f"<{where}>" if where.startswith("http") else f"`{where}`"
+    kind = "yes" if entry.flat else "no"
+    return [f"`{entry.name}`", entry.title, suffixes, ", ".join(verbs), kind, extra, specification]
+
+
+def _severity(severity: Severity | None) -> str:
+    return severity.value if severity else "-"
+
+
+def formats_document() -> str:
+    """``formats.md``."""
+    formats = _table(
+        ("format", "what", "suffixes", "can", "flat", "needs", "specification"),
+        (_format_row(load_format(name)) for name in format_names()),
+    )
+    attributes = _table(
+        ("attribute", "type"), ([f"`{name}`", f"`{kind.name.lower()}`"] for name, kind in ATTRIBUTES.items())
+    )
+    rules = _table(
+        ("code", "rule", "looks at", "always", "chakra", "astra-sim", "needs"),
+        (
+            [
+                rule.code,
+                rule.title,
+                rule.scope.value,
+                *(_severity(found) for found in (rule.plain, rule.chakra, rule.astra_sim)),
+                ", ".join(rule.needs) or "-",
+            ]
+            for rule in RULES
+        ),
+    )
+    codes = _table(
+        ("code", "error", "what"),
+        [
+            ["0", "-", "Done and valid."],
+            *(
+                [str(code), f"`{kind.__name__}`", (kind.__doc__ or "").partition("\n")[0]]
+                for kind, code in EXIT_CODES.items()
+            ),
+        ],
+    )
+    return (
+        f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
+        f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
+        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}\n## Exit codes\n\n{codes}"
+    )
+
+
+def main() -> None:
+    """Write what has changed, and say which documents."""
+    documents = {ROOT / "docs" / "formats.md": formats_document()}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = documents.get(path) or path.read_text("utf-8")
+        shown = examples(text)
+        with tempfile.TemporaryDirectory() as folder:
+            documents[path] = refreshed(text, shown, run(shown, Path(folder), ROOT))
+    for path, text in documents.items():
+        same = path.is_file() and path.read_text("utf-8") == text
+        if not same:
+            path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {'as it was' if same else 'brought up to date'}\n")
+
+
+if __name__ == "__main__":
+    main()
