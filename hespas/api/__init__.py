@@ -26,6 +26,7 @@ __all__ = [
     "estimate_document",
     "estimate_graph",
     "read",
+    "total_duration_ns",
     "validate",
     "write",
     "write_estimates_csv",
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
         estimate_document,
         write_json,
     )
-    from hespas.api.estimation import ClassTotals, NodeEstimates, class_totals, estimate, estimate_graph
+    from hespas.api.estimation import (
+        ClassTotals,
+        NodeEstimates,
+        class_totals,
+        estimate,
+        estimate_graph,
+        total_duration_ns,
+    )
     from hespas.api.io import read, write
     from hespas.api.tables import write_estimates_csv
     from hespas.api.validation import CheckOptions, CheckResult, validate
@@ -61,6 +69,7 @@ _HOMES = {
         "class_totals",
         "estimate",
         "estimate_graph",
+        "total_duration_ns",
     ),
     "hespas.api.io": ("read", "write"),
     "hespas.api.tables": ("write_estimates_csv",),

@@ -77,15 +77,17 @@ def convert(
     overwrite: bool = False,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> Conversion:
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
     operations before that (``op``: only free ones are folded; default for flat formats). ``missing`` says
-    what to do about operations whose time or trip count nobody knows. Raises what
+    what to do about operations whose time or trip count nobody knows. ``diagnostics`` collects findings
+    also where an error ends the conversion. Raises what
     :func:`hespas.api.read` and :func:`hespas.api.write` raise; nothing is written on an error.
     """
-    diagnostics = Diagnostics()
+    found = diagnostics if diagnostics is not None else Diagnostics()
     target = format_for_output(Path(str(destination)), target_format)
     if str(destination) != _STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
@@ -93,17 +95,17 @@ def convert(
         path = _spooled(source, stack)
         origin = find_format(path, source_format)
         reading = ReadOptions(num_devices=num_devices, progress=progress)
-        value = read(path, format=origin.name, options=reading, diagnostics=diagnostics)
+        value = read(path, format=origin.name, options=reading, diagnostics=found)
         request = _Request(
             granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, flat=target.flat
         )
-        value, conservation = _prepare(value, request, diagnostics)
+        value, conservation = _prepare(value, request, found)
         _check_ranks(value, ranks)
         standard_output = str(destination) == _STANDARD_STREAM
         place = _scratch(stack) / "stdout" if standard_output else Path(destination)
         options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
         written = write(
-            value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=diagnostics
+            value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=found
         )
         if standard_output:
             _copy_out(place)
@@ -117,7 +119,7 @@ def convert(
         conservation=conservation,
         hardware=hardware or "",
         estimator=estimator if hardware else "",
-        diagnostics=diagnostics,
+        diagnostics=found,
     )
 
 

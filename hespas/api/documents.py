@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 
 from hespas.api.conversion import Conversion
-from hespas.api.estimation import NodeEstimates, class_totals
+from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
 from hespas.converters.output import write_atomically
 from hespas.graph import Diagnostics
 
@@ -70,8 +70,11 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
             "events_out": account.after.ops,
             "device_time_ns_in": _finite(account.before.device_time_ns),
             "device_time_ns_out": _finite(account.after.device_time_ns),
-            "flops": {"in": account.before.flops, "out": account.after.flops},
-            "bytes": {"in": account.before.bytes_moved, "out": account.after.bytes_moved},
+            "flops": {"in": _finite(account.before.flops), "out": _finite(account.after.flops)},
+            "bytes": {
+                "in": _finite(account.before.bytes_moved),
+                "out": _finite(account.after.bytes_moved),
+            },
             "totals_in": _finite_row(asdict(account.before)),
             "totals_out": _finite_row(asdict(account.after)),
             "dropped": [
@@ -102,8 +105,14 @@ def estimate_document(
                 "rank_class": index,
                 "ranks": int((done.workload.rank_class == index).sum()),
                 "coverage": _finite(estimated.coverage),
-                "duration_ns": sum(row.duration_ns for row in rows),
-                "op_classes": [asdict(row) for row in rows],
+                "duration_ns": _finite(total_duration_ns(rows)),
+                "op_classes": [
+                    {
+                        name: _finite(value) if isinstance(value, float) else value
+                        for name, value in asdict(row).items()
+                    }
+                    for row in rows
+                ],
             }
         )
     document["rank_classes"] = classes

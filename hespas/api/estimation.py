@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 
 import numpy as np
 
@@ -11,9 +12,10 @@ from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import UsageError
+from hespas.graph.passes import known_sum
 from hespas.hardware import load_device
 
-__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "estimate_graph"]
+__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "estimate_graph", "total_duration_ns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,15 @@ def estimate(
     return NodeEstimates(workload, tuple(estimates))
 
 
+def total_duration_ns(rows: Sequence[ClassTotals]) -> float:
+    """The work of one rank and step: what is known, NaN where nothing is."""
+    return known_sum(np.array([row.duration_ns for row in rows], np.float64))
+
+
+def _longest_first(row: ClassTotals) -> float:
+    return inf if isnan(row.duration_ns) else -row.duration_ns
+
+
 def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
     """Sums per operation class of one step, longest first; durations of the graph where none is given."""
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
@@ -81,10 +92,10 @@ def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[Cla
             ClassTotals(
                 op_class=OpClass(code).name.lower(),
                 nodes=float(np.nansum(times)),
-                flops=float(np.nansum(graph.flops[of_class] * times)),
-                bytes_moved=float(np.nansum(graph.bytes_moved[of_class] * times)),
-                duration_ns=float(np.nansum(durations[of_class] * times)),
+                flops=known_sum(graph.flops[of_class] * times),
+                bytes_moved=known_sum(graph.bytes_moved[of_class] * times),
+                duration_ns=known_sum(durations[of_class] * times),
                 unknown=int((np.isnan(durations[of_class]) | np.isnan(times)).sum()),
             )
         )
-    return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=lambda row: -row.duration_ns))
+    return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=_longest_first))

@@ -19,6 +19,7 @@ from hespas.cli.session import (
     version,
 )
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
+from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def convert(
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
-    with command_line(debug):
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, source):
         if list_formats:
             _list_formats(as_json)
             return
@@ -131,6 +133,7 @@ def convert(
                 overwrite=overwrite,
                 jobs=jobs,
                 progress=callback,
+                diagnostics=diagnostics,
             )
         _tell(done, log_json)
 
@@ -214,6 +217,9 @@ def _report(done: Conversion) -> None:
         ("collective payload", bytes_text(before.collective_bytes), bytes_text(after.collective_bytes)),
         ("messages", count_text(before.messages), count_text(after.messages)),
     ]
+    if before.unknown_ops or after.unknown_ops:
+        counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
+        rows.insert(1, ("... of unknown cost, not in the sums", *counts))
     say(table_text(("", "in", "out"), rows))
     for code, count in account.dropped.items():
         example = next(found.message for found in done.diagnostics if found.code == code)

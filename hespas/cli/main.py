@@ -73,12 +73,13 @@ def estimate(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Time per operation class of one step on a device."""
-    with command_line(debug):
+    from hespas.graph.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(source)):
         from hespas import api
         from hespas.converters import ReadOptions
-        from hespas.graph import Diagnostics
 
-        diagnostics = Diagnostics()
         with progress_bar("estimating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
@@ -96,12 +97,12 @@ def estimate(
 
 
 def _show_estimates(done: NodeEstimates) -> None:
-    from hespas.api import class_totals
+    from hespas.api import class_totals, total_duration_ns
 
     for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
         ranks = int((done.workload.rank_class == index).sum())
         rows = class_totals(graph, estimated)
-        total_ns = sum(row.duration_ns for row in rows)
+        total_ns = total_duration_ns(rows)
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
             f"{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
@@ -114,7 +115,9 @@ def _show_estimates(done: NodeEstimates) -> None:
                 flops_text(row.flops),
                 bytes_text(row.bytes_moved),
                 time_text(row.duration_ns),
-                f"{row.duration_ns / total_ns:.1%}" if total_ns else "-",
+                f"{row.duration_ns / total_ns:.1%}"
+                if row.duration_ns == row.duration_ns and total_ns
+                else "-",
                 count_text(row.unknown) if row.unknown else "",
             )
             for row in rows

@@ -48,13 +48,18 @@ def version(show: bool) -> None:
 
 
 @contextmanager
-def command_line(debug: bool) -> Generator[None]:
-    """Run a command's body: an error becomes one message on standard error and its class's exit code."""
+def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: str = "") -> Generator[None]:
+    """Run a command's body: an error becomes one message on standard error and its class's exit code.
+
+    What ``diagnostics`` holds by then about ``source`` is told first: it often says why.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
     try:
         yield
     except HespasError as error:
+        if diagnostics is not None:
+            say_diagnostics(diagnostics, source)
         if debug:
             raise
         say(f"error: {error}")
@@ -101,6 +106,13 @@ def progress_bar(label: str, wanted: bool | None) -> Generator[Callable[[int, in
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def _place(path: str, location: str) -> str:
+    """File and position; a location that names the file already says both."""
+    if location == path or location.startswith(f"{path}:"):
+        return location
+    return ": ".join(part for part in (path, location) if part)
+
+
 _MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -112,6 +124,6 @@ def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
         if found.code in told or found.severity is Severity.INFO:
             continue
         told.add(found.code)
-        where = ": ".join(part for part in (found.path or str(source), found.location) if part)
+        where = _place(found.path or str(source), found.location)
         times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
         say(f"{_MARKS[found.severity]}: {where}: {found.message} [{found.code}]{times}")

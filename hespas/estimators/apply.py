@@ -81,9 +81,9 @@ def _operations(graph: OpGraph, nodes: NDArray[np.bool_]) -> str:
     parts: list[str] = []
     for row, count in rows.most_common(_LISTED):
         node = int(np.flatnonzero(nodes & (graph.op_row == row))[0])
-        where = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
-        name = graph.strings[row] or "(unnamed)"
-        parts.append(f"{name} ({count:,}, first at {where})")
+        place = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        operation = graph.strings[row] or "(unnamed)"
+        parts.append(f"{operation} ({count:,}, first {graph.node_name(node) or '(unnamed)'} at {place})")
     if len(rows) > _LISTED:
         parts.append(f"and {len(rows) - _LISTED} more operations")
     return "; ".join(parts)

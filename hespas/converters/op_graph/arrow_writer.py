@@ -23,7 +23,7 @@ from hespas.converters.op_graph.json_writer import check_writable
 from hespas.converters.op_graph.ranks import encode_ranks
 from hespas.converters.op_graph.spelling import escape_text, spell_groups, spell_permutation
 from hespas.graph import Csr, Diagnostics, OpGraph, Workload
-from hespas.graph.errors import OutputError
+from hespas.graph.errors import OutputError, UsageError
 
 __all__ = ["write_arrow"]
 
@@ -37,6 +37,12 @@ def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Di
     """
     del diagnostics  # nothing is lost: every column has a field
     workload = check_writable(value, path, options)
+    if options.name.endswith(".gz"):
+        raise UsageError(
+            "an Arrow op graph is mapped into memory, so it is not compressed",
+            path=options.name,
+            hint="drop .gz, or write JSON: .json.gz",
+        )
     header = Header(
         name=escape_text(workload.name),
         metadata={escape_text(key): escape_text(text) for key, text in workload.metadata.items()},

@@ -252,8 +252,8 @@ class _IdLookup:
         first = int(np.flatnonzero(missing)[0])
         target = int(wanted[first])
         owner = "carried" if owners is None else f"node {int(self._ids[owners[first]])}"
-        self._fault.report(
-            "graph.dangling-dep",
+        self._fault.report_lost(
+            "ET006",
             owner,
             f"{owner} depends on node {target}, which does not exist",
             "add the node or remove the dependency",

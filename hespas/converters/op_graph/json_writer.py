@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from io import BufferedWriter
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -68,23 +69,33 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
 
 
 def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    """Write a workload; memory is one chunk of nodes.
+    """Write a workload; memory is one chunk of nodes. A name that ends in ``.gz`` is compressed.
 
     Raises ``UsageError`` for what is no workload and ``OutputError`` where the disk refuses.
     """
     del diagnostics  # nothing is lost: every column has a field
     workload = check_writable(value, path, options)
     try:
-        with path.open("wb") as stream:
+        with ExitStack() as stack:
+            stream: BinaryIO = stack.enter_context(path.open("wb"))
+            if options.name.endswith(".gz"):
+                stream = stack.enter_context(_packed(stream))
             _Writer(stream, options.progress).workload(workload)
     except OSError as error:
         raise OutputError(error.strerror or str(error), path=str(path), hint="check the disk") from error
 
 
+def _packed(raw: BinaryIO) -> BinaryIO:
+    """A gzip stream into ``raw`` without name and time: equal graphs are equal files."""
+    import gzip
+
+    return cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0))
+
+
 class _Writer:
     """Emits the document's brackets, commas and indents; values are msgspec's."""
 
-    def __init__(self, stream: BufferedWriter, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, stream: BinaryIO, progress: Callable[[int, int], None] | None) -> None:
         self._stream = stream
         self._progress = progress
         self._done, self._total = 0, 0

@@ -1,6 +1,7 @@
 """Checks that both spellings share: ids are unique, dependencies have no cycle.
 
-A strict read raises; a lenient one records ``graph.duplicate-id`` and ``graph.cycle`` and goes on.
+A strict read raises. A lenient one goes on: a repeated id or a cycle stands in the graph for the rules to
+find, a dependency on a node that does not exist cannot, and is recorded as ``ET006``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ class Fault:
     lenient: bool
     diagnostics: Diagnostics
 
-    def report(self, code: str, position: str, message: str, hint: str, count: int = 1) -> None:
-        """Raise ``FormatError``, or record ``count`` findings of ``code``."""
+    def report(self, position: str, message: str, hint: str) -> None:
+        """Raise ``FormatError`` unless lenient: the graph shows the fault itself."""
         if not self.lenient:
             raise FormatError(message, path=self.path, position=position, hint=hint)
+
+    def report_lost(self, code: str, position: str, message: str, hint: str, count: int) -> None:
+        """Raise ``FormatError``, or record ``count`` findings of what the graph cannot show."""
+        self.report(position, message, hint)
         self.diagnostics.error(code, position, message, path=self.path, count=count)
 
 
@@ -48,11 +53,9 @@ def check_ids(ids: NDArray[np.uint64], fault: Fault) -> None:
     if len(repeated):
         first = int(repeated[0])
         fault.report(
-            "graph.duplicate-id",
             f"node {first}",
             f"node id {first} stands {int((ids == first).sum())} times",
             "give every node its own id, or leave ids out to number nodes by position",
-            len(repeated),
         )
 
 
@@ -65,7 +68,6 @@ def check_cycle(graph: OpGraph, fault: Fault) -> None:
     shown = " -> ".join(map(str, ids[:_SHOWN]))
     rest = f" -> ... ({len(ids) - _SHOWN} more)" if len(ids) > _SHOWN else ""
     fault.report(
-        "graph.cycle",
         f"node {ids[0]}",
         f"dependency cycle: {shown}{rest} -> {ids[0]}",
         "remove one of these dependencies",

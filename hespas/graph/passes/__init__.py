@@ -15,7 +15,7 @@ from hespas.graph.passes.fuse import FuseElementwise
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
 from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_durations
 from hespas.graph.passes.segments import GroupRegions
-from hespas.graph.passes.totals import Totals, totals
+from hespas.graph.passes.totals import Totals, known_sum, totals
 from hespas.graph.passes.unroll import UnrollLoops
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "find_cycle",
     "is_free",
     "is_topological",
+    "known_sum",
     "levels",
     "take_nodes",
     "topological_order",

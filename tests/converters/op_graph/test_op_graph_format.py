@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import hespas
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.registry import format_for_output, load_format, sniff
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.compare import workloads_equal
+from hespas.graph.errors import UsageError
 
 
 @pytest.mark.parametrize("name", ["op-graph", "op-graph-arrow"])
@@ -47,3 +49,17 @@ def test_hand_written_json_is_sniffed(tmp_path: Path) -> None:
 )
 def test_suffix_chooses_the_output(file_name: str, format_name: str, tmp_path: Path) -> None:
     assert format_for_output(tmp_path / file_name, None).name == format_name
+
+
+def test_a_gz_name_compresses_json_and_is_refused_for_arrow(tmp_path: Path) -> None:
+    source = tmp_path / "hand.json"
+    source.write_text('{"nodes":[{"op":"a","deps":[]}]}')
+    workload = hespas.read(source)
+    hespas.write(workload, tmp_path / "g.json.gz")
+    assert (tmp_path / "g.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    again = hespas.read(tmp_path / "g.json.gz")
+    assert isinstance(workload, Workload)
+    assert isinstance(again, Workload)
+    assert workloads_equal(workload, again) == []
+    with pytest.raises(UsageError, match="not compressed"):
+        hespas.write(workload, tmp_path / "g.arrow.gz")
