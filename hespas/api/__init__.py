@@ -14,17 +14,19 @@ __all__ = [
     "ClassTotals",
     "Conservation",
     "Conversion",
+    "Dropped",
     "Granularity",
     "Json",
     "Missing",
     "NodeEstimates",
+    "Preparation",
     "class_totals",
     "conversion_document",
     "convert",
     "diagnostics_rows",
     "estimate",
     "estimate_document",
-    "estimate_graph",
+    "graph_estimator",
     "read",
     "total_duration_ns",
     "validate",
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from hespas.api.conversion import Conservation, Conversion, Granularity, Missing, convert
+    from hespas.api.conversion import Conversion, convert
     from hespas.api.documents import (
         Json,
         conversion_document,
@@ -47,15 +49,16 @@ if TYPE_CHECKING:
         NodeEstimates,
         class_totals,
         estimate,
-        estimate_graph,
+        graph_estimator,
         total_duration_ns,
     )
     from hespas.api.io import read, write
+    from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
     from hespas.api.tables import write_estimates_csv
     from hespas.api.validation import CheckOptions, CheckResult, validate
 
 _HOMES = {
-    "hespas.api.conversion": ("Conservation", "Conversion", "Granularity", "Missing", "convert"),
+    "hespas.api.conversion": ("Conversion", "convert"),
     "hespas.api.documents": (
         "Json",
         "conversion_document",
@@ -68,10 +71,11 @@ _HOMES = {
         "NodeEstimates",
         "class_totals",
         "estimate",
-        "estimate_graph",
+        "graph_estimator",
         "total_duration_ns",
     ),
     "hespas.api.io": ("read", "write"),
+    "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
     "hespas.api.tables": ("write_estimates_csv",),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
 }

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from hespas.api.io import read, write
+from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
 from hespas.converters.output import check_destination
-from hespas.graph import Diagnostics, OpGraph, Profile, Workload
+from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UsageError
-from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
-__all__ = ["Conservation", "Conversion", "Granularity", "Missing", "convert"]
+__all__ = ["Conversion", "convert"]
 
-Granularity = Literal["op", "fused", "region"]
-Missing = Literal["error", "warn", "zero"]
 _STANDARD_STREAM = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Conservation:
-    """Sums over all ranks of the job before and after, and why they differ."""
-
-    num_ranks: int
-    rank_classes: int
-    before: Totals
-    after: Totals
-    dropped: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +33,6 @@ class Conversion:
     hardware: str = ""
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """The options of :func:`convert` that the passes need."""
-
-    granularity: Granularity | None
-    missing: Missing
-    hardware: str | None
-    estimator: str
-    flat: bool
 
 
 def convert(
@@ -88,6 +61,8 @@ def convert(
     :func:`hespas.api.read` and :func:`hespas.api.write` raise; nothing is written on an error.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
+    if hardware:
+        _check_names(hardware, estimator)
     target = format_for_output(Path(str(destination)), target_format)
     if str(destination) != _STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
@@ -96,19 +71,25 @@ def convert(
         origin = find_format(path, source_format)
         reading = ReadOptions(num_devices=num_devices, progress=progress)
         value = read(path, format=origin.name, options=reading, diagnostics=found)
-        request = _Request(
-            granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, flat=target.flat
-        )
-        value, conservation = _prepare(value, request, found)
-        _check_ranks(value, ranks)
-        standard_output = str(destination) == _STANDARD_STREAM
-        place = _scratch(stack) / "stdout" if standard_output else Path(destination)
+        conservation: Conservation | None = None
+        if isinstance(value, Workload):
+            preparation = Preparation(
+                granularity=granularity,
+                missing=missing,
+                hardware=hardware,
+                estimator=estimator,
+                folds=target.flat and not origin.flat,
+                flat=target.flat,
+            )
+            value, conservation = preparation.run(value, _chosen_ranks(value, ranks), found)
+        noted = found.counts()
         options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
-        written = write(
-            value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=found
-        )
-        if standard_output:
-            _copy_out(place)
+        with _placed(destination, stack) as place:
+            written = write(
+                value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=found
+            )
+    if conservation is not None:
+        conservation = _with_writer_losses(conservation, noted, found)
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -121,6 +102,15 @@ def convert(
         estimator=estimator if hardware else "",
         diagnostics=found,
     )
+
+
+def _check_names(hardware: str, estimator: str) -> None:
+    """Look names up before a long read. Raises ``UsageError`` for unknown ones."""
+    from hespas.estimators import load_estimator
+    from hespas.hardware import load_device
+
+    load_device(hardware)
+    load_estimator(estimator)
 
 
 def _scratch(stack: ExitStack) -> Path:
@@ -143,13 +133,14 @@ def _spooled(source: str | Path, stack: ExitStack) -> Path:
     return spool
 
 
-def _copy_out(spool: Path) -> None:
-    """A finished file to standard output."""
-    if spool.is_dir():
-        raise UsageError(
-            "this makes several files, which standard output cannot hold",
-            hint="name a directory, or one rank with --ranks",
-        )
+@contextmanager
+def _placed(destination: str | Path, stack: ExitStack) -> Generator[str]:
+    """Where to write: the destination, or a file that goes to standard output when it is finished."""
+    if str(destination) != _STANDARD_STREAM:
+        yield str(destination)
+        return
+    spool = _scratch(stack) / "standard.output"
+    yield str(spool)
     import shutil
     import sys
 
@@ -157,58 +148,26 @@ def _copy_out(spool: Path) -> None:
         shutil.copyfileobj(stream, sys.stdout.buffer)
 
 
-def _check_ranks(value: Value, ranks: range | None) -> None:
-    if ranks is None or not isinstance(value, Workload):
-        return
-    if ranks.start < 0 or ranks.stop > value.num_ranks or not len(ranks):
+def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
+    """The ranks to write. Raises ``UsageError`` for ranks the job does not have."""
+    if ranks is None:
+        return range(workload.num_ranks)
+    if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
         raise UsageError(
-            f"--ranks {ranks.start}-{ranks.stop - 1} is outside the job's ranks 0-{value.num_ranks - 1}",
+            f"--ranks {ranks.start}-{ranks.stop - 1} is outside the job's ranks 0-{workload.num_ranks - 1}",
             hint="--num-devices states the number of ranks where the program does not",
         )
+    return ranks
 
 
-def _prepare(value: Value, request: _Request, diagnostics: Diagnostics) -> tuple[Value, Conservation | None]:
-    """Passes and estimates over each rank class, and the account of it."""
-    if isinstance(value, Profile):
-        return value, None
-    classes = tuple(_prepare_graph(graph, request, diagnostics) for graph in value.classes)
-    counts = np.bincount(value.rank_class, minlength=len(classes)).tolist()
-    prepared = replace(value, classes=classes)
-    dropped = {code: count for code, count in diagnostics.counts().items() if code.startswith("pass.")}
-    return prepared, Conservation(
-        value.num_ranks,
-        len(classes),
-        _job_totals(value.classes, counts),
-        _job_totals(classes, counts),
-        dropped,
+def _with_writer_losses(
+    conservation: Conservation, noted: dict[str, int], found: Diagnostics
+) -> Conservation:
+    """The account with what the writer reported: it happened after the sums were taken."""
+    examples = {diagnostic.code: diagnostic.message for diagnostic in found}
+    told = tuple(
+        Dropped(code, examples.get(code, ""), count - noted.get(code, 0))
+        for code, count in found.counts().items()
+        if count > noted.get(code, 0)
     )
-
-
-def _prepare_graph(graph: OpGraph, request: _Request, diagnostics: Diagnostics) -> OpGraph:
-    passes: list[Pass] = []
-    if request.flat or request.granularity:
-        passes.append(FoldFree())
-    if request.granularity in {"fused", "region"}:
-        passes.append(FuseElementwise())
-    if request.granularity == "region":
-        passes.append(GroupRegions())
-    for rewrite in passes:
-        graph = rewrite(graph, diagnostics)
-    if request.hardware:
-        from hespas.api.estimation import estimate_graph
-
-        graph = estimate_graph(graph, request.hardware, request.estimator, request.missing, diagnostics)
-    if not request.flat:
-        return graph
-    trips = {"error": None, "warn": 1, "zero": 0}[request.missing]
-    return UnrollLoops(unknown_trips=trips)(graph, diagnostics)
-
-
-def _job_totals(classes: tuple[OpGraph, ...], ranks: list[int]) -> Totals:
-    """Sums over all ranks; ``unknown_ops`` counts each class once."""
-    rows = [(asdict(totals(graph)), count) for graph, count in zip(classes, ranks, strict=True)]
-    summed = {
-        name: sum(row[name] * (1 if name == "unknown_ops" else count) for row, count in rows)
-        for name in rows[0][0]
-    }
-    return Totals(**summed)
+    return replace(conservation, dropped=(*conservation.dropped, *told))

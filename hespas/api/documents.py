@@ -78,15 +78,16 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
             "totals_in": _finite_row(asdict(account.before)),
             "totals_out": _finite_row(asdict(account.after)),
             "dropped": [
-                {"reason": reason, "count": count, "message": _example(done.diagnostics, reason)}
-                for reason, count in account.dropped.items()
+                {
+                    "reason": dropped.reason,
+                    "count": dropped.count,
+                    "bytes_moved": dropped.bytes_moved,
+                    "message": dropped.message,
+                }
+                for dropped in account.dropped
             ],
         }
     return document
-
-
-def _example(diagnostics: Diagnostics, code: str) -> str:
-    return next((found.message for found in diagnostics if found.code == code), "")
 
 
 def estimate_document(

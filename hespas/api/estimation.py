@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from math import inf, isnan
+from typing import cast
 
 import numpy as np
 
-from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
+from hespas.estimators import Estimator, MissingPolicy, apply_estimate, load_estimator
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import known_sum
 from hespas.hardware import load_device
 
-__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "estimate_graph", "total_duration_ns"]
+__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "graph_estimator", "total_duration_ns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,27 @@ class ClassTotals:
     unknown: int
 
 
-def estimate_graph(
-    graph: OpGraph, hardware: str, estimator: str, missing: MissingPolicy, diagnostics: Diagnostics
-) -> OpGraph:
-    """The graph with the durations that ``estimator`` gives its nodes on ``hardware``."""
-    device = load_device(hardware)
-    model = load_estimator(estimator)
-    return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
+def graph_estimator(
+    hardware: str, estimator: str, num_ranks: int, missing: MissingPolicy
+) -> Callable[[OpGraph, Diagnostics], OpGraph]:
+    """A function that gives a graph of a job of ``num_ranks`` the durations of ``estimator`` on ``hardware``.
+
+    Raises ``UsageError`` for an unknown device or estimator.
+    """
+    device, model = load_device(hardware), _for_job(load_estimator(estimator), num_ranks)
+
+    def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
+
+    return run
+
+
+def _for_job(model: Estimator, num_ranks: int) -> Estimator:
+    """A model that knows how many ranks a collective without stated groups spans, if it wants to know."""
+    candidate: object = model
+    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
+        return model
+    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
 
 
 def estimate(
@@ -61,7 +76,7 @@ def estimate(
     """
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to estimate")
-    device, model = load_device(hardware), load_estimator(estimator)
+    device, model = load_device(hardware), _for_job(load_estimator(estimator), workload.num_ranks)
     found = diagnostics if diagnostics is not None else Diagnostics()
     estimates: list[Estimate] = []
     for done, graph in enumerate(workload.classes):

@@ -55,8 +55,11 @@ def write(
         raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")
     check_destination(destination, overwrite=overwrite)
     settings = options or WriteOptions()
-    if not settings.name:
-        settings = replace(settings, name=destination.name)
+    settings = replace(
+        settings,
+        name=settings.name or destination.name,
+        directory=settings.directory or _names_directory(path, destination),
+    )
     found = diagnostics if diagnostics is not None else Diagnostics()
     return write_atomically(
         destination,
@@ -64,3 +67,8 @@ def write(
         overwrite=overwrite,
         directory=chosen.writes_directory(value, settings),
     )
+
+
+def _names_directory(given: str | Path, destination: Path) -> bool:
+    """Whether a destination is spelled like a directory: a closing slash, no suffix, or there already."""
+    return str(given).endswith("/") or destination.is_dir() or not destination.suffix

@@ -203,10 +203,7 @@ def _report(done: Conversion) -> None:
     if account is None:
         return
     before, after = account.before, account.after
-    say(
-        f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; "
-        "sums over all ranks:"
-    )
+    say(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
     rows = [
         ("operations", count_text(before.ops), count_text(after.ops)),
         ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
@@ -221,9 +218,9 @@ def _report(done: Conversion) -> None:
         counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
         rows.insert(1, ("... of unknown cost, not in the sums", *counts))
     say(table_text(("", "in", "out"), rows))
-    for code, count in account.dropped.items():
-        example = next(found.message for found in done.diagnostics if found.code == code)
-        say(f"{count:,} {example} [{code}]")
+    for dropped in account.dropped:
+        moved = f", {bytes_text(dropped.bytes_moved)} not moved" if dropped.bytes_moved else ""
+        say(f"{count_text(dropped.count)} of the difference: {dropped.message}{moved} [{dropped.reason}]")
 
 
 def main() -> None:

@@ -55,13 +55,14 @@ class ReadOptions:
 class WriteOptions:
     """How to write. ``ranks`` selects which ranks to write (None: all, in order).
 
-    ``name`` is the first part of file names inside a directory (empty: the value's name). ``jobs`` bounds
-    threads. The destination given to a writer never exists: the caller passes a temporary
-    name and renames it when the writer is done.
+    ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory`` says
+    that the user named a directory. ``jobs`` bounds threads. The destination given to a writer never
+    exists: the caller passes a temporary name and renames it when the writer is done.
     """
 
     ranks: range | None = None
     name: str = ""
+    directory: bool = False
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None
 

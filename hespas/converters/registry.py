@@ -129,10 +129,11 @@ def format_for_output(path: Path, name: str | None) -> Format:
             return load_format("chakra")
         fitting = next((entry for entry in _formats() if entry.write and suffix in entry.suffixes), None)
         if fitting is None:
+            writable = ", ".join(entry.name for entry in _formats() if entry.write)
             raise UsageError(
                 f"no writable format has the suffix {suffix!r}",
                 path=str(path),
-                hint=f"name it with --to, one of: {', '.join(format_names())}",
+                hint=f"name it with --to, one of: {writable}",
             )
         chosen = fitting
     if chosen.write is None:

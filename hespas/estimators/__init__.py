@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from hespas.estimators.apply import MissingPolicy, apply_estimate
+from hespas.estimators.apply import MissingPolicy, apply_estimate, settle_missing
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.registry import estimator_names, load_estimator
 
-__all__ = ["Estimator", "MissingPolicy", "apply_estimate", "estimator_names", "load_estimator"]
+__all__ = [
+    "Estimator",
+    "MissingPolicy",
+    "apply_estimate",
+    "estimator_names",
+    "load_estimator",
+    "settle_missing",
+]

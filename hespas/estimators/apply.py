@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Severity
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
-from hespas.graph.passes import with_durations
+from hespas.graph.passes import is_free, with_durations
 
-__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate"]
+__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate", "settle_missing"]
 
 MissingPolicy = Literal["error", "warn", "zero"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
@@ -52,6 +52,18 @@ def apply_estimate(
     return with_durations(graph, durations)
 
 
+def settle_missing(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> OpGraph:
+    """A graph without an estimate, with ``missing`` applied to its computation: see :func:`apply_estimate`.
+
+    Communication has no duration before a simulator gives it one, so nobody misses that.
+    """
+    compute = (graph.kind == int(NodeKind.COMPUTE)) & ~is_free(graph)
+    unknown = np.isnan(graph.duration_ns) & compute & (graph.multiplicity != 0)
+    if not unknown.any():
+        return graph
+    return with_durations(graph, _settle(graph, graph.duration_ns, unknown, missing, diagnostics))
+
+
 def _settle(
     graph: OpGraph,
     durations: NDArray[np.float64],
@@ -64,7 +76,7 @@ def _settle(
     if missing == "error":
         raise UnsupportedError(
             f"no duration for {count:,} of {len(graph):,} nodes of {graph.name!r}: {listed}",
-            hint="--missing warn keeps them unknown, --missing zero counts them as 0",
+            hint="--hardware NAME estimates; --missing warn keeps them unknown, --missing zero counts 0",
         )
     what = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"

@@ -43,7 +43,7 @@ class DeviceIndex:
 
         close = get_close_matches(folded, self.owner, n=8, cutoff=0.5)
         suggestions = candidates or list(dict.fromkeys(self.owner[key] for key in close))[:4]
-        listed = f"{', '.join(suggestions)}?" if suggestions else f"one of {', '.join(self.names)}"
+        listed = f"{', '.join(suggestions)}?" if suggestions else f"one of {', '.join(self.names)}."
         raise UsageError(f"no device '{query}'", hint=f"{listed} Or give the path of a device file (.toml)")
 
 

@@ -40,7 +40,8 @@ class FuseElementwise:
     """Merge an elementwise-like node into its consumer where that is its only one.
 
     The rule of XLA's loop fusion without duplication: it never makes a cycle, since all paths out of the
-    producer pass through that consumer. ``max_nodes`` bounds one fusion. O(nodes + edges).
+    producer pass through that consumer. It stands before :class:`FoldFree`, because a program's return is a
+    use, too. Operations of unknown cost stay alone. ``max_nodes`` bounds one fusion. O(nodes + edges).
     """
 
     max_nodes: int = 64
@@ -59,7 +60,7 @@ class FuseElementwise:
             "elementwise operations merged into their consumers",
             count=len(graph) - len(roots),
         )
-        return merge_nodes(graph, number[owner], roots, "fusion")
+        return merge_nodes(graph, number[owner], roots, "fusion", keeps_traffic=False)
 
     def _owners(self, graph: OpGraph) -> IntArray:
         """The root that each node ends up in: itself, or its only consumer's root."""
@@ -69,9 +70,10 @@ class FuseElementwise:
         carried = np.zeros(len(graph), np.bool_)
         carried[graph.regions.carried_producer] = True
         carried[graph.regions.carried_consumer] = True
-        plain = compute & (waits == 0) & ~carried
+        known = ~(np.isnan(graph.flops) | np.isnan(graph.bytes_moved))
+        plain = compute & known & (waits == 0) & ~carried
         joins = (plain & (uses == 1) & np.isin(graph.op_class, _PRODUCERS)).tolist()
-        takes = (compute & np.isin(graph.op_class, _CONSUMERS)).tolist()
+        takes = (compute & known & np.isin(graph.op_class, _CONSUMERS)).tolist()
         region: list[int] = graph.region.tolist()
         bounds: list[int] = graph.data_deps.offsets.tolist()
         deps: list[int] = graph.data_deps.values.tolist()

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, FloatArray, IntArray, StringTableBuilder
+from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder
 from hespas.graph.kinds import OpClass
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.rewrite import take_nodes
@@ -16,39 +17,72 @@ from hespas.graph.tables import ContractionTable, RegionTable
 __all__ = ["merge_nodes"]
 
 
-def merge_nodes(graph: OpGraph, group: IntArray, roots: IntArray, op_name: str) -> OpGraph:
+def merge_nodes(
+    graph: OpGraph, group: IntArray, roots: IntArray, op_name: str, *, keeps_traffic: bool
+) -> OpGraph:
     """A graph with one node per group. ``group[n]`` is the new number of old node ``n``, ``roots[g]`` the old
-    node that lends group ``g`` its name, kind, results and provenance.
+    node that lends group ``g`` its name, kind and provenance.
 
-    FLOPs, transcendentals and contractions of a group add up. A tensor made and used inside a group moves no
-    bytes; one made inside and needed outside is written once. Groups of one node are unchanged.
+    FLOPs, transcendentals, durations and contractions of a group add up. Bytes add up where
+    ``keeps_traffic``; else a tensor made and used inside a group moves none. Results are those of members
+    that are used outside, or by nobody. The rate is that of the member with most work. Groups of one node
+    are unchanged.
     """
     groups = len(roots)
-    sizes = np.bincount(group, minlength=groups)
-    if (sizes == 1).all() and np.array_equal(roots, np.arange(len(graph))):
-        return graph
+    several = np.bincount(group, minlength=groups) > 1
     data, control = (_quotient(deps, group, groups) for deps in (graph.data_deps, graph.control_deps))
     merged = take_nodes(graph, roots, data, control)
-    several = sizes > 1
-    read, written = _traffic(graph, group, groups)
+    leaves = _leaves(graph, group)
+    if keeps_traffic:
+        read, written = _sum(graph.bytes_read, group, groups), _sum(graph.bytes_written, group, groups)
+    else:
+        read, written = _traffic(graph, group, groups, leaves)
     strings = StringTableBuilder(graph.strings)
     op_row = strings.add(op_name)
-    useful = _sum(graph.useful_flops, group, groups)
     return replace(
         merged,
         strings=strings.build(),
         op_row=np.where(several, op_row, merged.op_row).astype(np.int32),
         op_class=np.where(several, int(OpClass.FUSION), merged.op_class).astype(np.uint8),
+        rate_dtype=_busiest_rate(graph, group, groups),
         flops=_sum(graph.flops, group, groups),
-        useful_flops=useful,
+        useful_flops=_sum(graph.useful_flops, group, groups),
         transcendentals=_sum(graph.transcendentals, group, groups),
         bytes_read=np.where(several, read, merged.bytes_read),
         bytes_written=np.where(several, written, merged.bytes_written),
         duration_ns=_sum(graph.duration_ns, group, groups),
         operands=_outside_operands(graph, group, groups),
+        results=_outside_results(graph, group, groups, leaves),
         contractions=_merge_contractions(graph, group),
         regions=_merge_carried(graph, group),
     )
+
+
+def _leaves(graph: OpGraph, group: IntArray) -> BoolArray:
+    """Which nodes make something that leaves their group: it is used outside, or nobody uses it."""
+    deps = graph.data_deps
+    inside = group[deps.row_ids] == group[deps.values]
+    leaves = np.ones(len(graph), np.bool_)
+    leaves[deps.values[inside]] = False
+    leaves[deps.values[~inside]] = True
+    leaves[graph.regions.carried_producer] = True
+    return leaves
+
+
+def _busiest_rate(graph: OpGraph, group: IntArray, groups: int) -> NDArray[np.int16]:
+    """The arithmetic type of the member with most operations (the last of equals)."""
+    work = np.nan_to_num(graph.flops) + np.nan_to_num(graph.transcendentals)
+    order = np.argsort(work, kind="stable")
+    rates = np.full(groups, -1, np.int16)
+    rates[group[order]] = graph.rate_dtype[order]
+    return rates
+
+
+def _outside_results(graph: OpGraph, group: IntArray, groups: int, leaves: BoolArray) -> Csr:
+    """Result types of each group: those of its members that leave it, in program order."""
+    rows = np.flatnonzero(leaves)
+    kept = graph.results.take(rows)
+    return Csr.from_pairs(group[rows][kept.row_ids], kept.values, groups)
 
 
 def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:
@@ -67,7 +101,9 @@ def _quotient(deps: Csr, group: IntArray, groups: int) -> Csr:
     return Csr.from_pairs(keys[first] // groups, keys[first] % groups, groups)
 
 
-def _traffic(graph: OpGraph, group: IntArray, groups: int) -> tuple[FloatArray, FloatArray]:
+def _traffic(
+    graph: OpGraph, group: IntArray, groups: int, leaves: BoolArray
+) -> tuple[FloatArray, FloatArray]:
     """Bytes read and written per group: each node's own less what stays inside."""
     deps = graph.data_deps
     consumer, producer = deps.row_ids, deps.values.astype(np.int64)
@@ -76,10 +112,7 @@ def _traffic(graph: OpGraph, group: IntArray, groups: int) -> tuple[FloatArray, 
     saved = np.minimum(result_bytes[producer[inside]], graph.bytes_read[consumer[inside]])
     read = _sum(graph.bytes_read, group, groups)
     read -= np.bincount(group[consumer[inside]], weights=saved, minlength=groups)
-    used_outside = np.ones(len(graph), np.bool_)
-    used_outside[producer[inside]] = False
-    used_outside[producer[~inside]] = True
-    written = _sum(np.where(used_outside, graph.bytes_written, 0.0), group, groups)
+    written = _sum(np.where(leaves, graph.bytes_written, 0.0), group, groups)
     return np.maximum(read, 0.0), written
 
 

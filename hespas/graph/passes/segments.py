@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from hespas.graph.columns import BoolArray, Csr, IntArray
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.kinds import NodeKind
+from hespas.graph.kinds import NodeKind, OpClass, Resource
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.merge import merge_nodes
 from hespas.graph.passes.order import all_deps, topological_order
@@ -17,34 +19,43 @@ __all__ = ["GroupRegions"]
 
 @dataclass(frozen=True, slots=True)
 class GroupRegions:
-    """Merge connected computation that stands between the same communications into one node.
+    """Merge connected device computation that stands between the same communications into one node.
 
-    A node's depth is the number of communications (and region borders) on its longest path. Compute nodes of
-    one depth that are connected through each other merge; since an edge between two groups always goes to a
-    greater depth, or from computation to the communication behind it, no cycle can arise. O(nodes + edges).
+    A node's depth is the number of borders on its longest path: communication, host work, operations of
+    unknown cost, and the edges of loops and branches. Compute nodes of one depth that are connected through
+    each other merge; since an edge between two groups always goes to a greater depth, or from computation to
+    the border behind it, no cycle can arise. Costs and durations add up, so estimate before this pass: a
+    region's traffic is that of its operations. Program order of what remains is kept as far as dependencies
+    allow. O(nodes log nodes + edges).
     """
 
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        """The graph with one node per region; number and bytes of collectives conserved."""
-        compute = graph.kind == int(NodeKind.COMPUTE)
-        depth, component = self._components(graph, compute.tolist())
-        leader = np.array(component, np.int64)
-        roots = np.flatnonzero(leader == np.arange(len(graph)))
-        if len(roots) == len(graph):
+        """The graph with one node per region; number, bytes and order of collectives conserved."""
+        leader = np.array(self._leaders(graph, _joinable(graph)), np.int64)
+        first = np.flatnonzero(leader == np.arange(len(graph)))
+        if len(first) == len(graph):
             return graph
-        order = np.lexsort((roots, ~compute[roots], np.array(depth, np.int64)[roots]))
         number = np.zeros(len(graph), np.int64)
-        number[roots[order]] = np.arange(len(roots))
+        number[first] = np.arange(len(first))
+        group = number[leader]
+        order = np.array(_program_order(graph, group, len(first)), np.int64)
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        group = place[group]
+        roots = np.zeros(len(order), np.int64)
+        roots[group] = np.arange(len(graph))  # the last member of each group: it makes what others use
         diagnostics.info(
             "pass.grouped",
             graph.name,
             "operations merged into regions between collectives",
-            count=len(graph) - len(roots),
+            count=len(graph) - len(order),
         )
-        return merge_nodes(graph, number[leader], roots[order], "region")
+        merged = merge_nodes(graph, group, roots, "region", keeps_traffic=True)
+        rising = bool((merged.id[1:] > merged.id[:-1]).all())
+        return merged if rising else replace(merged, id=np.arange(len(merged), dtype=np.uint64))
 
-    def _components(self, graph: OpGraph, compute: list[bool]) -> tuple[list[int], list[int]]:
-        """Depth of each node, and the smallest node of its connected group."""
+    def _leaders(self, graph: OpGraph, joins: list[bool]) -> list[int]:
+        """The smallest node of each node's connected group of equal depth."""
         deps = all_deps(graph)
         bounds: list[int] = deps.offsets.tolist()
         values: list[int] = deps.values.tolist()
@@ -56,14 +67,54 @@ class GroupRegions:
             before = values[bounds[node] : bounds[node + 1]]
             here = region[node]
             depth[node] = max(
-                (depth[dep] + (not compute[dep] or region[dep] != here) for dep in before), default=0
+                (depth[dep] + (not joins[dep] or region[dep] != here) for dep in before), default=0
             )
-            if not compute[node]:
+            if not joins[node]:
                 continue
             for dep in before:
-                if compute[dep] and region[dep] == here and depth[dep] == depth[node]:
+                if joins[dep] and region[dep] == here and depth[dep] == depth[node]:
                     _union(leader, dep, node)
-        return depth, [_find(leader, node) for node in range(len(graph))]
+        return [_find(leader, node) for node in range(len(graph))]
+
+
+def _joinable(graph: OpGraph) -> list[bool]:
+    """Device computation of known cost."""
+    joins: BoolArray = (
+        (graph.kind == int(NodeKind.COMPUTE))
+        & (graph.resource == int(Resource.DEVICE))
+        & (graph.op_class != int(OpClass.HOST))
+        & ~np.isnan(graph.flops)
+        & ~np.isnan(graph.bytes_moved)
+    )
+    timed = ~np.isnan(graph.duration_ns)
+    if timed.any():
+        joins &= timed
+    joined: list[bool] = joins.tolist()
+    return joined
+
+
+def _program_order(graph: OpGraph, group: IntArray, groups: int) -> list[int]:
+    """Groups so that each follows what it depends on, the one with the earliest member first."""
+    deps = all_deps(graph)
+    rows, values = group[deps.row_ids], group[deps.values]
+    outside = rows != values
+    edges = np.unique(rows[outside] * groups + values[outside])
+    consumers = Csr.from_pairs(edges % groups, edges // groups, groups).to_lists()
+    waiting: list[int] = np.bincount(edges // groups, minlength=groups).tolist()
+    earliest = np.full(groups, len(graph), np.int64)
+    np.minimum.at(earliest, group, np.arange(len(graph)))
+    priority: list[int] = earliest.tolist()
+    ready = [(priority[each], each) for each in range(groups) if not waiting[each]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, done = heappop(ready)
+        order.append(done)
+        for after in consumers[done]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heappush(ready, (priority[after], after))
+    return order
 
 
 def _find(leader: list[int], node: int) -> int:

@@ -1,0 +1,166 @@
+"""What happens to a workload between reading and writing: passes, estimates, and the account of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
+
+__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation"]
+
+Granularity = Literal["op", "fused", "region"]
+Missing = Literal["error", "warn", "zero"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Why some operations of the input are not in the output: ``count`` operations of all ranks together.
+
+    ``bytes_moved`` is the traffic that went with them, because it stays inside a fusion.
+    """
+
+    reason: str
+    message: str
+    count: float
+    bytes_moved: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conservation:
+    """Sums over the ranks written, before and after, and what accounts for the difference."""
+
+    num_ranks: int
+    rank_classes: int
+    before: Totals
+    after: Totals
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    reason: str
+    message: str
+    rewrite: Pass
+
+
+@dataclass(slots=True)
+class _Account:
+    """Collects, per reason, what a step took away."""
+
+    dropped: dict[str, Dropped] = field(default_factory=dict[str, Dropped])
+
+    def add(self, step: _Step, before: Totals, after: Totals, ranks: int) -> None:
+        count, moved = before.ops - after.ops, before.bytes_moved - after.bytes_moved
+        if not count:
+            return
+        so_far = self.dropped.get(step.reason, Dropped(step.reason, step.message, 0))
+        self.dropped[step.reason] = replace(
+            so_far,
+            count=so_far.count + count * ranks,
+            bytes_moved=so_far.bytes_moved + (moved if moved > 0 else 0.0) * ranks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """How to prepare. ``folds`` drops free operations, ``flat`` unrolls loops; both are the target's wish."""
+
+    granularity: Granularity | None
+    missing: Missing
+    hardware: str | None
+    estimator: str
+    folds: bool
+    flat: bool
+
+    def run(
+        self, workload: Workload, ranks: range, diagnostics: Diagnostics
+    ) -> tuple[Workload, Conservation]:
+        """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
+        counts: list[int] = np.bincount(
+            workload.rank_class[ranks.start : ranks.stop], minlength=len(workload.classes)
+        ).tolist()
+        account = _Account()
+        estimate = self._estimator(workload.num_ranks)
+        classes = tuple(
+            self._prepare(graph, count, estimate, account, diagnostics) if count else graph
+            for graph, count in zip(workload.classes, counts, strict=True)
+        )
+        conservation = Conservation(
+            len(ranks),
+            sum(count > 0 for count in counts),
+            _summed(workload.classes, counts),
+            _summed(classes, counts),
+            tuple(account.dropped.values()),
+        )
+        return replace(workload, classes=classes), conservation
+
+    def _steps(self) -> tuple[list[_Step], list[_Step]]:
+        """What stands before the estimate and what behind it."""
+        before: list[_Step] = []
+        if self.granularity in {"fused", "region"}:
+            before.append(_Step("pass.fused", "merged into the operation that uses them", FuseElementwise()))
+        if self.folds or self.granularity:
+            before.append(_Step("pass.folded-free", "cost nothing (views, constants, tuples)", FoldFree()))
+        after: list[_Step] = []
+        if self.granularity == "region":
+            after.append(_Step("pass.grouped", "merged into regions between collectives", GroupRegions()))
+        if self.flat:
+            trips = {"error": None, "warn": 1, "zero": 0}[self.missing]
+            after.append(
+                _Step("pass.unrolled", "stand in loops that never run", UnrollLoops(unknown_trips=trips))
+            )
+        return before, after
+
+    def _prepare(
+        self,
+        graph: OpGraph,
+        ranks: int,
+        estimate: Callable[[OpGraph, Diagnostics], OpGraph],
+        account: _Account,
+        diagnostics: Diagnostics,
+    ) -> OpGraph:
+        before, after = self._steps()
+        for step in before:
+            graph = _apply(step, graph, ranks, account, diagnostics)
+        graph = estimate(graph, diagnostics)
+        for step in after:
+            graph = _apply(step, graph, ranks, account, diagnostics)
+        return graph
+
+    def _estimator(self, num_ranks: int) -> Callable[[OpGraph, Diagnostics], OpGraph]:
+        """What gives a graph durations, or sees to those that lack one."""
+        if self.hardware is None:
+            return self._settle
+        from hespas.api.estimation import graph_estimator
+
+        return graph_estimator(self.hardware, self.estimator, num_ranks, self.missing)
+
+    def _settle(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        """Without a device nobody is asked for durations; a strict caller still hears of missing ones."""
+        if self.missing == "warn" or not self.flat:
+            return graph
+        from hespas.estimators import settle_missing
+
+        return settle_missing(graph, self.missing, diagnostics)
+
+
+def _apply(step: _Step, graph: OpGraph, ranks: int, account: _Account, diagnostics: Diagnostics) -> OpGraph:
+    rewritten = step.rewrite(graph, diagnostics)
+    if rewritten is not graph:
+        account.add(step, totals(graph), totals(rewritten), ranks)
+    return rewritten
+
+
+def _summed(classes: tuple[OpGraph, ...], ranks: list[int]) -> Totals:
+    """Sums over all ranks; ``unknown_ops`` counts each class once."""
+    rows = [(asdict(totals(graph)), count) for graph, count in zip(classes, ranks, strict=True) if count]
+    summed = {
+        name: sum(row[name] * (1 if name == "unknown_ops" else count) for row, count in rows)
+        for name in rows[0][0]
+    }
+    return Totals(**summed)
