@@ -12,6 +12,8 @@ from hespas.graph.errors import OutputError
 __all__ = ["check_destination", "write_atomically"]
 
 _RANK_FILE = re.compile(r"^.+\.\d+\.et(\.gz)?$")
+_FEW_FILES = 16
+_FLUSHES_AT_ONCE = 8
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
@@ -60,17 +62,32 @@ def write_atomically(
 
 
 def _sync(path: Path) -> int:
-    """Flush a file, or a directory with its files, to the disk; returns their bytes."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    total = 0
-    for file in [*files, path] if path.is_dir() else files:
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-            total += 0 if file is path and path.is_dir() else os.fstat(handle).st_size
-        finally:
-            os.close(handle)
+    """Flush a file, or a directory with its files, to the disk; returns the bytes of the files.
+
+    A flush is one wait for the disk, so many files are flushed at once.
+    """
+    if not path.is_dir():
+        return _flush(path)
+    files = sorted(path.iterdir())
+    if len(files) > _FEW_FILES:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_FLUSHES_AT_ONCE) as pool:
+            total = sum(pool.map(_flush, files))
+    else:
+        total = sum(map(_flush, files))
+    _flush(path)
     return total
+
+
+def _flush(path: Path) -> int:
+    """Flush one file or directory; returns its size."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        return os.fstat(handle).st_size
+    finally:
+        os.close(handle)
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
@@ -80,11 +97,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
         _replace_files(temporary, target)
     else:
         temporary.rename(target)
-    parent = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    _flush(target.parent)
 
 
 def _replace_files(temporary: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -115,4 +116,39 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="No space left"):
         write_atomically(tmp_path / "out", no_space, overwrite=False, directory=False)
+    assert _names(tmp_path) == []
+
+
+def _fill_many(path: Path) -> None:
+    path.mkdir()
+    for rank in range(40):
+        (path / f"job.{rank}.et").write_bytes(bytes(rank))
+
+
+def test_every_file_of_a_large_set_is_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    flush = os.fsync
+
+    def record(handle: int) -> None:
+        flushed.append(os.fstat(handle).st_ino)
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    size = write_atomically(tmp_path / "out", _fill_many, overwrite=False, directory=True)
+    assert size == sum(range(40))
+    inodes = {entry.stat().st_ino for entry in (tmp_path / "out").iterdir()}
+    assert inodes <= set(flushed)
+    assert len(flushed) == 40 + 2  # the folder itself, and the one it stands in
+
+
+def test_a_file_of_a_large_set_that_cannot_be_flushed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int) -> None:
+        if os.fstat(handle).st_size == 17:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OutputError, match="Input/output error"):
+        write_atomically(tmp_path / "out", _fill_many, overwrite=False, directory=True)
     assert _names(tmp_path) == []

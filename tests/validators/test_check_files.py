@@ -65,6 +65,16 @@ def test_one_file_of_a_set_is_one_rank(traces: Path) -> None:
     assert "ET020" in note.message
 
 
+def test_a_file_without_a_rank_in_its_name_says_its_rank_itself(tmp_path: Path) -> None:
+    entry = load_format("chakra")
+    assert entry.write is not None
+    job = tensor_parallel()
+    entry.write(job, tmp_path / "lone.et", WriteOptions(ranks=range(2, 3)), Diagnostics())
+    result = check([tmp_path / "lone.et"], "astra-sim")
+    assert not result.inputs[0].complete
+    assert result.violations == ()  # as rank 0 it would send another rank's messages: ET014
+
+
 def test_each_path_is_checked_by_itself(traces: Path) -> None:
     result = check([rank_file(traces, 0), rank_file(traces, 1), traces])
     assert [entry.complete for entry in result.inputs] == [False, False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +33,14 @@ _BOUNDS: dict[int, tuple[int, int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Assembled:
+class Assembled(NamedTuple):
     """The finished attributes; ``slot`` says which rows depend on the rank (-1: none)."""
 
     attrs: AttributeColumns
     slot: Longs
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
+class _Part(NamedTuple):
     node: Longs
     key: NDArray[np.int32]
     field: Bytes
@@ -57,18 +55,20 @@ class _Part:
 
 
 def _same(count: int, value: int) -> Longs:
-    return np.full(count, value, np.int64)
+    """One value ``count`` times, in no memory; parts are read only."""
+    return np.broadcast_to(np.int64(value), (count,))
 
 
-@dataclass(slots=True, eq=False)
 class Assembly:
     """Collects attributes of ``nodes`` nodes. Parts added first come first within a node."""
 
-    nodes: int
-    _names: dict[str, int] = field(default_factory=dict[str, int])
-    _parts: list[_Part] = field(default_factory=list[_Part])
-    _buffers: list[Bytes] = field(default_factory=list[Bytes])
-    _size: int = 0
+    def __init__(self, nodes: int) -> None:
+        """Start without attributes."""
+        self.nodes = nodes
+        self._names: dict[str, int] = {}
+        self._parts: list[_Part] = []
+        self._buffers: list[Bytes] = []
+        self._size = 0
 
     def buffer(self, data: bytes | memoryview[int]) -> int:
         """Make bytes available to :meth:`texts`; returns where they start."""
@@ -95,12 +95,17 @@ class Assembly:
         """An integer attribute. ``optional`` rows are written only where the node's layout names them,
         ``implied`` ones are left out where it has a layout that does not.
         """
-        nothing = _same(len(node), 0)
-        part = self._part(name, kind, node, (nothing, nothing - 1))
-        part.bits = value.view(np.uint64)
-        part.slot = part.slot if slot is None else slot
-        part.optional = part.optional if optional is None else optional
-        part.implied = part.implied if implied is None else implied
+        count = len(node)
+        span = (_same(count, 0), _same(count, -1))
+        part = self._part(name, kind, node, span, slot)
+        no = part.optional
+        self._parts.append(
+            part._replace(
+                bits=value.view(np.uint64),
+                optional=no if optional is None else optional,
+                implied=no if implied is None else implied,
+            )
+        )
 
     def texts(
         self,
@@ -113,12 +118,14 @@ class Assembly:
         slot: Longs | None = None,
     ) -> None:
         """A string attribute; the texts lie in the buffers."""
-        part = self._part(name, kind, node, (start, length))
-        part.slot = part.slot if slot is None else slot
+        self._parts.append(self._part(name, kind, node, (start, length), slot))
 
-    def _part(self, name: str, kind: AttributeField, node: Longs, span: tuple[Longs, Longs]) -> _Part:
+    def _part(
+        self, name: str, kind: AttributeField, node: Longs, span: tuple[Longs, Longs], slot: Longs | None
+    ) -> _Part:
         count = len(node)
-        part = _Part(
+        no = np.zeros(count, np.bool_)
+        return _Part(
             node=node,
             key=np.full(count, self.key(name), np.int32),
             field=np.full(count, kind, np.uint8),
@@ -126,13 +133,11 @@ class Assembly:
             start=span[0],
             length=span[1],
             order=_same(count, len(self._parts)),
-            slot=_same(count, -1),
-            optional=np.zeros(count, np.bool_),
-            implied=np.zeros(count, np.bool_),
+            slot=_same(count, -1) if slot is None else slot,
+            optional=no,
+            implied=no,
             generated=True,
         )
-        self._parts.append(part)
-        return part
 
     def verbatim(
         self, node: Longs, key: NDArray[np.int32], kind: Bytes, bits: Words, span: tuple[Longs, Longs]
@@ -168,7 +173,10 @@ class Assembly:
         if layouts.layouts:
             kept = _apply(layouts, whole, generated, self._names, self.nodes)
         rows = np.flatnonzero(kept)
-        rows = rows[np.lexsort((whole.order[rows], whole.node[rows]))]
+        if layouts.layouts:
+            rows = rows[np.lexsort((whole.order[rows], whole.node[rows]))]
+        else:  # parts stand in order already
+            rows = rows[np.argsort(whole.node[rows], kind="stable")]
         return Assembled(self._columns(whole, rows, docs), whole.slot[rows])
 
     def _columns(
@@ -212,7 +220,7 @@ def _apply(layouts: Layouts, whole: _Part, generated: Bools, names: dict[str, in
     """Order and type the attributes of nodes that have a layout; returns which rows to keep."""
     kept = ~whole.optional
     layout_of = np.full(nodes, -1, np.int64)
-    layout_of[layouts.node] = layouts.index
+    layout_of[layouts.node] = layouts.choice
     row_layout = layout_of[whole.node]
     by_layout = np.argsort(row_layout, kind="stable")
     bounds = np.searchsorted(row_layout[by_layout], np.arange(len(layouts.layouts) + 1))

@@ -13,7 +13,8 @@ from hespas.converters.chakra.keys import NOT_TEXT, KeyTable
 from hespas.converters.chakra.spans import Bools, Bytes, Longs, Window, Words, copy_spans
 from hespas.converters.chakra.varints import read_varints
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.tables import ATTRIBUTE, VALUE_FIELDS, AttributeField, WireType
+from hespas.schemas.chakra.messages import ATTRIBUTE
+from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, WireType
 
 __all__ = ["decode_attributes", "not_text"]
 

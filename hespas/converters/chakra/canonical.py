@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.tables import FieldSpec, Kind, MessageSpec, WireType, tag
+from hespas.schemas.chakra.messages import FieldSpec, MessageSpec
+from hespas.schemas.chakra.tables import Kind, WireType, encode_varint, tag
 
-__all__ = ["Canonical", "canonical_message", "encode_varint"]
+__all__ = ["Canonical", "canonical_message"]
 
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
@@ -177,16 +178,6 @@ def _normal(kind: Kind, value: int) -> int:
     if kind in (Kind.UINT32, Kind.SINT32):
         return value & _MASK32
     return value
-
-
-def encode_varint(value: int) -> bytes:
-    """The shortest varint of an unsigned 64-bit integer."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _delimited(content: bytes) -> bytes:

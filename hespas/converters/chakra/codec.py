@@ -17,8 +17,8 @@ from hespas.converters.chakra.columns import AttributeColumns, EtColumns
 from hespas.converters.chakra.decode import Decoder, Metadata
 from hespas.converters.chakra.encode import encode_chunks
 from hespas.converters.chakra.frames import FrameBatch, frames, open_trace
+from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.join import Joiner
-from hespas.converters.chakra.output import open_output
 from hespas.converters.chakra.versions import (
     FirstFrame,
     Schema,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hespas.converters.chakra.faults import Faults
+if TYPE_CHECKING:
+    from hespas.converters.chakra.faults import Faults
 
 __all__ = ["FILE_NAME", "parse_groups", "read_groups", "render_groups"]
 

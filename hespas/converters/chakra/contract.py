@@ -17,10 +17,12 @@ __all__ = [
     "COLLECTIVE_TO_COMM",
     "COMM_TO_COLLECTIVE",
     "DEFAULT_CLASS",
+    "GROUPS_ATTRIBUTE",
     "INTEGER_FIELDS",
     "KIND_TO_TYPE",
     "LAYOUT_KEY",
     "LINTED",
+    "RANK_ATTRIBUTE",
     "TYPE_TO_KIND",
     "WHOLE_WORLD",
     "Tag",
@@ -137,6 +139,9 @@ COLLECTIVE_TO_COMM: MappingProxyType[CollectiveKind, int] = MappingProxyType(
 
 WHOLE_WORLD = frozenset({"", "0"})
 """Values of ``pg_name`` that mean all ranks, as its absence does."""
+
+RANK_ATTRIBUTE, GROUPS_ATTRIBUTE = "rank", "comm_group"
+"""Metadata attributes of a file that was written without the rest of its set."""
 
 LAYOUT_KEY = "chakra.layout"
 """Key of the rows that keep which attributes a node had, in which order and of which type."""

@@ -21,7 +21,8 @@ from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
 from hespas.converters.chakra.varints import packed_varints
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError
-from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, NodeField, WireType
+from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE
+from hespas.schemas.chakra.tables import NodeField, WireType
 
 __all__ = ["Decoder", "Metadata", "decode_io"]
 

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hespas.converters.chakra.canonical import encode_varint
 from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.spans import Bytes, Longs, Window, Words
 from hespas.converters.chakra.tokens import Tokens, delimited, fixed, join, render, rows, spans, varints
 from hespas.graph.errors import InvariantError
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType, tag
+from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType, encode_varint, tag
 
 __all__ = ["encode_chunks", "encode_metadata", "encode_nodes"]
 

@@ -2,7 +2,7 @@
 
 A ``collective_permute`` becomes a SEND and a RECV that wait for what it waited for, and for both of which its
 users wait. A rank without a target has no SEND, one without a source no RECV, and a collective over a group
-of one has nobody to talk to: such nodes are led around.
+of one has nobody to talk to: such nodes are led around. Transfers to the host, which is no rank, become work.
 """
 
 from __future__ import annotations
@@ -10,19 +10,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.spans import Bools, Longs
-from hespas.graph import CollectiveTable, Csr, Diagnostics, NodeKind, OpGraph, P2pTable
+from hespas.graph import (
+    CollectiveTable,
+    Csr,
+    Diagnostics,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    StringTableBuilder,
+)
 from hespas.graph.columns import FloatArray
 from hespas.graph.passes import bypass
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["expand", "flatten_runs", "without_idle"]
+__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "idle_graph", "without_idle"]
+
+_IDLE = "idle"
 
 
-def expand(graph: OpGraph) -> OpGraph:
+class Expanded(NamedTuple):
+    """A graph without permutes. ``halves`` are the SENDs that were one; the RECV of each stands behind it."""
+
+    graph: OpGraph
+    halves: Longs
+
+    def alone(self, idle: Bools) -> Longs:
+        """The SENDs among ``halves`` that are idle while their RECV is not."""
+        return self.halves[idle[self.halves] & ~idle[self.halves + 1]]
+
+    def for_rank(self, idle: Bools) -> OpGraph:
+        """The graph of a rank on which ``idle`` nodes do nothing. The costs of a permute go with its SEND, on
+        a rank that only receives with its RECV: the time of a rank is neither lost nor counted twice.
+        """
+        graph, senders = self.graph, self.alone(idle)
+        if len(senders):
+            costs = {name: _cost(graph, name).copy() for name in _COSTS}
+            for column in costs.values():
+                column[senders + 1] = column[senders]
+            graph = _with_costs(graph, costs)
+        kept = without_idle(graph, idle)
+        return kept if len(kept) else idle_graph(kept)
+
+
+def expand(graph: OpGraph) -> Expanded:
     """The graph with every PERMUTE as SEND then RECV, on a tag of its own where none is stated.
 
     Ids become node numbers where there is a permute or two nodes have one id. The SEND keeps the costs; those
@@ -30,7 +67,7 @@ def expand(graph: OpGraph) -> OpGraph:
     """
     permutes = graph.kind == NodeKind.PERMUTE
     if not permutes.any():
-        return _with_own_ids(graph)
+        return Expanded(_with_own_ids(graph), np.empty(0, np.int64))
     copies = 1 + permutes.astype(np.int64)
     rows = np.repeat(np.arange(len(graph), dtype=np.int64), copies)
     first = np.cumsum(copies) - copies
@@ -50,12 +87,13 @@ def expand(graph: OpGraph) -> OpGraph:
     numbered = replace(
         expanded, kind=kind, id=np.arange(len(rows), dtype=np.uint64), p2p=replace(p2p, tag=tag)
     )
-    return _with_costs(numbered, costs)
+    return Expanded(_with_costs(numbered, costs), sends)
 
 
 def _with_own_ids(graph: OpGraph) -> OpGraph:
     """Number the nodes anew where a pass (unrolling a loop) has left two with one id."""
-    if len(np.unique(graph.id)) == len(graph):
+    ascending = graph.id if bool((graph.id[1:] > graph.id[:-1]).all()) else np.sort(graph.id)
+    if bool((ascending[1:] > ascending[:-1]).all()):
         return graph
     return replace(graph, id=np.arange(len(graph), dtype=np.uint64))
 
@@ -142,6 +180,57 @@ def _live_messages(table: P2pTable, live: Bools) -> P2pTable:
         comm_bytes=table.comm_bytes[live],
         tag=table.tag[live],
         host=table.host[live],
+    )
+
+
+def idle_graph(graph: OpGraph) -> OpGraph:
+    """One free node in place of none: a trace without nodes is not legal, and no simulator runs one."""
+    builder = GraphBuilder(graph.name)
+    builder.strings = StringTableBuilder(graph.strings)
+    name = builder.strings.add(_IDLE)
+    node = builder.add_node(
+        name_row=name,
+        op_row=name,
+        op_class=OpClass.FREE,
+        flops=0.0,
+        transcendentals=0.0,
+        bytes_read=0.0,
+        bytes_written=0.0,
+    )
+    builder.set(node, duration_ns=0.0)
+    return replace(
+        builder.build(),
+        group_sets=graph.group_sets,
+        permutations=graph.permutations,
+        extra=graph.extra,
+        attachments=graph.attachments,
+    )
+
+
+def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+    """The graph with transfers over the host link as computation: a trace knows no peer that is no rank.
+
+    They keep their operation, time and bytes (those of the message where nobody counted them).
+    """
+    table = graph.p2p
+    over = table.host
+    if not over.any():
+        return graph
+    nodes = table.node[over]
+    kind, op_class, read = graph.kind.copy(), graph.op_class.copy(), graph.bytes_read.copy()
+    kind[nodes], op_class[nodes] = NodeKind.COMPUTE, OpClass.HOST
+    written = graph.bytes_written.copy()
+    uncounted = np.isnan(graph.bytes_moved[nodes])
+    read[nodes[uncounted]], written[nodes[uncounted]] = table.comm_bytes[over][uncounted], 0.0
+    message = "transfers over the host link are written as COMP nodes of their bytes: the host is no rank"
+    diagnostics.info("chakra.host-transfer", graph.name, message, count=len(nodes))
+    return replace(
+        graph,
+        kind=kind,
+        op_class=op_class,
+        bytes_read=read,
+        bytes_written=written,
+        p2p=_live_messages(table, ~over),
     )
 
 

@@ -103,7 +103,7 @@ def layout_rows(found: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
         return []
     key = strings.add(LAYOUT_KEY)
     whole = ByteRows.from_rows([encode_layout(layout) for layout in found.layouts])
-    data = np.frombuffer(found.index.astype("<u4").tobytes(), np.uint8)
+    data = np.frombuffer(found.choice.astype("<u4").tobytes(), np.uint8)
     chosen = ByteRows(data, offsets_of(np.full(len(found.node), 4)))
     return [
         _constant(np.full(len(whole), -1, np.int64), key, Tag.LAYOUT, whole),

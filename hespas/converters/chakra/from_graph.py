@@ -6,8 +6,8 @@ The graph is flat (no permutes, no loops): see :mod:`.expansion`. What depends o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ _LARGEST = float(1 << 62)
 _DEFAULT_VERSION = "0.0.4"
 
 
-@dataclass(frozen=True, slots=True)
-class Variables:
+class Variables(NamedTuple):
     """What differs between ranks: a text per group set (empty: all ranks), the own rank, and per permutation
     the rank sent to and received from.
 
@@ -58,12 +57,15 @@ class Variables:
         return (*self.groups, self.own, *(value for pair in pairs for value in pair))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lowered:
-    """The trace, and which attribute rows hold which variable (-1: none)."""
+class Lowered(NamedTuple):
+    """The trace, and which attribute rows hold which variable (-1: none).
+
+    ``rounded_off`` counts computations that take time and yet state 0 in ``duration_micros``.
+    """
 
     columns: EtColumns
     slot: Longs
+    rounded_off: int
 
 
 def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
@@ -93,7 +95,8 @@ def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
         attrs=assembled.attrs,
         frame_byte=np.zeros(len(graph), np.int64),
     )
-    return Lowered(columns, assembled.slot)
+    rounded_off = (graph.kind == NodeKind.COMPUTE) & (nanos > 0) & (micros == 0)
+    return Lowered(columns, assembled.slot, int(rounded_off.sum()))
 
 
 def _names(graph: OpGraph) -> ByteRows:
@@ -189,7 +192,7 @@ class _Extra:
     def _keys(self, assembly: Assembly) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The assembly's key for each string row in use."""
         keys = np.zeros(len(self.graph.strings), np.int32)
-        for row in np.unique(self.table.key[self.table.tag <= Tag.DOC_STRING]).tolist():
+        for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
             keys[row] = assembly.key(self.graph.strings[row])
         return keys
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, render_groups
-from hespas.converters.chakra.faults import Faults
 from hespas.graph import Diagnostics, GroupSet, Workload
 
 __all__ = ["GroupIds"]
 
 
-@dataclass(slots=True, eq=False)
-class GroupIds:
+class GroupIds(NamedTuple):
     """The id of each group of each group set. New ids follow the known ones, set by set, group by group.
 
     The id of a group is computed, not looked up, so that one rank of many costs no list of all groups.
@@ -21,7 +19,7 @@ class GroupIds:
     known: dict[int, list[int]]
     base: dict[GroupSet, int]
     num_ranks: int
-    _by_members: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+    by_members: dict[tuple[int, ...], int]
 
     @classmethod
     def of(cls, workload: Workload) -> GroupIds:
@@ -29,8 +27,7 @@ class GroupIds:
         document = b""
         for graph in workload.classes:
             document = document or graph.attachments.get(FILE_NAME, b"")
-        quiet = Faults(FILE_NAME, None, Diagnostics(), lenient=True)
-        known = parse_groups(document, quiet) if document else {}
+        known = _parsed(document) if document else {}
         number = max(known, default=0) + 1
         base: dict[GroupSet, int] = {}
         for groups in workload.group_sets:
@@ -49,7 +46,7 @@ class GroupIds:
         if groups.max_group_size > 1 and groups.group_size != -1:
             return False
         members = groups.members(group)
-        return len(members) < 2 and tuple(members.tolist()) not in self._by_members
+        return len(members) < 2 and tuple(members.tolist()) not in self.by_members
 
     def text(self, groups: GroupSet, rank: int) -> bytes:
         """``pg_name`` of the group a rank belongs to; empty for all ranks and for an idle collective."""
@@ -58,8 +55,8 @@ class GroupIds:
         group = groups.group_of(rank)
         if group < 0:
             return b""
-        if self._by_members:
-            number = self._by_members.get(tuple(groups.members(group).tolist()))
+        if self.by_members:
+            number = self.by_members.get(tuple(groups.members(group).tolist()))
             if number is not None:
                 return str(number).encode()
         return str(self.base[groups] + group).encode()
@@ -80,6 +77,13 @@ class GroupIds:
             if groups.is_world(self.num_ranks):
                 continue
             for place, members in enumerate(groups):
-                if len(members) > 1 and tuple(members.tolist()) not in self._by_members:
+                if len(members) > 1 and tuple(members.tolist()) not in self.by_members:
                     listed[base + place] = members.tolist()
         return render_groups(listed) if listed else b""
+
+
+def _parsed(document: bytes) -> dict[int, list[int]]:
+    """The groups of a file that a reader has checked already."""
+    from hespas.converters.chakra.faults import Faults
+
+    return parse_groups(document, Faults(FILE_NAME, None, Diagnostics(), lenient=True))

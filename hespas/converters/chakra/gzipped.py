@@ -1,13 +1,18 @@
-"""Gzip streams through isal, which is several times as fast as zlib; the one place that knows its types."""
+"""Trace files as streams, gzipped or not. Gzip goes through isal, several times as fast as zlib; this is
+the one place that knows its types.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, cast
 
-__all__ = ["damage_errors", "open_gzip", "pack"]
+from hespas.graph.errors import OutputError
+
+__all__ = ["damage_errors", "open_gzip", "open_output"]
 
 _LEVEL = 2
 
@@ -24,7 +29,24 @@ def damage_errors() -> tuple[type[Exception], ...]:
     return EOFError, OSError, broken
 
 
-def pack(raw: BinaryIO) -> BinaryIO:
-    """A stream that compresses into ``raw``, without name and time: equal traces are equal files."""
+@contextmanager
+def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
+    """A binary stream to ``path``. Raises :class:`OutputError` when the system refuses.
+
+    Gzip output carries no time and no name: equal traces are equal files.
+    """
+    try:
+        with path.open("wb") as raw:
+            if not packed:
+                yield raw
+                return
+            with _pack(raw) as stream:
+                yield stream
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
+
+
+def _pack(raw: BinaryIO) -> BinaryIO:
+    """A stream that compresses into ``raw``."""
     packer = cast("Callable[..., BinaryIO]", import_module("isal.igzip").IGzipFile)
     return packer(filename="", mode="wb", fileobj=raw, compresslevel=_LEVEL, mtime=0)

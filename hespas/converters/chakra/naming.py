@@ -1,13 +1,10 @@
-"""Names that the files of one job share: rank files, and what a file kept without its set says of itself."""
+"""The names of rank files."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["GROUPS_ATTRIBUTE", "RANK_ATTRIBUTE", "RANK_FILE"]
-
-RANK_ATTRIBUTE, GROUPS_ATTRIBUTE = "rank", "comm_group"
-"""Metadata attributes of a file that was written without the rest of its set."""
+__all__ = ["RANK_FILE"]
 
 RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>\d{1,9})\.et(?:\.gz)?$")
 """The name of one rank's file."""

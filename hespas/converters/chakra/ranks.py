@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.chakra.canonical import encode_varint
 from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.encode import encode_chunks
 from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
 from hespas.converters.chakra.spans import Bytes, Longs
 from hespas.graph import OpGraph
 from hespas.graph.errors import InvariantError
-from hespas.schemas.chakra.tables import AttributeField
+from hespas.schemas.chakra.tables import AttributeField, encode_varint
 
 __all__ = ["ClassWriter"]
 
@@ -66,9 +65,13 @@ class _Template:
 
 @dataclass(slots=True, eq=False)
 class ClassWriter:
-    """Encodes the ranks of one class that run the same nodes."""
+    """Encodes the ranks of one class that run the same nodes.
+
+    ``rounded_off`` counts, once encoded, the computations that state 0 us though they take time.
+    """
 
     graph: OpGraph
+    rounded_off: int = 0
     _templates: dict[tuple[int, ...], _Template] = field(default_factory=dict[tuple[int, ...], _Template])
 
     def pieces(self, variables: Variables, *, alone: bool) -> Iterable[Bytes]:
@@ -77,8 +80,13 @@ class ClassWriter:
         """
         if not alone:
             return [self._patched(variables)]
-        lowered = from_graph(self.graph, variables)
+        lowered = self._lowered(variables)
         return (np.frombuffer(piece, np.uint8) for piece in encode_chunks(lowered.columns))
+
+    def _lowered(self, variables: Variables) -> Lowered:
+        lowered = from_graph(self.graph, variables)
+        self.rounded_off = lowered.rounded_off
+        return lowered
 
     def _patched(self, variables: Variables) -> Bytes:
         widths = tuple(len(_wire(value)) for value in variables.values())
@@ -86,7 +94,7 @@ class ClassWriter:
         if template is None:
             template = self._template(variables)
             if template is None:
-                return _encoded(from_graph(self.graph, variables).columns)
+                return _encoded(self._lowered(variables).columns)
             self._keep(widths, template)
         return template.patched(variables)
 
@@ -99,14 +107,14 @@ class ClassWriter:
 
     def _template(self, variables: Variables) -> _Template | None:
         """Encode twice and compare. None where a variable is of a type whose bytes are not its own."""
-        first = from_graph(self.graph, _placeholders(variables, 1))
+        first = self._lowered(_placeholders(variables, 1))
         if not _is_patchable(first):
             return None
         data = _encoded(first.columns)
         slots = first.slot[first.slot >= 0]
         if not len(slots):
             return _Template(data, tuple(np.empty((0, 1), np.int64) for _ in variables.values()))
-        other = _encoded(from_graph(self.graph, _placeholders(variables, 2)).columns)
+        other = _encoded(self._lowered(_placeholders(variables, 2)).columns)
         if len(other) != len(data):
             raise InvariantError("two encodings of one class have different lengths")
         return _Template(data, _places(np.flatnonzero(data != other), slots, variables.values()))

@@ -19,9 +19,10 @@ from hespas.converters.chakra.checks import check_file
 from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, read_groups
+from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
-from hespas.converters.chakra.naming import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE, RANK_FILE
+from hespas.converters.chakra.naming import RANK_FILE
 from hespas.converters.chakra.peers import (
     Groups,
     PeerRows,

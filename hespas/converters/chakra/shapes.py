@@ -7,7 +7,7 @@ verbatim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,53 +22,60 @@ _MAX_TEXT = 1 << 16
 """A longer text is no list of shapes of ours; it is not parsed."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypeTexts:
+class TypeTexts(NamedTuple):
     """Shapes and types of one list of tensors."""
 
     shapes: bytes
     types: bytes
 
 
-def _render(shapes: Sequence[Sequence[int]], names: Sequence[str]) -> TypeTexts:
-    spelled = ", ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
-    quoted = ", ".join(f'"{name}"' for name in names)
-    return TypeTexts(f"[{spelled}]".encode(), f"[{quoted}]".encode())
+def _shape_text(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _name_text(name: str) -> str:
+    return f'"{name}"'
+
+
+def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
+    """The texts of a list of tensors from those of its members."""
+    shapes = ", ".join([shape for shape, _ in spelled])
+    names = ", ".join([name for _, name in spelled])
+    return TypeTexts(f"[{shapes}]".encode(), f"[{names}]".encode())
 
 
 def type_texts(graph: OpGraph, operands: Csr) -> IoColumns:
     """The ``IOInfo`` of all nodes that have operands (or results)."""
     nodes = np.flatnonzero(operands.lengths)
-    known: dict[tuple[int, ...], TypeTexts] = {}
-    texts: list[TypeTexts] = []
-    bounds: list[int] = operands.offsets.tolist()
-    values: list[int] = operands.values.tolist()
-    for node in nodes.tolist():
-        key = tuple(values[bounds[node] : bounds[node + 1]])
-        text = known.get(key)
-        if text is None:
-            text = known[key] = _texts_of(graph, key)
-        texts.append(text)
+    lists = operands.values.astype(np.int32, copy=False).tobytes()
+    start: list[int] = (operands.offsets[nodes] * 4).tolist()
+    end: list[int] = (operands.offsets[nodes + 1] * 4).tolist()
+    keys = list(map(lists.__getitem__, map(slice, start, end)))
+    distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    which = np.fromiter(map(distinct.__getitem__, keys), np.int64, len(keys))
+    spelled = {row: _spelled(graph, row) for row in set(operands.values.tolist())}
+    lists_of = [np.frombuffer(key, np.int32).tolist() for key in distinct]
+    texts = [_joined([spelled[row] for row in rows]) for rows in lists_of]
     return IoColumns(
         nodes,
-        ByteRows.from_rows([_VALUES] * len(texts)),
-        ByteRows.from_rows([text.shapes for text in texts]),
-        ByteRows.from_rows([text.types for text in texts]),
+        ByteRows.from_rows([_VALUES]).take(np.zeros(len(nodes), np.int64)),
+        ByteRows.from_rows([text.shapes for text in texts]).take(which),
+        ByteRows.from_rows([text.types for text in texts]).take(which),
     )
 
 
-def _texts_of(graph: OpGraph, rows: Sequence[int]) -> TypeTexts:
-    codes: list[int] = graph.types.dtype[list(rows)].tolist()
-    names = ["" if code == UNKNOWN_DTYPE else DTYPES[code].name for code in codes]
-    return _render([graph.types.shape(row) for row in rows], names)
+def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
+    """Shape and element type of one tensor type."""
+    code = int(graph.types.dtype[row])
+    return _shape_text(graph.types.shape(row)), _name_text("" if code == UNKNOWN_DTYPE else DTYPES[code].name)
 
 
-@dataclass(slots=True)
 class _Parser:
-    types: TensorTypesBuilder
-    known: dict[tuple[bytes, bytes], tuple[int, ...] | None] = field(
-        default_factory=dict[tuple[bytes, bytes], tuple[int, ...] | None]
-    )
+    """Texts already seen are not parsed again."""
+
+    def __init__(self, types: TensorTypesBuilder) -> None:
+        self.types = types
+        self.known: dict[tuple[bytes, bytes], tuple[int, ...] | None] = {}
 
     def rows(self, shapes: bytes, types: bytes) -> tuple[int, ...] | None:
         """Type rows of two texts, None where they are not ours."""
@@ -89,8 +96,11 @@ class _Parser:
             return None
         elements = [find_dtype(name) if name else None for name in names]
         unknown = any(name and element is None for name, element in zip(names, elements, strict=True))
-        spelled = [element.name if element else "" for element in elements]
-        same = _render(extents, spelled) == TypeTexts(shapes, types)
+        spelled = [
+            (_shape_text(shape), _name_text(element.name if element else ""))
+            for shape, element in zip(extents, elements, strict=False)
+        ]
+        same = _joined(spelled) == TypeTexts(shapes, types)
         negative = any(extent < -1 or extent > 1 << 62 for shape in extents for extent in shape)
         if unknown or negative or not same or len(extents) != len(names) or not extents:
             return None

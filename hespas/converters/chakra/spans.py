@@ -6,7 +6,7 @@ inside is safe.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,7 @@ def offsets_of(lengths: NDArray[np.integer]) -> Longs:
     return offsets
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class Window(NamedTuple):
     """Bytes (with :data:`SLACK` more behind them) as bytes, and as words and blocks at every position."""
 
     u8: Bytes

@@ -38,15 +38,21 @@ def _by_stream(time: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, Fl
 def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
     """Durations in whole ns, :data:`UNKNOWN` where not known; a positive one is at least 1 ns.
 
-    Fractions are carried along each stream, so that a sum is right within 1 ns (or more nodes than that take
-    less than half of one).
+    Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
     """
     known = np.isfinite(duration_ns) & (duration_ns >= 0)
     time = np.where(known, np.minimum(duration_ns, _LONGEST_NS), 0.0)
+    time[(time > 0) & (time < 1)] = 1.0
     order, begins, ends = _by_stream(time, stream)
     nanos = np.empty(len(time), np.int64)
-    nanos[order] = np.rint(ends) - np.rint(begins)
-    return np.where(known, np.maximum(nanos, time > 0), UNKNOWN)
+    nanos[order] = _half_up(ends) - _half_up(begins)
+    return np.where(known, nanos, UNKNOWN)
+
+
+def _half_up(time: FloatArray) -> Longs:
+    """Rounded so that times 1 apart stay at least 1 apart, unlike ``np.rint``, which rounds half to even."""
+    whole = np.floor(time)
+    return whole.astype(np.int64) + (time - whole >= 0.5)
 
 
 def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:

@@ -22,7 +22,7 @@ from hespas.converters.chakra.extras import (
     start_rows,
 )
 from hespas.converters.chakra.facts import AttributeFacts, Integers
-from hespas.converters.chakra.layouts import find_layouts
+from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words

@@ -8,7 +8,7 @@ overwriting what the one before wrote beyond its width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ _CONTINUE = np.uint64(0x8080808080808080)
 _ONE, _EIGHT, _WORD = np.uint64(1), np.uint64(8), np.uint64(64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class Tokens(NamedTuple):
     """Tokens in row order: ``blocks`` has shape ``(tokens, 2)``; ``counts`` per row, None when one each.
 
     ``clean`` blocks are zero beyond their width, so that another token can be fused onto them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from hespas.converters.chakra.canonical import encode_varint
+from hespas.schemas.chakra.tables import encode_varint
 
 __all__ = [
     "FirstFrame",
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _VARINT, _BYTES = 0, 2
+_NAME_TAG = b"\x0a"
 _CURRENT = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
 _STRINGS_003 = {5, 6, 7, 8, 9, 10}
 
@@ -96,9 +97,12 @@ def first_frame(signature: Signature) -> FirstFrame:
 
 
 def is_attribute_first(signature: Signature) -> bool:
-    """Whether metadata keep attributes in field 1, as in 0.0.3 and the first days of 0.0.4."""
+    """Whether metadata keep attributes in field 1, as in 0.0.3 and the first days of 0.0.4.
+
+    An attribute begins with its name, whose tag is a line feed: no version label does.
+    """
     first = [content for number, _, content in signature.fields if number == 1]
-    if not first:
+    if not first or not all(content.startswith(_NAME_TAG) for content in first):
         return False
     inner = [Signature.of(content) for content in first]
     return all(part is not None and any(number == 1 for number, _, _ in part.fields) for part in inner)

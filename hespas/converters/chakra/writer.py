@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
-from hespas.converters.chakra.expansion import expand, flatten_runs, without_idle
+from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
+from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds
-from hespas.converters.chakra.naming import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
-from hespas.converters.chakra.output import open_output
+from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.ranks import ClassWriter
 from hespas.converters.chakra.spans import Bools, Bytes
 from hespas.converters.format import Value, WriteOptions
@@ -54,6 +54,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         _write_alone(job, ranks[0], path, packed=packed)
     else:
         _write_directory(job, ranks, path, options, packed=packed)
+    job.account.report(value.name, diagnostics)
     _report(value, diagnostics)
 
 
@@ -63,12 +64,49 @@ def _first_rank(workload: Workload) -> int:
     return int(stated) if workload.num_ranks == 1 and stated.isdecimal() and len(stated) < 10 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Ranks of one class that run the same nodes, and how many nodes of the class they do not run."""
+class _Runs(NamedTuple):
+    """Ranks of one class that run the same nodes; how many nodes of the class they do not run, and how long
+    the estimate says those take.
+    """
 
     writer: ClassWriter
     idle: int
+    idle_ns: float
+    is_empty: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """What the ranks written so far do not have, or have only roughly; sums over ranks."""
+
+    ranks: int = 0
+    idle: int = 0
+    idle_ns: float = 0.0
+    empty: int = 0
+    rounded_off: int = 0
+
+    def add(self, runs: _Runs) -> None:
+        """Count one rank."""
+        self.ranks += runs.idle > 0
+        self.idle += runs.idle
+        self.idle_ns += runs.idle_ns
+        self.empty += runs.is_empty
+        self.rounded_off += runs.writer.rounded_off
+
+    def report(self, name: str, diagnostics: Diagnostics) -> None:
+        """Say it."""
+        message = (
+            "messages and collectives are left out where a rank has no part in them "
+            f"(ranks: {self.ranks:,}; time they were given there: {self.idle_ns / 1e3:,.3f} us)"
+        )
+        diagnostics.info("chakra.idle", name, message, count=self.idle)
+        message = "ranks have nothing to do; each is written as one node 'idle' of no time"
+        diagnostics.warning("chakra.empty-rank", name, message, count=self.empty)
+        message = (
+            "computations share a microsecond with their neighbours and state 0 in duration_micros, "
+            "of which ASTRA-sim makes 1 ns; duration_nanos holds the exact time"
+        )
+        diagnostics.info("chakra.sub-microsecond", name, message, count=self.rounded_off)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +117,8 @@ class _Job:
     groups: GroupIds
     first_rank: int
     diagnostics: Diagnostics
-    _expanded: dict[int, OpGraph] = field(default_factory=dict[int, OpGraph])
+    account: _Account = field(default_factory=_Account)
+    _expanded: dict[int, Expanded] = field(default_factory=dict[int, Expanded])
     _runs: dict[tuple[int, bytes], _Runs] = field(default_factory=dict[tuple[int, bytes], _Runs])
     _ways: dict[Permutation, tuple[dict[int, int], dict[int, int]]] = field(
         default_factory=dict[Permutation, tuple[dict[int, int], dict[int, int]]]
@@ -91,23 +130,26 @@ class _Job:
         """One rank's file in pieces; valid until the next call."""
         number = int(self.workload.rank_class[rank])
         place = self.first_rank + rank
-        graph = self._graph(number)
+        expanded = self._graph(number)
         pattern = self._idle_pattern(number, place)
         known = self._runs.get((number, pattern))
         if known is None:
-            idle = _idle_nodes(graph, pattern)
-            runs = without_idle(graph, idle)
-            known = _Runs(ClassWriter(change(runs) if change else runs), int(idle.sum()))
-            self._runs[number, pattern] = known
-        message = "a rank has no part in a message or collective, which it therefore does not have"
-        self.diagnostics.info("chakra.idle", f"rank {place}", message, count=known.idle)
+            known = self._runs[number, pattern] = _runs_of(expanded, pattern, change)
         single = alone or int((self.workload.rank_class == number).sum()) == 1
-        return known.writer.pieces(self._variables(graph, place), alone=single)
+        pieces = known.writer.pieces(self._variables(expanded.graph, place), alone=single)
+        self.account.add(known)
+        return pieces
 
-    def _graph(self, number: int) -> OpGraph:
+    def _graph(self, number: int) -> Expanded:
         if number not in self._expanded:
             flat = flatten_runs(self.workload.classes[number], self.diagnostics)
-            self._expanded[number] = expand(flat)
+            expanded = expand(host_transfers(flat, self.diagnostics))
+            message = (
+                "permutes are written as SEND and RECV; their time is that of the SEND, "
+                "on a rank that only receives of the RECV"
+            )
+            self.diagnostics.info("chakra.permute", flat.name, message, count=len(expanded.halves))
+            self._expanded[number] = expanded
         return self._expanded[number]
 
     def _way(self, permutation: Permutation) -> tuple[dict[int, int], dict[int, int]]:
@@ -137,11 +179,26 @@ class _Job:
         is a local copy, while a message to itself is a fault that is not hidden.
         """
         source = self.workload.classes[number]
-        nobody = (-1, rank) if bool((source.kind == NodeKind.PERMUTE).any()) else (-1,)
+        nobody = (-1, rank) if len(self._graph(number).halves) else (-1,)
         idle = [self.groups.is_idle(groups, rank) for groups in source.group_sets]
         for way in source.permutations:
             idle += [self._peer(way, rank, sends=sends) in nobody for sends in (True, False)]
         return bytes(idle)
+
+
+def _runs_of(expanded: Expanded, pattern: bytes, change: Callable[[OpGraph], OpGraph] | None) -> _Runs:
+    """What ranks of one class do under a pattern. A permute is left out where both its halves are."""
+    idle = _idle_nodes(expanded.graph, pattern)
+    graph = expanded.for_rank(idle)
+    gone = idle.copy()
+    gone[expanded.halves] &= idle[expanded.halves + 1]
+    gone[expanded.halves + 1] = False
+    return _Runs(
+        ClassWriter(change(graph) if change else graph),
+        int(gone.sum()),
+        float(np.nansum(expanded.graph.duration_ns[gone])),
+        is_empty=bool(idle.all()),
+    )
 
 
 def _idle_nodes(graph: OpGraph, pattern: bytes) -> Bools:
@@ -199,7 +256,7 @@ def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byt
 
 
 def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions, *, packed: bool) -> None:
-    name = re.sub(r"(\.et)?(\.gz)?$", "", options.name) or job.workload.name or "trace"
+    name = options.name.removesuffix(".gz").removesuffix(".et") or job.workload.name or "trace"
     suffix = ".et.gz" if packed else ".et"
     try:
         path.mkdir()

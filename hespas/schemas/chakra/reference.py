@@ -1,4 +1,4 @@
-"""The Chakra messages as classes of the protobuf library, built from :mod:`.tables`.
+"""The Chakra messages as classes of the protobuf library, built from :mod:`.messages`.
 
 Tests and benchmarks compare the codec with them; the package itself needs no protobuf runtime. The classes
 live in a private descriptor pool, because the default one clashes with an installed Chakra.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, Kind, MessageSpec, NodeType
+from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE, MessageSpec
+from hespas.schemas.chakra.tables import Kind, NodeType
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto

@@ -1,31 +1,25 @@
 """Field numbers and enumerations of the Chakra execution trace, schema 0.0.4 (= 1.0.0).
 
 Source: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``. The codec, the fallback parser
-and the test descriptor are all built from these tables; they are facts only and hold no logic beyond
-protobuf's own definition of a tag.
+and the test descriptor are all built from these tables and from the messages beside them; they are facts only
+and hold no logic beyond protobuf's own definitions of a varint and a tag.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
 __all__ = [
-    "ATTRIBUTE",
-    "GLOBAL_METADATA",
-    "IO_INFO",
     "LIST_OF",
-    "NODE",
     "VALUE_FIELDS",
     "AttributeField",
     "CollectiveCommType",
-    "FieldSpec",
     "Kind",
-    "MessageSpec",
     "NodeField",
     "NodeType",
     "WireType",
+    "encode_varint",
     "tag",
 ]
 
@@ -152,34 +146,19 @@ class Kind(Enum):
         return self.value[1]
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSpec:
-    """One field of a message. ``oneof`` fields replace each other; ``message`` goes with ``Kind.MESSAGE``."""
-
-    number: int
-    name: str
-    kind: Kind
-    repeated: bool = False
-    oneof: bool = False
-    message: MessageSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MessageSpec:
-    """A message type: its name and its fields by number."""
-
-    name: str
-    fields: MappingProxyType[int, FieldSpec]
+def encode_varint(value: int) -> bytes:
+    """The shortest varint of an unsigned 64-bit integer."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def tag(number: int, wire: WireType) -> bytes:
-    """The bytes that stand before a field's value (numbers below 2,048 only, as in this schema)."""
-    value = number << 3 | wire
-    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7])
-
-
-def _message(name: str, *fields: FieldSpec) -> MessageSpec:
-    return MessageSpec(name, MappingProxyType({field.number: field for field in fields}))
+    """The bytes that stand before a field's value."""
+    return encode_varint(number << 3 | wire)
 
 
 _SCALARS = tuple(kind for kind in Kind if kind not in {Kind.ENUM, Kind.MESSAGE})
@@ -193,47 +172,3 @@ LIST_OF: MappingProxyType[int, Kind] = MappingProxyType(
     {number + 1: kind for number, kind in VALUE_FIELDS.items()}
 )
 """Attribute field number of a list -> the kind of its entries."""
-
-
-def _value_fields() -> list[FieldSpec]:
-    fields: list[FieldSpec] = []
-    for number, kind in VALUE_FIELDS.items():
-        entries = _message(f"{kind.proto.title()}List", FieldSpec(1, "values", kind, repeated=True))
-        fields.append(FieldSpec(number, f"{kind.proto}_val", kind, oneof=True))
-        fields.append(FieldSpec(number + 1, f"{kind.proto}_list", Kind.MESSAGE, oneof=True, message=entries))
-    return fields
-
-
-ATTRIBUTE = _message(
-    "AttributeProto",
-    FieldSpec(1, "name", Kind.STRING),
-    FieldSpec(2, "doc_string", Kind.STRING),
-    *_value_fields(),
-)
-
-IO_INFO = _message(
-    "IOInfo",
-    FieldSpec(1, "values", Kind.STRING),
-    FieldSpec(2, "shapes", Kind.STRING),
-    FieldSpec(3, "types", Kind.STRING),
-)
-
-GLOBAL_METADATA = _message(
-    "GlobalMetadata",
-    FieldSpec(1, "version", Kind.STRING),
-    FieldSpec(2, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
-)
-
-NODE = _message(
-    "Node",
-    FieldSpec(NodeField.ID, "id", Kind.UINT64),
-    FieldSpec(NodeField.NAME, "name", Kind.STRING),
-    FieldSpec(NodeField.TYPE, "type", Kind.ENUM),
-    FieldSpec(NodeField.CTRL_DEPS, "ctrl_deps", Kind.UINT64, repeated=True),
-    FieldSpec(NodeField.DATA_DEPS, "data_deps", Kind.UINT64, repeated=True),
-    FieldSpec(NodeField.START_TIME_MICROS, "start_time_micros", Kind.UINT64),
-    FieldSpec(NodeField.DURATION_MICROS, "duration_micros", Kind.UINT64),
-    FieldSpec(NodeField.INPUTS, "inputs", Kind.MESSAGE, message=IO_INFO),
-    FieldSpec(NodeField.OUTPUTS, "outputs", Kind.MESSAGE, message=IO_INFO),
-    FieldSpec(NodeField.ATTR, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
-)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, Workload
-from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
+from hespas.schemas.chakra.messages import ATTRIBUTE
+from hespas.schemas.chakra.tables import Kind
 
 _ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"
 

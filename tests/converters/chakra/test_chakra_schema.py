@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from hespas.schemas.chakra.tables import (
+from hespas.schemas.chakra.messages import (
     ATTRIBUTE,
     GLOBAL_METADATA,
     IO_INFO,
-    LIST_OF,
     NODE,
+    FieldSpec,
+    MessageSpec,
+)
+from hespas.schemas.chakra.tables import (
+    LIST_OF,
     AttributeField,
     CollectiveCommType,
-    FieldSpec,
     Kind,
-    MessageSpec,
     NodeField,
     NodeType,
     WireType,
