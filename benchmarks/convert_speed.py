@@ -1,6 +1,7 @@
 """A StableHLO program to Chakra traces, against a process that only loads jaxlib's bindings and parses it.
 
-``python -m benchmarks.convert_speed [PROGRAM]``; the default is a fixture. Prints user CPU seconds, peak
+``python -m benchmarks.convert_speed [PROGRAM]``; the default is ResNet-50 training where the
+sample workloads stand beside the checkout, else a fixture. Prints user CPU seconds, peak
 memory and their ratio.
 """
 
@@ -14,7 +15,11 @@ from benchmarks.process import alternate
 
 __all__ = ["main"]
 
-_DEFAULT = Path(__file__).parents[1] / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+_ROOT = Path(__file__).parents[1]
+_RESNET = _ROOT.parent / "shared" / "data" / "workloads" / "resnet_50_train_step_4_devices_1024_batch.mlir.gz"
+_DEFAULT = (
+    _RESNET if _RESNET.exists() else _ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+)
 
 _FLOOR = """
 import gzip, sys

@@ -79,6 +79,36 @@ def test_one_rank_goes_to_one_file_and_to_standard_output(tmp_path: Path) -> Non
     assert through.stdout == (tmp_path / "one.et").read_bytes()
 
 
+def test_a_job_of_one_rank_goes_where_the_user_points(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for target in ("bare", "slash/", "there"):
+        assert _convert(MLP, f"{tmp_path}/{target}").exit_code == 0
+        name = target.rstrip("/")
+        assert [file.name for file in (tmp_path / name).iterdir()] == [f"{name}.0.et"]
+    assert _convert(MLP, tmp_path / "file.et").exit_code == 0
+    assert (tmp_path / "file.et").is_file()
+
+
+def test_many_ranks_do_not_fit_into_one_file(tmp_path: Path) -> None:
+    done = _convert(STEP, tmp_path / "step.et")
+    assert done.exit_code == 2
+    assert "8 ranks" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_threads_write_the_same_files(jobs: str, tmp_path: Path) -> None:
+    program = FIXTURES / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
+    done = _convert(program, tmp_path / "out", "--ranks", "8-40", "--jobs", jobs)
+    assert done.exit_code == 0, done.output
+    single = _convert(program, tmp_path / "one.et", "--ranks", "9")
+    assert single.exit_code == 0
+    files = sorted(file.name for file in (tmp_path / "out").iterdir())
+    assert sum(name.endswith(".et") for name in files) == 33
+    sizes = {(tmp_path / "out" / f"out.{rank}.et").stat().st_size for rank in (8, 24, 40)}
+    assert max(sizes) - min(sizes) < 1000
+
+
 def test_standard_input_is_sniffed_like_a_file(tmp_path: Path) -> None:
     command = [
         sys.executable,

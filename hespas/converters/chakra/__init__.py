@@ -33,10 +33,13 @@ def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnos
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
-    """Several ranks are a directory; one rank is a file."""
+    """Several ranks are a directory, and so is a job of one rank where the user named one; a single rank of
+    many is a file that says of which job.
+    """
     if not isinstance(value, Workload):
         return False
-    return (value.num_ranks if options.ranks is None else len(options.ranks)) != 1
+    ranks = value.num_ranks if options.ranks is None else len(options.ranks)
+    return ranks != 1 or (options.directory and value.num_ranks == 1)
 
 
 FORMAT = Format(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -28,10 +29,13 @@ from hespas.graph import (
     StringTableBuilder,
     Workload,
 )
-from hespas.graph.errors import OutputError, UnsupportedError
+from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["write_chakra"]
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
@@ -40,8 +44,9 @@ _TAG_SPACE = 500_000_000
 def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write the chosen ranks: a directory, or a file where there is one rank only.
 
-    Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile and
-    :class:`OutputError` where the system refuses.
+    Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile,
+    :class:`UsageError` where several ranks would go to one file, and :class:`OutputError` where the system
+    refuses.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
@@ -50,7 +55,13 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
     job = _Job(value, GroupIds.of(value), _first_rank(value), diagnostics)
     ranks = range(value.num_ranks) if options.ranks is None else options.ranks
     packed = options.name.endswith(".gz") or path.suffix == ".gz"
-    if len(ranks) == 1:
+    if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):
+        raise UsageError(
+            f"{len(ranks):,} ranks are as many files, and this names one",
+            path=options.name,
+            hint="name a directory, or choose one rank with --ranks",
+        )
+    if len(ranks) == 1 and not (options.directory and value.num_ranks == 1):
         _write_alone(job, ranks[0], path, packed=packed)
     else:
         _write_directory(job, ranks, path, options, packed=packed)
@@ -255,6 +266,52 @@ def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byt
     return replace(graph, strings=builder.build(), extra=extra)
 
 
+_MANY_FILES = 16
+_WAITING_PER_THREAD = 4
+"""Files that may wait for each thread: bounds memory where the disk is slower than the encoder."""
+
+
+class _Files:
+    """Writes files one after the other, or behind the encoder's back with ``jobs`` threads."""
+
+    def __init__(self, jobs: int, *, packed: bool) -> None:
+        self._packed = packed
+        self._waiting: deque[Future[None]] = deque()
+        self._limit = jobs * _WAITING_PER_THREAD
+        self._pool: ThreadPoolExecutor | None = None
+        if jobs > 1:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._pool = ThreadPoolExecutor(jobs)
+
+    def write(self, path: Path, pieces: Iterable[Bytes]) -> None:
+        """Write one file; ``pieces`` are used up on return, the file may follow later."""
+        if self._pool is None:
+            with open_output(path, packed=self._packed) as stream:
+                for piece in pieces:
+                    stream.write(piece.data)
+            return
+        data = b"".join(piece.data for piece in pieces)
+        self._waiting.append(self._pool.submit(self._write_whole, path, data))
+        if len(self._waiting) > self._limit:
+            self._waiting.popleft().result()
+
+    def _write_whole(self, path: Path, data: bytes) -> None:
+        with open_output(path, packed=self._packed) as stream:
+            stream.write(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for each in self._waiting:
+                each.result()
+
+
 def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions, *, packed: bool) -> None:
     name = options.name.removesuffix(".gz").removesuffix(".et") or job.workload.name or "trace"
     suffix = ".et.gz" if packed else ".et"
@@ -265,12 +322,11 @@ def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions,
             (path / FILE_NAME).write_bytes(document)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
-    for done, rank in enumerate(ranks):
-        with open_output(path / f"{name}.{rank}{suffix}", packed=packed) as stream:
-            for piece in job.trace(rank):
-                stream.write(piece.data)
-        if options.progress:
-            options.progress(done + 1, len(ranks))
+    with _Files(options.jobs if len(ranks) >= _MANY_FILES else 1, packed=packed) as files:
+        for done, rank in enumerate(ranks):
+            files.write(path / f"{name}.{rank}{suffix}", job.trace(rank))
+            if options.progress:
+                options.progress(done + 1, len(ranks))
 
 
 def _report(workload: Workload, diagnostics: Diagnostics) -> None:

@@ -247,7 +247,7 @@ def test_format_tells_its_files(tmp_path: Path) -> None:
     from hespas.converters import sniff
 
     _write(_step(8), tmp_path / "job")
-    _write(_step(8), tmp_path / "zipped", name="job.et.gz")
+    _write(_step(8), tmp_path / "zipped", name="job.gz")
     assert sniff(tmp_path / "job").name == "chakra"
     assert sniff(tmp_path / "job" / "job.3.et").name == "chakra"
     assert sniff(tmp_path / "zipped" / "job.3.et.gz").name == "chakra"

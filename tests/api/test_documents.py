@@ -1,0 +1,118 @@
+"""The documents scripts rely on fit their schemas, also where everything is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from hespas import api
+from hespas.graph import Diagnostics, Workload
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("mlp.mlir", "llama_fsdp_tp_local_N8.mlir.gz", "while_unknown.mlir", "hand_dynamic.mlir")
+
+
+class _Validator(Protocol):
+    """The part of jsonschema's validator that is used here."""
+
+    def validate(self, instance: object) -> None:
+        """Raise where the instance does not fit."""
+
+
+def _validate(document: Mapping[str, api.Json], kind: str) -> None:
+    schema = json.loads((ROOT / "hespas" / "schemas" / f"{kind}.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    validator = cast("_Validator", Draft202012Validator(schema))
+    validator.validate(json.loads(json.dumps(document, allow_nan=False)))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("hardware", [None, "H100-SXM"])
+def test_conversion_documents_fit_their_schema(program: str, hardware: str | None, tmp_path: Path) -> None:
+    done = api.convert(
+        ROOT / "fixtures" / "stablehlo" / program, tmp_path / "out", hardware=hardware, granularity="fused"
+    )
+    _validate(api.conversion_document(done), "convert")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_estimate_documents_fit_their_schema(program: str) -> None:
+    path = ROOT / "fixtures" / "stablehlo" / program
+    found = Diagnostics()
+    done = api.estimate(api.read(path, diagnostics=found), "H100-SXM", diagnostics=found)
+    _validate(api.estimate_document(done, str(path), "H100-SXM", "roofline", found), "estimate")
+
+
+@pytest.mark.parametrize("granularity", ["op", "fused", "region"])
+def test_the_account_balances(granularity: api.Granularity, tmp_path: Path) -> None:
+    """Operations and bytes that are not in the output are named, to the last one."""
+    done = api.convert(
+        ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz",
+        tmp_path / "out",
+        granularity=granularity,
+        ranks=range(2, 5),
+    )
+    account = done.conservation
+    assert account is not None
+    assert account.num_ranks == 3
+    passes = [dropped for dropped in account.dropped if dropped.reason.startswith("pass.")]
+    assert account.before.ops - account.after.ops == sum(dropped.count for dropped in passes)
+    elided = sum(dropped.bytes_moved for dropped in passes)
+    assert account.before.bytes_moved - account.after.bytes_moved == pytest.approx(elided)
+    assert account.before.flops == pytest.approx(account.after.flops, rel=1e-12)
+
+
+def test_every_splitting_costs_the_same_traffic_once_fused(tmp_path: Path) -> None:
+    """Grouping into regions moves no bytes less than the operations it groups."""
+    program = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+    sums: list[tuple[float, float]] = []
+    for granularity in ("fused", "region"):
+        done = api.convert(program, tmp_path / granularity, hardware="H100-SXM", granularity=granularity)
+        account = done.conservation
+        assert account is not None
+        sums.append((account.after.bytes_moved, account.after.device_time_ns))
+    assert sums[0] == pytest.approx(sums[1])
+
+
+def test_an_output_of_the_program_is_written_by_a_fusion(tmp_path: Path) -> None:
+    """%1 leaves the program and feeds %3: both are written, so only one read is saved."""
+    program = tmp_path / "two_results.mlir"
+    program.write_text(
+        "func.func @main(%a: tensor<1048576xf32>) -> (tensor<1048576xf32>, tensor<1048576xf32>) {\n"
+        "  %1 = stablehlo.add %a, %a : tensor<1048576xf32>\n"
+        "  %3 = stablehlo.negate %1 : tensor<1048576xf32>\n"
+        "  return %1, %3 : tensor<1048576xf32>, tensor<1048576xf32>\n"
+        "}\n"
+    )
+    done = api.convert(program, tmp_path / "fused.json", granularity="fused")
+    account = done.conservation
+    assert account is not None
+    tensor = 4 * 1048576
+    assert account.before.bytes_moved == 4 * tensor
+    assert account.after.bytes_moved == 4 * tensor, (
+        "a result with two uses, one of them outside, is not fused"
+    )
+
+
+def test_an_unknown_operation_stands_alone_and_poisons_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "unknown.mlir"
+    program.write_text(
+        "func.func @main(%a: tensor<64x64xf32>) -> tensor<64x64xf32> {\n"
+        "  %0 = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0]"
+        " : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>\n"
+        "  %1 = stablehlo.custom_call @mystery(%0) : (tensor<64x64xf32>) -> tensor<64x64xf32>\n"
+        "  %2 = stablehlo.dot_general %1, %1, contracting_dims = [1] x [0]"
+        " : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>\n"
+        "  return %2 : tensor<64x64xf32>\n"
+        "}\n"
+    )
+    done = api.convert(program, tmp_path / "region.json", granularity="region", hardware="L4")
+    assert isinstance(done.value, Workload)
+    assert done.conservation is not None
+    assert done.conservation.after.flops == 2 * 2 * 64**3
+    assert done.conservation.after.unknown_ops == 1
