@@ -85,10 +85,11 @@ class RegionKind(IntEnum):
 
     CALL = 0
     LOOP_BODY = 1
-    LOOP_CONDITION = 2
-    BRANCH = 3
-    COMPOSITE = 4
-    MANUAL = 5
-    ASYNC = 6
-    FUSION = 7
-    SEGMENT = 8
+    """One trip of a loop: the nodes of its condition, then those of its body, which wait for the predicate.
+    The one evaluation of the condition that ends the loop is not modelled."""
+    BRANCH = 2
+    COMPOSITE = 3
+    MANUAL = 4
+    ASYNC = 5
+    FUSION = 6
+    SEGMENT = 7

@@ -138,9 +138,10 @@ class RegionTable:
 
     ``parent`` is the enclosing region (-1: none) and always a smaller row; ``kind`` a
     :class:`hespas.graph.kinds.RegionKind`; ``trips`` how often the region runs per run of its parent (NaN
-    unknown, 0 for a branch not taken); ``label`` a string row. A loop carries values: node
-    ``carried_consumer[i]`` of region ``carried_region[i]`` needs what ``carried_producer[i]`` made one trip
-    earlier.
+    unknown, 0 for a branch not taken); ``label`` a string row. A loop is one region: its condition and its
+    body run ``trips`` times each; the last evaluation of the condition, which ends the loop, has no node. A
+    loop carries values: node ``carried_consumer[i]`` of region ``carried_region[i]`` needs what
+    ``carried_producer[i]`` made one trip earlier.
     """
 
     parent: SmallIntArray

@@ -277,7 +277,8 @@ class Operation(NamedTuple):
     @property
     def read_bytes(self) -> float:
         """Bytes of the distinct operands."""
-        return sum(tensor.bytes for place, tensor in enumerate(self.operands) if place not in self.repeated)
+        repeated = frozenset(self.repeated)
+        return sum(tensor.bytes for place, tensor in enumerate(self.operands) if place not in repeated)
 
     @property
     def written_bytes(self) -> float:

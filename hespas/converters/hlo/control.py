@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hespas.converters.costs import Cost
 from hespas.converters.hlo.bodies import BodyCost, branch_names, branch_weight
-from hespas.converters.hlo.frames import Frame, Value
+from hespas.converters.hlo.frames import Frame, Gate, Value
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.trips import Trips, loop_trips
 from hespas.graph import OpClass, RegionKind, Resource, Severity
@@ -49,13 +49,17 @@ class Control:
         frame.readers.extend(inner.readers)
         return inner
 
-    def _body(self, frame: Frame, body: Computation, region: int, operand: int) -> Frame:
-        """Write a loop body out, keeping which node reads which element of the state."""
+    def _part(self, frame: Frame, part: Computation, region: int, operand: int) -> Frame:
+        """Write a loop's condition or body out, keeping which node reads which element of the state."""
         arguments = (frame.value(operand),)
-        inner = self.lowering.write(Frame(body, region, frame.depth + 1, arguments, frozenset({0})))
-        if self.lowering.reads_state(frame, operand):
-            frame.readers.extend(inner.readers)
-        return inner
+        return self.lowering.write(Frame(part, region, frame.depth + 1, arguments, frozenset({0})))
+
+    def _gate(self, frame: Frame, index: int, node: int, outer: Gate | None) -> Gate | None:
+        """The gate that the decision made by instruction ``index`` puts before the nodes to come: none inside
+        ``outer`` where it is a constant.
+        """
+        is_constant = frame.computation.opcodes[index] == "constant"
+        return outer if is_constant else Gate(node, len(self.builder), outer)
 
     def call(self, frame: Frame, index: int) -> None:
         """``call``: the callee in place, then a node that ends it."""
@@ -69,7 +73,9 @@ class Control:
         self.lowering.bind(frame, index, result)
 
     def loop(self, frame: Frame, index: int) -> None:
-        """``while``: condition and body once, with how often they run and what a trip hands to the next."""
+        """``while``: one region with the condition and then the body, how often they run, and what a trip
+        hands to the next. The evaluation of the condition that ends the loop is left out.
+        """
         computation = frame.computation
         if len(computation.operands[index]) != 1:
             raise self.program.error(computation, index, "expected one operand, the loop state")
@@ -78,26 +84,34 @@ class Control:
         trips = loop_trips(self.program.module, computation, index, condition, body)
         self._report_trips((computation, index), trips)
         operands = computation.operands[index]
-        region = self._open(frame, RegionKind.LOOP_CONDITION, trips.count + 1.0, condition.name)
-        test = self._enclosed(frame, condition, region, operands).value(condition.root)
         region = self._open(frame, RegionKind.LOOP_BODY, trips.count, body.name)
         first = len(self.builder)
-        inner = self._body(frame, body, region, operands[0])
+        asked = self._part(frame, condition, region, operands[0])
+        test = asked.value(condition.root)
+        outer = self.lowering.gate
+        self.lowering.gate = gate = self._gate(asked, condition.root, test.node, outer)
+        inner = self._part(frame, body, region, operands[0])
+        self.lowering.gate = outer
+        readers = [*asked.readers, *inner.readers]
+        if gate is not None and gate is not outer and self.lowering.reads_state(asked, condition.root):
+            readers += [(-1, node) for node in gate.waiting]
+        if self.lowering.reads_state(frame, operands[0]):
+            frame.readers.extend(readers)
         result = inner.value(body.root)
-        self._carry(region, first, inner, result)
+        self._carry(region, first, readers, result)
         deps = [result.node, test.node, *self.lowering.operand_nodes(frame, index)]
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
         self.lowering.bind(frame, index, result)
 
-    def _carry(self, region: int, first: int, inner: Frame, result: Value) -> None:
+    def _carry(self, region: int, first: int, readers: list[tuple[int, int]], result: Value) -> None:
         """Edges from what a trip makes to what the next one reads; an element handed on unchanged has
         none.
         """
-        readers = set(inner.readers)
+        handed_on = set(readers)
         edges: dict[tuple[int, int], None] = {}
-        for element, reader in inner.readers:
+        for element, reader in readers:
             maker = result.node if element < 0 else result.part(element).node
-            if maker >= first and (element, maker) not in readers:
+            if maker >= first and (element, maker) not in handed_on:
                 edges[maker, reader] = None
         for maker, reader in edges:
             self.builder.add_carried(region, maker, reader)
@@ -123,11 +137,14 @@ class Control:
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
         kept = max(range(len(branches)), key=lambda place: branch_weight(bodies[place]))
         self._report_branches((computation, index), branches[kept], bodies)
+        outer = self.lowering.gate
         deps = [frame.nodes[operands[0]]]
         for place, branch in enumerate(branches):
             region = self._open(frame, RegionKind.BRANCH, float(place == kept), branch.name)
+            self.lowering.gate = self._gate(frame, operands[0], deps[0], outer)
             inner = self._enclosed(frame, branch, region, operands[place + 1 : place + 2])
             deps.append(inner.nodes[branch.root])
+        self.lowering.gate = outer
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
 
     def _report_branches(

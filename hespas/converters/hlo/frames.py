@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hespas.converters.hlo.module import Computation
 
-__all__ = ["Frame", "Value"]
+__all__ = ["Frame", "Gate", "Value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,32 @@ class Value:
         if self.parts is None or not 0 <= index < len(self.parts):
             return Value(self.node)
         return self.parts[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What nodes wait for that start something in a loop body or branch: ``node`` decides whether it runs.
+
+    Those are the nodes without a dependency on ``first`` or a later node; they are noted in ``waiting``.
+    ``outer`` is the gate around this one.
+    """
+
+    node: int
+    first: int
+    outer: Gate | None
+    waiting: list[int] = field(default_factory=list[int])
+
+    def control(self, node: int, deps: list[int], control: list[int]) -> list[int]:
+        """The control dependencies of a new node that has these already. O(gates)."""
+        last = max([*deps, *control], default=-1)
+        gate: Gate | None = self
+        while gate is not None and last < gate.first:
+            gate.waiting.append(node)
+            if gate.node not in deps and gate.node not in control:
+                control = [*control, gate.node]
+            last = max(last, gate.node)
+            gate = gate.outer
+        return control
 
 
 @dataclass(slots=True, eq=False)

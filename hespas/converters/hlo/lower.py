@@ -16,7 +16,7 @@ from hespas.converters.hlo.bodies import Bodies, BodyCost
 from hespas.converters.hlo.communication import Communication, communication_kind
 from hespas.converters.hlo.control import Control
 from hespas.converters.hlo.emit import Emitter
-from hespas.converters.hlo.frames import Frame, Value
+from hespas.converters.hlo.frames import Frame, Gate, Value
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import base_opcode
 from hespas.converters.hlo.scan import unquote
@@ -58,6 +58,7 @@ class Lowering:
         self.findings = emitter.findings
         self.bodies = bodies
         self.communication = communication
+        self.gate: Gate | None = None
         self._control = Control(self)
         self._open_channels: set[str] = set()
         self._handlers: dict[str, Callable[[Frame, int], None]] = {
@@ -127,12 +128,16 @@ class Lowering:
     ) -> int:
         """Add the node of an instruction and bind its value."""
         computation = frame.computation
+        needed = self.operand_nodes(frame, index) if deps is None else deps
+        control = self.control_nodes(frame, index)
+        if self.gate is not None:
+            control = self.gate.control(len(self.emitter.builder), needed, control)
         node = self.emitter.node(
             computation,
             index,
             cost,
-            deps=self.operand_nodes(frame, index) if deps is None else deps,
-            control=self.control_nodes(frame, index),
+            deps=needed,
+            control=control,
             operand_rows=operand_rows,
             result_row=computation.shapes[index] if result_row is None else result_row,
             region=frame.region,

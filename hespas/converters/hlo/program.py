@@ -20,9 +20,6 @@ _VIEWS = frozenset({"bitcast", "reshape"})
 _MAX_VIEWS = 64
 """Views of one buffer followed before giving up; compiled programs have fewer than five in a row."""
 
-_MAX_REPEATED = 256
-"""Operands named again that are still listed; past it (variadic operations only) each stands once."""
-
 _COST_NAMES = {"scaled-dot": "dot", "all-to-all": "all_to_all"}
 
 
@@ -134,9 +131,6 @@ class Program:
         key = (opcode, rows, result, repeated)
         if ask is None and key in self._costs:
             return self._costs[key]
-        if len(repeated) > _MAX_REPEATED:
-            distinct = dict(zip(computation.operands[index], rows, strict=True))
-            rows, repeated = tuple(distinct.values()), ()
         operands = tuple([tensor for row in rows for tensor in self.tensors(row)])
         results = self.tensors(result)
         attributes = computation.attributes[index]

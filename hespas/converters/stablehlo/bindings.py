@@ -22,6 +22,9 @@ __all__ = ["PINNED", "Bindings", "ParseFailure", "load_bindings"]
 
 PINNED = "jaxlib>=0.10,<0.11"
 _TESTED = ("0", "10")
+_NOWHERE = frozenset({'loc("-":0:0)', "loc(unknown)"})
+"""Where faults of bytecode itself are: in no operation."""
+
 _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
 
 
@@ -39,13 +42,17 @@ class _Diagnostic(Protocol):
 
 
 class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
-    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know."""
+    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know.
 
-    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+    ``is_verdict``: it was read, and an operation in it is not valid.
+    """
+
+    def __init__(self, message: str, line: int = 0, column: int = 0, *, is_verdict: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
         self.column = column
+        self.is_verdict = is_verdict
 
 
 class Bindings(NamedTuple):
@@ -70,11 +77,24 @@ class Bindings(NamedTuple):
         self.mhlo.register_mhlo_dialect(context)
         for dialect in self.dialects:
             dialect.register_dialect(context)
+        # Operations of other dialects are read too, and reported as unknown.
+        context.allow_unregistered_dialects = True
         return cast("object", context)
 
-    def parse(self, program: str | bytes) -> Module:
-        """Parse text or bytecode of registered dialects. Raises :class:`ParseFailure`."""
-        return self._caught(lambda context: self.ir.Module.parse(program, context))
+    def parse(self, program: str | bytes, *, quantised: bool = False) -> Module:
+        """Parse text or bytecode. Raises :class:`ParseFailure`.
+
+        ``quantised``: the program has types of the ``quant`` dialect. jaxlib does not register it; a pass
+        that depends on it, run on nothing, loads it.
+        """
+
+        def build(context: object) -> object:
+            if quantised:
+                empty = self.ir.Module.parse("module {}", context)
+                self._run("vhlo-legalize-to-stablehlo", empty, context)
+            return cast("object", self.ir.Module.parse(program, context))
+
+        return self._caught(build)
 
     def parse_artifact(self, data: bytes) -> Module:
         """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`."""
@@ -84,14 +104,17 @@ class Bindings(NamedTuple):
         """Parse ``vhlo`` text and turn it into StableHLO. Raises :class:`ParseFailure`."""
 
         def convert(context: object) -> object:
-            self.stablehlo.register_stablehlo_passes()
             module = self.ir.Module.parse(program, context)
-            stages = "builtin.module(vhlo-to-version{target=%s},vhlo-legalize-to-stablehlo)"
             version = self.stablehlo.get_current_version()
-            self.passmanager.PassManager.parse(stages % version, context).run(module.operation)
+            self._run(f"vhlo-to-version{{target={version}}},vhlo-legalize-to-stablehlo", module, context)
             return cast("object", module)
 
         return self._caught(convert)
+
+    def _run(self, passes: str, module: Module, context: object) -> None:
+        """Run passes over a module in place."""
+        self.stablehlo.register_stablehlo_passes()
+        self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
     def _caught(self, build: Callable[[object], object]) -> Module:
         """Run a parser in a new context and collect what it says."""
@@ -147,7 +170,7 @@ def _failure(diagnostic: _Diagnostic) -> ParseFailure:
         return ParseFailure("the parser's message quotes bytes that are no text")
     found = re.search(_POSITION, position)
     line, column = (int(found[1]), int(found[2])) if found else (0, 0)
-    return ParseFailure(message, line, column)
+    return ParseFailure(message, line, column, is_verdict=position not in _NOWHERE)
 
 
 def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:

@@ -1,8 +1,9 @@
 """Loops and branches: regions with trips, carried edges, and the branch that counts.
 
-A ``while`` is two regions, its condition (trips + 1) and its body (trips); unknown trips are NaN with a
-diagnostic. Of a ``case`` or ``if`` the costliest branch counts once and the others not at all, by a proxy
-in bytes: bytes moved plus FLOPs / 100, about the balance of an accelerator; unknown costs count as nothing.
+A ``while`` is one region: a trip is its condition, then its body, whose nodes wait for the predicate; the
+evaluation of the condition that ends the loop is left out. Unknown trips are NaN with a diagnostic. Of a
+``case`` or ``if`` the costliest branch counts once and the others not at all, by a proxy in bytes: bytes
+moved plus FLOPs / 100, about the balance of an accelerator; unknown costs count as nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from math import isnan
 
 from hespas.converters.costs import FREE
 from hespas.converters.stablehlo.exchange import Collective, Message
-from hespas.converters.stablehlo.mlir import Operation
+from hespas.converters.stablehlo.lifetimes import CONSTANTS
+from hespas.converters.stablehlo.mlir import Block, Operation, defining_op, terminator
 from hespas.converters.stablehlo.template import Flow, RegionRow, Template, Value, flatten
 from hespas.converters.stablehlo.walker import Handler, Walker
 from hespas.graph import RegionKind
@@ -35,27 +37,26 @@ def _while(walker: Walker, op: Operation, region: int, depth: int) -> None:
             "the number of trips depends on data; the loop's total cost is unknown",
             path=shared.path,
         )
-    condition_row = scope.open_region(
-        RegionRow(RegionKind.LOOP_CONDITION, region, trips + 1, "while", header)
-    )
-    body_row = scope.open_region(RegionRow(RegionKind.LOOP_BODY, region, trips, "while", header))
+    row = scope.open_region(RegionRow(RegionKind.LOOP_BODY, region, trips, "while", header))
     condition, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
-    condition_slots = scope.new_slots(initial, condition_row)
-    walker.bind(condition.arguments, condition_slots)
-    predicate = walker.block(condition, condition_row, depth + 1)
-    body_slots = scope.new_slots(initial, body_row)
-    walker.bind(body.arguments, body_slots)
+    slots = scope.new_slots(initial, row)
     first = len(scope.template)
-    yielded = walker.block(body, body_row, depth + 1)
-    if isnan(trips):
-        scope.guard(first, body_row, _nodes(predicate))
-    results = scope.close_loop(condition_slots, body_slots, yielded, first)
+    walker.bind(condition.arguments, slots)
+    predicate = walker.block(condition, row, depth + 1)
+    first_of_body = len(scope.template)
+    walker.bind(body.arguments, slots)
+    yielded = walker.block(body, row, depth + 1)
+    if not _is_endless(condition):
+        scope.guard(first_of_body, predicate[0])
+    results = scope.close_loop(slots, yielded, first)
     walker.bind(op.results, initial if trips == 0 else results)
 
 
-def _nodes(values: Sequence[Value]) -> tuple[int, ...]:
-    """Producers that are nodes."""
-    return tuple(node for value in values for node in flatten(value) if node >= 0)
+def _is_endless(condition: Block) -> bool:
+    """Whether a condition returns a constant: there is nothing to wait for."""
+    returned = terminator(condition)
+    maker = defining_op(returned.operands[0]) if returned is not None else None
+    return maker is not None and maker.name in CONSTANTS
 
 
 def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
@@ -69,7 +70,7 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         first, first_link = len(scope.template), len(scope.template.links)
         row = scope.open_region(RegionRow(RegionKind.BRANCH, region, 1.0, "case", header, place))
         yields.append(walker.block(branch.blocks[0], row, depth + 1))
-        scope.guard(first, row, (header,))
+        scope.guard(first, (header,))
         rows.append(row)
         proxies.append(_proxy(walker, first, row))
         links = scope.template.links[first_link:]

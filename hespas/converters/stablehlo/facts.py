@@ -28,9 +28,7 @@ from hespas.converters.costs import (
     UpdateFacts,
     WindowDim,
     WindowFacts,
-    canonical_name,
     config_precision,
-    cost_of,
 )
 from hespas.converters.costs import Operation as CostInput
 from hespas.converters.stablehlo.attributes import (
@@ -45,6 +43,7 @@ from hespas.converters.stablehlo.attributes import (
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.lifetimes import Lifetimes
 from hespas.converters.stablehlo.mlir import Attribute, Operation, Region, Type, Value
+from hespas.converters.stablehlo.names import price, table_name
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.graph import OpClass, find_dtype
 
@@ -117,6 +116,11 @@ class FactReader:
         }
 
     @property
+    def advance(self) -> object:
+        """What a visitor of :meth:`Operation.walk` returns to go on."""
+        return cast("object", self._bindings.ir.WalkResult.ADVANCE)
+
+    @property
     def described(self) -> frozenset[str]:
         """Operations whose cost depends on more than their types."""
         return frozenset(self._readers)
@@ -145,7 +149,7 @@ class FactReader:
             flops += cost.flops
             transcendentals += cost.transcendentals
             if cost.op_class is not OpClass.GENERATE:
-                names.append(canonical_name(op.name))
+                names.append(table_name(op.name) or "custom")
         name = names[0] if len(names) == 1 else "custom" if names else ""
         arguments = list(block.arguments)
         reads_first = not arguments or any(value in used for value in arguments[: len(arguments) // 2])
@@ -159,22 +163,21 @@ class FactReader:
         if body is None:
             cost = self.cost(op)
             makes_nothing = cost.op_class is OpClass.GENERATE
-            name = "" if makes_nothing else canonical_name(op.name)
+            name = "" if makes_nothing else table_name(op.name) or "custom"
             body = self._bodies[key] = Body(cost.flops, cost.transcendentals, name, len(types) > 1)
         return body
 
     def cost(self, op: Operation) -> Cost:
         """The cost of one operation by itself."""
-        canonical = canonical_name(op.name)
         operands = list(op.operands)
         repeated = tuple(place for place, value in enumerate(operands) if value in operands[:place])
         described = CostInput(
             tuple(tensor for value in operands for tensor in self._types.get(value.type).tensors),
             tuple(tensor for value in op.results for tensor in self._types.get(value.type).tensors),
-            self.facts(canonical, op),
+            self.facts(table_name(op.name), op),
             repeated,
         )
-        return cost_of(op.name, described)
+        return price(op.name, described)
 
     def _dialect(self, op: Operation) -> ModuleType:
         return self._bindings.dialect_of(op.name)

@@ -11,12 +11,11 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.converters.stablehlo import quantized
 from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
 from hespas.converters.stablehlo.mlir import Module
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
-from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 
 __all__ = ["Form", "Parsed", "nesting_depth", "parse_program"]
@@ -27,6 +26,22 @@ _LENGTH_BYTES = 4
 _MAX_NESTING = 500
 """MLIR's parser recurses on brackets and exhausts the C stack near 3,000 nested regions."""
 
+_QUANTISED = "!quant."
+_QUANTISED_BYTECODE = b"quant\0"
+"""The names of dialects stand in bytecode as strings that end in a zero byte."""
+
+_SKEW = re.compile(r"unregistered|unknown|not registered|to be one of")
+"""What MLIR says of a name that it does not know."""
+
+_INVALID = "the program is invalid at this place: correct what produced it"
+_TOO_NEW = (
+    "this jaxlib does not know the name: check that the producer's StableHLO version is not newer than "
+    "jaxlib's, or export the program as a portable artifact (stablehlo.serialize_portable_artifact), which "
+    "is read across versions"
+)
+_GENERIC = (
+    'an operation of an unknown dialect is read in its generic form only: "dialect.name"(%operand) : ...'
+)
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _QUIET = re.compile(rb'"[^"\n]*"|//[^\n]*')
 _BRACKETS = b"{}()[]<>"
@@ -54,26 +69,33 @@ class Parsed(NamedTuple):
 
 def nesting_depth(text: bytes) -> int:
     """The deepest nesting of brackets outside strings and comments; O(length), vectorised."""
+    return int(_depths(text).max(initial=0))
+
+
+def _depths(text: bytes) -> NDArray[np.int64]:
+    """How many brackets are open after each one outside strings and comments."""
     if b"\\" in text:
         text = _ESCAPE.sub(b"", text)
     residue = _QUIET.sub(b"", text.replace(b"->", b"").translate(None, _OTHERS))
     steps = np.zeros(256, np.int32)
     steps[list(_BRACKETS[::2])] = 1
     steps[list(_BRACKETS[1::2])] = -1
-    depth = np.cumsum(steps[np.frombuffer(residue, np.uint8)])
-    return int(depth.max(initial=0))
+    return np.cumsum(steps[np.frombuffer(residue, np.uint8)], dtype=np.int64)
 
 
-def parse_program(data: bytes, path: str, bindings: Bindings, diagnostics: Diagnostics) -> Parsed:
+def parse_program(data: bytes, path: str, bindings: Bindings) -> Parsed:
     """Parse a program in any form. Raises ``FormatError`` with file and position."""
     start = data.find(BYTECODE_MAGIC)
     if start < 0:
-        return _parse_text(data, path, bindings, diagnostics)
+        return _parse_text(data, path, bindings)
     blob = data[start:] if start == 0 else _embedded(data, start, path)
     producer = _producer(blob)
     is_artifact = producer.startswith(_ARTIFACT.decode())
     try:
-        module = bindings.parse_artifact(blob) if is_artifact else bindings.parse(blob)
+        if is_artifact:
+            module = bindings.parse_artifact(blob)
+        else:
+            module = bindings.parse(blob, quantised=_QUANTISED_BYTECODE in blob)
     except ParseFailure as failure:
         raise _refused(failure, path, start, producer) from None
     form = Form.EXPORT if start else Form.ARTIFACT if is_artifact else Form.BYTECODE
@@ -125,17 +147,21 @@ def _producer(blob: bytes) -> str:
 
 
 def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> FormatError:
+    position = f"byte {start}"
+    if failure.is_verdict:
+        place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
+        return FormatError(failure.message + place, path=path, position=position, hint=_INVALID)
     newer = "version" in failure.message.lower()
     return FormatError(
         f"broken bytecode: {failure.message}",
         path=path,
-        position=f"byte {start}",
+        position=position,
         hint=f"it was written by {producer or 'an unknown producer'}; "
         + ("write it for an older target version" if newer else "copy the file again, or print it as text"),
     )
 
 
-def _parse_text(data: bytes, path: str, bindings: Bindings, diagnostics: Diagnostics) -> Parsed:
+def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -153,10 +179,11 @@ def _parse_text(data: bytes, path: str, bindings: Bindings, diagnostics: Diagnos
             hint="print generated programs without inlined nesting",
         )
     try:
-        if quantized.has_quantized_types(text):
-            text = quantized.to_storage_types(text, path, diagnostics)
         is_vhlo = "vhlo." in text and "vhlo.func" in text
-        module = bindings.parse_vhlo_text(text) if is_vhlo else bindings.parse(text)
+        if is_vhlo:
+            module = bindings.parse_vhlo_text(text)
+        else:
+            module = bindings.parse(text, quantised=_QUANTISED in text)
     except ParseFailure as failure:
         raise _refused_text(failure, path, data) from None
     return Parsed(module, Form.TEXT, "", has_locations=b"loc(" in data)
@@ -168,20 +195,29 @@ def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
     shown = ""
     if 0 < failure.line <= len(lines):
         shown = lines[failure.line - 1].strip()[:120].decode("utf-8", "replace")
-    if not looks_like_text(data):
-        hint = "is it MLIR text at all? name the format with --from"
-    elif failure.line >= len(lines) and not data.rstrip().endswith((b"}", b")")):
-        hint = "the text ends early: copy the file again"
-    elif "is unknown" in failure.message or "Dialect" in failure.message:
-        hint = (
-            "an operation this jaxlib does not know: export the program as a portable artifact "
-            "(stablehlo.serialize_portable_artifact), which is read across versions"
-        )
-    else:
-        hint = "check that the producer's StableHLO version is not newer than jaxlib's"
     return FormatError(
         failure.message + (f", in: {shown}" if shown else ""),
         path=path,
         position=f"line {failure.line}:{failure.column}" if failure.line else None,
-        hint=hint,
+        hint=_text_hint(failure, data),
     )
+
+
+def _text_hint(failure: ParseFailure, data: bytes) -> str:
+    if not looks_like_text(data):
+        return "is it MLIR text at all? name the format with --from"
+    if _ends_early(failure, data):
+        return "the file ends early: copy it again"
+    if "not found for custom op" in failure.message:
+        return _GENERIC
+    return _TOO_NEW if _SKEW.search(failure.message) else _INVALID
+
+
+def _ends_early(failure: ParseFailure, data: bytes) -> bool:
+    """Whether the parser stumbled over the end: the fault is on the last line, and brackets are open there.
+    Or an alias is missing, which programs define last.
+    """
+    if failure.line < len(data.rstrip().splitlines()):
+        return "never defined" in failure.message
+    depths = _depths(data)
+    return not depths.size or int(depths[-1]) > 0

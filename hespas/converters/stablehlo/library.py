@@ -11,7 +11,7 @@ from hespas.converters.stablehlo.mlir import Operation
 from hespas.converters.stablehlo.module import Frame
 from hespas.converters.stablehlo.template import Template
 from hespas.converters.stablehlo.walker import Shared, Walker
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["FunctionLibrary", "call_sites"]
 
@@ -39,7 +39,9 @@ class FunctionLibrary:
         self._active: dict[str, None] = {}
 
     def template(self, name: str) -> Template:
-        """The template of a function. Raises ``FormatError`` where it has no body or calls itself."""
+        """The template of a function. Raises ``FormatError`` where it has no body or calls itself,
+        ``UnsupportedError`` where it has several blocks.
+        """
         known = self._templates.get(name)
         if known is not None:
             return known
@@ -59,6 +61,12 @@ class FunctionLibrary:
                 f"@{name} is called and has no body here",
                 path=self._path,
                 hint="export the module with all its functions",
+            )
+        if len(self._frame.functions[name].regions[0].blocks) > 1:
+            raise UnsupportedError(
+                f"@{name} jumps between blocks",
+                path=self._path,
+                hint="StableHLO has while, if and case; lift other control flow to them first",
             )
         self._active[name] = None
         # Nobody makes the arguments of the entry: they depend on nothing.

@@ -19,10 +19,12 @@ from hespas.converters.stablehlo.mlir import (
     defining_op,
 )
 
-__all__ = ["Lifetimes"]
+__all__ = ["CONSTANTS", "Lifetimes"]
 
 _MAX_CALL_DEPTH = 32
-_CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", "mhlo.iota"})
+CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", "mhlo.iota"})
+"""Operations whose results stand in the program itself."""
+
 _FUNCTION = "func.func"
 
 
@@ -57,7 +59,7 @@ class Lifetimes:
             return False
         maker = defining_op(value)
         if maker is not None:
-            return maker.name not in _CONSTANTS
+            return maker.name not in CONSTANTS
         return self._argument_dies(argument_block(value), value, depth)
 
     def _argument_dies(self, block: Block, value: Value, depth: int) -> bool:

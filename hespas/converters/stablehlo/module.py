@@ -43,8 +43,10 @@ class Frame(NamedTuple):
         return function.regions[0].blocks[0]
 
 
-def read_frame(module: Module, bindings: Bindings, path: str) -> Frame:
-    """The frame of a module. Raises ``FormatError`` where there is nothing to run or no telling what."""
+def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame:
+    """The frame of a module that ends at position ``end``. Raises ``FormatError`` where there is nothing to
+    run or no telling what.
+    """
     top = module.operation
     block = module.body
     while len(block.operations) == 1 and block.operations[0].operation.name == "builtin.module":
@@ -60,7 +62,7 @@ def read_frame(module: Module, bindings: Bindings, path: str) -> Frame:
             attribute = op.attributes.get("mesh")
             if attribute is not None:
                 meshes[text_of(op, "sym_name")] = read_mesh(attribute, bindings.sdy)
-    entry = _entry(functions, path)
+    entry = _entry(functions, path, end)
     return Frame(
         text_of(top, "sym_name") or entry,
         functions,
@@ -73,13 +75,16 @@ def read_frame(module: Module, bindings: Bindings, path: str) -> Frame:
 
 
 def _positive(top: Operation, name: str, path: str) -> int:
-    count = int_of(top, name, 0)
+    try:
+        count = int_of(top, name, 0)
+    except (AttributeError, ValueError) as error:
+        raise FormatError(f"{name} is no integer", path=path, hint="it must be at least 1") from error
     if count < 0 or (name in top.attributes and count == 0):
         raise FormatError(f"{name} = {count}", path=path, hint="it must be at least 1")
     return count
 
 
-def _entry(functions: Mapping[str, Operation], path: str) -> str:
+def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
     """``main``, else the only public function with a body."""
     bodies = {name: op for name, op in functions.items() if len(op.regions[0].blocks)}
     if "main" in bodies:
@@ -91,6 +96,7 @@ def _entry(functions: Mapping[str, Operation], path: str) -> str:
         raise FormatError(
             "the module has no function with a body",
             path=path,
+            position=end,
             hint="expected a StableHLO module with a function @main; was the export interrupted?",
         )
     listed = ", ".join(f"@{name}" for name in (public or list(bodies))[:8])

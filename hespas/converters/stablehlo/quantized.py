@@ -1,55 +1,41 @@
-"""Quantised programs as text. jaxlib's bindings lack MLIR's ``quant`` dialect and refuse ``!quant.uniform``
-types.
+"""Element types of MLIR's ``quant`` dialect: https://mlir.llvm.org/docs/Dialects/QuantDialect/.
 
-The types are replaced by their storage types before parsing (``!quant.uniform<i8:f32, 0.1>`` -> ``i8``), and
-``uniform_quantize``/``uniform_dequantize``, which then no longer verify, by marked ``convert`` ops that the
-reader names back. Bytes stay right but for scales and zero points, which are a few bytes a tensor; a
-diagnostic says so.
+``!quant.uniform<i8<-127:127>:f32:1, {1.0e-02:3, 2.0e-02}>`` stores i8 for f32, with a scale and a zero point
+for each index of dimension 1. Elements count at the width of the storage type. A scale counts at the width of
+the expressed type and a zero point at that of the storage type, stored or not: one of each per tensor, n per
+axis, one for each block of a sub-channel type. The bindings know no accessors, so the printed type is read.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from hespas.graph import Diagnostics
-from hespas.graph.errors import UnsupportedError
+from hespas.graph import DType, find_dtype
 
-__all__ = ["MARK", "has_quantized_types", "to_storage_types"]
+__all__ = ["Quantised", "read_quantised"]
 
-MARK = "hespas.op"
-"""The attribute that keeps the true name of a replaced operation."""
-
-_TYPE = r"!quant\.uniform<([iu])(\d+)(?:<[^<>]*>)?:[^<>]*>"
-_OTHER = r"!quant\.(?!uniform<)"
-# quoted or plain name, operand, and what follows the operand
-_CONVERSION = r'("?)stablehlo\.(uniform_quantize|uniform_dequantize)\1(\s*\(?\s*%[\w$.#-]+\s*\)?\s*):'
+_UNIFORM = re.compile(r"!quant\.uniform<(\w+)(?:<[^<>]*>)?:(\w+)(?::\d+|:\{[^{}]*\})?, (.*)>", re.DOTALL)
+_ANY = re.compile(r"!quant\.any<(\w+)")
 
 
-def has_quantized_types(text: str) -> bool:
-    """Whether a program mentions types of the ``quant`` dialect."""
-    return "!quant." in text
+class Quantised(NamedTuple):
+    """``element`` is the storage type, None where unknown; ``extra_bytes`` scales and zero points."""
+
+    element: DType | None
+    extra_bytes: int
 
 
-def to_storage_types(text: str, path: str, diagnostics: Diagnostics) -> str:
-    """The program with storage types. Raises ``UnsupportedError`` for other types of the dialect."""
-    replaced, count = re.subn(_TYPE, _storage, text)
-    other = re.search(_OTHER, replaced)
-    if other is not None:
-        at = other.start()
-        raise UnsupportedError(
-            f"quantised type {replaced[at : at + 40]!r} is not handled",
-            path=path,
-            position=f"line {replaced.count(chr(10), 0, at) + 1}",
-            hint="uniform quantised types are; dequantise others first",
-        )
-    diagnostics.info(
-        "stablehlo.quantized-storage",
-        path,
-        f"{count} quantised types read as their storage types; bytes of scales and zero points are left out",
-        path=path,
-    )
-    return re.sub(_CONVERSION, rf'\1stablehlo.convert\1\3 {{{MARK} = "stablehlo.\2"}} :', replaced)
-
-
-def _storage(found: re.Match[str]) -> str:
-    return f"ui{found[2]}" if found[1] == "u" else f"i{found[2]}"
+def read_quantised(text: str) -> Quantised | None:
+    """A printed element type, None where it is not quantised."""
+    if not text.startswith("!quant."):
+        return None
+    uniform = _UNIFORM.fullmatch(text)
+    if uniform is None:
+        other = _ANY.match(text)
+        return Quantised(find_dtype(other[1]) if other else None, 0)
+    storage, expressed = find_dtype(uniform[1]), find_dtype(uniform[2])
+    pairs = uniform[3].count(",") + 1
+    if storage is None or expressed is None:
+        return Quantised(storage, 0)
+    return Quantised(storage, expressed.storage_bytes(pairs) + storage.storage_bytes(pairs))

@@ -30,6 +30,7 @@ from hespas.graph.errors import FormatError, UsageError
 __all__ = ["read", "read_program"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
+_NEWLINE = b"\n"
 _SHARDINGS = (b"sdy.sharding", b"mhlo.sharding")
 _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLocalShape")
 
@@ -43,7 +44,7 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a program from memory; ``path`` stands in messages."""
     bindings = load_bindings()
-    parsed = parse_program(data, path, bindings, diagnostics)
+    parsed = parse_program(data, path, bindings)
     try:
         with _without_collector():
             return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
@@ -62,7 +63,8 @@ def _read(
     options: ReadOptions,
     diagnostics: Diagnostics,
 ) -> Workload:
-    frame = read_frame(parsed.module, bindings, path)
+    end = f"line {data.count(_NEWLINE) + 1}" if parsed.form is Form.TEXT else f"byte {len(data)}"
+    frame = read_frame(parsed.module, bindings, path, end)
     _check_devices(frame, options, path)
     strings = StringTableBuilder()
     types = TypeTable(bindings, strings)

@@ -40,6 +40,11 @@ class Scope:
         template.location.append(location)
         return node
 
+    def widen(self, node: int, inputs: Sequence[Value]) -> None:
+        """Make a node need ``inputs`` too."""
+        deps = self.template.deps
+        deps[node] = tuple(dict.fromkeys((*deps[node], *self._deps(inputs, node))))
+
     def _deps(self, inputs: Sequence[Value], node: int) -> Flow:
         """Nodes and arguments behind ``inputs``; slots give their start, and remember ``node`` as their
         user.
@@ -82,14 +87,12 @@ class Scope:
         self._slots.extend(Slot(value, region) for value in initial)
         return [(first - place,) for place in range(len(initial))]
 
-    def close_loop(
-        self, condition: Sequence[Flow], body: Sequence[Flow], yielded: Sequence[Value], first_node: int
-    ) -> list[Value]:
+    def close_loop(self, slots: Sequence[Flow], yielded: Sequence[Value], first_node: int) -> list[Value]:
         """Record carried edges of a loop whose body yields ``yielded``; returns the flows of its results.
 
-        ``first_node`` is the first node of the body: what stands before it does not change from trip to trip.
+        ``first_node`` is the first node of a trip: what stands before it does not change from trip to trip.
         """
-        own = {flow[0]: place for place, flow in enumerate(body)}
+        own = {flow[0]: place for place, flow in enumerate(slots)}
         made: list[Flow] = []
         for value in yielded:
             found: dict[int, None] = {}
@@ -99,11 +102,10 @@ class Scope:
                 source = flatten(yielded[handed_on]) if handed_on is not None else (producer,)
                 found.update(dict.fromkeys(node for node in source if node >= first_node))
             made.append(tuple(found))
-        for flows in (condition, body):
-            for (number,), producers in zip(flows, made, strict=True):
-                slot = self._slots[self._first_slot - number]
-                edges = [(slot.region, producer, user) for producer in producers for user in slot.users]
-                self.template.carried.extend(edges)
+        for (number,), producers in zip(slots, made, strict=True):
+            slot = self._slots[self._first_slot - number]
+            edges = [(slot.region, producer, user) for producer in producers for user in slot.users]
+            self.template.carried.extend(edges)
         return [self._after_loop(value, own) for value in yielded]
 
     def _after_loop(self, value: Value, own: dict[int, int]) -> Value:
@@ -126,14 +128,18 @@ class Scope:
         """State how often a region runs."""
         self.template.regions[region] = self.template.regions[region]._replace(trips=trips)
 
-    def guard(self, first: int, region: int, control: Flow) -> None:
-        """Make the nodes from ``first`` on that start something in ``region`` wait for ``control``."""
+    def guard(self, first: int, decision: Value) -> None:
+        """Make the nodes from ``first`` on wait for ``decision``, each by itself or through another of them.
+
+        Where a loop carries the decision, they wait for the one made in the trip before.
+        """
         template = self.template
         for node in range(first, len(template)):
-            if template.region[node] != region or max(template.deps[node], default=-1) >= first:
+            if max(template.deps[node], default=-1) >= first:
                 continue
             before = template.control.get(node, ())
-            template.control[node] = tuple(dict.fromkeys((*before, *control)))
+            if max(before, default=-1) < first:
+                template.control[node] = tuple(dict.fromkeys((*before, *self._deps([decision], node))))
 
     def copy(self, callee: Template, arguments: Sequence[Value], region: int) -> list[Value]:
         """Append the nodes of a called function and return the flows of its results."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hespas.converters.costs import Cost, CustomFacts, Facts, cost_of, find_rule
+from hespas.converters.costs import Cost, CustomFacts, Facts
 from hespas.converters.costs import Operation as CostInput
+from hespas.converters.stablehlo.names import has_rule, price
 from hespas.converters.stablehlo.types import TypeInfo
 from hespas.graph import DYNAMIC
 
@@ -68,7 +69,7 @@ class Signatures:
             repeated,
         )
         label = facts.target if isinstance(facts, CustomFacts) else ""
-        return self.priced(name, operands, results, cost_of(name, described), label)
+        return self.priced(name, operands, results, price(name, described), label)
 
     def priced(
         self,
@@ -89,7 +90,7 @@ class Signatures:
                 cost,
                 is_bounded,
                 any(DYNAMIC in tensor.shape for info in infos for tensor in info.tensors),
-                find_rule(name) is not None,
+                has_rule(name),
                 is_bounded or not cost.is_known,
                 label or name.rpartition(".")[2],
             )

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, cast
 from hespas.converters.stablehlo.attributes import enum_name, splat_int, symbol_of
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Block, Operation, Value, argument_block, defining_op, terminator
+from hespas.converters.stablehlo.names import short_name
 
 __all__ = ["TripCounter", "count_trips"]
 
@@ -88,7 +89,7 @@ class TripCounter:
         """Direction and sides of the comparison a condition returns."""
         returned = terminator(condition)
         op = defining_op(returned.operands[0]) if returned is not None and len(returned.operands) else None
-        if op is None or not op.name.endswith(".compare"):
+        if op is None or short_name(op.name) != "compare":
             return None
         left, right = (self._affine(value, condition) for value in op.operands)
         if left is None or right is None:
@@ -134,7 +135,7 @@ class TripCounter:
                     return None
                 value = calls.pop().operands[number]
                 continue
-            short = op.name.rpartition(".")[2]
+            short = short_name(op.name)
             if short == "constant":
                 constant = splat_int(op.attributes.get("value"))
                 return None if constant is None else _Affine(None, offset + constant)
@@ -175,7 +176,7 @@ class TripCounter:
             op = defining_op(value)
             if op is None:
                 return None
-            short = op.name.rpartition(".")[2]
+            short = short_name(op.name)
             if short == "constant":
                 return splat_int(op.attributes.get("value"))
             if short not in _VIEWS or len(op.operands) != 1:

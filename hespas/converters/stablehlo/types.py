@@ -10,7 +10,8 @@ from typing import Protocol, cast
 from hespas.converters.costs import Tensor
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Type
-from hespas.graph import DYNAMIC, DType, dtype, find_dtype
+from hespas.converters.stablehlo.quantized import read_quantised
+from hespas.graph import DYNAMIC, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.tensors import TensorTypesBuilder
 
@@ -110,23 +111,26 @@ class TypeTable:
         """A tensor; bounds of dynamic dimensions replace them, marked as bounds."""
         unknown = int(self._ir.ShapedType.get_dynamic_size())
         shape = [DYNAMIC if extent == unknown else extent for extent in kind.shape]
-        element = self._element(kind.element_type)
-        encoding, is_bounded = 0, False
+        name = str(kind.element_type)
+        element, extra_bytes, is_bounded = find_dtype(name), 0, False
+        said: list[str] = []
+        quantised = read_quantised(name) if element is None else None
+        if quantised is not None:
+            element, extra_bytes = quantised
+            said.append(name)
         if kind.encoding is not None:
             bounds = self._bounds(kind.encoding)
             if bounds is None:
-                encoding = self._strings.add(str(kind.encoding))
+                said.append(str(kind.encoding))
             elif DYNAMIC in shape:
                 is_bounded = True
                 shape = [
                     bound if extent == DYNAMIC and bound != unknown else extent
                     for extent, bound in zip(shape, bounds, strict=True)
                 ]
-        row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded)
-        return TypeInfo((row,), (Tensor(element, tuple(shape)),), is_bounded)
-
-    def _element(self, kind: Type) -> DType | None:
-        return find_dtype(str(kind))
+        encoding = self._strings.add(" ".join(said))
+        row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded, extra_bytes=extra_bytes)
+        return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes),), is_bounded)
 
     def _bounds(self, encoding: object) -> list[int] | None:
         for dialect in (self._stablehlo, self._mhlo):

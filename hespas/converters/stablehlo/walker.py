@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import Cost, canonical_name, is_known_target
+from hespas.converters.costs import Cost, is_known_target
 from hespas.converters.stablehlo.attributes import int_of, symbol_of, text_of
 from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
 from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.locations import Locations
 from hespas.converters.stablehlo.mlir import Block, Operation
 from hespas.converters.stablehlo.mlir import Value as SsaValue
-from hespas.converters.stablehlo.quantized import MARK
+from hespas.converters.stablehlo.names import table_name
 from hespas.converters.stablehlo.scope import Scope
 from hespas.converters.stablehlo.signatures import Signatures
 from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
@@ -31,6 +31,7 @@ __all__ = ["MAX_REGION_DEPTH", "Handler", "Library", "Plans", "Shared", "Walker"
 
 MAX_REGION_DEPTH = 100
 _RETURNS = frozenset({"stablehlo.return", "func.return", "mhlo.return", "sdy.return", "mpmd.return"})
+_CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
 _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
 
 
@@ -52,7 +53,7 @@ class Plans(dict[str, tuple[str, bool, bool]]):
         self._described = facts.described
 
     def __missing__(self, name: str) -> tuple[str, bool, bool]:
-        canonical = canonical_name(name)
+        canonical = table_name(name)
         self[name] = plan = (canonical, canonical in self._described, canonical in EXCHANGES)
         return plan
 
@@ -129,7 +130,9 @@ class Walker:
                 self.plain(op, name, region)
             else:
                 handler(self, op, region, depth)
-        return []
+        # No return: an operation of an unknown dialect ends the block, and hands on what it is given.
+        count = len(block.operations)
+        return self.flows(block.operations[count - 1].operation) if count else []
 
     def flow(self, value: SsaValue) -> Value:
         """The flow of a value."""
@@ -147,8 +150,6 @@ class Walker:
         infos = tuple([types[value.type] for value in results])
         canonical, is_described, is_exchange = self._plans[name]
         facts = self._facts(canonical, op) if is_described else None
-        if canonical == "convert" and MARK in op.attributes:
-            name = text_of(op, MARK)
         flows, operand_infos = _unzipped(entries)
         repeated = _repeated(entries) if len(entries) > 1 else ()
         row = self._signatures[name, operand_infos, infos, repeated, facts]
@@ -166,7 +167,22 @@ class Walker:
         node = self.scope.add(row, inputs, region, location)
         if self._rows[row].needs_report:
             self._report(op, row)
+            if len(op.regions) and not self._rows[row].has_rule:
+                self.scope.widen(node, self._captured(op))
         return node
+
+    def _captured(self, op: Operation) -> list[Value]:
+        """Flows of what stands outside an operation and is used in its regions, which nobody else reads."""
+        found: dict[SsaValue, Value] = {}
+        advance: object = self.shared.facts.advance
+
+        def visit(inner: Operation) -> object:
+            known = [value for value in inner.operands if value in self.environment]
+            found.update((value, self.environment[value][0]) for value in known)
+            return advance
+
+        op.walk(visit)
+        return list(found.values())
 
     def _link(
         self,
@@ -193,7 +209,7 @@ class Walker:
             shared.diagnostics.warning("stablehlo.bounded-shape", where, message, path=shared.path)
         if signature.cost.is_known:
             return
-        target = symbol_of(op, "call_target_name") if op.name.endswith(".custom_call") else ""
+        target = symbol_of(op, "call_target_name") if op.name in _CUSTOM_CALLS else ""
         if not signature.has_rule:
             code, message = "stablehlo.unknown-op", f"{op.name} is not in the cost table"
         elif signature.is_dynamic:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.opgraph import OpGraph
-from hespas.graph.passes.order import topological_order
+from hespas.graph.passes.order import all_deps, topological_order
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 
 __all__ = ["bypass", "dead_code", "take_nodes", "with_durations"]
@@ -160,24 +160,51 @@ def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionT
     )
 
 
-def _resolve(deps: Csr, order: list[int], drop: list[bool], fan_out: list[int]) -> list[list[int]]:
-    """Dependencies of each node with dropped nodes replaced by their own; ``drop`` is corrected in place
-    where a bypass would multiply edges.
+def _resolve(graph: OpGraph, drop: list[bool]) -> tuple[list[list[int]], list[list[int]]]:
+    """Data and control dependencies of each node with dropped nodes replaced by what they wait for.
+
+    What reaches a node both ways is a data dependency. ``drop`` is corrected in place where a bypass would
+    multiply edges.
     """
-    bounds: list[int] = deps.offsets.tolist()
-    values: list[int] = deps.values.tolist()
-    resolved: list[list[int]] = [[]] * len(drop)
+    fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
+    data = graph.data_deps.to_lists()
+    has_control = bool(len(graph.control_deps.values))
+    control: list[list[int]] = graph.control_deps.to_lists() if has_control else [[]] * len(graph)
+    order: list[int] = topological_order(graph).tolist()
     for node in order:
-        direct = values[bounds[node] : bounds[node + 1]]
-        if any(drop[dep] for dep in direct):
-            found: dict[int, None] = {}
-            for dep in direct:
-                found.update(dict.fromkeys(resolved[dep]) if drop[dep] else {dep: None})
-            direct = list(found)
-        resolved[node] = direct
-        if drop[node] and len(direct) > 1 and len(direct) * fan_out[node] > _MAX_BYPASS_EDGES:
+        direct, waits = data[node], control[node]
+        dropped = [dep for dep in direct if drop[dep]]
+        if dropped:
+            data[node] = direct = _led_around(direct, drop, data)
+        if has_control and (dropped or waits):
+            control[node] = waits = _waits(direct, dropped, waits, drop, (data, control))
+        producers = len(direct) + len(waits)
+        if drop[node] and producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES:
             drop[node] = False
-    return resolved
+    return data, control
+
+
+def _led_around(deps: list[int], drop: list[bool], resolved: list[list[int]]) -> list[int]:
+    found: dict[int, None] = {}
+    for dep in deps:
+        found.update(dict.fromkeys(resolved[dep]) if drop[dep] else {dep: None})
+    return list(found)
+
+
+def _waits(
+    direct: list[int],
+    dropped: list[int],
+    waits: list[int],
+    drop: list[bool],
+    resolved: tuple[list[list[int]], list[list[int]]],
+) -> list[int]:
+    """Control dependencies of one node: its own, and those of the dropped nodes among its producers."""
+    data, control = resolved
+    found = dict.fromkeys(each for dep in dropped for each in control[dep])
+    for dep in waits:
+        found.update(dict.fromkeys([*data[dep], *control[dep]]) if drop[dep] else {dep: None})
+    known = set(direct)
+    return [dep for dep in found if dep not in known]
 
 
 def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
@@ -188,15 +215,12 @@ def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
     """
     if not drop.any():
         return graph
-    order: list[int] = topological_order(graph).tolist()
     flags: list[bool] = drop.tolist()
-    fan_out: list[int] = np.bincount(graph.data_deps.values, minlength=len(graph)).tolist()
-    data = _resolve(graph.data_deps, order, flags, fan_out)
+    data, control = _resolve(graph, flags)
     has_control = bool(len(graph.control_deps.values))
-    control = _resolve(graph.control_deps, order, flags, [0] * len(graph)) if has_control else []
     rows = np.flatnonzero(~np.array(flags, np.bool_))
     number = np.cumsum(~np.array(flags, np.bool_)) - 1
-    carried = _bypass_carried(graph, flags, data)
+    carried = _bypass_carried(graph, flags, data, control)
     return take_nodes(
         replace(graph, regions=carried),
         rows,
@@ -210,20 +234,22 @@ def _renumber(rows: list[list[int]], number: IntArray) -> Csr:
     return Csr(deps.offsets, number[deps.values].astype(np.int32))
 
 
-def _bypass_carried(graph: OpGraph, drop: list[bool], data: list[list[int]]) -> RegionTable:
+def _bypass_carried(
+    graph: OpGraph, drop: list[bool], data: list[list[int]], control: list[list[int]]
+) -> RegionTable:
     """Carried edges with dropped producers replaced by what they waited for, dropped consumers by whoever
     waits for them in the same region.
     """
     table = graph.regions
     if not len(table.carried_region):
         return table
-    consumers = graph.data_deps.transpose(len(graph))
+    consumers = all_deps(graph).transpose(len(graph))
     edges: dict[tuple[int, int, int], None] = {}
     regions: list[int] = table.carried_region.tolist()
     producers: list[int] = table.carried_producer.tolist()
     carried_to: list[int] = table.carried_consumer.tolist()
     for region, producer, consumer in zip(regions, producers, carried_to, strict=True):
-        sources = data[producer] if drop[producer] else [producer]
+        sources = [*data[producer], *control[producer]] if drop[producer] else [producer]
         targets = _live_consumers(consumer, drop, consumers)
         edges.update(dict.fromkeys((region, source, target) for source in sources for target in targets))
     flat = np.array(list(edges), np.int32).reshape(-1, 3)

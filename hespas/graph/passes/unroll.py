@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +18,16 @@ from hespas.graph.tables import RegionTable
 
 __all__ = ["UnrollLoops"]
 
-_LOOPS = (int(RegionKind.LOOP_BODY), int(RegionKind.LOOP_CONDITION))
-
 
 @dataclass(frozen=True, slots=True)
 class UnrollLoops:
     """Repeat the nodes of each loop as often as it runs, trip after trip.
 
     A trip waits for the values the trip before it carried over; what stands behind the loop waits for its
-    last trip. ``unknown_trips`` stands in where a count is not known (None: an error). Exact in FLOPs, bytes
-    and collectives. Raises ``UnsupportedError`` past ``max_nodes``. O(nodes out).
+    last trip. A node whose one operand is a carried value needs what the loop starts with in the first trip
+    only; nodes with more operands keep that dependency in every trip, because the graph does not say which
+    operand is carried. ``unknown_trips`` stands in where a count is not known (None: an error). Exact in
+    FLOPs, bytes and collectives. Raises ``UnsupportedError`` past ``max_nodes``. O(nodes out).
     """
 
     max_nodes: int = 5_000_000
@@ -45,7 +46,7 @@ class UnrollLoops:
             graph = bypass(graph, graph.multiplicity == 0)
         for region in reversed(range(len(graph.regions))):  # children stand after their parents
             trips = int(graph.regions.trips[region])
-            if trips > 1 and int(graph.regions.kind[region]) in _LOOPS:
+            if trips > 1 and int(graph.regions.kind[region]) == RegionKind.LOOP_BODY:
                 graph = _repeat(graph, region, trips)
         nodes = len(graph)
         return replace(
@@ -78,6 +79,22 @@ class UnrollLoops:
         return replace(graph, regions=settled, multiplicity=region_multiplicity(settled, graph.region))
 
 
+class _Copies(NamedTuple):
+    """How the nodes of one region are repeated.
+
+    ``inside`` says which old nodes are; ``number`` is the new number of an old node as seen from outside: its
+    last copy. Copies of ``size`` nodes stand together per trip, so a copy stands ``size`` before that of the
+    next trip. ``rows`` and ``trip`` are the old node and the trip (-1: outside) of each new node.
+    """
+
+    inside: BoolArray
+    number: IntArray
+    trips: int
+    size: int
+    rows: IntArray
+    trip: IntArray
+
+
 def _inside(graph: OpGraph, region: int) -> BoolArray:
     """Which nodes stand in a region or in one nested in it."""
     within = np.zeros(len(graph.regions) + 1, np.bool_)
@@ -88,63 +105,86 @@ def _inside(graph: OpGraph, region: int) -> BoolArray:
     return within[graph.region]
 
 
+def _plan(inside: BoolArray, trips: int) -> _Copies:
+    """Where copies go: behind all that stands before the region's last node and does not belong to it."""
+    body = np.flatnonzero(inside)
+    last, size = int(body[-1]), len(body)
+    before, after = np.flatnonzero(~inside[: last + 1]), np.arange(last + 1, len(inside))
+    number = np.empty(len(inside), np.int64)
+    number[before] = np.arange(len(before))
+    number[body] = len(before) + (trips - 1) * size + np.arange(size)
+    number[after] = len(before) + trips * size + np.arange(len(after))
+    rows = np.concatenate([before, np.tile(body, trips), after])
+    trip = np.full(len(rows), -1, np.int64)
+    trip[len(before) : len(before) + trips * size] = np.repeat(np.arange(trips), size)
+    return _Copies(inside, number, trips, size, rows, trip)
+
+
 def _repeat(graph: OpGraph, region: int, trips: int) -> OpGraph:
     """The graph with the nodes of one region repeated ``trips`` times, copies standing together per trip."""
     inside = _inside(graph, region)
-    body = np.flatnonzero(inside)
-    if not len(body):
+    if not inside.any():
         return graph
-    last = int(body[-1])
-    before, after = np.flatnonzero(~inside[: last + 1]), np.arange(last + 1, len(graph))
-    rows = np.concatenate([before, np.tile(body, trips), after])
-    copies = len(body)
-    number = np.empty(len(graph), np.int64)  # new number of a node seen from outside: its last copy
-    number[before] = np.arange(len(before))
-    number[body] = len(before) + (trips - 1) * copies + np.arange(copies)
-    number[after] = len(before) + trips * copies + np.arange(len(after))
-    trip = np.full(len(rows), -1, np.int64)
-    trip[len(before) : len(before) + trips * copies] = np.repeat(np.arange(trips), copies)
+    copies = _plan(inside, trips)
     carried = graph.regions.carried_region == region
-    data = _repeat_deps(graph.data_deps.take(rows), trip, number, inside, (trips, copies))
-    data = _add_carried(data, graph, carried, number, (trips, copies))
-    control = _repeat_deps(graph.control_deps.take(rows), trip, number, inside, (trips, copies))
+    data = _repeat_deps(graph.data_deps, copies)
+    starts = _starts_only(graph, carried, inside)[copies.rows] & (copies.trip > 0)
+    data = _add_carried(_without(data, starts), graph, carried, copies)
+    control = _repeat_deps(graph.control_deps, copies)
     inner = replace(
         graph.regions,
         carried_region=graph.regions.carried_region[~carried],
         carried_producer=graph.regions.carried_producer[~carried],
         carried_consumer=graph.regions.carried_consumer[~carried],
     )
-    return take_nodes(replace(graph, regions=inner), rows, data, control)
+    return take_nodes(replace(graph, regions=inner), copies.rows, data, control)
 
 
-def _repeat_deps(
-    taken: Csr, trip: IntArray, number: IntArray, inside: BoolArray, shape: tuple[int, int]
-) -> Csr:
+def _repeat_deps(deps: Csr, copies: _Copies) -> Csr:
     """Dependencies of the repeated nodes: within the same trip inside, on the last trip from outside."""
-    if not len(taken.values):
-        return Csr.empty(len(taken))
-    trips, copies = shape
-    consumer_trip = trip[taken.row_ids]
-    values = number[taken.values]
-    same_trip = inside[taken.values] & (consumer_trip >= 0)
-    values[same_trip] -= (trips - 1 - consumer_trip[same_trip]) * copies
+    if not len(deps.values):
+        return Csr.empty(len(copies.rows))
+    taken = deps.take(copies.rows)
+    consumer_trip = copies.trip[taken.row_ids]
+    values = copies.number[taken.values]
+    same_trip = copies.inside[taken.values] & (consumer_trip >= 0)
+    values[same_trip] -= (copies.trips - 1 - consumer_trip[same_trip]) * copies.size
     return Csr(taken.offsets, values.astype(np.int32))
 
 
-def _add_carried(
-    data: Csr,
-    graph: OpGraph,
-    carried: BoolArray,
-    number: IntArray,
-    shape: tuple[int, int],
-) -> Csr:
-    """Add, for each trip but the first, the dependence on what the trip before carried over."""
-    if not carried.any():
+def _starts_only(graph: OpGraph, carried: BoolArray, inside: BoolArray) -> BoolArray:
+    """Which nodes have one operand, a carried value, and depend only on what the loop starts it with."""
+    found = np.zeros(len(graph), np.bool_)
+    made_inside = inside[graph.regions.carried_producer]
+    found[graph.regions.carried_consumer[carried & made_inside]] = True
+    found &= inside & (graph.operands.lengths == 1) & (graph.data_deps.lengths == 1)
+    rows = np.flatnonzero(found)
+    start = graph.data_deps.values[graph.data_deps.offsets[rows]]
+    found[rows[inside[start]]] = False
+    return found
+
+
+def _without(deps: Csr, rows: BoolArray) -> Csr:
+    """Dependencies less all those of some rows."""
+    kept = ~rows[deps.row_ids]
+    return Csr.from_lengths(np.where(rows, 0, deps.lengths), deps.values[kept])
+
+
+def _add_carried(data: Csr, graph: OpGraph, carried: BoolArray, copies: _Copies) -> Csr:
+    """Add, for each trip but the first, the dependence on what the trip before carried over.
+
+    Passes may have led an edge around a node, out of the loop: a producer before it is there for every trip
+    already, and a consumer behind it waits for the last trip.
+    """
+    to, of = graph.regions.carried_consumer[carried], graph.regions.carried_producer[carried]
+    inside, number, trips = copies.inside, copies.number, copies.trips
+    stays = inside[of] & inside[to]
+    leaves = inside[of] & ~inside[to] & (number[to] > number[of])
+    if not (stays.any() or leaves.any()):
         return data
-    trips, copies = shape
-    back = np.repeat((trips - 1 - np.arange(1, trips)) * copies, int(carried.sum()))
-    consumer = np.tile(number[graph.regions.carried_consumer[carried]], trips - 1) - back
-    producer = np.tile(number[graph.regions.carried_producer[carried]], trips - 1) - back - copies
-    rows = np.concatenate([data.row_ids, consumer])
-    values = np.concatenate([data.values.astype(np.int64), producer])
+    back = np.repeat((trips - 1 - np.arange(1, trips)) * copies.size, int(stays.sum()))
+    consumer = np.tile(number[to[stays]], trips - 1) - back
+    producer = np.tile(number[of[stays]], trips - 1) - back - copies.size
+    rows = np.concatenate([data.row_ids, consumer, number[to[leaves]]])
+    values = np.concatenate([data.values.astype(np.int64), producer, number[of[leaves]]])
     return Csr.from_pairs(rows, values, len(data))

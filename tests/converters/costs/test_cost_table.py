@@ -103,6 +103,13 @@ def test_elementwise_reads_a_repeated_operand_once(tensor: MakeTensor, price: Pr
     assert price("multiply", [x, x], [x], repeated=(1,)).bytes_read == 512
 
 
+def test_a_tensor_concatenated_many_times_is_read_once(tensor: MakeTensor, price: Price) -> None:
+    count = 100_000  # a search of the list of repeats for each operand would take minutes
+    x, y = tensor("f32", 128), tensor("f32", 128 * count)
+    cost = price("concatenate", [x] * count, [y], repeated=tuple(range(1, count)))
+    assert (cost.bytes_read, cost.bytes_written) == (512, 512 * count)
+
+
 def test_complex_arithmetic(tensor: MakeTensor, price: Price) -> None:
     z = tensor("c64", 10)
     assert price("add", [z, z], [z]).flops == 20

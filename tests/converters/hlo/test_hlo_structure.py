@@ -10,13 +10,21 @@ import pytest
 
 from hespas.graph import Diagnostics, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.graph.passes import FoldFree, UnrollLoops, is_topological, totals
+from hespas.graph.passes import FoldFree, UnrollLoops, all_deps, is_topological, totals
 
 ReadText = Callable[[str], tuple[Workload, Diagnostics]]
 
 
 def _node(graph: OpGraph, name: str) -> int:
     return [graph.node_name(node) for node in range(len(graph))].index(name)
+
+
+def _waits(graph: OpGraph) -> dict[str, list[str]]:
+    """Control predecessors by name, of the nodes that have any."""
+    rows = graph.control_deps.to_lists()
+    return {
+        graph.node_name(node): [graph.node_name(dep) for dep in row] for node, row in enumerate(rows) if row
+    }
 
 
 def _deps(graph: OpGraph, name: str) -> list[str]:
@@ -144,7 +152,7 @@ def test_trip_counts(read_text: ReadText, text: str, trips: int) -> None:
     graph = workload.classes[0]
     body, condition = _node(graph, "grown"), _node(graph, "ten")
     assert graph.multiplicity[body] == trips
-    assert graph.multiplicity[condition] == trips + 1
+    assert graph.multiplicity[condition] == trips, "the evaluation that ends the loop is left out"
     assert graph.multiplicity[_node(graph, "z")] == 1
     stated = "known_trip_count" in text
     assert diagnostics.counts() == ({} if stated else {"hlo.inferred-trips": 1})
@@ -172,17 +180,13 @@ def test_trip_counts_that_are_not_known_are_nan(read_text: ReadText, text: str) 
 def test_a_loop_hands_values_on(read_text: ReadText) -> None:
     graph = read_text(_loop(COMPARE + "LT"))[0].classes[0]
     regions = graph.regions
-    assert [RegionKind(kind) for kind in regions.kind.tolist()] == [
-        RegionKind.LOOP_CONDITION,
-        RegionKind.LOOP_BODY,
-    ]
-    assert [graph.strings[row] for row in regions.label.tolist()] == ["cond", "body"]
+    assert [RegionKind(kind) for kind in regions.kind.tolist()] == [RegionKind.LOOP_BODY]
+    assert [graph.strings[row] for row in regions.label.tolist()] == ["body"]
     edges = zip(regions.carried_producer.tolist(), regions.carried_consumer.tolist(), strict=True)
-    assert {(graph.node_name(maker), graph.node_name(reader)) for maker, reader in edges} == {
-        ("next", "i"),
-        ("grown", "v"),
-    }
-    assert set(regions.carried_region.tolist()) == {1}
+    named = [(graph.node_name(maker), graph.node_name(reader)) for maker, reader in edges]
+    assert sorted(named) == [("grown", "v"), ("next", "i"), ("next", "i")], "condition and body read i"
+    assert set(regions.carried_region.tolist()) == {0}
+    assert _waits(graph) == {name: ["c"] for name in ("i", "v", "w", "l", "one", "two")}
     assert _deps(graph, "w") == ["y"]
     assert _deps(graph, "out") == ["grown"]
     assert graph.op_class[_node(graph, "loop")] == OpClass.CONTROL
@@ -198,6 +202,61 @@ def test_unrolled_trips_form_a_chain(read_text: ReadText) -> None:
         assert before in flat.data_deps.row(after).tolist()
     assert grown[-1] in flat.data_deps.row(_node(flat, "z")).tolist()
     assert totals(flat).flops == totals(graph).flops
+    tests = [node for node in range(len(flat)) if flat.node_name(node) == "c"]
+    counters = [node for node in range(len(flat)) if flat.node_name(node) == "next"]
+    assert len(tests) == len(counters) == 10
+    for test, at, counter in zip(tests, grown, counters, strict=True):
+        assert test in flat.control_deps.row(at).tolist(), "a trip waits for its predicate"
+        assert test in flat.control_deps.row(counter).tolist()
+    for counter, test in zip(counters[:-1], tests[1:], strict=True):
+        assert counter in flat.data_deps.row(test).tolist(), "a predicate waits for the counter"
+
+
+@pytest.mark.parametrize("passes", [(FoldFree(), UnrollLoops()), (UnrollLoops(), FoldFree())])
+def test_folding_before_or_after_unrolling_keeps_the_order(
+    read_text: ReadText, passes: tuple[FoldFree | UnrollLoops, ...]
+) -> None:
+    flat = read_text(_loop(COMPARE + "LT"))[0].classes[0]
+    for each in passes:
+        flat = each(flat, Diagnostics())
+    assert is_topological(flat)
+    names = [flat.node_name(node) for node in range(len(flat))]
+    assert names == ["y", *["c", "next", "grown"] * 10, "z"]
+    rows = all_deps(flat).to_lists()
+    assert set(rows[4]) == {2}, "what the loop starts its counter with matters in the first trip only"
+    assert [set(row) for row in rows[5:7]] == [{2, 4}, {0, 3, 4}]
+
+
+def test_a_predicate_that_is_constant_gates_nothing(read_text: ReadText) -> None:
+    graph = read_text(_loop("ROOT c = pred[] constant(true)"))[0].classes[0]
+    assert _waits(graph) == {}
+
+
+CARRIED_PREDICATE = """HloModule m
+body {
+  p = pred[] parameter(0)
+  x = f32[8]{0} iota(), iota_dimension=0
+  y = pred[8]{0} is-finite(x)
+  s = pred[1]{0} slice(y), slice={[0:1]}
+  ROOT q = pred[] reshape(s)
+}
+cond {
+  ROOT p = pred[] parameter(0)
+}
+ENTRY e {
+  a = pred[] parameter(0)
+  b = pred[] not(a)
+  ROOT loop = pred[] while(b), condition=cond, body=body
+}
+"""
+
+
+def test_a_carried_predicate_is_waited_for_one_trip_later(read_text: ReadText) -> None:
+    graph = read_text(CARRIED_PREDICATE)[0].classes[0]
+    assert _waits(graph) == {"x": ["b"]}
+    table = graph.regions
+    (maker,), (reader,) = table.carried_producer.tolist(), table.carried_consumer.tolist()
+    assert (graph.node_name(maker), graph.node_name(reader)) == ("q", "x")
 
 
 STATE_PASSED_ON = """HloModule m
@@ -235,8 +294,9 @@ def test_loop_state_read_inside_a_call(read_text: ReadText) -> None:
     edges = zip(regions.carried_producer.tolist(), regions.carried_consumer.tolist(), strict=True)
     named = {(graph.node_name(maker), graph.node_name(reader)) for maker, reader in edges}
     assert ("made", "v") in named
-    assert [RegionKind(kind) for kind in regions.kind.tolist()][2] == RegionKind.CALL
-    assert regions.parent.tolist() == [-1, -1, 1]
+    kinds = [RegionKind(kind) for kind in regions.kind.tolist()]
+    assert kinds == [RegionKind.LOOP_BODY, RegionKind.CALL]
+    assert regions.parent.tolist() == [-1, 0]
     assert graph.multiplicity[_node(graph, "w")] == 10
 
 
@@ -273,6 +333,7 @@ def test_the_costliest_branch_runs(read_text: ReadText, text: str) -> None:
     assert (graph.multiplicity[_node(graph, "n")], graph.multiplicity[_node(graph, "d")]) == (0, 1)
     assert (_deps(graph, "n"), _deps(graph, "d")) == (["x"], ["y"])
     assert _deps(graph, "out") == ["which", "n", "d"]
+    assert _waits(graph) == {"n": ["which"], "d": ["which"]}
     assert diagnostics.counts() == {"hlo.assumed-branch": 1}
     assert totals(graph).flops == 2 * 8**3 + 64
 

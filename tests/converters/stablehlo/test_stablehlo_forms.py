@@ -17,6 +17,7 @@ from hespas.converters.format import Head, ReadOptions
 from hespas.converters.stablehlo import FORMAT
 from hespas.converters.stablehlo.bindings import PINNED, load_bindings
 from hespas.converters.stablehlo.forms import nesting_depth
+from hespas.converters.stablehlo.quantized import read_quantised
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.sniffing import sniff
 from hespas.graph import NODE_COLUMNS, Diagnostics, OpGraph, Workload
@@ -151,7 +152,7 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
     ("program", "position", "message", "hint"),
     [
         ("", None, "no function", "export interrupted"),
-        ("// nothing\nmodule {}", None, "no function", "export interrupted"),
+        ("// nothing\nmodule {}", "line 2", "no function", "export interrupted"),
         ("func.func private @f() -> ()", None, "no function", "export interrupted"),
         ("this is not a program", "line 1:1", "is unknown", "--from"),
         (
@@ -165,6 +166,7 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
         ("func.func @main(%x: tensor<f32>) -> tensor<f16> { return %x : tensor<f32> }", "line 1", "type", ""),
         ("module {} \x01", "line 1:11", "unexpected character", ""),
         ("module attributes {mhlo.num_replicas = 0 : i32} {func.func @main() { return }}", None, "= 0", "1"),
+        ('module attributes {mhlo.num_replicas = "x"} {func.func @main() { return }}', None, "integer", "1"),
     ],
 )
 def test_faults_name_file_position_and_remedy(  # noqa: PLR0917 - one column a field
@@ -266,16 +268,26 @@ def test_a_missing_jaxlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.hint == "pip install 'hespas[stablehlo]'"
 
 
-def test_quantised_types_are_read_by_their_storage(read_text: ReadText) -> None:
-    kind = "tensor<64x64x!quant.uniform<i8:f32, 5.0e-01:-3>>"
-    workload, diagnostics = read_text(
-        f"""func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {{
-  %0 = stablehlo.uniform_quantize %x : (tensor<64x64xf32>) -> {kind}
-  %1 = stablehlo.add %0, %0 : {kind}
-  %2 = "stablehlo.uniform_dequantize"(%1) : ({kind}) -> tensor<64x64xf32>
+QUANTISED = """func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %0 = stablehlo.uniform_quantize %x : (tensor<64x64xf32>) -> KIND
+  %1 = stablehlo.add %0, %0 : KIND
+  %2 = "stablehlo.uniform_dequantize"(%1) : (KIND) -> tensor<64x64xf32>
   return %2 : tensor<64x64xf32>
-}}"""
-    )
+}""".replace("KIND", "tensor<64x64x!quant.uniform<i8:f32, 5.0e-01:-3>>")
+
+
+@pytest.mark.parametrize("form", ["text", "bytecode", "artifact"])
+def test_quantised_types_are_read_by_their_storage(read_text: ReadText, form: str) -> None:
+    bindings = load_bindings()
+    module = bindings.parse(QUANTISED, quantised=True)
+    forms: dict[str, Callable[[], str | bytes]] = {
+        "text": lambda: QUANTISED,
+        "bytecode": lambda: bindings.bytecode(module),
+        "artifact": lambda: bytes(
+            bindings.stablehlo.serialize_portable_artifact(module, bindings.stablehlo.get_current_version())
+        ),
+    }
+    workload, diagnostics = read_text(forms[form]())
     graph = workload.classes[0]
     assert [graph.op_name(node) for node in range(3)] == [
         "stablehlo.uniform_quantize",
@@ -283,10 +295,81 @@ def test_quantised_types_are_read_by_their_storage(read_text: ReadText) -> None:
         "stablehlo.uniform_dequantize",
     ]
     assert graph.flops.tolist() == [8192, 4096, 8192]
-    assert graph.bytes_read.tolist() == [16384, 4096, 4096]
-    assert diagnostics.counts() == {"stablehlo.quantized-storage": 1}
-    with pytest.raises(UnsupportedError, match="line 1: quantised type"):
-        read_text("func.func @main(%x: tensor<4x!quant.any<i8:f32>>) { return }")
+    assert graph.bytes_read.tolist() == [16384, 4096 + 5, 4096 + 5], "one f32 scale, one i8 zero point"
+    assert diagnostics.counts() == {}
+    kind = int(graph.results.row(0)[0])
+    element = graph.types.dtype_of(kind)
+    assert element is not None
+    assert element.name == "i8"
+    assert graph.strings[int(graph.types.encoding[kind])] == "!quant.uniform<i8:f32, 5.000000e-01:-3>"
+
+
+@pytest.mark.parametrize(
+    ("text", "element", "extra_bytes"),
+    [
+        ("!quant.uniform<i8:f32, 1.0e-01>", "i8", 4 + 1),
+        ("!quant.uniform<i8<-127:127>:f32:1, {1.0e-01:1,2.0e-01,3.0e-01}>", "i8", 3 * (4 + 1)),
+        ("!quant.uniform<u8:bf16, 1.0e-01:8>", "ui8", 2 + 1),
+        ("!quant.uniform<i4:f32:0, {1.0e-01,2.0e-01,3.0e-01}>", "i4", 3 * 4 + 2),
+        ("!quant.uniform<i8:f32:{0:2, 1:1}, {{1.0e-01}, {2.0e-01:1}}>", "i8", 2 * (4 + 1)),
+        ("!quant.uniform<f8E4M3FN:f32, 1.0e-01>", "f8e4m3fn", 4 + 1),
+        ("!quant.any<i8<-8:7>:f32>", "i8", 0),
+        ("!quant.calibrated<f32<-1.0e+00:1.0e+00>>", None, 0),
+    ],
+)
+def test_quantised_types_say_their_storage_scales_and_zero_points(
+    text: str, element: str | None, extra_bytes: int
+) -> None:
+    found = read_quantised(text)
+    assert found is not None
+    assert found.extra_bytes == extra_bytes
+    assert (found.element and found.element.name.lower()) == element
+
+
+def test_other_element_types_are_not_quantised() -> None:
+    assert read_quantised("f32") is None
+
+
+HINTS = {
+    "early": "the file ends early",
+    "name": "not newer than jaxlib's",
+    "invalid": "the program is invalid at this place",
+    "generic": "in its generic form",
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("[[0, 1]]", "[[0, 0]]", "invalid"),
+        ("[[0, 1]]", "[[0, 7]]", "invalid"),
+        ("-> tensor<8x4xf32>\n    %1", "-> tensor<8x5xf32>\n    %1", "invalid"),
+        ("tanh %1", "tanh %9", "invalid"),
+        ("stablehlo.tanh", "stablehlo.fizz", "name"),
+        ("stablehlo.tanh %1 :", '"stablehlo.fizz"(%1) : (tensor<8x4xf32>) ->', "name"),
+        ("<[[0, 1]]> : tensor<1x2xi64>}>", "<[[0, 1]]> : tensor<1x2xi64>, x = #stablehlo.fizz<1>}>", "name"),
+        ("stablehlo.tanh", "acme.tanh", "generic"),
+        ("return %2 : tensor<8x4xf32>\n  }\n}\n", "return %2 : ten", "early"),
+        ("return %2 : tensor<8x4xf32>\n  }\n}\n", "return %2 : tensor<8x4xf32>\n", "early"),
+        ("stablehlo.tanh %1 : tensor<8x4xf32>", "stablehlo.tanh %1 : tensor<8x4xf32> loc(#loc7)", "early"),
+    ],
+)
+def test_hints_tell_what_to_do_about_the_fault(read_text: ReadText, old: str, new: str, hint: str) -> None:
+    assert old in PROGRAM
+    with pytest.raises(FormatError) as caught:
+        read_text(PROGRAM.replace(old, new))
+    found = [name for name, text in HINTS.items() if text in (caught.value.hint or "")]
+    assert found == [hint]
+    assert "allow-unregistered" not in caught.value.message
+
+
+def test_invalid_bytecode_says_where_and_not_that_it_is_broken(read_text: ReadText) -> None:
+    data = as_bytecode(PROGRAM)
+    groups = np.array([0, 1], np.int64).tobytes()
+    assert data.count(groups) == 1
+    with pytest.raises(FormatError, match=r"replica id #0 seen more than once \(line 6:") as caught:
+        read_text(data.replace(groups, bytes(16)))
+    assert HINTS["invalid"] in (caught.value.hint or "")
 
 
 def text_fixtures() -> list[str]:

@@ -8,8 +8,10 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
+from hespas.converters.stablehlo.bindings import load_bindings
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.passes import FoldFree, Pass, UnrollLoops, is_topological
 
 ReadText = Callable[..., tuple[Workload, Diagnostics]]
 ReadGraph = Callable[..., OpGraph]
@@ -24,6 +26,19 @@ def deps(graph: OpGraph) -> dict[str, list[str]]:
         graph.node_name(node): [graph.node_name(dep) for dep in graph.data_deps.row(node).tolist()]
         for node in range(len(graph))
     }
+
+
+def names(graph: OpGraph) -> list[str]:
+    return [graph.node_name(node) for node in range(len(graph))]
+
+
+def waits(graph: OpGraph) -> dict[str, list[str]]:
+    """Control predecessors by node name, of the nodes that have any."""
+    rows = {
+        graph.node_name(node): [graph.node_name(dep) for dep in graph.control_deps.row(node).tolist()]
+        for node in range(len(graph))
+    }
+    return {name: row for name, row in rows.items() if row}
 
 
 def regions(graph: OpGraph) -> list[tuple[RegionKind, float, str]]:
@@ -236,13 +251,13 @@ def loop(start: int, limit: int, step: int, direction: str, **more: str) -> str:
 def test_trips_are_read_off_the_counter(read_text: ReadText, program: str, trips: int) -> None:
     workload, diagnostics = read_text(program)
     graph = workload.classes[0]
-    assert regions(graph) == [
-        (RegionKind.LOOP_CONDITION, trips + 1, "while.3"),
-        (RegionKind.LOOP_BODY, trips, "while.3"),
-    ]
+    assert regions(graph) == [(RegionKind.LOOP_BODY, trips, "while.3")]
     assert float(graph.flops[graph.op_class == OpClass.CONTRACTION].sum()) == DOT
     counted = graph.op_class == OpClass.CONTRACTION
     assert graph.multiplicity[counted].tolist() == [trips]
+    assert graph.multiplicity[names(graph).index("compare.4")] == trips, (
+        "the evaluation that ends it has none"
+    )
     assert diagnostics.counts() == {}
 
 
@@ -259,20 +274,94 @@ def test_trips_are_read_off_the_counter(read_text: ReadText, program: str, trips
 def test_trips_that_cannot_be_told_are_unknown_never_one(read_text: ReadText, program: str) -> None:
     workload, diagnostics = read_text(program)
     graph = workload.classes[0]
-    assert isnan(graph.regions.trips[1])
+    assert isnan(graph.regions.trips[0])
     assert np.isnan(graph.multiplicity[graph.op_class == OpClass.CONTRACTION]).all()
     assert diagnostics.counts() == {"stablehlo.unknown-trips": 1}
-    names = deps(graph)
-    assert [graph.op_name(node) for node in graph.control_deps.row(list(names).index("dot.5"))] == [
-        "stablehlo.compare"
-    ], "a body of unknown length waits for its condition"
+    assert waits(graph)["dot.5"] == ["compare.4"], "a body of unknown length waits for its condition"
 
 
 def test_a_loop_carries_its_values(read_text: ReadText) -> None:
     graph = read_text(loop(0, 10, 1, "LT"))[0].classes[0]
     carried = set(carried_edges(graph))
-    assert carried == {(0, "add.6", "compare.4"), (1, "dot.5", "dot.5"), (1, "add.6", "add.6")}
+    assert carried == {(0, "add.6", "compare.4"), (0, "dot.5", "dot.5"), (0, "add.6", "add.6")}
     assert deps(graph)["tanh.7"] == ["dot.5"]
+    assert waits(graph) == {"dot.5": ["compare.4"], "add.6": ["compare.4"]}
+
+
+def everything_before(graph: OpGraph, node: int) -> set[int]:
+    """Nodes that a node waits for, directly or not."""
+    before: set[int] = set()
+    pending = [node]
+    while pending:
+        at = pending.pop()
+        fresh = {*graph.data_deps.row(at).tolist(), *graph.control_deps.row(at).tolist()} - before
+        before |= fresh
+        pending.extend(fresh)
+    return before
+
+
+@pytest.mark.parametrize("fold_first", [True, False])
+def test_unrolled_trips_wait_for_their_predicate_and_that_for_the_counter(
+    read_text: ReadText, fold_first: bool
+) -> None:
+    graph = read_text(loop(0, 4, 1, "LT"))[0].classes[0]
+    passes: list[Pass] = [FoldFree(), UnrollLoops()] if fold_first else [UnrollLoops(), FoldFree()]
+    for each in passes:
+        graph = each(graph, Diagnostics())
+    assert is_topological(graph)
+    found = names(graph)
+    compares, dots, adds = (
+        [at for at, name in enumerate(found) if name.startswith(op)] for op in ("compare", "dot", "add")
+    )
+    assert len(compares) == len(dots) == len(adds) == 4
+    for trip in range(4):
+        assert compares[trip] in everything_before(graph, dots[trip])
+        assert compares[trip] in everything_before(graph, adds[trip])
+    for trip in range(1, 4):
+        assert adds[trip - 1] in graph.data_deps.row(compares[trip])
+        assert dots[trip - 1] in graph.data_deps.row(dots[trip])
+    alone = [node for node in range(1, len(graph)) if not everything_before(graph, node)]
+    assert alone == [], "only the first comparison waits for nothing"
+
+
+def test_a_condition_that_is_constant_gates_nothing(read_text: ReadText) -> None:
+    program = loop(0, 10, 1, "LT").replace("stablehlo.return %p", "stablehlo.return %always")
+    program = program.replace("%p =", "%always = stablehlo.constant dense<true> : tensor<i1>\n    %p =")
+    assert waits(read_text(program)[0].classes[0]) == {}
+
+
+CARRIED_PREDICATE = """
+func.func @main(%x: tensor<4xf32>, %go: tensor<i1>) -> tensor<4xf32> {
+  %g = stablehlo.not %go : tensor<i1>
+  %0:2 = stablehlo.while(%p = %g, %v = %x) : tensor<i1>, tensor<4xf32>
+  cond {
+    stablehlo.return %p : tensor<i1>
+  } do {
+    %y = stablehlo.negate %v : tensor<4xf32>
+    %q = stablehlo.is_finite %y : (tensor<4xf32>) -> tensor<4xi1>
+    %r = stablehlo.slice %q [0:1] : (tensor<4xi1>) -> tensor<1xi1>
+    %s = stablehlo.reshape %r : (tensor<1xi1>) -> tensor<i1>
+    stablehlo.return %s, %y : tensor<i1>, tensor<4xf32>
+  }
+  return %0#1 : tensor<4xf32>
+}"""
+
+
+def test_a_carried_predicate_is_waited_for_one_trip_later(read_text: ReadText) -> None:
+    graph = read_text(CARRIED_PREDICATE)[0].classes[0]
+    assert waits(graph) == {"negate.2": ["not.0"]}
+    assert set(carried_edges(graph)) == {(0, "negate.2", "negate.2"), (0, "reshape.5", "negate.2")}
+
+
+def test_a_loop_without_values_of_the_loop_around_it_waits_for_that_ones_predicate(
+    read_text: ReadText,
+) -> None:
+    program = NESTED.replace("%w = %v)", "%w = %x)")
+    graph = read_text(program)[0].classes[0]
+    found, control = names(graph), waits(graph)
+    outer, inner = [name for name in found if name.startswith("compare")]
+    assert control[inner] == [outer], "the inner condition is part of the outer trip"
+    assert [control[name] for name in found if name.startswith("negate")] == [[inner]]
 
 
 def test_a_limit_carried_unchanged_and_a_step_inside_a_call(read_text: ReadText) -> None:
@@ -298,7 +387,7 @@ func.func private @body(%i: tensor<i32>, %v: tensor<4xf32>) -> (tensor<i32>, ten
   return %j, %w : tensor<i32>, tensor<4xf32>
 }"""
     )[0].classes[0]
-    assert graph.regions.trips.tolist() == [8, 7]
+    assert graph.regions.trips.tolist() == [7]
     consumers = {consumer for _, _, consumer in carried_edges(graph)}
     assert consumers == {"compare.3", "add.5", "negate.6"}, "carried edges reach into the called function"
 
@@ -332,8 +421,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 def test_nested_loops_multiply_and_carry_across_both(read_text: ReadText) -> None:
     graph = read_text(NESTED)[0].classes[0]
-    names = [graph.node_name(node) for node in range(len(graph))]
-    assert graph.multiplicity[names.index("negate.8")] == 15
+    assert graph.multiplicity[names(graph).index("negate.8")] == 15
     rows = [row for row, _, consumer in carried_edges(graph) if consumer == "negate.8"]
     assert len(set(rows)) == 2, "the inner loop carries it from trip to trip, the outer one from run to run"
 
@@ -362,8 +450,26 @@ def test_the_costliest_branch_counts_with_a_diagnostic(read_text: ReadText) -> N
     assert total(graph) == DOT + 64 * 64 + 1
     assert diagnostics.counts() == {"stablehlo.branch-chosen": 1}
     assert deps(graph)["abs.4"] == ["dot.3", "tanh.2"]
-    assert [graph.node_name(node) for node in graph.control_deps.row(3)] == ["case.1"]
+    assert waits(graph) == {"dot.3": ["case.1"], "tanh.2": ["case.1"]}
     assert deps(graph)["case.1"] == ["negate.0"]
+
+
+def test_what_a_branch_calls_waits_for_the_predicate_too(read_text: ReadText) -> None:
+    call = "func.call @product(%x) : (tensor<64x64xf32>) -> tensor<64x64xf32>"
+    dot = "stablehlo.dot %x, %x : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>"
+    composite = """func.func private @product(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %0 = stablehlo.composite "acme.dot" %x {decomposition = @inner} : (tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %0 : tensor<64x64xf32>
+}
+func.func private @inner(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %0 = stablehlo.constant dense<0.0> : tensor<64x64xf32>
+  %1 = stablehlo.add %x, %0 : tensor<64x64xf32>
+  return %1 : tensor<64x64xf32>
+}"""
+    graph = read_text(f"{CASE.replace(dot, call)}\n{composite}")[0].classes[0]
+    assert waits(graph)["constant.3"] == ["case.1"]
+    flat = FoldFree()(graph, Diagnostics())
+    assert [waits(flat)[name] for name in names(flat) if name.startswith("add")] == [["negate.0"]]
 
 
 def test_a_branch_that_hands_a_value_on_makes_it_wait_for_the_predicate(read_text: ReadText) -> None:
@@ -591,6 +697,60 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
         "test.mlir:5:8",
     ]
     assert "@first" in next(iter(diagnostics)).message
+
+
+FOREIGN = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %n = stablehlo.negate %x : tensor<4xf32>
+  %0 = "acme.one"(%n) {kind = #acme.kind<"z">} : (tensor<4xf32>) -> tensor<8xf32>
+  %1 = "acme.two"(%0) ({
+    %inner = stablehlo.abs %n : tensor<4xf32>
+    "acme.yield"(%inner) : (tensor<4xf32>) -> ()
+  }) : (tensor<8xf32>) -> !acme.box
+  %2 = "add"(%1) : (!acme.box) -> tensor<4xf32>
+  return %2 : tensor<4xf32>
+}"""
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_operations_of_other_dialects_are_unknown_nodes(read_text: ReadText, binary: bool) -> None:
+    bindings = load_bindings()
+    data = bindings.bytecode(bindings.parse(FOREIGN)) if binary else FOREIGN
+    workload, diagnostics = read_text(data)
+    graph = workload.classes[0]
+    assert names(graph) == ["negate.0", "one.1", "two.2", "add.3"]
+    assert [graph.op_name(node) for node in range(1, 4)] == ["acme.one", "acme.two", "add"]
+    assert graph.op_class[1:].tolist() == [OpClass.UNKNOWN] * 3
+    assert np.isnan(graph.flops[1:]).all()
+    assert (graph.bytes_read[1], graph.bytes_written[1]) == (16, 32)
+    assert deps(graph)["two.2"] == ["one.1", "negate.0"], "what its region uses counts"
+    assert deps(graph)["add.3"] == ["two.2"], "a name of the table without a dialect is not StableHLO's"
+    assert diagnostics.counts() == {"stablehlo.unknown-op": 3}
+    if not binary:
+        assert [finding.location for finding in diagnostics] == [
+            f"test.mlir:{line}" for line in ("4:8", "5:8", "9:8")
+        ]
+
+
+def test_an_unknown_operation_in_a_reducer_makes_its_cost_unknown(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(
+        """
+func.func @main(%x: tensor<4xf32>, %c: tensor<f32>) -> tensor<f32> {
+  %0 = "stablehlo.reduce"(%x, %c) <{dimensions = array<i64: 0>}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %s = "dot"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}"""
+    )
+    assert np.isnan(workload.classes[0].flops).all()
+    assert diagnostics.counts() == {"stablehlo.unknown-cost": 1}
+
+
+def test_jumps_between_blocks_are_not_supported(read_text: ReadText) -> None:
+    with pytest.raises(UnsupportedError, match="@main jumps between blocks"):
+        read_text("func.func @main() {\n cf.br ^next\n^next:\n return\n}")
 
 
 def test_locations_are_kept_where_the_program_has_them(read_text: ReadText) -> None:

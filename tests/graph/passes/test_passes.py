@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +50,7 @@ def graphs(draw: st.DrawFn) -> OpGraph:
     groups = builder.group_set(StridedGroups.all_ranks(4))
     for node in range(draw(st.integers(1, 24))):
         deps = sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else []
+        waits: list[int] = sorted(draw(st.sets(st.integers(0, node - 1), max_size=2))) if node else []
         op_class = draw(st.sampled_from(CLASSES))
         free, collective = op_class is OpClass.FREE, op_class is OpClass.COLLECTIVE
         builder.add_node(
@@ -57,6 +59,7 @@ def graphs(draw: st.DrawFn) -> OpGraph:
             op_class=op_class,
             kind=NodeKind.COLLECTIVE if collective else NodeKind.COMPUTE,
             data_deps=deps,
+            control_deps=[dep for dep in waits if dep not in deps],
             operands=[kind] * len(deps),
             results=[kind],
             flops=0 if free or collective else 64,
@@ -73,7 +76,8 @@ def _reach(graph: OpGraph) -> dict[str, frozenset[str]]:
     """Names of everything each node waits for, directly or not."""
     reach: list[set[int]] = [set() for _ in range(len(graph))]
     rows = all_deps(graph).to_lists()
-    for node in topological_order(graph).tolist():
+    order: list[int] = topological_order(graph).tolist()
+    for node in order:
         for dep in rows[node]:
             reach[node] |= reach[dep] | {dep}
     return {graph.node_name(n): frozenset(graph.node_name(d) for d in reach[n]) for n in range(len(graph))}
@@ -134,16 +138,28 @@ def test_bypass_of_any_nodes_keeps_reachability(graph: OpGraph, random: object) 
     assert _reach(rest) == {name: deps & kept for name, deps in _reach(graph).items() if name in kept}
 
 
-def _node(builder: GraphBuilder, name: str, deps: list[int], region: int = -1, flops: float = 1) -> int:
+def _node(
+    builder: GraphBuilder,
+    name: str,
+    deps: list[int],
+    region: int = -1,
+    flops: float = 1,
+    *,
+    waits: Sequence[int] = (),
+    operands: Sequence[int] = (),
+) -> int:
+    """A node of one FLOP; one of none is free."""
     return builder.add_node(
         name_row=builder.strings.add(name),
         op_row=builder.strings.add("add"),
-        op_class=OpClass.ELEMENTWISE,
+        op_class=OpClass.ELEMENTWISE if flops else OpClass.FREE,
         data_deps=deps,
+        control_deps=waits,
+        operands=operands,
         flops=flops,
         transcendentals=0,
-        bytes_read=4,
-        bytes_written=4,
+        bytes_read=4 if flops else 0,
+        bytes_written=4 if flops else 0,
         region=region,
     )
 
@@ -186,6 +202,57 @@ def test_unrolling_a_carried_value_used_inside_an_inner_loop_orders_every_inner_
     flat = UnrollLoops()(builder.build(), Diagnostics())
     rows = flat.data_deps.to_lists()
     assert rows == [[], [], [1], [2], [2], [4]]
+
+
+def _counting_loop(operands: int) -> OpGraph:
+    """start -> loop{ test, step } -> end: the step takes ``operands`` tensors, waits for the test, and is
+    carried to both.
+    """
+    builder = GraphBuilder("counting")
+    kind = builder.types.add(dtype("f32"), (64,))
+    start = _node(builder, "start", [])
+    row = builder.add_region(RegionKind.LOOP_BODY, trips=3, label="loop")
+    test = _node(builder, "test", [start], row, operands=[kind, kind])
+    step = _node(builder, "step", [start], row, waits=[test], operands=[kind] * operands)
+    builder.add_carried(row, step, test)
+    builder.add_carried(row, step, step)
+    _node(builder, "end", [step])
+    return builder.build()
+
+
+@pytest.mark.parametrize("operands", [1, 2])
+def test_what_a_loop_starts_with_is_left_only_where_it_may_be_another_operand(operands: int) -> None:
+    flat = UnrollLoops()(_counting_loop(operands), Diagnostics())
+    assert [flat.node_name(node) for node in range(len(flat))] == ["start", *["test", "step"] * 3, "end"]
+    rows = [sorted(row) for row in flat.data_deps.to_lists()]
+    assert (rows[1], rows[2]) == ([0], [0])
+    assert (rows[3], rows[5]) == ([0, 2], [0, 4]), "the test has two operands: either may be the carried one"
+    assert (rows[4], rows[6]) == (([2], [4]) if operands == 1 else ([0, 2], [0, 4]))
+    assert flat.control_deps.to_lists() == [[], [], [1], [], [3], [], [5], []]
+    assert rows[7] == [6]
+
+
+def test_a_carried_edge_led_out_of_its_loop_waits_for_the_last_trip() -> None:
+    builder = GraphBuilder("left")
+    row = builder.add_region(RegionKind.LOOP_BODY, trips=3, label="loop")
+    old = _node(builder, "old", [], row, 0)
+    new = _node(builder, "new", [], row)
+    builder.add_carried(row, new, old)
+    _node(builder, "end", [old])
+    flat = UnrollLoops()(FoldFree()(builder.build(), Diagnostics()), Diagnostics())
+    assert [flat.node_name(node) for node in range(len(flat))] == ["new", "new", "new", "end"]
+    assert flat.data_deps.to_lists() == [[], [], [], [2]]
+
+
+def test_folding_hands_on_control_dependencies() -> None:
+    builder = GraphBuilder("gate")
+    gate = _node(builder, "gate", [])
+    shape = _node(builder, "shape", [gate], flops=0)
+    view = _node(builder, "view", [], flops=0, waits=[shape])
+    _node(builder, "user", [view])
+    folded = FoldFree()(builder.build(), Diagnostics())
+    assert [folded.node_name(node) for node in range(len(folded))] == ["gate", "user"]
+    assert (folded.data_deps.to_lists(), folded.control_deps.to_lists()) == ([[], []], [[], [0]])
 
 
 def test_unknown_trips_are_an_error_unless_the_caller_says_what_they_count() -> None:
