@@ -12,7 +12,8 @@ from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, 
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
 from hespas.converters.output import check_destination
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.diagnostics import Severity
+from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 
 __all__ = ["Conversion", "convert"]
 
@@ -55,41 +56,34 @@ def convert(
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations before that (``op``: only free ones are folded; default for flat formats). ``missing`` says
-    what to do about operations whose time or trip count nobody knows. ``diagnostics`` collects findings
-    also where an error ends the conversion. Raises what
-    :func:`hespas.api.read` and :func:`hespas.api.write` raise; nothing is written on an error.
+    operations. ``missing`` says what to do about those whose time or trip count nobody knows. Findings go to
+    ``diagnostics`` also where an error ends it. Raises what :func:`hespas.api.read` and
+    :func:`hespas.api.write` raise; nothing is written then.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    if hardware:
-        _check_names(hardware, estimator)
     target = format_for_output(Path(str(destination)), target_format)
-    if str(destination) != _STANDARD_STREAM:
-        check_destination(Path(destination), overwrite=overwrite)
+    _check_request(destination, hardware, estimator, overwrite=overwrite)
     with ExitStack() as stack:
         path = _spooled(source, stack)
         origin = find_format(path, source_format)
-        reading = ReadOptions(num_devices=num_devices, progress=progress)
-        value = read(path, format=origin.name, options=reading, diagnostics=found)
-        conservation: Conservation | None = None
-        if isinstance(value, Workload):
-            preparation = Preparation(
-                granularity=granularity,
-                missing=missing,
-                hardware=hardware,
-                estimator=estimator,
-                folds=target.flat and not origin.flat,
-                flat=target.flat,
-            )
-            value, conservation = preparation.run(value, _chosen_ranks(value, ranks), found)
+        value = _read_named(
+            str(source), path, origin.name, ReadOptions(num_devices=num_devices, progress=progress), found
+        )
+        preparation = Preparation(
+            granularity=granularity,
+            missing=missing,
+            hardware=hardware,
+            estimator=estimator,
+            folds=target.flat and not origin.flat,
+            flat=target.flat,
+        )
+        value, conservation = _prepared(value, preparation, ranks, found)
         noted = found.counts()
         options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
         with _placed(destination, stack) as place:
             written = write(
                 value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=found
             )
-    if conservation is not None:
-        conservation = _with_writer_losses(conservation, noted, found)
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -97,15 +91,28 @@ def convert(
         target_format=target.name,
         value=value,
         bytes_written=written,
-        conservation=conservation,
+        conservation=_with_writer_losses(conservation, noted, found),
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         diagnostics=found,
     )
 
 
-def _check_names(hardware: str, estimator: str) -> None:
-    """Look names up before a long read. Raises ``UsageError`` for unknown ones."""
+def _prepared(
+    value: Value, preparation: Preparation, ranks: range | None, found: Diagnostics
+) -> tuple[Value, Conservation | None]:
+    """A workload made ready for its destination, with its account; a profile as it is."""
+    if not isinstance(value, Workload):
+        return value, None
+    return preparation.run(value, _chosen_ranks(value, ranks), found)
+
+
+def _check_request(destination: str | Path, hardware: str | None, estimator: str, *, overwrite: bool) -> None:
+    """Find what cannot work before a long read: a bad destination, an unknown device or estimator."""
+    if str(destination) != _STANDARD_STREAM:
+        check_destination(Path(destination), overwrite=overwrite)
+    if hardware is None:
+        return
     from hespas.estimators import load_estimator
     from hespas.hardware import load_device
 
@@ -121,8 +128,11 @@ def _scratch(stack: ExitStack) -> Path:
 
 
 def _spooled(source: str | Path, stack: ExitStack) -> Path:
-    """The path to read: standard input is copied to a file first, since formats are told by content."""
+    """The path to read: standard input is copied to a file first, since formats are told by content.
+    Errors that pass the stack name ``source``.
+    """
     if str(source) != _STANDARD_STREAM:
+        stack.enter_context(_named(str(source), Path(source)))
         return Path(source)
     import shutil
     import sys
@@ -130,7 +140,59 @@ def _spooled(source: str | Path, stack: ExitStack) -> Path:
     spool = _scratch(stack) / "stdin"
     with spool.open("wb") as stream:
         shutil.copyfileobj(sys.stdin.buffer, stream)
+    stack.enter_context(_named(str(source), spool))
     return spool
+
+
+class _Findings(Diagnostics):
+    """What a reader finds in ``path``, told of ``name``: users know no copy of standard input."""
+
+    __slots__ = ("_name", "_path")
+
+    def __init__(self, path: str, name: str, *, keep: int) -> None:
+        super().__init__(keep)
+        self._path, self._name = path, name
+
+    def add(
+        self,
+        code: str,
+        severity: Severity,
+        location: str,
+        message: str,
+        *,
+        path: str = "",
+        rank: int | None = None,
+        node: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """Record findings under the name that users know."""
+        location, path = (text.replace(self._path, self._name) for text in (location, path))
+        super().add(code, severity, location, message, path=path, rank=rank, node=node, count=count)
+
+
+def _read_named(
+    name: str, path: Path, format_name: str, options: ReadOptions, diagnostics: Diagnostics
+) -> Value:
+    """Read ``path``; findings are told of ``name``, also where an error ends the reading."""
+    findings = _Findings(str(path), name, keep=diagnostics.keep)
+    try:
+        return read(path, format=format_name, options=options, diagnostics=findings)
+    finally:
+        diagnostics.extend(findings)
+
+
+@contextmanager
+def _named(name: str, path: Path) -> Generator[None]:
+    """Errors say which input they are about, under the name that users know."""
+    try:
+        yield
+    except HespasError as error:
+        lacks_path = isinstance(error, FormatError | UnsupportedError) and not isinstance(
+            error, MissingExtraError
+        )
+        if error.path == str(path) or (error.path is None and lacks_path):
+            error.path = name
+        raise
 
 
 @contextmanager
@@ -161,9 +223,11 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
 
 
 def _with_writer_losses(
-    conservation: Conservation, noted: dict[str, int], found: Diagnostics
-) -> Conservation:
+    conservation: Conservation | None, noted: dict[str, int], found: Diagnostics
+) -> Conservation | None:
     """The account with what the writer reported: it happened after the sums were taken."""
+    if conservation is None:
+        return None
     examples = {diagnostic.code: diagnostic.message for diagnostic in found}
     told = tuple(
         Dropped(code, examples.get(code, ""), count - noted.get(code, 0))

@@ -15,7 +15,7 @@ from typing import NoReturn
 import typer
 
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import HespasError, exit_code
+from hespas.graph.errors import HespasError, clipped, exit_code
 
 __all__ = [
     "DebugOption",
@@ -76,20 +76,32 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
         if debug:
             raise
         say(
-            f"internal error: {type(error).__name__}: {error}\n"
+            f"internal error: {type(error).__name__}: {clipped(str(error))}\n"
             "  try: run again with --debug and report what it prints"
         )
         raise typer.Exit(exit_code(error)) from error
 
 
+def _shown(text: str) -> str:
+    """The text with all that could steer a terminal, or has no encoding, as JSON would escape it."""
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    code = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[place : place + 4]}" for place in range(0, len(code), 4))
+
+
 def emit(text: str) -> None:
     """Write a line to standard output."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(_shown(text) + "\n")
 
 
 def say(text: str) -> None:
     """Write a line to standard error, where it does not mix with results."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(_shown(text) + "\n")
 
 
 @contextmanager
@@ -126,4 +138,4 @@ def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
         told.add(found.code)
         where = _place(found.path or str(source), found.location)
         times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
-        say(f"{_MARKS[found.severity]}: {where}: {found.message} [{found.code}]{times}")
+        say(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")

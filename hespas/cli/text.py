@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import isnan
+from math import isfinite, isnan
 
 __all__ = ["bytes_text", "count_text", "counted", "flops_text", "table_text", "time_text"]
+
+
+_LONGEST = 1e15
+"""Figures from here on are told in powers of ten."""
 
 
 def _scaled(value: float, units: Sequence[str], step: float) -> str:
@@ -15,8 +19,17 @@ def _scaled(value: float, units: Sequence[str], step: float) -> str:
     while abs(value) >= step and index < len(units) - 1:
         value /= step
         index += 1
+    if abs(value) >= _LONGEST:
+        return f"{_huge(value)} {units[index]}"
     digits = f"{value:,.0f}" if index == 0 and value == int(value) else f"{value:,.3f}"
     return f"{digits} {units[index]}"
+
+
+def _huge(value: float) -> str:
+    """A figure past all prefixes, or infinity."""
+    if isfinite(value):
+        return f"{value:.3e}"
+    return "infinite" if value > 0 else "-infinite"
 
 
 def flops_text(flops: float) -> str:
@@ -38,6 +51,8 @@ def count_text(count: float) -> str:
     """A count with thousands separators; a fraction only where there is one."""
     if isnan(count):
         return "unknown"
+    if abs(count) >= _LONGEST:
+        return _huge(count)
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 

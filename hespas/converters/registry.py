@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
+from hespas.converters.source import refuse_special_files
 from hespas.graph.errors import FormatError, InvariantError, UsageError
 from hespas.graph.plugins import PluginTable
 
@@ -60,9 +61,23 @@ def _formats() -> Iterator[Format]:
     yield from map(load_format, sorted(_TABLE.plugins()))
 
 
+def _broken_byte(packed: bytes) -> int:
+    """Where a gzip stream stops making sense; zlib does not say."""
+    inflate = zlib.decompressobj(wbits=31)
+    for position in range(len(packed)):
+        try:
+            inflate.decompress(packed[position : position + 1])
+        except zlib.error:
+            return position
+    return len(packed)
+
+
 def _read_head(path: Path) -> Head:
     if path.is_dir():
-        names = sorted(entry.name for entry in path.iterdir())[:1000]
+        try:
+            names = sorted(entry.name for entry in path.iterdir())[:1000]
+        except OSError as error:
+            raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
         return Head(path, b"", (), is_directory=True, names=tuple(names))
     try:
         with path.open("rb") as stream:
@@ -71,12 +86,23 @@ def _read_head(path: Path) -> Head:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     suffixes = tuple(suffix for suffix in path.suffixes if suffix != ".gz")
     if data.startswith(b"\x1f\x8b"):
+        inflate, packed_bytes = zlib.decompressobj(wbits=31), len(data)
         try:
-            data = zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES)
+            data = inflate.decompress(data, HEAD_BYTES)
         except zlib.error as error:
             raise FormatError(
-                f"broken gzip stream: {error}", path=str(path), hint="copy the file again"
+                f"broken gzip stream: {error}",
+                path=str(path),
+                position=f"byte {_broken_byte(data)}",
+                hint="copy the file again",
             ) from error
+        if not data and not inflate.eof:
+            raise FormatError(
+                "gzip stream ends early",
+                path=str(path),
+                position=f"byte {packed_bytes}",
+                hint="copy the file again",
+            )
     return Head(path, data, suffixes)
 
 
@@ -108,8 +134,13 @@ def sniff(path: Path) -> Format:
 
 def find_format(path: Path, name: str | None) -> Format:
     """The format to read ``path`` with: the one named, else the one sniffed."""
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    if not exists:
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
+    refuse_special_files(path)
     chosen = load_format(name) if name else sniff(path)
     if chosen.read is None:
         raise UsageError(f"format {chosen.name!r} can be written, not read", path=str(path))

@@ -17,15 +17,23 @@ from hespas.graph import ExplicitGroups, GroupSet, Permutation, StridedGroups, c
 from hespas.graph.columns import IntArray
 
 __all__ = [
+    "MAX_DEVICES",
     "IdMode",
     "check_groups",
     "dense_groups",
     "group_mode",
+    "highest_id",
     "left_out",
     "mesh_groups",
     "normalise_groups",
     "normalise_pairs",
 ]
+
+MAX_DEVICES = 1 << 24
+"""Devices of a job that are read; a larger number is a fault of the input."""
+
+_MAX_LISTED = 1 << 22
+"""Ids that groups or pairs are written out to where they have no strided form."""
 
 _PADDING = -1
 
@@ -171,6 +179,7 @@ def _spread_strided(
 
 def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_partitions: int) -> GroupSet:
     """Listed groups in global ids. The specification orders members by partition first, then by replica."""
+    _check_listed(groups.num_ranks * (num_replicas if mode is IdMode.CROSS_PARTITION else num_partitions))
     rows: list[list[int]] = []
     if mode is IdMode.CROSS_PARTITION:
         for replica in range(num_replicas):
@@ -186,6 +195,11 @@ def _spread_explicit(groups: GroupSet, mode: IdMode, num_replicas: int, num_part
     if len({len(row) for row in rows}) == 1:
         return compress_groups(np.array(rows, np.int64))
     return ExplicitGroups.from_rows(rows)
+
+
+def _check_listed(count: int) -> None:
+    if count > _MAX_LISTED:
+        raise ValueError(f"ids of all replicas and partitions come to {count:,} (limit {_MAX_LISTED:,})")
 
 
 def check_groups(groups: GroupSet, num_ids: int) -> None:
@@ -207,6 +221,15 @@ def check_groups(groups: GroupSet, num_ids: int) -> None:
         raise ValueError(f"id {int(twice[0])} is in two places of the groups")
 
 
+def highest_id(groups: GroupSet | None) -> int:
+    """The largest id in groups, 0 where there is none. O(1) for strided groups."""
+    if groups is None:
+        return 0
+    if isinstance(groups, StridedGroups):
+        return groups.base + groups.num_ranks - 1
+    return max((rank for row in groups.rows for rank in row), default=0)
+
+
 def left_out(groups: GroupSet, num_devices: int) -> int:
     """How many devices are in no group."""
     return num_devices - groups.num_ranks
@@ -217,6 +240,8 @@ def normalise_pairs(
 ) -> Permutation:
     """Source-target pairs in global device ids. Raises ``ValueError`` for ids out of range or named twice."""
     everyone = num_replicas * num_partitions
+    times = {IdMode.CROSS_PARTITION: num_replicas, IdMode.CROSS_REPLICA: num_partitions}.get(mode, 1)
+    _check_listed(len(pairs) * times)
     if mode is IdMode.CROSS_PARTITION:
         counted = num_partitions
         spread = [

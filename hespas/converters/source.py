@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import stat
 import zlib
 from pathlib import Path
 
 from hespas.graph.errors import FormatError
 
-__all__ = ["read_bytes"]
+__all__ = ["read_bytes", "refuse_special_files"]
 
-_MIN_ALLOWED_BYTES = 256 << 20
+_MIN_ALLOWED_BYTES = 64 << 20
 _MAX_RATIO = 200
 """Deflate reaches 1,032:1 on zeros; real programs and traces stay below 60:1."""
 _CHUNK_BYTES = 1 << 20
 
 
+def refuse_special_files(path: Path) -> None:
+    """Raise ``FormatError`` for pipes, devices and sockets, which may never end or never begin.
+
+    What is not there, or may not be looked at, is left to whoever opens it.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FormatError(
+            "not a regular file", path=str(path), hint="pipe it in: hespas-convert - DESTINATION < FILE"
+        )
+
+
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a file, gunzipped where it starts with the gzip magic.
 
-    Bounds the result by ``max_bytes`` and, for gzip, by 200 times the file (but at least 256 MiB), so that a
+    Bounds the result by ``max_bytes`` and, for gzip, by 200 times the file (but at least 64 MiB), so that a
     bomb is refused before it fills memory. Raises ``FormatError`` for an unreadable, empty, truncated or
     oversized file.
     """
+    refuse_special_files(path)
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -54,7 +71,10 @@ def _gunzip(path: Path, raw: bytes, limit: int) -> bytes:
             part = inflate.decompress(data, _CHUNK_BYTES)
         except zlib.error as error:
             raise FormatError(
-                f"broken gzip stream: {error}", path=str(path), position=f"byte {position}"
+                f"broken gzip stream: {error}",
+                path=str(path),
+                position=f"byte {position}",
+                hint="copy the file again",
             ) from error
         parts.append(part)
         total += len(part)

@@ -15,8 +15,18 @@ __all__ = [
     "OutputError",
     "UnsupportedError",
     "UsageError",
+    "clipped",
     "exit_code",
 ]
+
+
+_MOST_CHARACTERS = 500
+"""A name taken from an input may have megabytes."""
+
+
+def clipped(text: str) -> str:
+    """A text short enough to show: its start, and ``...`` where more followed."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 class HespasError(Exception):
@@ -36,9 +46,10 @@ class HespasError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = ": ".join(part for part in (self.path, self.position) if part)
-        text = f"{where}: {self.message}" if where else self.message
-        return f"{text}\n  try: {self.hint}" if self.hint else text
+        """File, position, message and remedy; what is too long to read is cut."""
+        position, message = clipped(self.position or ""), clipped(self.message)
+        text = ": ".join(part for part in (self.path, position, message) if part)
+        return f"{text}\n  try: {clipped(self.hint)}" if self.hint else text
 
 
 class CheckFailedError(HespasError):

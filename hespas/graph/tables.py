@@ -173,8 +173,10 @@ class RegionTable:
 class ExtraTable:
     """Attributes of a format that the graph does not model, verbatim; several rows a node are usual.
 
-    ``key`` is a string row; ``tag`` the format's own type number; the value is
-    ``values[offsets[i]:offsets[i + 1]]`` in the format's own encoding. ``node`` is -1 for the file itself.
+    ``key`` is a string row; ``tag`` says what the value ``values[offsets[i]:offsets[i + 1]]`` is. Tag 0 is
+    text (UTF-8) of any format, which every format may write; other tags belong to one format, which numbers
+    its own types with them: 1..255 to Chakra (``hespas.converters.chakra.contract.Tag``), the rest to nobody
+    yet. A format leaves rows out whose tags are another's. ``node`` is -1 for the file itself.
     """
 
     node: SmallIntArray

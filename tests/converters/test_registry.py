@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_a_taken_name_names_both_owners(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(plugins, "registered", registered)
     with pytest.raises(UsageError, match=r"hespas\.converters\.chakra:FORMAT.*somebody\.else:FORMAT"):
         format_names()
+
+
+def test_a_packed_file_that_yields_nothing_ends_early_and_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "cut.mlir.gz").write_bytes(gzip.compress(b"module {}", mtime=0)[:11])
+    with pytest.raises(FormatError, match="ends early") as caught:
+        sniff(tmp_path / "cut.mlir.gz")
+    assert caught.value.position == "byte 11"
+    (tmp_path / "empty.mlir.gz").write_bytes(gzip.compress(b"", mtime=0))
+    with pytest.raises(FormatError, match="is empty"):
+        sniff(tmp_path / "empty.mlir.gz")

@@ -9,9 +9,13 @@ from hespas.converters.chakra.facts import AttributeFacts, check_types
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.converters.chakra.to_graph import node_numbers
+from hespas.graph import OpGraph
+from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import NodeType
 
-__all__ = ["check_file"]
+__all__ = ["check_acyclic", "check_file"]
+
+_LISTED = 8
 
 
 def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
@@ -28,6 +32,18 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     ):
         _check_deps(columns, field, offsets, deps, faults)
     check_types(columns, facts, faults)
+
+
+def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:
+    """ET007: no node waits for itself through others. ``graph`` is that of ``columns``."""
+    cycle = find_cycle(graph)
+    if not cycle:
+        return
+    ids = [str(int(columns.id[node])) for node in cycle]
+    more = f" -> ... ({len(ids) - _LISTED:,} more)" if len(ids) > _LISTED else ""
+    path = " -> ".join(ids[:_LISTED]) + more
+    message = f"dependency cycle, each waits for the next: {path} -> {ids[0]}"
+    faults.nodes("ET007", columns, _marked(columns, np.array(cycle[:1])), message)
 
 
 def _check_ids(columns: EtColumns, faults: Faults) -> None:

@@ -81,9 +81,10 @@ def iter_columns(
             batch = whole
             if metadata is None:
                 metadata, batch = _start(decoder, whole, faults)
-                expected = source.size / int(whole.end[-1]) if source.size else 1.0
             empty = int((batch.start == batch.end).sum())
             _warn(diagnostics, "ET004", faults.path, "a node frame is empty (all fields default)", empty)
+            if source.size and len(batch):
+                expected = source.size / max(1, int(batch.end[-1] - batch.start[0]))
             chunk = decoder.nodes(batch)
             count += len(chunk)
             yield _complete(chunk, metadata, decoder), expected

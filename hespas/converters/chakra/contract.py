@@ -148,8 +148,12 @@ LAYOUT_KEY = "chakra.layout"
 
 
 class Tag:
-    """Tags of rows in a graph's ``extra`` table. Attribute values have the number of their field (0..32)."""
+    """Tags of rows in a graph's ``extra`` table. Attribute values have the number of their field (3..32)."""
 
+    TEXT = 0
+    """Text of another format, written as a string attribute."""
+    NO_VALUE = 1
+    """An attribute that has a name and no value."""
     DOC_STRING = 64
     START_MICROS = 106
     INPUTS = 108

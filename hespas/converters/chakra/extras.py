@@ -9,13 +9,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.columns import ByteRows, EtColumns, IoColumns
-from hespas.converters.chakra.contract import LAYOUT_KEY, Tag
+from hespas.converters.chakra.contract import (
+    ATTRIBUTES,
+    GROUPS_ATTRIBUTE,
+    LAYOUT_KEY,
+    LINTED,
+    RANK_ATTRIBUTE,
+    Tag,
+)
 from hespas.converters.chakra.layouts import Layouts, encode_layout
 from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans, offsets_of
 from hespas.converters.chakra.tokens import delimited, join, render, rows
-from hespas.graph import ExtraTable, StringTableBuilder
+from hespas.graph import ExtraTable, OpGraph, StringTableBuilder
+from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["ExtraRows", "attribute_rows", "collect", "file_rows", "io_rows", "layout_rows", "start_rows"]
+__all__ = [
+    "ExtraRows",
+    "attribute_rows",
+    "collect",
+    "file_rows",
+    "foreign_texts",
+    "io_rows",
+    "is_attribute",
+    "layout_rows",
+    "start_rows",
+]
+
+
+_OTHER_TAGS = (Tag.DOC_STRING, Tag.START_MICROS, Tag.INPUTS, Tag.OUTPUTS, Tag.LAYOUT, Tag.VERSION)
+"""What a trace has beside attributes."""
+
+_RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
+_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE})
+"""Names of attributes that readers of traces understand."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +72,9 @@ def attribute_rows(columns: EtColumns, kept: Bools, strings: StringTableBuilder)
     key_rows = np.array([strings.add(name) for name in attrs.keys] or [0], np.int32)
     at = np.flatnonzero(kept)
     owner = attrs.owner
-    part = ExtraRows(
-        owner[at], key_rows[attrs.key[at]], attrs.field[at].astype(np.int16), _raw_values(columns, at), at
-    )
+    field = attrs.field[at].astype(np.int16)
+    tag = np.where(field == AttributeField.UNSET, np.int16(Tag.NO_VALUE), field)
+    part = ExtraRows(owner[at], key_rows[attrs.key[at]], tag, _raw_values(columns, at), at)
     docs = attrs.doc_row
     described = ExtraRows(
         owner[docs],
@@ -73,6 +99,37 @@ def _raw_values(columns: EtColumns, at: Longs) -> ByteRows:
     start[held] = payload.offsets[row]
     length[held] = payload.offsets[row + 1] - payload.offsets[row]
     return ByteRows(*copy_spans(Window.holding(data), start, length))
+
+
+def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
+    """Rows of another format's texts that become string attributes, and how many rows cannot be written:
+    those without a key or with one that means something else in a trace, a second one of a key on a node, and
+    those whose tag no trace knows.
+    """
+    table = graph.extra
+    mine = (table.node < 0) == of_file
+    own = is_attribute(table.tag)
+    foreign = mine & (table.tag == Tag.TEXT)
+    unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
+    if not foreign.any():
+        return np.empty(0, np.int64), unknown
+    reserved = _RESERVED_OF_FILE if of_file else _RESERVED
+    bad = [key for key in np.unique(table.key[foreign]).tolist() if graph.strings[key] in reserved]
+    rows = np.flatnonzero(foreign & ~np.isin(table.key, bad))
+    # Attributes that were kept from a trace stay: they take precedence.
+    attributes = np.flatnonzero(mine & own)
+    order = np.concatenate([attributes, rows])
+    code = (table.node[order].astype(np.int64) + 1) * len(graph.strings) + table.key[order]
+    first = np.unique(code, return_index=True)[1]
+    kept = np.sort(order[first[first >= len(attributes)]])
+    return kept, unknown + int(foreign.sum()) - len(kept)
+
+
+def is_attribute(tag: NDArray[np.int16]) -> Bools:
+    """Which tags mark attributes of a trace."""
+    of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
+    found: Bools = of_value | (tag == Tag.NO_VALUE)
+    return found
 
 
 def start_rows(columns: EtColumns) -> list[ExtraRows]:

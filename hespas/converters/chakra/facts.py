@@ -102,7 +102,7 @@ class AttributeFacts:
 
 def check_types(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
     """ET010: attributes that simulators read have an accepted type (error) and the canonical one (lint);
-    no node has two attributes of one name.
+    every attribute has a value (lint); no node has two attributes of one name.
     """
     attrs = columns.attrs
     for name, canonical in LINTED.items():
@@ -116,6 +116,8 @@ def check_types(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> No
         odd = int((accepted & (field != canonical)).sum())
         message = f"attribute {name} is not of its canonical type {canonical.name.lower()}"
         faults.lint("ET010", message, odd)
+    valueless = int((attrs.field == AttributeField.UNSET).sum())
+    faults.lint("ET010", "an attribute has a name and no value", valueless)
     code = facts.owner * max(1, len(attrs.keys)) + attrs.key
     ordered = np.sort(code)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]

@@ -13,6 +13,17 @@ from hespas.graph.errors import FormatError
 
 __all__ = ["Faults"]
 
+_REMEDIES = {
+    "ET007": "a simulator would wait for ever; drop one dependency of the cycle",
+    "ET009": "give the node one of the types of the Chakra schema, or remove it",
+    "ET010": "write each attribute once per node, with the type of the Chakra schema",
+    "ET014": "write this rank's number, or rename the file to the rank it is of",
+    "ET018": "write group ids as decimal numbers from 1 on",
+    "ET019": "list each rank once, and every rank that uses the group",
+    "ET022": "copy the whole set again: one file per rank, from NAME.0.et on without gaps",
+}
+"""What helps against a fault, where its place has nothing better to say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -28,7 +39,8 @@ class Faults:
     ) -> None:
         """One error: raises :class:`FormatError` unless the reader is lenient."""
         if not self.lenient:
-            raise FormatError(f"{code}: {message}", path=self.path, position=position or None, hint=hint)
+            remedy = hint or _REMEDIES.get(code)
+            raise FormatError(f"{code}: {message}", path=self.path, position=position or None, hint=remedy)
         self.diagnostics.add(
             code, Severity.ERROR, position, message, path=self.path, rank=self.rank, node=node
         )

@@ -16,6 +16,7 @@ import numpy as np
 from hespas.converters.chakra.gzipped import damage_errors, open_gzip
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
+from hespas.converters.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "FrameBatch", "Source", "frames", "open_trace"]
@@ -104,12 +105,15 @@ def open_trace(path: Path, max_bytes: int | None = None) -> Source:
 
     Raises :class:`FormatError` when the file cannot be opened.
     """
+    refuse_special_files(path)
     try:
         stream = path.open("rb", buffering=0)
         magic = stream.read(2)
         size = path.stat().st_size
     except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", path=str(path)) from None
+        raise FormatError(
+            f"cannot be read: {error.strerror}", path=str(path), hint="check the path and who may read it"
+        ) from None
     if magic == _GZIP_MAGIC:
         stream.close()
         limit = max(MIN_LIMIT_BYTES, MAX_EXPANSION * size)

@@ -20,9 +20,10 @@ from hespas.converters.chakra.contract import (
     KIND_TO_TYPE,
     Tag,
 )
+from hespas.converters.chakra.extras import foreign_texts, is_attribute
 from hespas.converters.chakra.layouts import Layouts, decode_layout
 from hespas.converters.chakra.shapes import type_texts
-from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans
+from hespas.converters.chakra.spans import Bools, Bytes, Longs, Window, Words, copy_spans
 from hespas.converters.chakra.timing import carried_micros, whole_nanos
 from hespas.graph import DTYPES, CollectiveKind, Csr, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
@@ -32,6 +33,7 @@ __all__ = ["Lowered", "Variables", "from_graph"]
 
 _LARGEST = float(1 << 62)
 _DEFAULT_VERSION = "0.0.4"
+_NO_ASCII = 128
 
 
 class Variables(NamedTuple):
@@ -117,6 +119,14 @@ def _names(graph: OpGraph) -> ByteRows:
     return ByteRows(*copy_spans(Window.holding(data), start, length))
 
 
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class _Extra:
     """The graph's verbatim rows, sorted out."""
 
@@ -176,8 +186,11 @@ class _Extra:
         table = self.table
         mine = self.of_file if of_file else ~self.of_file
         keys = self._keys(assembly)
-        rows = np.flatnonzero(mine & (table.tag <= max(AttributeField)))
-        kind = table.tag[rows].astype(np.uint8)
+        foreign, _ = foreign_texts(self.graph, of_file=of_file)
+        is_kept = mine & is_attribute(table.tag)
+        is_kept[foreign] = True
+        rows = np.flatnonzero(is_kept)
+        kind = self._fields(rows)
         held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
         base = assembly.buffer(table.values)
         length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
@@ -188,6 +201,18 @@ class _Extra:
         docs = np.flatnonzero(mine & (table.tag == Tag.DOC_STRING))
         texts = ByteRows(self.data, table.offsets).take(docs)
         return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
+
+    def _fields(self, rows: Longs) -> Bytes:
+        """The value field of each row that becomes an attribute."""
+        kind = self.table.tag[rows].astype(np.uint8)
+        kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
+        foreign = self.table.tag[rows] == Tag.TEXT
+        kind[foreign] = AttributeField.STRING
+        if int(self.data.max(initial=0)) >= _NO_ASCII:
+            for place in np.flatnonzero(foreign).tolist():
+                if not _is_utf8(self.table.value(int(rows[place]))):
+                    kind[place] = AttributeField.BYTES
+        return kind
 
     def _keys(self, assembly: Assembly) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The assembly's key for each string row in use."""

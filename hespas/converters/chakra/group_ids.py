@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, render_groups
-from hespas.graph import Diagnostics, GroupSet, Workload
+from hespas.graph import Diagnostics, ExplicitGroups, GroupSet, Workload
+from hespas.graph.errors import UnsupportedError
 
-__all__ = ["GroupIds"]
+__all__ = ["GroupIds", "check_listing"]
+
+_MOST_MEMBERS = 1 << 24
+"""Ranks that all lists of ``comm_group.json`` may have together: some 150 MB of text."""
 
 
 class GroupIds(NamedTuple):
@@ -80,6 +84,38 @@ class GroupIds(NamedTuple):
                 if len(members) > 1 and tuple(members.tolist()) not in self.by_members:
                     listed[base + place] = members.tolist()
         return render_groups(listed) if listed else b""
+
+
+def check_listing(workload: Workload, *, alone: bool) -> None:
+    """Raise ``UnsupportedError`` for groups of ranks the job does not have, and for groups that are too large
+    to be listed; nothing is listed here. ``alone``: one rank is written, with its own groups.
+
+    A workload of one rank may be one file of many, whose groups name the others.
+    """
+    count, listed = workload.num_ranks, 0
+    for number, groups in enumerate(workload.group_sets):
+        if groups.is_world(count):
+            continue
+        end = _end(groups)
+        if 1 < count < end:
+            raise UnsupportedError(
+                f"group set {number} has rank {end - 1:,}, but the job only ranks 0..{count - 1:,}",
+                hint="state the number of ranks with --num-devices, or correct the groups",
+            )
+        listed += groups.max_group_size if alone else groups.num_ranks
+        if listed > _MOST_MEMBERS:
+            raise UnsupportedError(
+                f"group set {number}: with it the process groups list {listed:,} ranks, "
+                f"and {FILE_NAME} may list {_MOST_MEMBERS:,}",
+                hint="convert the program for fewer devices",
+            )
+
+
+def _end(groups: GroupSet) -> int:
+    """One more than the highest rank."""
+    if isinstance(groups, ExplicitGroups):
+        return 1 + max((max(row) for row in groups.rows if row), default=-1)
+    return groups.base + groups.num_ranks
 
 
 def _parsed(document: bytes) -> dict[int, list[int]]:

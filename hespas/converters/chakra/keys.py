@@ -19,6 +19,8 @@ NOT_TEXT = -1
 _WORDS = 4
 _SHORT = 8 * _WORDS
 _BUCKETS = 1 << 12
+_ROUNDS = 64
+"""So many new names of a chunk are each looked for in all of it; more are taken one by one."""
 _MIX = tuple(
     np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 )
@@ -62,7 +64,9 @@ class KeyTable:
         for row in pending[long].tolist():
             key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
         pending = pending[~long]
-        while len(pending):
+        for _ in range(_ROUNDS):
+            if not len(pending):
+                return key
             row = int(pending[0])
             found = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
             self._bucket[bucket[row]] = max(found, 0)
@@ -71,6 +75,8 @@ class KeyTable:
                 alike &= column[pending] == column[row]
             key[pending[alike]] = found
             pending = pending[~alike]
+        for row in pending.tolist():
+            key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
         return key
 
     @staticmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["RANK_FILE"]
+__all__ = ["MAX_RANK_DIGITS", "RANK_FILE"]
 
-RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>\d{1,9})\.et(?:\.gz)?$")
+RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.et(?:\.gz)?$")
 """The name of one rank's file."""
+MAX_RANK_DIGITS = 9

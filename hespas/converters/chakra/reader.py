@@ -10,19 +10,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.checks import check_file
+from hespas.converters.chakra.checks import check_acyclic, check_file
 from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, read_groups
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
-from hespas.converters.chakra.naming import RANK_FILE
+from hespas.converters.chakra.naming import MAX_RANK_DIGITS, RANK_FILE
 from hespas.converters.chakra.peers import (
     Groups,
     PeerRows,
@@ -48,6 +49,7 @@ class _Class:
     facts: AttributeFacts
     rows: PeerRows
     ranks: list[RankPeers]
+    faults: Faults
 
 
 @dataclass(slots=True, eq=False)
@@ -89,9 +91,10 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
 def _file(path: Path, faults: Faults) -> _Source:
     """One rank's trace; its rank is in its name. Groups may stand beside it."""
     match = RANK_FILE.match(path.name)
+    stated = match is not None and len(match["rank"]) <= MAX_RANK_DIGITS
     groups, data = read_groups(path.parent, faults)
     name = match["name"] if match else re.sub(r"(\.et)?(\.gz)?$", "", path.name) or path.name
-    return _Source(name, ((int(match["rank"]) if match else -1, path),), groups, data)
+    return _Source(name, ((int(match["rank"]) if match and stated else -1, path),), groups, data)
 
 
 def _directory(path: Path, faults: Faults) -> _Source:
@@ -102,6 +105,9 @@ def _directory(path: Path, faults: Faults) -> _Source:
         if match is None:
             continue
         ranks = found.setdefault(match["name"], {})
+        if len(match["rank"]) > MAX_RANK_DIGITS:
+            faults.error("ET022", f"{entry.name} would be the file of rank {match['rank']}")
+            continue
         rank = int(match["rank"])
         if rank in ranks:
             faults.error("ET022", f"rank {rank} has two files: {ranks[rank].name} and {entry.name}")
@@ -119,10 +125,11 @@ def _directory(path: Path, faults: Faults) -> _Source:
             hint="keep one job per folder",
         )
     name, ranks = next(iter(found.items()))
-    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
+    count = max(ranks, default=-1) + 1
+    missing = list(islice((rank for rank in range(count) if rank not in ranks), 5))
     if missing:
-        listed = ", ".join(map(str, missing[:5]))
-        faults.error("ET022", f"{len(missing)} of {max(ranks) + 1} rank files are missing: rank {listed}")
+        listed = ", ".join(map(str, missing))
+        faults.error("ET022", f"{count - len(ranks)} of {count} rank files are missing: rank {listed}")
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
     if not ranks:
         raise FormatError("ET022: the file of rank 0 is missing", path=str(path), hint="copy the set again")
@@ -141,7 +148,7 @@ def _read_rank(rank: int, path: Path, job: _Job, options: ReadOptions, diagnosti
     known = job.classes.get(key)
     if known is None:
         check_file(columns, facts, faults)
-        job.classes[key] = _Class(columns, facts, rows, [peers])
+        job.classes[key] = _Class(columns, facts, rows, [peers], faults)
     else:
         known.ranks.append(peers)
 
@@ -199,6 +206,8 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
             if not alone:
                 rank_class[[rank.rank for rank in ranks]] = len(graphs)
             graphs.append(to_graph(found.columns, found.facts, peers, source.name))
+        if not options.lenient:  # a checker looks for cycles itself, over all formats
+            check_acyclic(found.columns, graphs[-1], found.faults)
     first = next(iter(job.classes.values()))
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})

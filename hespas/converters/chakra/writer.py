@@ -13,8 +13,9 @@ import numpy as np
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
+from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import Variables
-from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.group_ids import GroupIds, check_listing
 from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.ranks import ClassWriter
 from hespas.converters.chakra.spans import Bools, Bytes
@@ -37,6 +38,7 @@ __all__ = ["write_chakra"]
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+_MOST_FILES = 1 << 20
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
@@ -54,6 +56,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         )
     job = _Job(value, GroupIds.of(value), _first_rank(value), diagnostics)
     ranks = range(value.num_ranks) if options.ranks is None else options.ranks
+    alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
     packed = options.name.endswith(".gz") or path.suffix == ".gz"
     if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):
         raise UsageError(
@@ -61,7 +64,13 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
             path=options.name,
             hint="name a directory, or choose one rank with --ranks",
         )
-    if len(ranks) == 1 and not (options.directory and value.num_ranks == 1):
+    if len(ranks) > _MOST_FILES:
+        raise UnsupportedError(
+            f"ranks 0..{value.num_ranks - 1}: a folder of {len(ranks):,} files is more than {_MOST_FILES:,}",
+            hint="choose some of the ranks with --ranks",
+        )
+    check_listing(value, alone=alone)
+    if alone:
         _write_alone(job, ranks[0], path, packed=packed)
     else:
         _write_directory(job, ranks, path, options, packed=packed)
@@ -352,3 +361,9 @@ def _report(workload: Workload, diagnostics: Diagnostics) -> None:
         diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
         lost = int((graph.source_row > 0).sum())
         diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
+        rows = len(graph.contractions)
+        message = "sizes of contractions are not written: estimates made from the trace go by FLOPs alone"
+        diagnostics.info("chakra.contractions", graph.name, message, count=rows)
+        left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
+        message = "attributes of another format are left out: their names or types mean something else here"
+        diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hespas.converters.hlo.attributes import callee_names
 from hespas.converters.hlo.module import Computation, HloModule
+from hespas.converters.hlo.scan import shown
 from hespas.graph.errors import FormatError
 
 __all__ = ["MAX_INLINED_NODES", "callees_first", "check_inlined_size"]
@@ -19,7 +20,7 @@ def _callees(module: HloModule, computation: Computation) -> list[Computation]:
             callee = module.computations.get(name)
             if callee is None:
                 raise module.source.error(
-                    computation.positions[index], f"a computation of this module; {name!r} is none"
+                    computation.positions[index], f"a computation of this module; {shown(name)} is none"
                 )
             found.append(callee)
     return found
@@ -45,7 +46,7 @@ def callees_first(module: HloModule) -> list[Computation]:
             state[callee.name] = _ON_PATH
             stack.append((callee, iter(_callees(module, callee))))
         elif state[callee.name] == _ON_PATH:
-            raise module.source.error(callee.position, f"no recursion, but {callee.name!r} calls itself")
+            raise module.source.error(callee.position, f"no recursion, but {shown(callee.name)} calls itself")
     return ordered
 
 
@@ -65,5 +66,6 @@ def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
         raise FormatError(
             f"its calls written out make {total:,} operations (limit {MAX_INLINED_NODES:,})",
             path=module.source.path,
-            position=f"computation {module.entry.name}",
+            position=f"computation {shown(module.entry.name)}",
+            hint="convert a smaller program, or compile it so that fewer calls repeat one another",
         )

@@ -99,6 +99,8 @@ class Control:
             frame.readers.extend(readers)
         result = inner.value(body.root)
         self._carry(region, first, readers, result)
+        if trips.count == 0:
+            result = frame.value(operands[0])
         deps = [result.node, test.node, *self.lowering.operand_nodes(frame, index)]
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
         self.lowering.bind(frame, index, result)
@@ -125,7 +127,9 @@ class Control:
             self.findings.add("hlo.inferred-trips", "", place, message, Severity.INFO)
 
     def conditional(self, frame: Frame, index: int) -> None:
-        """``conditional``: all branches, of which the costliest runs once and the others never."""
+        """``conditional``: all branches, of which the costliest runs once and the others never; only what it
+        makes is waited for.
+        """
         computation = frame.computation
         known = self.program.module.computations
         branches = [known[name] for name in branch_names(computation, index)]
@@ -143,7 +147,8 @@ class Control:
             region = self._open(frame, RegionKind.BRANCH, float(place == kept), branch.name)
             self.lowering.gate = self._gate(frame, operands[0], deps[0], outer)
             inner = self._enclosed(frame, branch, region, operands[place + 1 : place + 2])
-            deps.append(inner.nodes[branch.root])
+            if place == kept:
+                deps.append(inner.nodes[branch.root])
         self.lowering.gate = outer
         self.lowering.add(frame, index, _CONTROL, deps=list(dict.fromkeys(deps)))
 

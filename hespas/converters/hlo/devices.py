@@ -11,12 +11,11 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.attributes import int_rows, integer
 from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.converters.hlo.module import HloModule
+from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import Diagnostics, ExplicitGroups
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["MAX_DEVICES", "device_counts"]
-
-MAX_DEVICES = 1 << 24
+__all__ = ["device_counts"]
 
 _COUNTS = ("replica_count", "num_partitions")
 
@@ -47,6 +46,7 @@ def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnost
             f"{replicas * partitions:,} devices (limit {MAX_DEVICES:,})",
             path=module.source.path,
             position="module header",
+            hint="state the replica_count and num_partitions of one job",
         )
     return replicas, partitions
 

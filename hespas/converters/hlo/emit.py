@@ -15,6 +15,9 @@ from hespas.graph import DYNAMIC, GraphBuilder, NodeKind
 __all__ = ["Emitter"]
 
 _HOST_MEMORY = "S(5)"
+_TEXT = 0
+"""The tag of plain text in ``extra``, which every format can write."""
+
 _DECODED = frozenset({"metadata"})
 """Attributes that a graph column holds; all others are kept verbatim in ``extra``."""
 
@@ -124,7 +127,7 @@ class Emitter:
         builder = self.builder
         for key, value in attributes.items():
             if key not in _DECODED:
-                builder.add_extra(node, key, 0, value.encode("utf-8", "surrogatepass"))
+                builder.add_extra(node, key, _TEXT, value.encode("utf-8", "surrogatepass"))
         metadata = attributes.get("metadata")
         if metadata is None:
             return

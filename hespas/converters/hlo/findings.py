@@ -23,6 +23,7 @@ class _Kind:
 
 
 _KEPT_NAMES = 10
+_SHOWN_NAME = 120
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Findings:
             kind = self._kinds[code, subject] = _Kind(severity, message, place)
         kind.count += 1
         if len(kind.names) < _KEPT_NAMES:
-            kind.names.append(f"%{place[0].names[place[1]]}")
+            kind.names.append(f"%{place[0].names[place[1]][:_SHOWN_NAME]}")
 
     def report(self, diagnostics: Diagnostics) -> None:
         """Hand everything over. O(kinds)."""

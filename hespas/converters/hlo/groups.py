@@ -87,7 +87,7 @@ def _iota(text: str, num_devices: int) -> GroupSet:
 
 def _bound(named: int, num_devices: int) -> None:
     if named > num_devices:
-        raise ValueError(f"expected groups over at most {num_devices} devices, found {named}")
+        raise ValueError(f"expected groups over at most {num_devices} devices, found {named:,}")
 
 
 def _mesh(text: str, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet:
@@ -96,7 +96,7 @@ def _mesh(text: str, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet:
         raise ValueError(f"expected groups such as mesh['a'=2,'b'=4] {{'a'}}, found {text[:60]!r}")
     inline = match[1] if match[1] is not None else match[3]
     if inline is None and match[2] not in meshes:
-        raise ValueError(f"expected a mesh the header names, found @{match[2]}")
+        raise ValueError(f"expected a mesh the header names, found @{match[2][:60]}")
     axes = meshes[match[2]] if inline is None else _axes(inline)
     _bound(prod(axes.values()), num_devices)
     listed = _DEVICE_IDS.match(text, match.end())

@@ -18,13 +18,15 @@ class Computation:
     """One computation; the lists have one entry per instruction, in text order.
 
     ``shapes`` are rows of the module's shapes; ``operands`` instruction numbers of the same computation;
-    ``payloads`` the number of a parameter and the text of a short constant (else ``""``); ``attributes`` the
-    values as written; ``positions`` offsets into the text. ``root`` is an instruction number.
+    ``parameters`` the numbers its parameters have; ``payloads`` the number of a parameter and the text of a
+    short constant (else ``""``); ``attributes`` the values as written; ``positions`` offsets into the text.
+    ``root`` is an instruction number.
     """
 
     name: str
     position: int
     thread: str = ""
+    parameters: set[str] = field(default_factory=set[str])
     root: int = -1
     names: list[str] = field(default_factory=list[str])
     opcodes: list[str] = field(default_factory=list[str])

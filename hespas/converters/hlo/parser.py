@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule
-from hespas.converters.hlo.scan import COMMENT, Source, unquote
+from hespas.converters.hlo.operands import NUM_OPERANDS
+from hespas.converters.hlo.scan import COMMENT, Source, shown, unquote
 from hespas.converters.hlo.shapes import ShapeTable
 
 __all__ = ["parse_module"]
@@ -27,6 +28,9 @@ _TABLE_ROW = re.compile(r'\s*+(\d++)\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|\{[^{}]*+\}
 _FIELD = re.compile(r"(\w++)=(\d++)")
 _DEVICE_IDS = re.compile(r"\s*+,\s*+(?=device_ids\s*+=)")
 _PAYLOAD_CHARACTERS = 64
+_MAX_PARAMETER_DIGITS = 7
+_PARAMETER_HINT = "number the parameters of a computation 0, 1, 2, ..."
+_OPERANDS_HINT = "was an operand lost? dump the module again"
 _INLINE_HINT = "print the module with default options: bodies written inside attributes cannot be read back"
 
 
@@ -84,7 +88,7 @@ class _Parser:
                 end = source.skip_value(more.end()) if more else end
             value = text[start:end].rstrip()
             if not value:
-                raise source.error(start, f"a value for {match[1]!r}", _INLINE_HINT)
+                raise source.error(start, f"a value for {shown(match[1])}", _INLINE_HINT)
             into[match[1]] = value
             position = source.skip_space(end) if text.startswith("/", end) else end
 
@@ -124,9 +128,9 @@ class _Parser:
                 raise source.error(cursor, "'->' and the result shape")
             cursor = source.skip_space(self._shape_end(source.skip_space(cursor + 2)))
         if not text.startswith("{", cursor):
-            raise source.error(cursor, f"'{{' to open the computation {name!r}")
+            raise source.error(cursor, f"'{{' to open the computation {shown(name)}")
         if name in self.computations:
-            raise source.error(position, f"a name no other computation has, not {name!r} again")
+            raise source.error(position, f"a name no other computation has, not {shown(name)} again")
         computation = Computation(name, position)
         cursor = self._body(computation, cursor + 1)
         attributes: dict[str, str] = {}
@@ -134,7 +138,7 @@ class _Parser:
         computation.thread = unquote(attributes.get("execution_thread", ""))
         self.computations[name] = computation
         if match[1] and self.entry is not None:
-            raise source.error(position, f"one ENTRY computation, which {self.entry.name!r} is already")
+            raise source.error(position, f"one ENTRY computation, which {shown(self.entry.name)} is already")
         if match[1]:
             self.entry = computation
         return cursor
@@ -149,7 +153,7 @@ class _Parser:
                 break
             position = self._instruction(computation, numbers, position)
         if not numbers:
-            raise source.error(position, f"an instruction in {computation.name!r}")
+            raise source.error(position, f"an instruction in {shown(computation.name)}")
         if computation.root < 0:
             computation.root = len(computation) - 1
         return position + 1
@@ -171,11 +175,16 @@ class _Parser:
             raise source.error(end, "an opcode and '('")
         close = source.skip_group(opcode.end())
         operands, payload = self._arguments(opcode[1], opcode.end() + 1, close - 1, numbers)
+        self._check_operands(opcode, operands)
+        if opcode[1] == "parameter":
+            self._check_parameter(computation, payload, opcode.start(1))
         attributes: dict[str, str] = {}
         position = self._attributes(close, attributes)
         number = len(computation)
         if numbers.setdefault(head[2], number) != number:
-            raise source.error(head.start(2), f"a name no other instruction has, not {head[2]!r} again")
+            raise source.error(head.start(2), f"a name no other instruction has, not {shown(head[2])} again")
+        if head[1] and computation.root >= 0:
+            raise source.error(head.start(), f"one ROOT in {shown(computation.name)}, which has another")
         if head[1]:
             computation.root = number
         computation.names.append(head[2])
@@ -186,6 +195,26 @@ class _Parser:
         computation.attributes.append(attributes)
         computation.positions.append(head.start(2))
         return position
+
+    def _check_operands(self, opcode: re.Match[str], operands: tuple[int, ...]) -> None:
+        expected = NUM_OPERANDS.get(opcode[1])
+        if expected is not None and len(operands) != expected:
+            number = f"{expected} operand{'s' if expected > 1 else ''}"
+            raise self.source.error(
+                opcode.start(1), f"{number} of {opcode[1]}, which has {len(operands)}", _OPERANDS_HINT
+            )
+
+    def _check_parameter(self, computation: Computation, payload: str, position: int) -> None:
+        """A parameter has a number, which no other parameter of the computation has."""
+        if not payload.isascii() or not payload.isdigit() or len(payload) > _MAX_PARAMETER_DIGITS:
+            raise self.source.error(
+                position, "the number of a parameter such as parameter(0)", _PARAMETER_HINT
+            )
+        if payload in computation.parameters:
+            raise self.source.error(
+                position, f"another number, as another is parameter({payload})", _PARAMETER_HINT
+            )
+        computation.parameters.add(payload)
 
     def _shape_end(self, position: int) -> int:
         """Where the shape at ``position`` ends."""
@@ -216,7 +245,7 @@ class _Parser:
         for name in names:
             number = numbers.get(name.lstrip("%"))
             if number is None:
-                raise self.source.error(start, f"operands defined above; {name!r} is not")
+                raise self.source.error(start, f"operands defined above; {shown(name)} is not")
             operands.append(number)
         return tuple(operands), ""
 

@@ -17,6 +17,7 @@ __all__ = ["Program", "base_opcode"]
 
 _SUFFIXES = ("-start", "-update", "-done")
 _VIEWS = frozenset({"bitcast", "reshape"})
+_SHOWN_NAME = 120
 _MAX_VIEWS = 64
 """Views of one buffer followed before giving up; compiled programs have fewer than five in a row."""
 
@@ -60,13 +61,13 @@ class Program:
     def location(self, computation: Computation, index: int) -> str:
         """Where an instruction stands, for messages."""
         origin = self.module.source.origin
-        return f"{origin}line {self.line_of(computation, index)}, %{computation.names[index]}"
+        return f"{origin}line {self.line_of(computation, index)}, %{computation.names[index][:_SHOWN_NAME]}"
 
     def error(
         self, computation: Computation, index: int, message: str, hint: str | None = None
     ) -> FormatError:
         """A fault of one instruction."""
-        where = f"{computation.opcodes[index]} %{computation.names[index]}"
+        where = f"{computation.opcodes[index][:_SHOWN_NAME]} %{computation.names[index][:_SHOWN_NAME]}"
         return FormatError(
             f"{where}: {message}",
             path=self.module.source.path,

@@ -5,6 +5,7 @@ Text needs nothing but this package; a serialised ``HloModuleProto`` is printed 
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,10 +26,12 @@ from hespas.converters.hlo.sniff import is_text, module_bytes
 from hespas.converters.hlo.sugar import shorten_async
 from hespas.converters.source import read_bytes
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["read_hlo", "workload_of"]
 
+_LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
+_FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"
 _HINT = "give the text or the .pb that --xla_dump_to writes"
 
 
@@ -37,7 +40,15 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
     without jaxlib.
     """
     data = read_bytes(path, options.max_bytes)
-    return workload_of(parse_module(_source(data, str(path))), options, diagnostics)
+    module = parse_module(_source(data.removeprefix(BOM_UTF8), str(path)))
+    try:
+        return workload_of(module, options, diagnostics)
+    except FormatError as error:  # of an attribute: what was expected is known, what was meant is not
+        error.hint = error.hint or _FAULT_HINT
+        raise
+    except UnsupportedError as error:
+        error.hint = error.hint or _LIMIT_HINT
+        raise
 
 
 def _source(data: bytes, path: str) -> Source:

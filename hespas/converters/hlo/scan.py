@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hespas.graph.errors import FormatError
 
-__all__ = ["COMMENT", "PRINTED_HINT", "TRUNCATED_HINT", "Source", "unquote"]
+__all__ = ["COMMENT", "PRINTED_HINT", "TRUNCATED_HINT", "Source", "shown", "unquote"]
 
 PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
 TRUNCATED_HINT = "the text ends early: copy or dump the file again"
@@ -35,6 +35,7 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _OCTAL = frozenset("01234567")
 _SHOWN_CHARACTERS = 40
+_SHOWN_NAME = 120
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -44,6 +45,11 @@ def _unescape(match: re.Match[str]) -> str:
     if code[0] in _OCTAL:
         return chr(int(code, 8) & 0xFF)
     return _ESCAPES.get(code, code)
+
+
+def shown(name: str) -> str:
+    """A name in quotes for a message, its start where it is long."""
+    return repr(name) if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]!r}..."
 
 
 def unquote(value: str) -> str:

@@ -16,6 +16,8 @@ __all__ = ["EMPTY_TUPLE", "MAX_TUPLE_DEPTH", "ArrayShape", "Shape", "ShapeTable"
 
 MAX_TUPLE_DEPTH = 64
 _MAX_ELEMENTS = 1 << 62
+_MAX_DIMS = 4096
+_MAX_DIGITS = 19
 _LEAF = re.compile(r"([a-z][a-z0-9]*+)\s*+\[([^\]]*+)\](?:\s*+\{([^{}]*+)\})?+")
 
 
@@ -53,8 +55,8 @@ def _extent(text: str) -> tuple[int, bool]:
     digits = text[2:] if bounded else text
     if digits == "?":
         return DYNAMIC, False
-    if not digits.isascii() or not digits.isdigit():
-        raise ValueError(f"expected an extent, found {text!r}")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        raise ValueError(f"expected an extent, found {text[:40]!r}")
     return int(digits), bounded
 
 
@@ -63,6 +65,8 @@ def _array(match: re.Match[str]) -> ArrayShape:
     dims: list[int] = []
     any_bounded = False
     elements = 1
+    if inner.count(",") >= _MAX_DIMS:
+        raise ValueError(f"expected at most {_MAX_DIMS:,} extents, found {match[0][:60]!r}")
     for part in inner.split(",") if inner.strip() else ():
         extent, bounded = _extent(part.strip())
         dims.append(extent)

@@ -17,7 +17,7 @@ _MAX_NAME_BYTES = 4096
 
 def is_text(data: bytes) -> bool:
     """Whether the bytes begin with ``HloModule``, comments and blanks aside."""
-    text = data[: 1 << 16].decode("utf-8", "replace")
+    text = data[: 1 << 16].decode("utf-8-sig", "replace")
     start = Source(text, "").skip_space(0)
     return text.startswith("HloModule", start) and not text[start + 9 : start + 10].isalnum()
 

@@ -6,6 +6,7 @@ memory-mapped, for millions of nodes. Both keep every column of every rank class
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
@@ -16,7 +17,7 @@ __all__ = ["FORMAT", "FORMAT_ARROW"]
 
 def _sniff_json(head: Head) -> int:
     """Certain where the document names its schema; likely for an object with nodes that have ops."""
-    data = head.data.lstrip()
+    data = head.data.removeprefix(BOM_UTF8).lstrip()
     if not data.startswith(b"{"):
         return 0
     if b'"hespas.op-graph/' in data:

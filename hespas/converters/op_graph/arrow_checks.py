@@ -87,26 +87,32 @@ class _Checks:
     def lengths(self) -> None:
         flat, nodes = self.columns.flat, self.nodes
         if not 0 <= nodes <= _MAX_NODES or len(flat["id"]) != nodes:
-            raise self._error(f"{nodes} nodes have {len(flat['id'])} ids")
+            raise self._error(f"{nodes} nodes have {len(flat['id'])} ids", "field 'nodes'")
         for name in NODE_DTYPES:
             if len(flat[name]) not in {1, nodes}:
-                raise self._error(f"{name} has {len(flat[name])} rows, expected {nodes}")
+                raise self._error(f"{name} has {len(flat[name])} rows, expected {nodes}", f"field {name!r}")
         for name in RAGGED_NODE_COLUMNS:
             rows = len(self.columns.ragged[name].offsets) - 1
             if rows not in {0, nodes}:
-                raise self._error(f"{name} has {rows} rows, expected {nodes}")
+                raise self._error(f"{name} has {rows} rows, expected {nodes}", f"field {name!r}")
         for table, dtypes in TABLE_DTYPES.items():
             if len({len(flat[f"{table}.{name}"]) for name in dtypes}) > 1:
-                raise self._error(f"the columns of {table} differ in length")
+                raise self._error(
+                    f"the columns of {table} differ in length", f"field '{table}.{next(iter(dtypes))}'"
+                )
         self._same("types.dims", len(self.columns.ragged["types.dims"].offsets) - 1, "types.dtype")
         self._same("extra.value", len(self.columns.binary["extra.value"].offsets) - 1, "extra.node")
         names, contents = (self.columns.binary[f"attachments.{part}"].offsets for part in ("name", "content"))
         if len(names) != len(contents):
-            raise self._error("attachments differ in number of names and contents")
+            raise self._error(
+                "attachments differ in number of names and contents", "field 'attachments.name'"
+            )
 
     def _same(self, name: str, rows: int, other: str) -> None:
         if rows != len(self.columns.flat[other]):
-            raise self._error(f"{name} has {rows} rows, {other} has {len(self.columns.flat[other])}")
+            raise self._error(
+                f"{name} has {rows} rows, {other} has {len(self.columns.flat[other])}", f"field {name!r}"
+            )
 
     def references(self) -> None:
         columns = self.columns
@@ -136,17 +142,17 @@ class _Checks:
         row = _first_outside(values, low, high)
         if row < 0:
             return
-        table = name.partition(".")[0] if "." in name else ""
-        owner = self._owner(table, row)
+        owner = self._owner(name, row)
         raise self._error(f"{name} {values[row]} is outside {low}..{high - 1}", position=owner)
 
-    def _owner(self, table: str, row: int) -> str:
+    def _owner(self, name: str, row: int) -> str:
         """``node 17`` where a row belongs to a node, else the row of the table."""
+        table = name.partition(".")[0] if "." in name else ""
         owners = self.columns.flat.get(f"{table}.node") if table else None
         number = row if not table else -1 if owners is None else int(owners.astype(np.int64)[row])
         if 0 <= number < self.nodes:
             return f"node {self.columns.flat['id'][number]}"
-        return f"{table} row {row}"
+        return f"field {name!r}, row {row}"
 
     def _within_ragged(self, name: str, high: int) -> None:
         rows = self.columns.ragged[name]
@@ -163,24 +169,26 @@ class _Checks:
         flat = self.columns.flat
         for name in _SORTED:
             if _falls(flat[name]):
-                raise self._error(f"{name} is not sorted")
+                raise self._error(f"{name} is not sorted", f"field {name!r}")
         collectives = flat["collectives.node"]
         if len(np.unique(collectives)) < len(collectives):
-            raise self._error("a node has two rows in collectives")
+            raise self._error("a node has two rows in collectives", "field 'collectives.node'")
         parent = flat["regions.parent"].astype(np.int64)
         wrong = np.flatnonzero((parent < -1) | (parent >= np.arange(len(parent))))
         if len(wrong):
-            raise self._error(f"region {int(wrong[0])} does not stand after its parent")
+            raise self._error(
+                f"region {int(wrong[0])} does not stand after its parent", "field 'regions.parent'"
+            )
 
     def texts(self) -> None:
         strings = self.columns.binary["strings"]
         if len(strings.offsets) < 2 or strings.offsets[1] != 0:
-            raise self._error("row 0 of strings is not empty")
+            raise self._error("row 0 of strings is not empty", "field 'strings'")
         place = _first_bad_text(strings)
         if place >= 0:
-            raise self._error("strings are not UTF-8", position=f"strings row {place}")
+            raise self._error("strings are not UTF-8", position=f"field 'strings', row {place}")
 
-    def _error(self, message: str, position: str | None = None) -> FormatError:
+    def _error(self, message: str, position: str) -> FormatError:
         return FormatError(
             message, path=self.path, position=position, hint="write the file again from its source"
         )

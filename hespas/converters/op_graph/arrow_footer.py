@@ -32,7 +32,12 @@ def check_footer(data: memoryview[int], path: str) -> None:
     try:
         compressed = _any_compressed(data)
     except (struct.error, IndexError, ValueError) as error:
-        raise FormatError("the Arrow footer is broken", path=path, hint="copy the file again") from error
+        raise FormatError(
+            "the Arrow footer is broken",
+            path=path,
+            position=f"footer, before byte {len(data)}",
+            hint="copy the file again",
+        ) from error
     if compressed:
         raise UnsupportedError(
             "the Arrow file is compressed, so it cannot be memory-mapped",

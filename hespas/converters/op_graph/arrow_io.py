@@ -27,6 +27,7 @@ from hespas.graph.errors import FormatError
 
 __all__ = ["ArrowColumns", "ArrowSource", "Binary", "Ragged", "save_arrow"]
 
+_SHOWN_CHARACTERS = 120
 _GZIP = b"\x1f\x8b"
 
 
@@ -172,17 +173,34 @@ class ArrowSource:
 
     def _broken(self, error: Exception) -> FormatError:
         first_line = (str(error).splitlines() or [""])[0][:200]
-        return FormatError(f"broken Arrow file: {first_line}", path=self._path, hint="copy the file again")
+        return FormatError(
+            f"broken Arrow file: {first_line}",
+            path=self._path,
+            position="footer or schema metadata",
+            hint="copy the file again",
+        )
 
     def check_fields(self) -> None:
         """Check that the file has exactly the fields of the layout."""
         expected = _schema(self._arrow, None)
         if self._names != expected.names:
             unlike = sorted(set(self._names) ^ set(expected.names))[:3]
-            raise FormatError(f"fields differ from the layout: {unlike}", path=self._path)
+            shown = ", ".join(name[:_SHOWN_CHARACTERS] for name in unlike) or "their order"
+            raise self._unlike(f"fields differ from the layout: {shown}", "field names")
         for name, found, wanted in zip(expected.names, self._schema.types, expected.types, strict=True):
             if found != wanted:
-                raise FormatError(f"field {name!r} is {found}, expected {wanted}", path=self._path)
+                shown = str(found)[:_SHOWN_CHARACTERS]
+                raise self._unlike(f"expected {wanted}, found {shown}", f"field {name!r}")
+
+    def _unlike(self, message: str, position: str) -> FormatError:
+        return FormatError(
+            message, path=self._path, position=position, hint="write the file again from its source"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Record batches, one per class."""
+        return self._reader.num_record_batches
 
     def classes(self) -> Iterator[ArrowColumns]:
         """The columns of each class."""
@@ -193,9 +211,8 @@ class ArrowSource:
             except (self._arrow.ArrowException, OSError) as error:
                 raise self._broken(error) from error
             if batch.num_rows != 1:
-                raise FormatError(
-                    f"record batch {index} has {batch.num_rows} rows, expected 1", path=self._path
-                )
+                message = f"record batch {index} has {batch.num_rows} rows, expected 1"
+                raise self._unlike(message, "field 'name'")
             yield self._columns(batch)
 
     def _columns(self, batch: ArrowBatch) -> ArrowColumns:
@@ -217,14 +234,14 @@ class ArrowSource:
 
     def _full(self, array: ArrowArray, spec: ColumnSpec) -> ArrowArray:
         if array.null_count:
-            raise FormatError(f"field {spec.name!r} has nulls", path=self._path)
+            raise self._unlike("nulls", f"field {spec.name!r}")
         return array
 
     def _items(self, array: ArrowArray, spec: ColumnSpec) -> ArrowArray:
         """The items of the one list of a field; it must span its child."""
         first, last = _offsets(array).tolist()
         if (first, last) != (0, len(array.values)):
-            raise FormatError(f"field {spec.name!r} has items outside its list", path=self._path)
+            raise self._unlike("items outside its list", f"field {spec.name!r}")
         return self._full(array.values, spec)
 
     def _ragged(self, array: ArrowArray, spec: ColumnSpec) -> Ragged:

@@ -6,6 +6,7 @@ are touched. The columns keep the mapping alive; the file must not be changed me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from hespas.converters.op_graph.arrow_checks import check_columns
 from hespas.converters.op_graph.arrow_io import ArrowColumns, ArrowSource
 from hespas.converters.op_graph.arrow_layout import ARROW_SCHEMA_ID, Header
 from hespas.converters.op_graph.document import GroupSpec, PermutationSpec
+from hespas.converters.op_graph.legality import check_values
 from hespas.converters.op_graph.ranks import decode_ranks
 from hespas.converters.op_graph.spelling import parse_groups, parse_permutation, unescape_text
 from hespas.converters.op_graph.structure import Fault, check_cycle, check_ids
@@ -42,10 +44,12 @@ from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
 __all__ = ["read_arrow"]
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+_Decoded = TypeVar("_Decoded")
 _HEADER = msgspec.json.Decoder(Header)
 _GROUPS = msgspec.json.Decoder(GroupSpec)
 _PERMUTATION = msgspec.json.Decoder(PermutationSpec)
-_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, InvariantError)
+_REWRITE_HINT = "write the file again from its source"
 
 
 def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -58,16 +62,20 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
     _check_version(source, str(path))
     source.check_fields()
     fault = Fault(str(path), options.lenient, diagnostics)
-    graphs = tuple(_ClassReader(columns, str(path)).graph(fault) for columns in source.classes())
+    if not source.num_classes:
+        raise FormatError(
+            "the file has no record batch", path=str(path), position="footer", hint=_REWRITE_HINT
+        )
     try:
         header = _HEADER.decode(source.metadata.get(b"workload", b""))
-        ranks = decode_ranks(header.rank_class, None, len(graphs))
+        ranks = decode_ranks(header.rank_class, None, source.num_classes)
         name = unescape_text(header.name)
         metadata = {unescape_text(key): unescape_text(text) for key, text in header.metadata.items()}
     except _DECODE_ERRORS as error:
-        raise FormatError(str(error), path=str(path), position="schema metadata 'workload'") from error
-    if not graphs:
-        raise FormatError("the file has no record batch", path=str(path))
+        raise FormatError(
+            str(error), path=str(path), position="schema metadata 'workload'", hint=_REWRITE_HINT
+        ) from error
+    graphs = tuple(_ClassReader(columns, str(path)).graph(fault, len(ranks)) for columns in source.classes())
     return Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
 
 
@@ -77,6 +85,7 @@ def _check_version(source: ArrowSource, path: str) -> None:
         raise FormatError(
             "an Arrow file, but no op graph: its metadata names no schema of ours",
             path=path,
+            position="schema metadata",
             hint="files of this format are written by hespas-convert --to op-graph-arrow",
         )
     if stated != ARROW_SCHEMA_ID:
@@ -85,6 +94,14 @@ def _check_version(source: ArrowSource, path: str) -> None:
             path=path,
             hint="write it again with a matching version of hespas",
         )
+
+
+def _groups(item: bytes) -> GroupSet:
+    return parse_groups(_GROUPS.decode(item))
+
+
+def _permutation(item: bytes) -> Permutation:
+    return parse_permutation(_PERMUTATION.decode(item))
 
 
 class _ClassReader:
@@ -96,13 +113,16 @@ class _ClassReader:
         self._path = path
         self._nodes = columns.counts["nodes"]
 
-    def graph(self, fault: Fault) -> OpGraph:
+    def graph(self, fault: Fault, num_ranks: int) -> OpGraph:
         check_ids(self._flat("id", np.uint64), fault)
         try:
             graph = self._build()
         except InvariantError as error:
-            raise FormatError(error.message, path=self._path) from error
+            raise FormatError(
+                error.message, path=self._path, position="field 'id' and the others", hint=_REWRITE_HINT
+            ) from error
         check_cycle(graph, fault)
+        check_values(graph, num_ranks, fault, "field ")
         return graph
 
     def _flat(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
@@ -234,21 +254,31 @@ class _ClassReader:
         return dict(zip(names, self._columns.binary["attachments.content"].items(), strict=True))
 
     def _group_sets(self) -> tuple[GroupSet, ...]:
-        try:
-            items = self._columns.binary["group_sets"].items()
-            return tuple(parse_groups(_GROUPS.decode(item)) for item in items)
-        except _DECODE_ERRORS as error:
-            raise FormatError(f"broken group set: {error}", path=self._path) from error
+        items = self._columns.binary["group_sets"].items()
+        return tuple(self._decoded("group_sets", row, item, _groups) for row, item in enumerate(items))
 
     def _permutations(self) -> tuple[Permutation, ...]:
+        items = self._columns.binary["permutations"].items()
+        return tuple(self._decoded("permutations", row, item, _permutation) for row, item in enumerate(items))
+
+    def _decoded(self, table: str, row: int, item: bytes, decode: Callable[[bytes], _Decoded]) -> _Decoded:
         try:
-            items = self._columns.binary["permutations"].items()
-            return tuple(parse_permutation(_PERMUTATION.decode(item)) for item in items)
+            return decode(item)
         except _DECODE_ERRORS as error:
-            raise FormatError(f"broken permutation: {error}", path=self._path) from error
+            raise FormatError(
+                f"broken entry: {error}",
+                path=self._path,
+                position=f"field {table!r}, item {row}",
+                hint=_REWRITE_HINT,
+            ) from error
 
     def _text(self, encoded: bytes) -> str:
         try:
             return encoded.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise FormatError(f"a name is not UTF-8: {error.reason}", path=self._path) from error
+            raise FormatError(
+                f"a name is not UTF-8: {error.reason}",
+                path=self._path,
+                position="field 'name' or 'attachments.name'",
+                hint=_REWRITE_HINT,
+            ) from error

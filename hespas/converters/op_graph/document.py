@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 __all__ = [
     "SCHEMA_ID",
+    "ClassOutline",
     "Collective",
     "Contraction",
     "Count",
@@ -18,7 +19,9 @@ __all__ = [
     "Extra",
     "GroupSpec",
     "Node",
+    "NodeOutline",
     "Number",
+    "Outline",
     "P2p",
     "PermutationSpec",
     "RankClass",
@@ -50,6 +53,25 @@ class Version(Struct):
     """What every version of the document says of itself."""
 
     schema: str = SCHEMA_ID
+
+
+class NodeOutline(Struct):
+    """What shows that an item of ``nodes`` is a node."""
+
+    op: str
+
+
+class ClassOutline(Struct):
+    """The nodes of a class, in outline."""
+
+    nodes: list[NodeOutline]
+
+
+class Outline(Struct):
+    """The document, in outline: decoded first, so that a list of anything but nodes costs no memory."""
+
+    nodes: list[NodeOutline] | None = None
+    rank_classes: list[ClassOutline] | None = None
 
 
 class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,10 +113,11 @@ class Contraction(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
 
 class Extra(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A verbatim attribute; ``value`` is base64."""
+    """A verbatim attribute: printable UTF-8 as ``text``, anything else as ``value`` in base64."""
 
     key: str
     tag: _Small = 0
+    text: str = ""
     value: bytes = b""
 
 

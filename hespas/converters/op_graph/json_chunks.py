@@ -30,6 +30,8 @@ __all__ = ["NodeSpeller", "type_spellings"]
 _Item = TypeVar("_Item")
 
 _CHUNK_NODES = 4096
+_LINE_BREAKS = str.maketrans("", "", "\t\n\r")
+"""What printable text may hold beside printable characters."""
 
 _KINDS = {member.value: member.name.lower() for member in NodeKind}
 _CLASSES = {member.value: member.name.lower() for member in OpClass}
@@ -217,10 +219,8 @@ class NodeSpeller:
         bounds = np.searchsorted(table.node, np.arange(start, end + 1))
         rows = range(int(bounds[0]), int(bounds[-1]))
         entries = [
-            Extra(
-                key=escape_text(self._graph.strings[int(table.key[row])]),
-                tag=int(table.tag[row]),
-                value=table.value(row),
+            _extra(
+                escape_text(self._graph.strings[int(table.key[row])]), int(table.tag[row]), table.value(row)
             )
             for row in rows
         ]
@@ -237,6 +237,16 @@ class NodeSpeller:
                 node.kind = ""
             if node.op_class == _CLASSES[op_class]:
                 node.op_class = ""
+
+
+def _extra(key: str, tag: int, value: bytes) -> Extra:
+    """An attribute as people can read it where they can."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return Extra(key=key, tag=tag, value=value)
+    is_plain = text.translate(_LINE_BREAKS).isprintable()
+    return Extra(key=key, tag=tag, text=text) if is_plain else Extra(key=key, tag=tag, value=value)
 
 
 def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Item, ...]]:

@@ -6,7 +6,7 @@ Flat buffers, no object per node; dependencies are kept as ids until all nodes a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isnan
 from typing import TypeVar
 
@@ -29,12 +29,18 @@ from hespas.converters.op_graph.structure import Fault, check_ids
 from hespas.graph import Csr, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import InvariantError
 
 __all__ = ["NodeColumns"]
 
 _Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8, np.uint64)
 
+_Entry = TypeVar("_Entry")
+_Parsed = TypeVar("_Parsed")
+
 _MAX_ID = 2**64 - 1
+_MAX_SETS = 1 << 20
+"""Distinct group sets or permutations of a program; real ones have fewer than a hundred."""
 _COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
 _INTEGERS = {
     "id": "Q",
@@ -63,8 +69,8 @@ class NodeColumns:
         self._fields = fields
         self._texts = Texts()
         self._types = TypeRows(fields.types, self._texts)
-        group_sets = tuple(map(parse_groups, fields.group_sets))
-        permutations = tuple(map(parse_permutation, fields.permutations))
+        group_sets = _parsed("group_sets", fields.group_sets, parse_groups)
+        permutations = _parsed("permutations", fields.permutations, parse_permutation)
         self._tables = SideTables(self._texts, group_sets, permutations, num_ranks)
         self._regions = len(fields.regions)
         self._integers: dict[str, array[int]] = {name: array(code) for name, code in _INTEGERS.items()}
@@ -251,7 +257,7 @@ class _IdLookup:
     ) -> None:
         first = int(np.flatnonzero(missing)[0])
         target = int(wanted[first])
-        owner = "carried" if owners is None else f"node {int(self._ids[owners[first]])}"
+        owner = "$.carried" if owners is None else f"node {int(self._ids[owners[first]])}"
         self._fault.report_lost(
             "ET006",
             owner,
@@ -259,6 +265,19 @@ class _IdLookup:
             "add the node or remove the dependency",
             int(missing.sum()),
         )
+
+
+def _parsed(table: str, entries: Sequence[_Entry], parse: Callable[[_Entry], _Parsed]) -> tuple[_Parsed, ...]:
+    """All entries of a table; a ``ValueError`` says which one is wrong."""
+    if len(entries) > _MAX_SETS:
+        raise ValueError(f"{table}: {len(entries):,} entries (limit {_MAX_SETS:,})")
+    found: list[_Parsed] = []
+    for row, entry in enumerate(entries):
+        try:
+            found.append(parse(entry))
+        except (ValueError, InvariantError) as error:
+            raise ValueError(f"{table}[{row}]: {error}") from error
+    return tuple(found)
 
 
 def _kind_and_class(node: Node) -> tuple[int, int]:

@@ -6,13 +6,15 @@ text plus the graph.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.op_graph.document import SCHEMA_ID, Document, Node, RankClass, Version
+from hespas.converters.op_graph.document import SCHEMA_ID, Document, Node, Outline, RankClass, Version
 from hespas.converters.op_graph.json_nodes import NodeColumns
+from hespas.converters.op_graph.legality import check_values
 from hespas.converters.op_graph.positions import byte_of_path, offset_in, position_text, split_message
 from hespas.converters.op_graph.ranks import decode_ranks
 from hespas.converters.op_graph.spelling import unescape_text
@@ -28,6 +30,7 @@ _TRUNCATED = "Input data was truncated"
 """What msgspec says, without a position."""
 _PROGRESS_NODES = 1 << 14
 _NODE = msgspec.json.Decoder(Node)
+_OUTLINE = msgspec.json.Decoder(Outline)
 _DOCUMENT = msgspec.json.Decoder(Document)
 _VERSION = msgspec.json.Decoder(Version)
 
@@ -50,10 +53,12 @@ class _Reader:
         self._path = str(path)
         self._options = options
         self._diagnostics = diagnostics
-        self._data = read_bytes(path, options.max_bytes)
+        data = read_bytes(path, options.max_bytes)
+        self._data = b"   " + data[3:] if data.startswith(BOM_UTF8) else data
 
     def read(self) -> Workload:
         try:
+            _OUTLINE.decode(self._data)
             document = _DOCUMENT.decode(self._data)
         except _DECODE_ERRORS as error:
             self._check_schema(self._stated_schema())
@@ -89,7 +94,10 @@ class _Reader:
         """Each class with its JSON path."""
         if (document.nodes is None) == (document.rank_classes is None):
             raise FormatError(
-                "a document has either 'nodes' (one program) or 'rank_classes'", path=self._path, hint=_HINT
+                "a document has either 'nodes' (one program) or 'rank_classes'",
+                path=self._path,
+                position=self._place("$"),
+                hint=_HINT,
             )
         if document.nodes is not None:
             shared = {name: getattr(document, name) for name in RankClass.__struct_fields__}
@@ -100,11 +108,17 @@ class _Reader:
             raise FormatError(
                 f"{stray[0]!r} stands beside 'rank_classes'; it belongs into a class",
                 path=self._path,
-                position=f"$.{stray[0]}",
+                position=self._place(f"$.{stray[0]}"),
+                hint="move it into each of 'rank_classes' that needs it",
             )
         classes = document.rank_classes or ()
         if not classes:
-            raise FormatError("'rank_classes' is empty", path=self._path, hint=_HINT)
+            raise FormatError(
+                "'rank_classes' is empty",
+                path=self._path,
+                position=self._place("$.rank_classes"),
+                hint=_HINT,
+            )
         return [(f"$.rank_classes[{index}]", fields) for index, fields in enumerate(classes)]
 
     def _num_ranks(self, document: Document) -> int | None:
@@ -142,7 +156,12 @@ class _Reader:
         except ValueError as error:
             raise FormatError(str(error), path=self._path, position=where, hint=_HINT) from error
         check_cycle(graph, fault)
+        check_values(graph, num_ranks, fault, f"{where}.")
         return graph
+
+    def _place(self, path: str) -> str:
+        """Line, byte and path of a value of the document."""
+        return f"{position_text(self._data, byte_of_path(self._data, path))}, {path}"
 
     def _node_error(self, error: Exception, where: str, fields: RankClass, number: int) -> FormatError:
         raw = fields.nodes[number]
@@ -161,9 +180,18 @@ class _Reader:
     ) -> FormatError:
         """What the decoder said, with the path from the root and the position in the file."""
         if isinstance(error, RecursionError):
-            return FormatError("the document is nested too deeply", path=self._path, hint=_HINT)
+            position = f"{position_text(self._data, start)}, {where}"
+            return FormatError(
+                "the document is nested too deeply", path=self._path, position=position, hint=_HINT
+            )
         if isinstance(error, UnicodeDecodeError):
-            return FormatError(f"the text is not UTF-8: {error.reason}", path=self._path)
+            byte = max(self._data.find(error.object, start), 0) + error.start
+            return FormatError(
+                f"the text is not UTF-8: {error.reason}",
+                path=self._path,
+                position=position_text(self._data, byte),
+                hint="save the file as UTF-8",
+            )
         message, path, byte = split_message(str(error))
         if message == _TRUNCATED:
             message, byte = "the document ends early", len(self._data) - start

@@ -200,8 +200,12 @@ class SideTables:
         self._contractions.append((node, *sizes, flops, useful_flops, *types, entry.products))
 
     def add_extra(self, node: int, entry: Extra) -> None:
-        """One of a node's, or of the file's (-1), verbatim attributes."""
-        self._extra.append((node, self._texts.add(entry.key), entry.tag, entry.value))
+        """One of a node's, or of the file's (-1), verbatim attributes. Raises ``ValueError`` for two
+        values.
+        """
+        if entry.text and entry.value:
+            raise ValueError(f"extra {entry.key[:60]!r} has both text and value")
+        self._extra.append((node, self._texts.add(entry.key), entry.tag, entry.text.encode() or entry.value))
 
     def build_collectives(self) -> CollectiveTable:
         """The finished table."""

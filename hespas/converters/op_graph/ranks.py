@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph.columns import SmallIntArray
 
 __all__ = ["decode_ranks", "encode_ranks"]
-
-_MAX_RANKS = 1 << 26
 
 _Run = tuple[int, int]
 
@@ -33,8 +32,8 @@ def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: in
     total = sum(count for _, count in runs)
     if num_ranks is not None and total != num_ranks:
         raise ValueError(f"rank_class covers {total} ranks, num_ranks says {num_ranks}")
-    if not 1 <= total <= _MAX_RANKS:
-        raise ValueError(f"{total} ranks; from 1 to {_MAX_RANKS:,} are possible")
+    if not 1 <= total <= MAX_DEVICES:
+        raise ValueError(f"{total} ranks; from 1 to {MAX_DEVICES:,} are possible")
     wrong = [index for index, _ in runs if not 0 <= index < classes]
     if wrong:
         raise ValueError(f"rank_class names class {wrong[0]}; there are {classes}")

@@ -12,6 +12,7 @@ from enum import IntEnum
 from math import inf, isinf, isnan, nan, prod
 
 from hespas.converters.op_graph.document import GroupSpec, Number, PermutationSpec
+from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import (
     DTYPES,
     DYNAMIC,
@@ -51,13 +52,20 @@ UNKNOWN_NAME = "?"
 _ESCAPE = "\x00"
 _MAX_EXACT = 2.0**53
 _MAX_ELEMENTS = 2**63 - 1
-_MAX_RANK = 2**31 - 1
+_MAX_DIMS = 4096
+"""Programs stay below ten."""
+_SHOWN_CHARACTERS = 120
 _MAX_LISTED = 1 << 20
 _TYPE = re.compile(r"(?P<name>[^\[\]]{1,64})(?:\[(?P<bounded><=)?(?P<dims>[0-9?, ]*)\])?")
 _IOTA = re.compile(
     r"\[(?P<groups>\d{1,10}),(?P<size>\d{1,10})\]<=\[(?P<dims>[\d,]{1,400})\]"
     r"(?:T\((?P<order>[\d,]{1,400})\))?(?:\+(?P<base>\d{1,10}))?"
 )
+
+
+def _shown(text: str) -> str:
+    """A text in quotes, its start where it is long."""
+    return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
 
 
 def escape_text(text: str) -> str:
@@ -103,7 +111,7 @@ def parse_enum(kind: type[IntEnum], text: str) -> int:
         return kind[text.upper()].value
     except KeyError:
         names = ", ".join(member.name.lower() for member in kind)
-        raise ValueError(f"{text!r} is none of: {names}") from None
+        raise ValueError(f"{_shown(text)} is none of: {names}") from None
 
 
 def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
@@ -126,7 +134,7 @@ def parse_dtype(text: str) -> int:
         return UNKNOWN_DTYPE
     found = find_dtype(text)
     if found is None:
-        raise ValueError(f"unknown element type {text!r}; '{UNKNOWN_NAME}' says that it is not known")
+        raise ValueError(f"unknown element type {_shown(text)}; '{UNKNOWN_NAME}' says that it is not known")
     return found.code
 
 
@@ -140,11 +148,13 @@ def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
     """Element type code, extents and whether these are bounds; ``f32`` alone is a scalar."""
     match = _TYPE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no tensor type; write it like bf16[4,128] or f32[?,8]")
+        raise ValueError(f"{_shown(text)} is no tensor type; write it like bf16[4,128] or f32[?,8]")
     dims = (match["dims"] or "").replace(" ", "")
+    if dims.count(",") >= _MAX_DIMS:
+        raise ValueError(f"{_shown(text)} has more than {_MAX_DIMS:,} extents")
     shape = tuple(_extent(extent, text) for extent in dims.split(",")) if dims else ()
     if prod(max(extent, 1) for extent in shape) > _MAX_ELEMENTS:
-        raise ValueError(f"{text!r} has more than 2**63 elements")
+        raise ValueError(f"{_shown(text)} has more than 2**63 elements")
     return parse_dtype(match["name"].strip()), shape, match["bounded"] is not None
 
 
@@ -152,7 +162,7 @@ def _extent(text: str, whole: str) -> int:
     if text == UNKNOWN_NAME:
         return DYNAMIC
     if not text.isdecimal() or len(text) > 19:
-        raise ValueError(f"{text!r} in {whole!r} is no extent")
+        raise ValueError(f"{_shown(text)} in {_shown(whole)} is no extent")
     return int(text)
 
 
@@ -182,21 +192,21 @@ def parse_groups(value: GroupSpec) -> GroupSet:
         return ExplicitGroups(value)
     match = _IOTA.fullmatch(value)
     if match is None:
-        raise ValueError(f"{value!r} is no group set; write it like [4,2]<=[8], or list the ranks")
+        raise ValueError(f"{_shown(value)} is no group set; write it like [4,2]<=[8], or list the ranks")
     dims = _numbers(match["dims"])
     order = _numbers(match["order"]) if match["order"] else tuple(range(len(dims)))
     groups, size, base = int(match["groups"]), int(match["size"]), int(match["base"] or 0)
     if prod(dims) != groups * size or sorted(order) != list(range(len(dims))) or groups * size < 1:
-        raise ValueError(f"{value!r}: the dimensions do not fill the groups")
-    if base + groups * size > _MAX_RANK:
-        raise ValueError(f"{value!r} names ranks past 2**31")
+        raise ValueError(f"{_shown(value)}: the dimensions do not fill the groups")
+    if base + groups * size > MAX_DEVICES:
+        raise ValueError(f"{_shown(value)} names ranks past {MAX_DEVICES:,}, the limit")
     return _cut(dims, order, groups, size, base) or _listed(dims, order, groups, size, base)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part and len(part) <= 10 for part in parts):
-        raise ValueError(f"{text!r} is no list of numbers")
+        raise ValueError(f"{_shown(text)} is no list of numbers")
     return tuple(map(int, parts))
 
 

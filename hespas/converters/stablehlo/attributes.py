@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_MAX_ELEMENTS = 1 << 24
+
+
 class _Valued(Protocol):
     @property
     def value(self) -> int | str | bool: ...
@@ -34,6 +37,8 @@ class _Elements(Protocol):
     def is_splat(self) -> bool: ...
 
     def get_splat_value(self) -> _Valued: ...
+
+    def __len__(self) -> int: ...
 
 
 def _value(operation: Operation, name: str) -> int | str | bool | None:
@@ -79,7 +84,13 @@ def int_tuple(operation: Operation, name: str) -> tuple[int, ...]:
 
 
 def int_array(attribute: Attribute) -> IntArray:
-    """Dense elements with their shape; blobs (hex) and splats decode alike."""
+    """Dense elements with their shape; blobs (hex) and splats decode alike.
+
+    Raises ``ValueError`` for a splat of over 2**24 elements, which a short text can state.
+    """
+    count = len(cast("_Elements", attribute)) if hasattr(attribute, "is_splat") else 0
+    if count > _MAX_ELEMENTS:
+        raise ValueError(f"an attribute has {count:,} elements (limit {_MAX_ELEMENTS:,})")
     return np.array(attribute).astype(np.int64, copy=False)
 
 

@@ -132,8 +132,8 @@ class Bindings(NamedTuple):
         handler = settings.attach_diagnostic_handler(listen)
         try:
             module = build(context)
-        except (self.ir.MLIRError, ValueError) as error:
-            raise _first(said, str(error)) from None
+        except (self.ir.MLIRError, ValueError, RuntimeError, MemoryError) as error:
+            raise _first(said, str(error) or type(error).__name__) from None
         finally:
             handler.detach()
         return cast("Module", module)

@@ -46,10 +46,29 @@ def _while(walker: Walker, op: Operation, region: int, depth: int) -> None:
     first_of_body = len(scope.template)
     walker.bind(body.arguments, slots)
     yielded = walker.block(body, row, depth + 1)
+    handed_on = scope.handed_on(slots, yielded, first)
+    yielded = _with_carriers(walker, body, yielded, handed_on, row)
     if not _is_endless(condition):
         scope.guard(first_of_body, predicate[0])
     results = scope.close_loop(slots, yielded, first)
     walker.bind(op.results, initial if trips == 0 else results)
+
+
+def _with_carriers(
+    walker: Walker, body: Block, yielded: Sequence[Value], places: Sequence[int], row: int
+) -> list[Value]:
+    """What a body yields, with a free node for each value that a trip hands on and does not make.
+
+    A carried edge spans one trip. A value that moves from slot to slot is older by one trip at each move, and
+    one from outside the loop arrives in the second: the node stands for that trip.
+    """
+    found = list(yielded)
+    returned = terminator(body)
+    for place in places:
+        types = (walker.shared.types.get(returned.operands[place].type),) if returned is not None else ()
+        signature = walker.shared.signatures.priced("stablehlo.while", types, types, FREE, "carried")
+        found[place] = (walker.scope.add(signature, [yielded[place]], row),)
+    return found
 
 
 def _is_endless(condition: Block) -> bool:
@@ -80,29 +99,22 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         scope.set_trips(row, 1.0 if place == kept else 0.0)
     if len(rows) > 1:
         _tell(walker, op, kept, exchanged)
-    order = [kept, *(place for place in range(len(rows)) if place != kept)]
-    made = [_either([yields[p][i] for p in order], header) for i in range(len(op.results))]
+    made = [_chosen(yields[kept][place], header) for place in range(len(op.results))]
     walker.bind(op.results, [_joined(walker, flow, region) for flow in made])
 
 
 def _joined(walker: Walker, flow: Flow, region: int) -> Flow:
-    """A flow as it is, or behind one free node where branches handed on by branches made it long."""
+    """A flow as it is, or behind one free node where branches that hand values on made it long."""
     if len(flow) <= _MAX_PRODUCERS:
         return flow
     row = walker.shared.signatures.priced("stablehlo.case", (), (), FREE, "join")
     return (walker.scope.add(row, [flow], region),)
 
 
-def _either(values: Sequence[Value], header: int) -> Flow:
-    """A value that one of several branches makes; where the kept branch makes none, it waits for the
-    predicate.
-    """
-    found: dict[int, None] = {}
-    for value in values:
-        found.update(dict.fromkeys(flatten(value)))
-    if max(flatten(values[0]), default=-1) <= header:
-        found[header] = None
-    return tuple(found)
+def _chosen(value: Value, header: int) -> Flow:
+    """A value as the branch that counts makes it; where it makes none, it waits for the predicate."""
+    flow = flatten(value)
+    return flow if max(flow, default=-1) > header else (*flow, header)
 
 
 def _tell(walker: Walker, op: Operation, kept: int, exchanged: Sequence[tuple[object, ...]]) -> None:

@@ -14,10 +14,18 @@ from typing import NamedTuple, Protocol, cast
 import numpy as np
 
 from hespas.converters.costs import COLLECTIVE_KINDS, payload
-from hespas.converters.replica_groups import IdMode, dense_groups, group_mode, mesh_groups
+from hespas.converters.replica_groups import (
+    MAX_DEVICES,
+    IdMode,
+    dense_groups,
+    group_mode,
+    highest_id,
+    mesh_groups,
+)
 from hespas.converters.stablehlo.attributes import int_array, is_true
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Attribute, Operation
+from hespas.converters.stablehlo.quoting import place_of
 from hespas.converters.stablehlo.types import TypeInfo
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
@@ -130,9 +138,13 @@ class ExchangeReader:
         ]
         try:
             exchange = self._read(canonical, op, sizes[0], sizes[1], reduction)
+            _check_ids(exchange)
         except ValueError as error:
             raise FormatError(
-                f"{op.name}: {error}", path=self._path, position=str(op.location)[:200]
+                f"{op.name}: {error}",
+                path=self._path,
+                position=place_of(str(op.location)),
+                hint="correct the groups or pairs of this operation",
             ) from error
         self.rows.append(exchange)
         row = self._known[key] = len(self.rows) - 1
@@ -224,6 +236,16 @@ class ExchangeReader:
             axes.append((place, pre, size))
         ids = np.array(mesh.device_ids, np.int64) if mesh.device_ids else None
         return mesh_groups([extent for _, extent in mesh.axes], axes, ids)
+
+
+def _check_ids(exchange: Exchange) -> None:
+    """Ids decide how many devices there are where the module does not say."""
+    if isinstance(exchange, Message):
+        highest = max((rank for pair in exchange.pairs or () for rank in pair), default=0)
+    else:
+        highest = highest_id(exchange.groups)
+    if highest >= MAX_DEVICES:
+        raise ValueError(f"device id {highest:,} is out of range (at most {MAX_DEVICES:,} devices are read)")
 
 
 def read_mesh(attribute: Attribute, dialect: ModuleType) -> Mesh:

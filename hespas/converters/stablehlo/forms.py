@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
 from hespas.converters.stablehlo.mlir import Module
+from hespas.converters.stablehlo.quoting import excerpt, shortened
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
 from hespas.graph.errors import FormatError
 
@@ -44,8 +45,10 @@ _GENERIC = (
 )
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _QUIET = re.compile(rb'"[^"\n]*"|//[^\n]*')
+_NEWLINE = b"\n"
 _BRACKETS = b"{}()[]<>"
 _STRUCTURE = _BRACKETS + b'"/\n'
+_BLOCK = 1 << 20
 _OTHERS = bytes(sorted(set(range(256)) - set(_STRUCTURE)))
 
 
@@ -68,19 +71,44 @@ class Parsed(NamedTuple):
 
 
 def nesting_depth(text: bytes) -> int:
-    """The deepest nesting of brackets outside strings and comments; O(length), vectorised."""
-    return int(_depths(text).max(initial=0))
+    """The deepest nesting of brackets outside strings and comments; O(length), vectorised in blocks."""
+    return _depths(text)[0]
 
 
-def _depths(text: bytes) -> NDArray[np.int64]:
-    """How many brackets are open after each one outside strings and comments."""
+def _depths(text: bytes) -> tuple[int, int]:
+    """How many brackets are open at the deepest place, and at the end (-1 where there is none at all)."""
     if b"\\" in text:
         text = _ESCAPE.sub(b"", text)
     residue = _QUIET.sub(b"", text.replace(b"->", b"").translate(None, _OTHERS))
+    depth = deepest = 0
+    for start in range(0, len(residue), _BLOCK):
+        running = _running(residue[start : start + _BLOCK])
+        deepest = max(deepest, depth + int(running.max()))
+        depth += int(running[-1])
+    return deepest, depth if residue else -1
+
+
+def _running(residue: bytes) -> NDArray[np.int64]:
     steps = np.zeros(256, np.int32)
     steps[list(_BRACKETS[::2])] = 1
     steps[list(_BRACKETS[1::2])] = -1
     return np.cumsum(steps[np.frombuffer(residue, np.uint8)], dtype=np.int64)
+
+
+def _deep_place(text: bytes, limit: int) -> str:
+    """Where brackets first nest deeper than ``limit``: the scan of :func:`nesting_depth` with places kept,
+    over as much of the start as it takes.
+    """
+    length = min(_BLOCK, len(text))
+    while length < len(text) and nesting_depth(text[:length]) <= limit:
+        length *= 2
+    text = text[:length]
+    blanked = _ESCAPE.sub(b"__", text).replace(b"->", b"__")
+    codes = np.frombuffer(blanked, np.uint8)
+    places = np.flatnonzero(np.isin(codes, np.frombuffer(_STRUCTURE, np.uint8)))
+    residue = _QUIET.sub(lambda found: b"_" * len(found[0]), codes[places].tobytes())
+    place = int(places[int(np.argmax(_running(residue) > limit))])
+    return f"line {text.count(_NEWLINE, 0, place) + 1}:{place - text.rfind(_NEWLINE, 0, place)}"
 
 
 def parse_program(data: bytes, path: str, bindings: Bindings) -> Parsed:
@@ -142,18 +170,20 @@ def _is_cut(data: bytes) -> bool:
 
 
 def _producer(blob: bytes) -> str:
+    """Who wrote the bytecode, ``""`` where what stands there is no name."""
     head = blob[len(BYTECODE_MAGIC) + 1 : _PRODUCER_BYTES]
-    return head.split(b"\0", 1)[0].decode("ascii", "replace")
+    name = head.split(b"\0", 1)[0].decode("ascii", "replace")
+    return name if name.isascii() and name.isprintable() else ""
 
 
 def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> FormatError:
     position = f"byte {start}"
     if failure.is_verdict:
         place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
-        return FormatError(failure.message + place, path=path, position=position, hint=_INVALID)
-    newer = "version" in failure.message.lower()
+        return FormatError(shortened(failure.message) + place, path=path, position=position, hint=_INVALID)
+    newer = producer and "version" in failure.message.lower()
     return FormatError(
-        f"broken bytecode: {failure.message}",
+        f"broken bytecode: {shortened(failure.message)}",
         path=path,
         position=position,
         hint=f"it was written by {producer or 'an unknown producer'}; "
@@ -176,6 +206,7 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
         raise FormatError(
             f"brackets nest {depth} deep; at most {_MAX_NESTING} are read",
             path=path,
+            position=_deep_place(data, _MAX_NESTING),
             hint="print generated programs without inlined nesting",
         )
     try:
@@ -191,12 +222,12 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
 
 def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
     """The parser's finding with the line it points at and what to do about it."""
-    lines = data.splitlines()
+    lines = data.split(_NEWLINE)
     shown = ""
     if 0 < failure.line <= len(lines):
-        shown = lines[failure.line - 1].strip()[:120].decode("utf-8", "replace")
+        shown = excerpt(lines[failure.line - 1].decode("utf-8", "replace"), failure.column)
     return FormatError(
-        failure.message + (f", in: {shown}" if shown else ""),
+        shortened(failure.message) + (f", in: {shown}" if shown else ""),
         path=path,
         position=f"line {failure.line}:{failure.column}" if failure.line else None,
         hint=_text_hint(failure, data),
@@ -219,5 +250,4 @@ def _ends_early(failure: ParseFailure, data: bytes) -> bool:
     """
     if failure.line < len(data.rstrip().splitlines()):
         return "never defined" in failure.message
-    depths = _depths(data)
-    return not depths.size or int(depths[-1]) > 0
+    return _depths(data)[1] != 0

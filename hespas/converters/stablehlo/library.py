@@ -70,8 +70,9 @@ class FunctionLibrary:
             )
         self._active[name] = None
         # Nobody makes the arguments of the entry: they depend on nothing.
-        template = Template(name, 0 if name == self._frame.entry else len(block.arguments))
-        Walker(self.shared, template, CONTROL).read(block)
+        is_entry = name == self._frame.entry
+        template = Template(name, 0 if is_entry else len(block.arguments))
+        Walker(self.shared, template, CONTROL).read(block, is_entry=is_entry)
         del self._active[name]
         self._templates[name] = template
         return template

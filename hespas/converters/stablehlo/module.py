@@ -9,6 +9,7 @@ from hespas.converters.stablehlo.attributes import int_of, members_of, text_of
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.exchange import Mesh, read_mesh
 from hespas.converters.stablehlo.mlir import Block, Module, Operation
+from hespas.converters.stablehlo.quoting import place_of, quoted
 from hespas.graph.errors import FormatError
 
 __all__ = ["Frame", "read_frame"]
@@ -75,13 +76,20 @@ def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame
 
 
 def _positive(top: Operation, name: str, path: str) -> int:
+    hint = "it must be at least 1"
     try:
         count = int_of(top, name, 0)
     except (AttributeError, ValueError) as error:
-        raise FormatError(f"{name} is no integer", path=path, hint="it must be at least 1") from error
+        raise FormatError(
+            f"{name} is no integer", path=path, position=_header_place(top), hint=hint
+        ) from error
     if count < 0 or (name in top.attributes and count == 0):
-        raise FormatError(f"{name} = {count}", path=path, hint="it must be at least 1")
+        raise FormatError(f"{name} = {count}", path=path, position=_header_place(top), hint=hint)
     return count
+
+
+def _header_place(top: Operation) -> str:
+    return f"module header ({place_of(str(top.location))})"
 
 
 def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
@@ -99,10 +107,11 @@ def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
             position=end,
             hint="expected a StableHLO module with a function @main; was the export interrupted?",
         )
-    listed = ", ".join(f"@{name}" for name in (public or list(bodies))[:8])
+    listed = ", ".join(f"@{quoted(name, 60)}" for name in (public or list(bodies))[:8])
     raise FormatError(
         f"no function @main, and {len(public)} public ones: {listed}",
         path=path,
+        position=end,
         hint="name the step function main",
     )
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.replica_groups import IdMode
+from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
 from hespas.converters.source import read_bytes
 from hespas.converters.stablehlo.assemble import Devices, assemble
 from hespas.converters.stablehlo.bindings import Bindings, load_bindings
@@ -20,16 +20,18 @@ from hespas.converters.stablehlo.lifetimes import Lifetimes
 from hespas.converters.stablehlo.locations import Locations
 from hespas.converters.stablehlo.module import Frame, read_frame
 from hespas.converters.stablehlo.signatures import Signatures
+from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
 __all__ = ["read", "read_program"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
+_HEAD_BYTES = 1 << 16
 _NEWLINE = b"\n"
 _SHARDINGS = (b"sdy.sharding", b"mhlo.sharding")
 _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLocalShape")
@@ -38,6 +40,10 @@ _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLoc
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a file in any form. Raises ``FormatError``, ``UsageError`` or ``MissingExtraError``."""
     data = read_bytes(path, options.max_bytes)
+    if BYTECODE_MAGIC in data[:_HEAD_BYTES]:
+        from hespas.converters.stablehlo.trial import survive
+
+        survive(data, str(path))
     return read_program(data, str(path), options, diagnostics)
 
 
@@ -50,8 +56,23 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
             return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
     except RecursionError:
         raise FormatError(
-            "types or regions nest too deep", path=path, hint="no compiler writes such programs"
+            "types or regions nest too deep",
+            path=path,
+            position=f"within {len(data):,} bytes",
+            hint="no compiler writes such programs",
         ) from None
+    except (RuntimeError, MemoryError, UnicodeDecodeError) as error:
+        if parsed.form is Form.TEXT:
+            raise
+        raise FormatError(
+            f"a damaged program: jaxlib's bindings stop with {type(error).__name__}",
+            path=path,
+            position=f"within {len(data):,} bytes",
+            hint="write or copy the file again",
+        ) from error
+    except HespasError as error:
+        error.path = error.path or path  # what works on one function does not know the file
+        raise
 
 
 def _read(
@@ -130,16 +151,27 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
             path=path,
             hint="leave the number of devices to the program, or lower it again for the other number",
         )
-    if options.num_devices is not None and options.num_devices < 1:
-        raise UsageError(f"{options.num_devices} devices asked for", hint="at least 1")
+    if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
+        raise UsageError(f"{options.num_devices} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
 
 
 def _devices(
     frame: Frame, exchanges: list[Exchange], options: ReadOptions, path: str, diagnostics: Diagnostics
 ) -> Devices:
-    """As the module says, else as asked for, else as many as its collectives name (with a diagnostic)."""
+    """As the module says, else as asked for, else as many as its collectives name (with a diagnostic).
+
+    Raises ``UnsupportedError`` past 2**24.
+    """
     if frame.num_replicas or frame.num_partitions:
-        return Devices(max(frame.num_replicas, 1), max(frame.num_partitions, 1))
+        devices = Devices(max(frame.num_replicas, 1), max(frame.num_partitions, 1))
+        if devices.num_devices > MAX_DEVICES:
+            raise UnsupportedError(
+                f"{devices.num_devices:,} devices (limit {MAX_DEVICES:,})",
+                path=path,
+                position="module header",
+                hint="correct mhlo.num_replicas and mhlo.num_partitions",
+            )
+        return devices
     count = options.num_devices
     if count is None:
         count = _named_devices(exchanges)
@@ -156,8 +188,8 @@ def _named_devices(exchanges: list[Exchange]) -> int:
     for exchange in exchanges:
         if not isinstance(exchange, Collective):
             highest = max(highest, *(rank for pair in exchange.pairs or ((0, 0),) for rank in pair))
-        elif exchange.groups is not None:
-            highest = max(highest, *(int(members.max(initial=0)) for members in exchange.groups))
+        else:
+            highest = max(highest, highest_id(exchange.groups))
     return highest + 1
 
 

@@ -87,34 +87,36 @@ class Scope:
         self._slots.extend(Slot(value, region) for value in initial)
         return [(first - place,) for place in range(len(initial))]
 
+    def handed_on(self, slots: Sequence[Flow], yielded: Sequence[Value], first_node: int) -> list[int]:
+        """Places of the yielded values that a trip does not make itself: another slot, or something from
+        outside the loop, which begins at ``first_node``. A slot that keeps its value is not among them.
+        """
+        return [
+            place
+            for place, (value, own) in enumerate(zip(yielded, slots, strict=False))
+            if any(producer < first_node and producer != own[0] for producer in flatten(value))
+        ]
+
     def close_loop(self, slots: Sequence[Flow], yielded: Sequence[Value], first_node: int) -> list[Value]:
         """Record carried edges of a loop whose body yields ``yielded``; returns the flows of its results.
 
-        ``first_node`` is the first node of a trip: what stands before it does not change from trip to trip.
+        ``first_node`` is the first node of a trip; values that are :meth:`handed_on` have a node of their
+        own by now. A slot that keeps its value has no edge, and its result is what the loop starts with.
         """
-        own = {flow[0]: place for place, flow in enumerate(slots)}
-        made: list[Flow] = []
-        for value in yielded:
-            found: dict[int, None] = {}
-            for producer in flatten(value):
-                handed_on = own.get(producer)
-                # A value handed to another slot was made there one trip earlier still.
-                source = flatten(yielded[handed_on]) if handed_on is not None else (producer,)
-                found.update(dict.fromkeys(node for node in source if node >= first_node))
-            made.append(tuple(found))
-        for (number,), producers in zip(slots, made, strict=True):
+        for (number,), value in zip(slots, yielded, strict=True):
             slot = self._slots[self._first_slot - number]
+            producers = [node for node in flatten(value) if node >= first_node]
             edges = [(slot.region, producer, user) for producer in producers for user in slot.users]
             self.template.carried.extend(edges)
-        return [self._after_loop(value, own) for value in yielded]
+        return [self._after_loop(value) for value in yielded]
 
-    def _after_loop(self, value: Value, own: dict[int, int]) -> Value:
-        """What a loop's result is made of: the last trip's producers, the start where a slot is handed on."""
-        if isinstance(value, TupleFlow):
-            value = flatten(value)
+    def _after_loop(self, value: Value) -> Value:
+        """What a loop's result is made of: the last trip's producers, the start of a slot that keeps its
+        value.
+        """
         found: dict[int, None] = {}
-        for producer in value:
-            is_slot = producer in own
+        for producer in flatten(value):
+            is_slot = producer <= self._first_slot
             start = flatten(self._slots[self._first_slot - producer].initial) if is_slot else (producer,)
             found.update(dict.fromkeys(start))
         return tuple(found)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import Cost, is_known_target
+from hespas.converters.costs import FREE, Cost, is_known_target
 from hespas.converters.stablehlo.attributes import int_of, symbol_of, text_of
 from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
 from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.locations import Locations
-from hespas.converters.stablehlo.mlir import Block, Operation
+from hespas.converters.stablehlo.mlir import Block, Operation, terminator
 from hespas.converters.stablehlo.mlir import Value as SsaValue
 from hespas.converters.stablehlo.names import table_name
 from hespas.converters.stablehlo.scope import Scope
@@ -99,11 +99,20 @@ class Walker:
         self._rows = shared.signatures.rows
         self._keeps_locations = shared.locations.enabled
 
-    def read(self, block: Block) -> None:
-        """Read the entry block of the function. Arguments the template does not count depend on nothing."""
+    def read(self, block: Block, *, is_entry: bool = False) -> None:
+        """Read the entry block of the function. Arguments the template does not count depend on nothing.
+
+        The return of the program's entry is a node: a use of what leaves the program.
+        """
         count = self.scope.template.num_arguments
         self.bind(block.arguments, [(-1 - place,) for place in range(count)])
-        self.scope.template.results = self.block(block, -1, 0)
+        results = self.scope.template.results = self.block(block, -1, 0)
+        returned = terminator(block) if is_entry and results else None
+        if returned is not None and returned.name in _RETURNS:
+            infos = tuple([self.environment[value][1] for value in returned.operands])
+            row = self.shared.signatures.priced(returned.name, infos, (), FREE)
+            location = self.shared.locations.row(returned.location) if self._keeps_locations else 0
+            self.scope.add(row, results, -1, location)
 
     def bind(self, values: Sequence[SsaValue], flows: Sequence[Value]) -> None:
         """Give values their flows; missing ones are constants."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.carried import CarriedValues
 from hespas.graph.passes.order import all_deps, topological_order
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 
@@ -160,11 +161,13 @@ def _take_carried(table: RegionTable, rows: IntArray, old_nodes: int) -> RegionT
     )
 
 
-def _resolve(graph: OpGraph, drop: list[bool]) -> tuple[list[list[int]], list[list[int]]]:
+def _resolve(
+    graph: OpGraph, drop: list[bool], carried: CarriedValues | None
+) -> tuple[list[list[int]], list[list[int]]]:
     """Data and control dependencies of each node with dropped nodes replaced by what they wait for.
 
     What reaches a node both ways is a data dependency. ``drop`` is corrected in place where a bypass would
-    multiply edges.
+    multiply edges or lose a trip of a carried value.
     """
     fan_out: list[int] = np.bincount(all_deps(graph).values, minlength=len(graph)).tolist()
     data = graph.data_deps.to_lists()
@@ -174,13 +177,18 @@ def _resolve(graph: OpGraph, drop: list[bool]) -> tuple[list[list[int]], list[li
     for node in order:
         direct, waits = data[node], control[node]
         dropped = [dep for dep in direct if drop[dep]]
+        # Those it waits for by control hand their values on to what waits for it, too.
+        gone = [*dropped, *(dep for dep in waits if drop[dep])] if waits else dropped
         if dropped:
             data[node] = direct = _led_around(direct, drop, data)
         if has_control and (dropped or waits):
             control[node] = waits = _waits(direct, dropped, waits, drop, (data, control))
+        if not drop[node]:
+            continue
         producers = len(direct) + len(waits)
-        if drop[node] and producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES:
-            drop[node] = False
+        multiplies = producers > 1 and producers * fan_out[node] > _MAX_BYPASS_EDGES
+        hands_on = carried is not None and carried.needs(node, gone, (*direct, *waits))
+        drop[node] = not (multiplies or hands_on)
     return data, control
 
 
@@ -211,18 +219,23 @@ def bypass(graph: OpGraph, drop: NDArray[np.bool_]) -> OpGraph:
     """Remove nodes; whoever waited for one waits for what it waited for. The graph must be acyclic.
 
     A join with so many producers and consumers that their product passes 256 edges stays. Carried edges of
-    loops through a dropped node are led around it in the same way.
+    loops through a dropped node are led around it in the same way; a node that hands a carried value on, to
+    the next trip or out of the loop, stays.
     """
-    if not drop.any():
-        return graph
+    return _without(graph, drop, CarriedValues.of(graph)) if drop.any() else graph
+
+
+def _without(graph: OpGraph, drop: NDArray[np.bool_], carried: CarriedValues | None) -> OpGraph:
+    """Remove nodes with a bypass; without ``carried``, carried edges of what is removed go with it."""
     flags: list[bool] = drop.tolist()
-    data, control = _resolve(graph, flags)
+    data, control = _resolve(graph, flags, carried)
     has_control = bool(len(graph.control_deps.values))
     rows = np.flatnonzero(~np.array(flags, np.bool_))
     number = np.cumsum(~np.array(flags, np.bool_)) - 1
-    carried = _bypass_carried(graph, flags, data, control)
+    if carried is not None:
+        graph = replace(graph, regions=carried.bypass(graph.regions, flags, data, control))
     return take_nodes(
-        replace(graph, regions=carried),
+        graph,
         rows,
         _renumber([data[row] for row in rows.tolist()], number),
         _renumber([control[row] for row in rows.tolist()], number) if has_control else Csr.empty(len(rows)),
@@ -234,53 +247,19 @@ def _renumber(rows: list[list[int]], number: IntArray) -> Csr:
     return Csr(deps.offsets, number[deps.values].astype(np.int32))
 
 
-def _bypass_carried(
-    graph: OpGraph, drop: list[bool], data: list[list[int]], control: list[list[int]]
-) -> RegionTable:
-    """Carried edges with dropped producers replaced by what they waited for, dropped consumers by whoever
-    waits for them in the same region.
-    """
-    table = graph.regions
-    if not len(table.carried_region):
-        return table
-    consumers = all_deps(graph).transpose(len(graph))
-    edges: dict[tuple[int, int, int], None] = {}
-    regions: list[int] = table.carried_region.tolist()
-    producers: list[int] = table.carried_producer.tolist()
-    carried_to: list[int] = table.carried_consumer.tolist()
-    for region, producer, consumer in zip(regions, producers, carried_to, strict=True):
-        sources = [*data[producer], *control[producer]] if drop[producer] else [producer]
-        targets = _live_consumers(consumer, drop, consumers)
-        edges.update(dict.fromkeys((region, source, target) for source in sources for target in targets))
-    flat = np.array(list(edges), np.int32).reshape(-1, 3)
-    return replace(table, carried_region=flat[:, 0], carried_producer=flat[:, 1], carried_consumer=flat[:, 2])
-
-
-def _live_consumers(node: int, drop: list[bool], consumers: Csr) -> list[int]:
-    """The nearest kept nodes downstream of a node, the node itself if kept."""
-    found: dict[int, None] = {}
-    seen = {node}
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if not drop[current]:
-            found[current] = None
-            continue
-        fresh = [int(after) for after in consumers.row(current).tolist() if after not in seen]
-        seen.update(fresh)
-        stack.extend(fresh)
-    return list(found)
-
-
 def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
-    """Only what ``roots`` need, directly or not; communication is always needed. O(nodes + edges)."""
+    """Only what ``roots`` need, directly, not directly or a trip later; communication is always needed.
+    O(nodes + edges).
+    """
     live = np.zeros(len(graph), np.bool_)
     live[roots] = True
     live[graph.collectives.node] = True
     live[graph.p2p.node] = True
     flags: list[bool] = live.tolist()
     stack = np.flatnonzero(live).tolist()
-    tables = [(deps.offsets.tolist(), deps.values.tolist()) for deps in (graph.data_deps, graph.control_deps)]
+    carried = Csr.from_pairs(graph.regions.carried_consumer, graph.regions.carried_producer, len(graph))
+    needed = (graph.data_deps, graph.control_deps, carried)
+    tables = [(deps.offsets.tolist(), deps.values.tolist()) for deps in needed]
     while stack:
         node = stack.pop()
         for bounds, values in tables:
@@ -288,4 +267,5 @@ def dead_code(graph: OpGraph, roots: IntArray) -> OpGraph:
                 if not flags[dep]:
                     flags[dep] = True
                     stack.append(dep)
-    return bypass(graph, ~np.array(flags, np.bool_))
+    dead = ~np.array(flags, np.bool_)
+    return _without(graph, dead, None) if dead.any() else graph

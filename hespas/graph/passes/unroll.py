@@ -10,7 +10,7 @@ import numpy as np
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import BoolArray, Csr, IntArray, constant
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import UnsupportedError
+from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.kinds import RegionKind
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.rewrite import bypass, take_nodes
@@ -39,7 +39,8 @@ class UnrollLoops:
         total = float(graph.multiplicity.sum())
         if total > self.max_nodes:
             raise UnsupportedError(
-                f"{graph.name}: unrolling all loops makes {total:,.0f} operations (limit {self.max_nodes:,})",
+                f"{graph.name or 'the graph'}: unrolling all loops makes {total:,.0f} operations "
+                f"(limit {self.max_nodes:,})",
                 hint="convert with --granularity region, which merges loop bodies first",
             )
         if len(graph.regions):
@@ -65,8 +66,8 @@ class UnrollLoops:
         names = sorted({graph.strings[row] for row in table.label[unknown].tolist()})
         if self.unknown_trips is None:
             raise UnsupportedError(
-                f"{graph.name}: {int(unknown.sum())} loops with a trip count known at run time only: "
-                f"{', '.join(names[:5])}",
+                f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
+                f"time only: {', '.join(names[:5])}",
                 hint="--missing warn counts each as one trip, --missing zero leaves them out",
             )
         diagnostics.warning(
@@ -173,18 +174,18 @@ def _without(deps: Csr, rows: BoolArray) -> Csr:
 def _add_carried(data: Csr, graph: OpGraph, carried: BoolArray, copies: _Copies) -> Csr:
     """Add, for each trip but the first, the dependence on what the trip before carried over.
 
-    Passes may have led an edge around a node, out of the loop: a producer before it is there for every trip
-    already, and a consumer behind it waits for the last trip.
+    Raises ``InvariantError`` where an edge leaves the loop: passes keep both ends inside.
     """
     to, of = graph.regions.carried_consumer[carried], graph.regions.carried_producer[carried]
-    inside, number, trips = copies.inside, copies.number, copies.trips
-    stays = inside[of] & inside[to]
-    leaves = inside[of] & ~inside[to] & (number[to] > number[of])
-    if not (stays.any() or leaves.any()):
+    if not len(to):
         return data
-    back = np.repeat((trips - 1 - np.arange(1, trips)) * copies.size, int(stays.sum()))
-    consumer = np.tile(number[to[stays]], trips - 1) - back
-    producer = np.tile(number[of[stays]], trips - 1) - back - copies.size
-    rows = np.concatenate([data.row_ids, consumer, number[to[leaves]]])
-    values = np.concatenate([data.values.astype(np.int64), producer, number[of[leaves]]])
+    outside = ~(copies.inside[of] & copies.inside[to])
+    if outside.any():
+        maker, user = (graph.node_name(int(ends[outside][0])) for ends in (of, to))
+        raise InvariantError(f"{graph.name}: a value carried from {maker} to {user} leaves its loop")
+    back = np.repeat((copies.trips - 1 - np.arange(1, copies.trips)) * copies.size, len(to))
+    consumer = np.tile(copies.number[to], copies.trips - 1) - back
+    producer = np.tile(copies.number[of], copies.trips - 1) - back - copies.size
+    rows = np.concatenate([data.row_ids, consumer])
+    values = np.concatenate([data.values.astype(np.int64), producer])
     return Csr.from_pairs(rows, values, len(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import subprocess
 import sys
@@ -327,3 +328,19 @@ def test_hostile_text_is_read_in_linear_time_or_refused(tmp_path: Path, text: st
         return
     with pytest.raises(FormatError):
         _read(path)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "mark.hlo"
+    path.write_text("\ufeffHloModule m\nENTRY e {\n  ROOT x = f32[2] parameter(0)\n}\n", encoding="utf-8")
+    assert len(_read(path)[0].classes[0]) == 1
+
+
+def test_a_damaged_proto_is_refused_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jaxlib")
+    data = b"\x0a\x01m\x12\x01e\x1a\x03\x0a\x01e" + b"\xff" * 40
+    (tmp_path / "damaged.pb").write_bytes(data)
+    with pytest.raises(FormatError, match="serialised HloModuleProto"):
+        _read(tmp_path / "damaged.pb")
+    os.write(2, b"still open")
+    assert capfd.readouterr().err == "still open"

@@ -332,7 +332,7 @@ def test_the_costliest_branch_runs(read_text: ReadText, text: str) -> None:
     graph = workload.classes[0]
     assert (graph.multiplicity[_node(graph, "n")], graph.multiplicity[_node(graph, "d")]) == (0, 1)
     assert (_deps(graph, "n"), _deps(graph, "d")) == (["x"], ["y"])
-    assert _deps(graph, "out") == ["which", "n", "d"]
+    assert _deps(graph, "out") == ["which", "d"]
     assert _waits(graph) == {"n": ["which"], "d": ["which"]}
     assert diagnostics.counts() == {"hlo.assumed-branch": 1}
     assert totals(graph).flops == 2 * 8**3 + 64
@@ -384,12 +384,15 @@ def test_calls_are_written_out_per_call(read_text: ReadText) -> None:
         ("y = f32[2] fusion(x), kind=kLoop", "attribute calls"),
         ("y = f32[2] while(x), condition=one, body=missing", "'missing' is none"),
         ("y = f32[2] while(x), condition=one", "attribute body"),
-        ("y = f32[2] while(x, x), condition=one, body=one", "one operand"),
+        ("y = f32[2] while(x, x), condition=one, body=one", "1 operand of while"),
         ("y = f32[2] call(x), to_apply=two", "below the 1 operands"),
         ("y = f32[2] conditional(x, x), branch_computations={one, one}", "one operand for each branch"),
         ("y = f32[2] get-tuple-element(x), index=0", "an index below 0"),
         ("y = f32[2] get-tuple-element(x)", "attribute index"),
-        ("y = f32[2] add()", "operands and attributes that fit"),
+        ("y = f32[2] add()", "2 operands of add, which has 0"),
+        ("y = f32[2] parameter(0)", "another number"),
+        ("ROOT y = f32[2] abs(x)\n  ROOT z = f32[2] abs(x)", "one ROOT"),
+        (f"y = f32[{'1,' * 99_999}1] abs(x)", "at most 4,096 extents"),
         ("y = f32[2] dot(x, x), lhs_contracting_dims={4}, rhs_contracting_dims={0}", "lhs_contracting_dims"),
         ("y = f32[2] reduce(x, x), dimensions={0}", "attribute to_apply"),
         ("y = f32[2] convolution(x, x), dim_labels=bf", "dimension labels"),

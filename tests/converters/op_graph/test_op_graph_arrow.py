@@ -23,6 +23,10 @@ from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
 from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
 
+HEADER = {
+    "schema": "hespas.op-graph-arrow/1",
+    "workload": '{"name":"x","metadata":{},"rank_class":[[0,16]]}',
+}
 MakeGraph = Callable[[int, int], OpGraph]
 MakeWorkload = Callable[[int, int], Workload]
 
@@ -53,7 +57,7 @@ def test_round_trip_keeps_every_column(
 
 
 def test_columns_are_the_mapped_file(make_graph: MakeGraph, tmp_path: Path) -> None:
-    path = write(Workload.spmd(make_graph(3, 5000), 4), tmp_path / "graph.opgraph")
+    path = write(Workload.spmd(make_graph(3, 5000), 16), tmp_path / "graph.opgraph")
     graph = read(path).classes[0]
     gc.collect()
     for column in (graph.kind, graph.op_row, graph.data_deps.values, graph.data_deps.offsets):
@@ -88,7 +92,7 @@ def test_plain_pyarrow_reads_the_file(make_graph: MakeGraph, tmp_path: Path) -> 
 
 
 def test_gzip_is_read(make_graph: MakeGraph, tmp_path: Path) -> None:
-    workload = Workload.spmd(make_graph(1, 5), 2)
+    workload = Workload.spmd(make_graph(1, 5), 16)
     plain, packed = write(workload, tmp_path / "graph.opgraph"), tmp_path / "graph.opgraph.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert workloads_equal(workload, read(packed)) == []
@@ -131,7 +135,7 @@ def test_flipped_bytes_never_crash(
 
 
 def columns_of(graph: OpGraph, folder: Path) -> ArrowColumns:
-    path = write(Workload.spmd(graph, 8), folder / "sound.opgraph")
+    path = write(Workload.spmd(graph, 16), folder / "sound.opgraph")
     (columns,) = ArrowSource(path, 1 << 30).classes()
     return columns
 
@@ -230,6 +234,41 @@ def test_inconsistent_tables_are_refused(
         check_columns(columns, "f")
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("flops", -5.0),
+        ("bytes_read", np.inf),
+        ("duration_ns", -np.inf),
+        ("multiplicity", -1.0),
+        ("collectives.comm_bytes", -1.0),
+        ("p2p.comm_bytes", np.inf),
+        ("contractions.m", -2),
+        ("contractions.flops", -1.0),
+        ("regions.trips", np.inf),
+        ("types.bytes", -1.0),
+    ],
+)
+def test_illegal_values_are_refused(column: str, value: float, make_graph: MakeGraph, tmp_path: Path) -> None:
+    columns = columns_of(make_graph(1, 40), tmp_path)
+    rows = len(columns.flat[column])
+    assert rows
+    columns.flat[column] = np.full(rows, value, columns.flat[column].dtype)
+    path = tmp_path / "damaged.opgraph"
+    save_arrow(path, HEADER, [columns])
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert (caught.value.position or "").startswith(("node ", "field "))
+    assert caught.value.hint
+    assert read_arrow(path, ReadOptions(lenient=True), Diagnostics()).num_ranks == 16
+
+
+def test_groups_outside_the_job_are_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
+    path = write(Workload.spmd(make_graph(1, 40), 4), tmp_path / "small.opgraph")
+    with pytest.raises(FormatError, match="not all within"):
+        read(path)
+
+
 def test_cycle_and_duplicate_id(tmp_path: Path) -> None:
     builder = GraphBuilder("loop")
     row = builder.strings.add("op")
@@ -252,7 +291,7 @@ def test_compressed_file_is_unsupported(make_graph: MakeGraph, tmp_path: Path) -
     """Compressed buffers could unpack to anything; they are refused before that."""
     import pyarrow as pa
 
-    path = write(Workload.spmd(make_graph(1, 500), 1), tmp_path / "plain.opgraph")
+    path = write(Workload.spmd(make_graph(1, 500), 16), tmp_path / "plain.opgraph")
     table = pa.ipc.open_file(str(path)).read_all()
     packed = tmp_path / "packed.opgraph"
     options = pa.ipc.IpcWriteOptions(compression="zstd")

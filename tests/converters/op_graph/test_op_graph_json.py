@@ -69,14 +69,14 @@ def test_round_trip_over_several_chunks(make_graph: MakeGraph, tmp_path: Path) -
 
 def test_one_node_a_line(make_graph: MakeGraph, tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
-    write_json(Workload.spmd(make_graph(1, 5), 1), path, WriteOptions(), Diagnostics())
+    write_json(Workload.spmd(make_graph(1, 5), 16), path, WriteOptions(), Diagnostics())
     lines = path.read_text().splitlines()
     nodes = [json.loads(line.rstrip(",")) for line in lines if line.startswith('        {"id"')]
     assert len(nodes) == 5
 
 
 def test_gzip_is_read(make_graph: MakeGraph, tmp_path: Path) -> None:
-    workload = Workload.spmd(make_graph(1, 5), 2)
+    workload = Workload.spmd(make_graph(1, 5), 16)
     plain, packed = tmp_path / "graph.json", tmp_path / "graph.json.gz"
     write_json(workload, plain, WriteOptions(), Diagnostics())
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -165,7 +165,8 @@ def test_kind_and_class_follow_the_fields(tmp_path: Path) -> None:
 
 def test_iota_that_cuts_through_a_dimension_is_listed(tmp_path: Path) -> None:
     document = (
-        '{"nodes":[{"op":"a","deps":[],"collective":{"kind":"reduce","groups":"[4,3]<=[2,2,3]T(0,2,1)"}}]}'
+        '{"num_ranks":12,"nodes":[{"op":"a","deps":[],'
+        '"collective":{"kind":"reduce","groups":"[4,3]<=[2,2,3]T(0,2,1)"}}]}'
     )
     rows = np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1).reshape(4, 3)
     assert parse(document, tmp_path).group_sets == (ExplicitGroups.from_rows(rows.tolist()),)
@@ -223,8 +224,8 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ('{"nodes":[{"id":4,"op":"a","deps":[]},{"id":4,"op":"b","deps":[]}]}', "node 4", "stands 2 times"),
         ('{"nodes":[{"op":"a","deps":[18446744073709551616]}]}', "line 1, byte 10, node 0", "2**64"),
         ('{"group_sets":["[2,2]<=[5]"],"nodes":[]}', "$", "do not fill"),
-        ('{"group_sets":["[1,9999999999]<=[9999999999]"],"nodes":[]}', "$", "past 2**31"),
-        ('{"group_sets":["[2,1073741823]<=[3,715827882]T(1,0)"],"nodes":[]}', "$", "too long to list"),
+        ('{"group_sets":["[1,9999999999]<=[9999999999]"],"nodes":[]}', "$", "past 16,777,216"),
+        ('{"group_sets":["[2,2097153]<=[3,1398102]T(1,0)"],"nodes":[]}', "$", "too long to list"),
         ('{"permutations":[{"ranks":4,"pairs":[[0,1],[0,2]]}],"nodes":[]}', "$", "twice a source"),
         ('{"permutations":[{"ranks":4,"digit":[3,1]}],"nodes":[]}', "$", "does not fit"),
         ('{"regions":[{"kind":"call","parent":0}],"nodes":[]}', "$", "regions[0].parent"),
@@ -232,7 +233,11 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ('{"nodes":[],"rank_class":[[0,2]],"num_ranks":3}', "header", "covers 2 ranks"),
         ('{"nodes":[],"num_ranks":2000000000}', "header", "2000000000 ranks"),
         ('{"rank_classes":[{"nodes":[]},{"nodes":[]}]}', "header", "which of the 2 classes"),
-        ('{"rank_classes":[{"nodes":[]}],"types":["f32"]}', "$.types", "belongs into a class"),
+        (
+            '{"rank_classes":[{"nodes":[]}],"types":["f32"]}',
+            "line 1, byte 39, $.types",
+            "belongs into a class",
+        ),
         (
             '{"rank_classes":[{"nodes":[],"types":[3]}]}',
             "line 1, byte 38, $.rank_classes[0].types[0]",
@@ -244,7 +249,7 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ('{"carried":[[0,1,2]],"nodes":[]}', "$", "carried names region 0"),
         (
             '{"regions":[{"kind":"call"}],"carried":[[0,5,0]],"nodes":[{"op":"a","deps":[]}]}',
-            "carried",
+            "$.carried",
             "depends on node 5",
         ),
         (
@@ -268,6 +273,80 @@ def test_fault_is_named_with_its_place(
     assert (caught.value.position or "").startswith(position or "")
     assert caught.value.path == str(tmp_path / "hand.json")
     assert "\n" not in caught.value.message
+
+
+def _node(fields: str) -> str:
+    return f'{{"num_ranks":2,"nodes":[{{"op":"a","deps":[],{fields}}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("document", "position"),
+    [
+        (_node('"flops":-5'), "node 0"),
+        (_node('"duration_ns":"inf"'), "node 0"),
+        (_node('"bytes_read":"-inf"'), "node 0"),
+        (_node('"multiplicity":-1'), "node 0"),
+        (_node('"transcendentals":-0.5'), "node 0"),
+        (_node('"collective":{"kind":"all_reduce","comm_bytes":-1}'), "node 0"),
+        (_node('"contractions":[{"m":-2,"n":1,"k":1}]'), "node 0"),
+        (_node('"collective":{"kind":"all_reduce","groups":[[0,0]]}'), "node 0"),
+        (_node('"collective":{"kind":"all_reduce","groups":[[0,1],[1]]}'), "node 0"),
+        (_node('"collective":{"kind":"all_reduce","groups":"[1,3]<=[3]"}'), "node 0"),
+        ('{"regions":[{"kind":"loop_body","trips":"inf"}],"nodes":[]}', "$.regions[0]"),
+        ('{"types":[{"type":"f32","bytes":-4}],"nodes":[]}', "$.types[0]"),
+        ('{"num_ranks":2,"group_sets":[[[2]]],"nodes":[]}', "$.group_sets[0]"),
+        ('{"num_ranks":2,"permutations":[{"ranks":4,"digit":[4,1]}],"nodes":[]}', "$.permutations[0]"),
+    ],
+)
+def test_illegal_values_are_refused_and_kept_for_the_rules(
+    document: str, position: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse(document, tmp_path)
+    assert caught.value.position == position
+    assert caught.value.hint
+    path = tmp_path / "hand.json"
+    assert read_json(path, ReadOptions(lenient=True), Diagnostics()).classes
+
+
+def test_unknown_and_empty_extents_are_legal(tmp_path: Path) -> None:
+    document = _node('"flops":null,"contractions":[{"m":-1,"n":0,"k":1}]')
+    assert parse(document, tmp_path).contractions.m.tolist() == [-1]
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    assert len(parse("\ufeff" + _node('"name":"b"'), tmp_path)) == 1
+    with pytest.raises(FormatError) as caught:
+        parse("\ufeff[1]", tmp_path)
+    assert (caught.value.position or "").startswith("line 1, byte")
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"nodes":' + b"[" * 100_000])
+def test_deep_nesting_has_a_position(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        read_json(path, ReadOptions(), Diagnostics())
+    assert "$" in (caught.value.position or "")
+
+
+def test_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
+    content = _node('"name":"NAME"').encode().replace(b"NAME", b"ab\xff")
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        read_json(tmp_path / "bad.json", ReadOptions(), Diagnostics())
+    assert caught.value.position == f"line 1, byte {content.index(0xFF)}"
+
+
+def test_long_texts_are_shown_in_part(tmp_path: Path) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse(_node(f'"operands":["{"x" * 100_000}"]'), tmp_path)
+    assert len(caught.value.message) < 300
+
+
+def test_types_of_very_many_extents_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="more than 4,096 extents"):
+        parse(_node(f'"operands":["f32[{"1," * 99_999}1]"]'), tmp_path)
 
 
 def test_lenient_reader_goes_on(tmp_path: Path) -> None:

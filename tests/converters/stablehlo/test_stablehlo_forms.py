@@ -111,7 +111,7 @@ def test_the_format_reads_a_gzipped_file(tmp_path: Path) -> None:
     assert FORMAT.read is not None
     workload = FORMAT.read(path, ReadOptions(), Diagnostics())
     assert isinstance(workload, Workload)
-    assert len(workload.classes[0]) == 3
+    assert len(workload.classes[0]) == 4
 
 
 def head(data: bytes, name: str = "x.mlir") -> Head:
@@ -233,7 +233,7 @@ def test_regions_nest_a_hundred_deep_at_most(read_text: ReadText) -> None:
         head = "func.func @main(%i: tensor<i32>, %x: tensor<f32>) -> tensor<f32> {"
         return f"{head} {opening} {closing} return %r0 : tensor<f32> }}"
 
-    assert len(read_text(nested(90))[0].classes[0]) == 90
+    assert len(read_text(nested(90))[0].classes[0]) == 91
     with pytest.raises(FormatError, match="regions nest"):
         read_text(nested(120))
 
@@ -294,8 +294,8 @@ def test_quantised_types_are_read_by_their_storage(read_text: ReadText, form: st
         "stablehlo.add",
         "stablehlo.uniform_dequantize",
     ]
-    assert graph.flops.tolist() == [8192, 4096, 8192]
-    assert graph.bytes_read.tolist() == [16384, 4096 + 5, 4096 + 5], "one f32 scale, one i8 zero point"
+    assert graph.flops.tolist() == [8192, 4096, 8192, 0]
+    assert graph.bytes_read.tolist() == [16384, 4096 + 5, 4096 + 5, 0], "one f32 scale, one i8 zero point"
     assert diagnostics.counts() == {}
     kind = int(graph.results.row(0)[0])
     element = graph.types.dtype_of(kind)

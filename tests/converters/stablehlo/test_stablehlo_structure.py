@@ -72,7 +72,12 @@ def test_edges_point_from_producer_to_consumer_in_program_order(read_body: ReadG
   return %c : tensor<8xf32>""",
         "tensor<8xf32>",
     )
-    assert deps(graph) == {"add.0": [], "multiply.1": ["add.0"], "subtract.2": ["multiply.1", "add.0"]}
+    assert deps(graph) == {
+        "add.0": [],
+        "multiply.1": ["add.0"],
+        "subtract.2": ["multiply.1", "add.0"],
+        "return.3": ["subtract.2"],
+    }
 
 
 def test_every_operation_is_a_node_free_ones_too(read_body: ReadGraph) -> None:
@@ -88,7 +93,9 @@ def test_every_operation_is_a_node_free_ones_too(read_body: ReadGraph) -> None:
         OpClass.GENERATE,
         OpClass.BROADCAST,
         OpClass.FREE,
+        OpClass.FREE,
     ]
+    assert deps(graph)["return.3"] == ["broadcast_in_dim.1", "reshape.2"]
     assert graph.bytes_moved.sum() == 0
 
 
@@ -96,7 +103,7 @@ def test_a_program_of_constants_only(read_body: ReadGraph) -> None:
     graph = read_body(
         "", "  %c = stablehlo.constant dense<1.0> : tensor<f32>\n  return %c : tensor<f32>", "tensor<f32>"
     )
-    assert len(graph) == 1
+    assert len(graph) == 2
 
 
 CALLS = """
@@ -125,7 +132,13 @@ module @calls {
 def test_calls_are_inlined_at_each_site(read_text: ReadText) -> None:
     workload, diagnostics = read_text(CALLS)
     graph = workload.classes[0]
-    assert deps(graph) == {"dot.0": [], "dot.1": ["dot.0"], "dot.2": ["dot.1"], "dot.3": ["dot.2"]}
+    assert deps(graph) == {
+        "dot.0": [],
+        "dot.1": ["dot.0"],
+        "dot.2": ["dot.1"],
+        "dot.3": ["dot.2"],
+        "return.4": ["dot.3"],
+    }
     assert total(graph) == 4 * DOT
     assert len(graph.regions) == 0
     assert diagnostics.counts() == {}, "functions nobody calls are not read"
@@ -145,7 +158,12 @@ func.func private @swap(%a: tensor<4xf32>, %b: tensor<4xf32>) -> (tensor<4xf32>,
   return %b, %a : tensor<4xf32>, tensor<4xf32>
 }"""
     )[0].classes[0]
-    assert deps(graph) == {"negate.0": [], "abs.1": [], "sign.2": ["negate.0"]}
+    assert deps(graph) == {
+        "negate.0": [],
+        "abs.1": [],
+        "sign.2": ["negate.0"],
+        "return.3": ["sign.2"],
+    }
 
 
 def test_recursion_is_refused_with_its_cycle(read_text: ReadText) -> None:
@@ -180,7 +198,7 @@ def chain(length: int, last: str) -> str:
 
 def test_a_long_chain_of_calls_is_read_without_recursion(read_text: ReadText) -> None:
     graph = read_text(chain(3000, "  %0 = stablehlo.negate %x : tensor<f32>"))[0].classes[0]
-    assert len(graph) == 1
+    assert len(graph) == 2
 
 
 def test_a_long_cycle_of_calls_is_refused(read_text: ReadText) -> None:
@@ -449,7 +467,7 @@ def test_the_costliest_branch_counts_with_a_diagnostic(read_text: ReadText) -> N
     assert [trips for _, trips, _ in regions(graph)] == [0, 1, 0]
     assert total(graph) == DOT + 64 * 64 + 1
     assert diagnostics.counts() == {"stablehlo.branch-chosen": 1}
-    assert deps(graph)["abs.4"] == ["dot.3", "tanh.2"]
+    assert deps(graph)["abs.4"] == ["dot.3"], "what the other branch would make is not waited for"
     assert waits(graph) == {"dot.3": ["case.1"], "tanh.2": ["case.1"]}
     assert deps(graph)["case.1"] == ["negate.0"]
 
@@ -579,7 +597,7 @@ func.func private @impl(%x: tensor<4xf32>) -> tensor<4xf32> {
 }"""
     )[0].classes[0]
     assert regions(graph) == [(RegionKind.COMPOSITE, 1, "acme.gelu")]
-    assert graph.region.tolist() == [0, -1]
+    assert graph.region.tolist() == [0, -1, -1]
     assert deps(graph)["negate.1"] == ["tanh.0"]
 
 
@@ -608,6 +626,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<8xf32> {
         "negate.1": [],
         "async_done.2": ["all_gather.0"],
         "abs.3": ["async_done.2"],
+        "return.4": ["abs.3"],
     }
     assert graph.bytes_moved[2] == 0
 
@@ -626,7 +645,7 @@ func.func @main(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"},
 }}"""
     )
     graph = workload.classes[0]
-    assert (workload.num_ranks, graph.flops.tolist()) == (2, [16])
+    assert (workload.num_ranks, graph.flops.tolist()) == (2, [16, 0])
     assert regions(graph) == [(RegionKind.MANUAL, 1, "manual_computation")]
     assert diagnostics.counts() == {}
 
@@ -644,13 +663,14 @@ func.func @main(%x: tensor<64x64xbf16>) -> tensor<64x64xf32> {
   return %0 : tensor<64x64xf32>
 }"""
     )[0].classes[0]
-    assert len(graph) == 1
-    assert graph.op_class.tolist() == [OpClass.FUSION]
+    assert len(graph) == 2
+    assert graph.op_class.tolist() == [OpClass.FUSION, OpClass.FREE]
     assert (graph.flops[0], graph.transcendentals[0]) == (DOT, 64 * 64)
     assert (graph.bytes_read[0], graph.bytes_written[0]) == (64 * 64 * 2, 64 * 64 * 4)
     contraction = graph.types.dtype_of(int(graph.operands.row(0)[0]))
     assert contraction is not None
-    assert graph.rate_dtype.tolist() == [contraction.code] == graph.contractions.lhs.tolist()
+    assert graph.rate_dtype.tolist() == [contraction.code, -1]
+    assert graph.contractions.lhs.tolist() == [contraction.code]
 
 
 def test_host_transfers_and_messages(read_text: ReadText) -> None:
@@ -668,7 +688,8 @@ func.func @main(%x: tensor<32xf32>, %t: !stablehlo.token) -> tensor<32xf32> {
   return %1#0 : tensor<32xf32>
 }}"""
     )[0].classes[0]
-    assert [NodeKind(int(kind)) for kind in graph.kind] == [NodeKind.SEND, NodeKind.RECV, NodeKind.SEND]
+    kinds = [NodeKind(int(kind)) for kind in graph.kind]
+    assert kinds == [NodeKind.SEND, NodeKind.RECV, NodeKind.SEND, NodeKind.COMPUTE]
     assert graph.p2p.comm_bytes.tolist() == [128, 128, 128]
     assert graph.p2p.tag.tolist() == [5, 5, 6]
     assert graph.p2p.host.tolist() == [False, False, True]
@@ -687,8 +708,8 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 }"""
     )
     graph = workload.classes[0]
-    assert np.isnan(graph.flops).all()
-    assert graph.bytes_moved.tolist() == [32, 32, 32]
+    assert np.isnan(graph.flops[:3]).all()
+    assert graph.bytes_moved.tolist() == [32, 32, 32, 0]
     assert [graph.node_name(node) for node in range(3)] == ["first.0", "second.1", "__cublas$gemm.2"]
     assert diagnostics.counts() == {"stablehlo.unknown-custom-call": 2, "stablehlo.unknown-cost": 1}
     assert [finding.location for finding in diagnostics] == [
@@ -718,10 +739,10 @@ def test_operations_of_other_dialects_are_unknown_nodes(read_text: ReadText, bin
     data = bindings.bytecode(bindings.parse(FOREIGN)) if binary else FOREIGN
     workload, diagnostics = read_text(data)
     graph = workload.classes[0]
-    assert names(graph) == ["negate.0", "one.1", "two.2", "add.3"]
+    assert names(graph) == ["negate.0", "one.1", "two.2", "add.3", "return.4"]
     assert [graph.op_name(node) for node in range(1, 4)] == ["acme.one", "acme.two", "add"]
-    assert graph.op_class[1:].tolist() == [OpClass.UNKNOWN] * 3
-    assert np.isnan(graph.flops[1:]).all()
+    assert graph.op_class[1:4].tolist() == [OpClass.UNKNOWN] * 3
+    assert np.isnan(graph.flops[1:4]).all()
     assert (graph.bytes_read[1], graph.bytes_written[1]) == (16, 32)
     assert deps(graph)["two.2"] == ["one.1", "negate.0"], "what its region uses counts"
     assert deps(graph)["add.3"] == ["two.2"], "a name of the table without a dialect is not StableHLO's"
@@ -744,7 +765,7 @@ func.func @main(%x: tensor<4xf32>, %c: tensor<f32>) -> tensor<f32> {
   return %0 : tensor<f32>
 }"""
     )
-    assert np.isnan(workload.classes[0].flops).all()
+    assert np.isnan(workload.classes[0].flops[0])
     assert diagnostics.counts() == {"stablehlo.unknown-cost": 1}
 
 
@@ -794,3 +815,43 @@ def test_trip_arithmetic_agrees_with_running_the_loop() -> None:
                         limit,
                         step,
                     )
+
+
+def test_a_value_handed_through_a_branch_not_taken_is_not_waited_for(read_text: ReadText) -> None:
+    graph = read_text(
+        """
+func.func @main(%w: tensor<64x64xf32>, %x: tensor<64x64xf32>, %i: tensor<i32>) -> tensor<64x64xf32> {
+  %e = stablehlo.exponential %x : tensor<64x64xf32>
+  %r:2 = "stablehlo.case"(%i) ({
+    stablehlo.return %e, %e : tensor<64x64xf32>, tensor<64x64xf32>
+  }, {
+    %d = stablehlo.dot %w, %x : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    stablehlo.return %d, %e : tensor<64x64xf32>, tensor<64x64xf32>
+  }) : (tensor<i32>) -> (tensor<64x64xf32>, tensor<64x64xf32>)
+  %z = stablehlo.negate %r#0 : tensor<64x64xf32>
+  %q = stablehlo.abs %r#1 : tensor<64x64xf32>
+  %t = stablehlo.add %z, %q : tensor<64x64xf32>
+  return %t : tensor<64x64xf32>
+}"""
+    )[0].classes[0]
+    assert deps(graph)["negate.3"] == ["dot.2"]
+    assert deps(graph)["abs.4"] == ["exponential.0", "case.1"]
+
+
+def test_the_return_of_the_program_uses_what_leaves_it(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(
+        """func.func @main(%x: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>) {
+  %0 = func.call @f(%x) : (tensor<?xf32>) -> tensor<?xf32>
+  %1 = stablehlo.negate %0 : tensor<?xf32>
+  return %0, %1 : tensor<?xf32>, tensor<?xf32>
+}
+func.func private @f(%x: tensor<?xf32>) -> tensor<?xf32> {
+  %0 = stablehlo.abs %x : tensor<?xf32>
+  return %0 : tensor<?xf32>
+}"""
+    )
+    graph = workload.classes[0]
+    assert deps(graph) == {"abs.0": [], "negate.1": ["abs.0"], "return.2": ["abs.0", "negate.1"]}
+    assert graph.op_name(2) == "func.return"
+    assert (graph.op_class[2], graph.bytes_moved[2], graph.multiplicity[2]) == (OpClass.FREE, 0, 1)
+    assert not any(entry.message.startswith("func.return") for entry in diagnostics)

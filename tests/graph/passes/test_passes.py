@@ -232,7 +232,7 @@ def test_what_a_loop_starts_with_is_left_only_where_it_may_be_another_operand(op
     assert rows[7] == [6]
 
 
-def test_a_carried_edge_led_out_of_its_loop_waits_for_the_last_trip() -> None:
+def test_what_reads_a_carried_value_behind_its_loop_waits_for_the_trip_that_made_it() -> None:
     builder = GraphBuilder("left")
     row = builder.add_region(RegionKind.LOOP_BODY, trips=3, label="loop")
     old = _node(builder, "old", [], row, 0)
@@ -240,8 +240,10 @@ def test_a_carried_edge_led_out_of_its_loop_waits_for_the_last_trip() -> None:
     builder.add_carried(row, new, old)
     _node(builder, "end", [old])
     flat = UnrollLoops()(FoldFree()(builder.build(), Diagnostics()), Diagnostics())
-    assert [flat.node_name(node) for node in range(len(flat))] == ["new", "new", "new", "end"]
-    assert flat.data_deps.to_lists() == [[], [], [], [2]]
+    assert [flat.node_name(node) for node in range(len(flat))] == [*["old", "new"] * 3, "end"]
+    assert flat.data_deps.to_lists() == [[], [], [1], [], [3], [], [4]], (
+        "the last trip's old is the new before"
+    )
 
 
 def test_folding_hands_on_control_dependencies() -> None:

@@ -1,0 +1,110 @@
+"""Checks of values that both spellings share: costs are legal, groups stay within the job.
+
+A strict read raises. A lenient one goes on: the values stand in the graph for the rules to find.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hespas.converters.op_graph.structure import Fault
+from hespas.converters.replica_groups import check_groups
+from hespas.graph import OpGraph
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+
+__all__ = ["check_values"]
+
+_NODE_COSTS = (
+    "flops",
+    "useful_flops",
+    "transcendentals",
+    "bytes_read",
+    "bytes_written",
+    "duration_ns",
+    "multiplicity",
+)
+_COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) says unknown"
+_EXTENT_HINT = "extents are 0 or more; -1 says unknown"
+_RANK_HINT = "state num_ranks, with every rank once in a group set at most and below num_ranks"
+
+
+def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
+    """Costs are neither negative nor infinite, groups and permutations fit ``num_ranks``. O(size).
+
+    ``where`` leads to a table of the graph in positions: ``$.`` or ``field``.
+    """
+    _check_node_costs(graph, fault)
+    _check_table_costs(graph, fault)
+    _check_rows(graph.regions.trips, "trips", f"{where}regions", fault)
+    _check_rows(graph.types.bytes, "bytes", f"{where}types", fault)
+    _check_group_sets(graph, num_ranks, fault, where)
+    for row, permutation in enumerate(graph.permutations):
+        if permutation.num_ranks > num_ranks:
+            fault.report(
+                _owner(graph, graph.p2p.node, graph.p2p.permutation, row) or f"{where}permutations[{row}]",
+                f"the permutation is over {permutation.num_ranks} ranks, the job has {num_ranks}",
+                _RANK_HINT,
+            )
+
+
+def _first_illegal(values: FloatArray) -> int:
+    """The first row with a cost below 0 or infinite, -1 for none. NaN is legal."""
+    if not len(values):
+        return -1
+    seen = values[:1] if 0 in values.strides else values
+    low, high = float(np.fmin.reduce(seen)), float(np.fmax.reduce(seen))
+    if not (low < 0 or high == np.inf):
+        return -1
+    return int(np.argmax((seen < 0) | (seen == np.inf)))
+
+
+def _check_node_costs(graph: OpGraph, fault: Fault) -> None:
+    for name in _NODE_COSTS:
+        values: FloatArray = getattr(graph, name)
+        row = _first_illegal(values)
+        if row >= 0:
+            fault.report(f"node {graph.id[row]}", f"{name} is {values[row]:g}", _COST_HINT)
+
+
+def _check_table_costs(graph: OpGraph, fault: Fault) -> None:
+    collectives, p2p, contractions = graph.collectives, graph.p2p, graph.contractions
+    columns: tuple[tuple[str, SmallIntArray, FloatArray], ...] = (
+        ("comm_bytes", collectives.node, collectives.comm_bytes),
+        ("operand_bytes", collectives.node, collectives.operand_bytes),
+        ("result_bytes", collectives.node, collectives.result_bytes),
+        ("comm_bytes", p2p.node, p2p.comm_bytes),
+        ("flops", contractions.node, contractions.flops),
+        ("useful_flops", contractions.node, contractions.useful_flops),
+    )
+    for name, nodes, values in columns:
+        row = _first_illegal(values)
+        if row >= 0:
+            fault.report(f"node {graph.id[nodes[row]]}", f"{name} is {values[row]:g}", _COST_HINT)
+    for name in ("batch", "m", "n", "k"):
+        extents: IntArray = getattr(contractions, name)
+        if len(extents) and int(extents.min()) < -1:
+            row = int(np.argmax(extents < -1))
+            node = graph.id[contractions.node[row]]
+            fault.report(f"node {node}", f"extent {name} is {extents[row]}", _EXTENT_HINT)
+
+
+def _check_rows(values: FloatArray, name: str, table: str, fault: Fault) -> None:
+    row = _first_illegal(values)
+    if row >= 0:
+        fault.report(f"{table}[{row}]", f"{name} is {values[row]:g}", _COST_HINT)
+
+
+def _owner(graph: OpGraph, nodes: SmallIntArray, rows: SmallIntArray, row: int) -> str:
+    """The first node that uses a row, as a position; empty where none does."""
+    users = np.flatnonzero(rows == row)
+    return f"node {graph.id[nodes[users[0]]]}" if len(users) else ""
+
+
+def _check_group_sets(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
+    for row, groups in enumerate(graph.group_sets):
+        try:
+            check_groups(groups, num_ranks)
+        except ValueError as error:
+            table = graph.collectives
+            owner = _owner(graph, table.node, table.group_set, row)
+            fault.report(owner or f"{where}group_sets[{row}]", f"groups: {error}", _RANK_HINT)

@@ -1,0 +1,128 @@
+"""Attributes of other formats in a trace: text stays text, nothing is written without a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hespas.converters.chakra import FORMAT
+from hespas.converters.chakra.codec import read_columns
+from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.converters.hlo import FORMAT as HLO
+from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, Severity, Workload
+from hespas.schemas.chakra.tables import AttributeField
+
+_PROGRAM = Path(__file__).parents[3] / "fixtures" / "hlo" / "mlp.hlo.txt"
+
+
+def _read(path: Path) -> tuple[Workload, Diagnostics]:
+    assert FORMAT.read is not None
+    diagnostics = Diagnostics()
+    value = FORMAT.read(path, ReadOptions(), diagnostics)
+    assert isinstance(value, Workload)
+    return value, diagnostics
+
+
+def _write(workload: Workload, path: Path) -> Diagnostics:
+    assert FORMAT.write is not None
+    diagnostics = Diagnostics()
+    FORMAT.write(workload, path, WriteOptions(name="w.et"), diagnostics)
+    return diagnostics
+
+
+def _texts(graph: OpGraph) -> set[tuple[str, str, bytes]]:
+    """(node, key, value) of the attributes kept, those of the file included."""
+    table = graph.extra
+    keys = [graph.strings[row] for row in table.key.tolist()]
+    nodes = [graph.node_name(node) if node >= 0 else "" for node in table.node.tolist()]
+    values = [table.value(row) for row in range(len(table))]
+    is_text = np.isin(table.tag, [0, int(AttributeField.STRING), int(AttributeField.BYTES)])
+    rows = zip(nodes, keys, values, is_text.tolist(), strict=True)
+    return {(node, key, value) for node, key, value, chosen in rows if chosen}
+
+
+def _one_node(*extra: tuple[str, int, bytes]) -> Workload:
+    builder = GraphBuilder("made")
+    op, name = builder.strings.add("dot"), builder.strings.add("product")
+    node = builder.add_node(name_row=name, op_row=op, op_class=OpClass.CONTRACTION, kind=NodeKind.COMPUTE)
+    for key, tag, value in extra:
+        builder.add_extra(node, key, tag, value)
+    return Workload.spmd(builder.build(), 1)
+
+
+def test_attributes_of_hlo_come_back_as_the_same_text(tmp_path: Path) -> None:
+    assert HLO.read is not None
+    workload = HLO.read(_PROGRAM, ReadOptions(), Diagnostics())
+    assert isinstance(workload, Workload)
+    stated = _texts(workload.classes[0])
+    assert len(stated) > 5
+    _write(workload, tmp_path / "out.et")
+    columns = read_columns(tmp_path / "out.et", Diagnostics())
+    assert AttributeField.UNSET not in columns.attrs.field
+    assert AttributeField.UNSET not in columns.metadata.field
+    again, diagnostics = _read(tmp_path / "out.et")
+    assert stated <= _texts(again.classes[0])
+    assert "ET010" not in diagnostics.counts()
+
+
+def test_text_is_a_string_attribute_and_other_bytes_are_bytes(tmp_path: Path) -> None:
+    _write(_one_node(("note", 0, "größer".encode()), ("blob", 0, b"\xff\0")), tmp_path / "out.et")
+    attrs = read_columns(tmp_path / "out.et", Diagnostics()).attrs
+    rows: list[int] = attrs.key.tolist()
+    names = [attrs.keys[row] for row in rows]
+    assert attrs.field[names.index("note")] == AttributeField.STRING
+    assert attrs.field[names.index("blob")] == AttributeField.BYTES
+    kept = _texts(_read(tmp_path / "out.et")[0].classes[0])
+    assert kept >= {("product", "note", "größer".encode()), ("product", "blob", b"\xff\0")}
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        pytest.param("num_ops", 0, id="name of the contract"),
+        pytest.param("involved_dim", 0, id="name that simulators read"),
+        pytest.param("", 0, id="no name"),
+        pytest.param("note", 300, id="type of another format"),
+        pytest.param("note", -7, id="negative type"),
+    ],
+)
+def test_what_would_be_misunderstood_is_left_out_and_told(tmp_path: Path, key: str, tag: int) -> None:
+    diagnostics = _write(_one_node((key, tag, b"12"), ("good", 0, b"yes")), tmp_path / "out.et")
+    assert diagnostics.counts()["chakra.foreign-attribute"] == 1
+    graph = _read(tmp_path / "out.et")[0].classes[0]
+    assert _texts(graph) == {("product", "good", b"yes")}
+    columns = read_columns(tmp_path / "out.et", Diagnostics())
+    assert len(AttributeFacts.of(columns.attrs).integers("num_ops").value) == 0
+
+
+def test_a_second_attribute_of_a_name_is_left_out(tmp_path: Path) -> None:
+    diagnostics = _write(_one_node(("note", 0, b"a"), ("note", 0, b"b")), tmp_path / "out.et")
+    assert diagnostics.counts()["chakra.foreign-attribute"] == 1
+    again, findings = _read(tmp_path / "out.et")
+    assert _texts(again.classes[0]) == {("product", "note", b"a")}
+    assert "ET010" not in findings.counts()
+
+
+def test_an_attribute_without_a_value_is_found_and_kept(reference: Any, tmp_path: Path) -> None:
+    flag = {"name": "is_cpu_op", "bool_val": False}
+    node = reference.node(id=1, name="a", type=4, attr=[flag, {"name": "note"}])
+    (tmp_path / "a.et").write_bytes(reference.file(node))
+    workload, diagnostics = _read(tmp_path / "a.et")
+    found = [entry for entry in diagnostics if entry.code == "ET010"]
+    assert [(entry.severity, "no value" in entry.message) for entry in found] == [(Severity.WARNING, True)]
+    _write(workload, tmp_path / "out.et")
+    assert (tmp_path / "out.et").read_bytes() == (tmp_path / "a.et").read_bytes()
+
+
+def test_sizes_of_contractions_are_told_to_be_lost(tmp_path: Path) -> None:
+    assert HLO.read is not None
+    workload = HLO.read(_PROGRAM, ReadOptions(), Diagnostics())
+    assert isinstance(workload, Workload)
+    rows = len(workload.classes[0].contractions)
+    assert rows > 0
+    assert _write(workload, tmp_path / "out.et").counts()["chakra.contractions"] == rows
+    assert "chakra.contractions" not in _write(_one_node(), tmp_path / "none.et").counts()
