@@ -39,7 +39,8 @@ def alternate(first: Sequence[str], second: Sequence[str], runs: int = 5) -> tup
     """Run two commands in turn after one warm-up each: the median of each figure, and the median over the
     pairs of the ratio of their user CPU seconds, so that a drift of the machine cancels.
     """
-    run(first), run(second)
+    run(first)
+    run(second)
     pairs = [(run(first), run(second)) for _ in range(runs)]
     ratio = statistics.median(one.user_s / other.user_s for one, other in pairs)
     return _median([one for one, _ in pairs]), _median([other for _, other in pairs]), ratio
