@@ -220,7 +220,8 @@ def _report(done: Conversion) -> None:
     say(table_text(("", "in", "out"), rows))
     for dropped in account.dropped:
         moved = f", {bytes_text(dropped.bytes_moved)} not moved" if dropped.bytes_moved else ""
-        say(f"{count_text(dropped.count)} of the difference: {dropped.message}{moved} [{dropped.reason}]")
+        verb = "operations less: " if dropped.reason.startswith("pass.") else ""
+        say(f"{count_text(dropped.count)} {verb}{dropped.message}{moved} [{dropped.reason}]")
 
 
 def main() -> None:
