@@ -7,9 +7,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hespas.api.io import read, write
+from hespas.api.io import check_version, read, write
 from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
-from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
+from hespas.converters import (
+    Format,
+    ReadOptions,
+    Value,
+    WriteOptions,
+    find_format,
+    format_for_output,
+    is_flat,
+)
 from hespas.converters.output import check_destination
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
@@ -42,6 +50,9 @@ def convert(
     *,
     source_format: str | None = None,
     target_format: str | None = None,
+    source_version: str = "",
+    target_version: str = "",
+    recover: bool = False,
     hardware: str | None = None,
     estimator: str = "roofline",
     ranks: range | None = None,
@@ -56,33 +67,29 @@ def convert(
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations. ``missing`` says what to do about those whose time or trip count nobody knows. Findings go to
-    ``diagnostics`` also where an error ends it. Raises what :func:`hespas.api.read` and
+    operations. ``missing`` says what to do about those whose time or trip count nobody knows. ``..._version``
+    names the version of a format to read or write; ``recover`` keeps the whole records before a cut. Findings
+    go to ``diagnostics`` also where an error ends it. Raises what :func:`hespas.api.read` and
     :func:`hespas.api.write` raise; nothing is written then.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     target = format_for_output(Path(str(destination)), target_format)
+    check_version(target_version, target.write_versions, target.name, "--to-version")
     _check_request(destination, hardware, estimator, overwrite=overwrite)
+    reading = ReadOptions(num_devices=num_devices, version=source_version, recover=recover, progress=progress)
+    writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
+    preparation = Preparation(
+        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, flat=target.flat
+    )
     with ExitStack() as stack:
         path = _spooled(source, stack)
         origin = find_format(path, source_format)
-        value = _read_named(
-            str(source), path, origin.name, ReadOptions(num_devices=num_devices, progress=progress), found
-        )
-        preparation = Preparation(
-            granularity=granularity,
-            missing=missing,
-            hardware=hardware,
-            estimator=estimator,
-            folds=target.flat and not origin.flat,
-            flat=target.flat,
-        )
-        value, conservation = _prepared(value, preparation, ranks, found)
+        value = _read_named(str(source), path, origin.name, reading, found)
+        value, conservation = _prepared(value, origin, preparation, ranks, found)
         noted = found.counts()
-        options = WriteOptions(ranks=ranks, jobs=jobs, progress=progress)
         with _placed(destination, stack) as place:
             written = write(
-                value, place, format=target.name, overwrite=overwrite, options=options, diagnostics=found
+                value, place, format=target.name, overwrite=overwrite, options=writing, diagnostics=found
             )
     return Conversion(
         source=str(source),
@@ -99,11 +106,13 @@ def convert(
 
 
 def _prepared(
-    value: Value, preparation: Preparation, ranks: range | None, found: Diagnostics
+    value: Value, origin: Format, preparation: Preparation, ranks: range | None, found: Diagnostics
 ) -> tuple[Value, Conservation | None]:
     """A workload made ready for its destination, with its account; a profile as it is."""
     if not isinstance(value, Workload):
         return value, None
+    if is_flat(value.metadata, origin):
+        preparation = replace(preparation, folds=False)
     return preparation.run(value, _chosen_ranks(value, ranks), found)
 
 

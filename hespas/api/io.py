@@ -8,9 +8,9 @@ from pathlib import Path
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
 from hespas.converters.output import check_destination, write_atomically
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, UsageError
 
-__all__ = ["read", "write"]
+__all__ = ["check_version", "read", "write"]
 
 
 def read(
@@ -29,9 +29,9 @@ def read(
     chosen = find_format(source, format)
     if chosen.read is None:
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
-    return chosen.read(
-        source, options or ReadOptions(), diagnostics if diagnostics is not None else Diagnostics()
-    )
+    settings = options or ReadOptions()
+    check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
+    return chosen.read(source, settings, diagnostics if diagnostics is not None else Diagnostics())
 
 
 def write(
@@ -55,6 +55,7 @@ def write(
         raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")
     check_destination(destination, overwrite=overwrite)
     settings = options or WriteOptions()
+    check_version(settings.version, chosen.write_versions, chosen.name, "--to-version")
     settings = replace(
         settings,
         name=settings.name or destination.name,
@@ -67,6 +68,14 @@ def write(
         overwrite=overwrite,
         directory=chosen.writes_directory(value, settings),
     )
+
+
+def check_version(version: str, known: tuple[str, ...], name: str, option: str) -> None:
+    """Refuse a version that a format does not have. Raises ``UsageError`` listing those it has."""
+    if not version or version in known:
+        return
+    listed = f"one of: {', '.join(known)}" if known else "leave it out: the format has one version"
+    raise UsageError(f"{option} {version}: format {name!r} has no such version", hint=listed)
 
 
 def _names_directory(given: str | Path, destination: Path) -> bool:

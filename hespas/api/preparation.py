@@ -68,14 +68,14 @@ class _Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """How to prepare. ``folds`` drops free operations, ``flat`` unrolls loops; both are the target's wish."""
+    """How to prepare. A ``flat`` target wants loops unrolled and, with ``folds``, no free operations."""
 
     granularity: Granularity | None
     missing: Missing
     hardware: str | None
     estimator: str
-    folds: bool
     flat: bool
+    folds: bool = True
 
     def run(
         self, workload: Workload, ranks: range, diagnostics: Diagnostics
@@ -104,7 +104,7 @@ class Preparation:
         before: list[_Step] = []
         if self.granularity in {"fused", "region"}:
             before.append(_Step("pass.fused", "merged into the operation that uses them", FuseElementwise()))
-        if self.folds or self.granularity:
+        if (self.flat and self.folds) or self.granularity:
             before.append(_Step("pass.folded-free", "cost nothing (views, constants, tuples)", FoldFree()))
         after: list[_Step] = []
         if self.granularity == "region":

@@ -55,6 +55,13 @@ _Source = Annotated[
 _Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a directory, or -.")]
 _From = Annotated[str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")]
 _To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="Write DST in this format.")]
+_FromVersion = Annotated[
+    str, typer.Option(metavar="VERSION", help="The version of SRC's format, where SRC itself cannot tell.")
+]
+_ToVersion = Annotated[
+    str, typer.Option(metavar="VERSION", help="Which version of DST's format to write: see --list-formats.")
+]
+_Recover = Annotated[bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off.")]
 _Hardware = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="Give operations the time they take on this device.")
 ]
@@ -90,6 +97,9 @@ def convert(
     destination: _Destination = "",
     source_format: _From = "",
     target_format: _To = "",
+    from_version: _FromVersion = "",
+    to_version: _ToVersion = "",
+    recover: _Recover = False,
     hardware: _Hardware = "",
     estimator: _Estimator = "roofline",
     ranks: _Ranks = "",
@@ -124,6 +134,9 @@ def convert(
                 destination,
                 source_format=source_format or None,
                 target_format=target_format or None,
+                source_version=from_version,
+                target_version=to_version,
+                recover=recover,
                 hardware=hardware or None,
                 estimator=estimator,
                 ranks=_parse_ranks(ranks),
@@ -172,6 +185,8 @@ def _list_formats(as_json: bool) -> None:
                 "suffixes": list(entry.suffixes),
                 "read": entry.read is not None,
                 "write": entry.write is not None,
+                "read_versions": list(entry.read_versions),
+                "write_versions": list(entry.write_versions),
                 "extra": entry.extra,
                 "specification": entry.specification,
             }

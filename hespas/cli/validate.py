@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.session import DebugOption, command_line, emit, say, version
+from hespas.cli.session import (
+    DebugOption,
+    ProgressOption,
+    command_line,
+    emit,
+    progress_bar,
+    say,
+    version,
+)
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.validators import CheckResult
+    from hespas.validators import Cell, CheckResult, ColumnResult, RoundTrips
 
-__all__ = ["app", "check", "common", "main"]
+__all__ = ["app", "check", "common", "main", "roundtrip"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +90,7 @@ def check(
             return
         if not paths:
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
-        from hespas.validators import CheckOptions
+        from hespas.validators import CheckOptions, to_json
         from hespas.validators import check as run
 
         options = CheckOptions(
@@ -94,18 +102,17 @@ def check(
         )
         result = run(paths, profile.value if profile else None, options)
         if json_file:
-            _write_json(result, json_file)
+            _write(to_json(result), json_file)
         _show(result)
         if result.exit_code:
             raise typer.Exit(result.exit_code)
 
 
-def _write_json(result: CheckResult, path: Path) -> None:
+def _write(content: bytes, path: Path) -> None:
     from hespas.converters.output import write_atomically
-    from hespas.validators import to_json
 
     def fill(temporary: Path) -> None:
-        temporary.write_bytes(to_json(result))
+        temporary.write_bytes(content)
 
     write_atomically(path, fill, overwrite=True, directory=False)
 
@@ -135,6 +142,74 @@ def _show(result: CheckResult) -> None:
         )
     found = sum(result.counts.values())
     emit("valid" + (f", {counted(found, 'warning')}" if found else "") if result.valid else "NOT valid")
+
+
+@app.command(
+    epilog="Exit codes: 0 all that is lost is reported, 1 something is not, 2 wrong usage, 3 malformed input."
+)
+def roundtrip(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Files, folders of rank files, or folders of many files."),
+    ],
+    formats: Annotated[
+        str, typer.Option(metavar="A,B", help="Try only these formats: see hespas-convert --list-formats.")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the matrix as JSON.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the matrix as an HTML page.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    debug: Annotated[bool, DebugOption] = False,
+) -> None:
+    """Take files through every pair of formats and back: what each pair keeps, as a matrix.
+
+    hespas-validate roundtrip step.mlir --html kept.html
+    """
+    with command_line(debug):
+        from hespas.validators import roundtrip as run
+        from hespas.validators import roundtrip_html, roundtrip_json
+
+        names = [name.strip() for name in formats.split(",") if name.strip()]
+        with progress_bar("round trips", progress) as callback:
+            done = run(paths, names, jobs=jobs, progress=callback)
+        if json_file:
+            _write(roundtrip_json(done), json_file)
+        if html_file:
+            _write(roundtrip_html(done).encode(), html_file)
+        _show_matrix(done)
+        if not done.valid:
+            raise typer.Exit(1)
+
+
+def _show_matrix(done: RoundTrips) -> None:
+    """The matrix on standard output, then what the lossy pairs do not keep, then one verdict."""
+    from hespas.validators import cell_text
+
+    texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
+    sources = list(dict.fromkeys(source for source, _ in texts))
+    targets = list(dict.fromkeys(via for _, via in texts))
+    rows = [(source, *(texts.get((source, via), "") for via in targets)) for source in sources]
+    emit(table_text(("from \\ through", *targets), rows, left=range(len(targets) + 1)))
+    for cell in done.cells:
+        for word, part in (("cannot express", cell.lost), ("changes", cell.changed)):
+            if part:
+                listed = ", ".join(_column_text(column, cell) for column in part)
+                emit(f"{cell.source} -> {cell.via} {word}: {listed}")
+        for message, count in cell.refused.items():
+            emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {message}")
+    emit(
+        f"{counted(len(done.inputs), 'file')}: "
+        + ("everything that is not kept is reported" if done.valid else "something is lost UNREPORTED")
+    )
+
+
+def _column_text(column: ColumnResult, cell: Cell) -> str:
+    told = "" if column.column not in cell.unreported else " UNREPORTED"
+    return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){told}"
 
 
 def _list_rules() -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.converters.registry import find_format, format_for_output, format_names, load_format, sniff
+from hespas.converters.registry import (
+    find_format,
+    format_for_output,
+    format_names,
+    is_flat,
+    is_recognised,
+    load_format,
+    sniff,
+)
 
 __all__ = [
     "Format",
@@ -14,6 +22,8 @@ __all__ = [
     "find_format",
     "format_for_output",
     "format_names",
+    "is_flat",
+    "is_recognised",
     "load_format",
     "sniff",
 ]

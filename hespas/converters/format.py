@@ -6,7 +6,7 @@ point group ``hespas.formats``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,12 +40,16 @@ class ReadOptions:
     """How to read. ``lenient`` readers record structural faults as diagnostics and go on where they can.
 
     ``num_devices`` states the number of ranks where the input does not (None: as the input says).
+    ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
+    ``Format.read_versions``). ``recover`` keeps the whole records before a cut and reports how many.
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
 
     lenient: bool = False
     num_devices: int | None = None
+    version: str = ""
+    recover: bool = False
     locations: bool = True
     max_bytes: int = 64 << 30
     progress: Callable[[int, int], None] | None = None
@@ -56,13 +60,15 @@ class WriteOptions:
     """How to write. ``ranks`` selects which ranks to write (None: all, in order).
 
     ``name`` is the first part of file names inside a directory (empty: the value's name). ``directory`` says
-    that the user named a directory. ``jobs`` bounds threads. The destination given to a writer never
+    that the user named a directory. ``version`` is the version of the format to write (empty: the newest; one
+    of ``Format.write_versions``). ``jobs`` bounds threads. The destination given to a writer never
     exists: the caller passes a temporary name and renames it when the writer is done.
     """
 
     ranks: range | None = None
     name: str = ""
     directory: bool = False
+    version: str = ""
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None
 
@@ -74,7 +80,11 @@ class Format:
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
     A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
-    ``extra`` names the optional dependencies its functions need.
+    ``read_versions`` and ``write_versions`` list what can be named as version, oldest first; empty where a
+    format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
+    speaks of (``contractions`` stands for all columns of that table, ``*`` for any); under ``""`` stands what
+    the format never holds, without a finding. ``hespas-validate roundtrip`` holds writers to it. ``extra``
+    names the optional dependencies its functions need.
     """
 
     name: str
@@ -86,4 +96,7 @@ class Format:
     write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
     flat: bool = False
+    read_versions: tuple[str, ...] = ()
+    write_versions: tuple[str, ...] = ()
+    losses: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     extra: str = ""

@@ -6,7 +6,7 @@ Rows are strings, so listing formats imports no format and no heavy library.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
@@ -20,6 +20,8 @@ __all__ = [
     "find_format",
     "format_for_output",
     "format_names",
+    "is_flat",
+    "is_recognised",
     "load_format",
     "sniff",
 ]
@@ -111,13 +113,7 @@ def sniff(path: Path) -> Format:
     head = _read_head(path)
     if not head.is_directory and not head.data:
         raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
-    best_score, best = 0, None
-    for entry in _formats():
-        score = entry.sniff(head) if entry.sniff and entry.read else 0
-        if score >= _CERTAIN:
-            return entry
-        if score > best_score:
-            best_score, best = score, entry
+    best_score, best = _best_by_content(head)
     if best and best_score >= _CERTAIN_ENOUGH:
         return best
     suffix = head.suffixes[-1] if head.suffixes else ""
@@ -130,6 +126,38 @@ def sniff(path: Path) -> Format:
         path=str(path),
         hint=f"name it with --from, one of: {', '.join(format_names())}",
     )
+
+
+def _best_by_content(head: Head) -> tuple[int, Format | None]:
+    best_score, best = 0, None
+    for entry in _formats():
+        score = entry.sniff(head) if entry.sniff and entry.read else 0
+        if score >= _CERTAIN:
+            return score, entry
+        if score > best_score:
+            best_score, best = score, entry
+    return best_score, best
+
+
+def is_recognised(path: Path) -> bool:
+    """Whether an existing input is surely of some format, by its content or by content and suffix: what to
+    take up from a folder of many files. A broken input is not recognised.
+    """
+    try:
+        head = _read_head(path)
+    except FormatError:
+        return False
+    score, best = _best_by_content(head)
+    agrees = best is not None and head.suffixes[-1:] and head.suffixes[-1] in best.suffixes
+    return score >= (_CERTAIN_ENOUGH if agrees else _CERTAIN)
+
+
+def is_flat(metadata: Mapping[str, str], origin: Format) -> bool:
+    """Whether a workload read as ``origin`` knows no free operations: it is of a flat format, or was before
+    it was kept in another, as its ``metadata`` say. Nothing is then left out on the way (back) to a flat one.
+    """
+    first = metadata.get("format", "")
+    return origin.flat or (first in BUILTIN and load_format(first).flat)
 
 
 def find_format(path: Path, name: str | None) -> Format:

@@ -17,7 +17,7 @@ from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
 from hespas.graph.tables import ExtraTable
 from hespas.graph.workload import Workload
 
-__all__ = ["Difference", "graphs_equal", "workloads_equal"]
+__all__ = ["COMPARED_COLUMNS", "Difference", "graphs_equal", "workloads_equal"]
 
 _TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
 _TABLES: dict[str, tuple[str, ...]] = {
@@ -63,6 +63,19 @@ _ROW_KINDS = {
     "group_set": "group_sets",
     "permutation": "permutations",
 }
+
+COMPARED_COLUMNS: tuple[str, ...] = (
+    "name",
+    *NODE_COLUMNS,
+    "data_deps",
+    "control_deps",
+    "operands",
+    "results",
+    *(f"{table}.{column}" for table, columns in _TABLES.items() for column in columns),
+    "extra.value",
+    "attachments",
+)
+"""The columns of a graph by the names that differences have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,21 @@ def _writes_directory(value: Value, options: WriteOptions) -> bool:
     return ranks != 1 or (options.directory and value.num_ranks == 1)
 
 
+_COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
+_LOSSES = {
+    "": ("metadata", "attachments"),
+    "chakra.source-location": ("source_row",),
+    "chakra.permute": ("nodes", "id", "kind", *_COSTS, "data_deps", "control_deps", "p2p", "ranks"),
+    "chakra.idle": ("nodes", "ranks", "id", "data_deps", "control_deps"),
+    "chakra.empty-rank": ("nodes", "ranks"),
+    "chakra.host-transfer": ("kind", "op_class", "p2p"),
+    "chakra.rounded-counts": _COSTS,
+    "chakra.unknown-collective": ("collectives",),
+    "chakra.ragged-bound": ("collectives",),
+    "chakra.foreign-attribute": ("extra",),
+}
+"""What a trace does not keep, by what its writer reports."""
+
 FORMAT = Format(
     name="chakra",
     title="Chakra execution trace",
@@ -52,4 +67,5 @@ FORMAT = Format(
     write=_write,
     writes_directory=_writes_directory,
     flat=True,
+    losses=_LOSSES,
 )

@@ -49,6 +49,11 @@ ATTRIBUTES: MappingProxyType[str, AttributeField] = MappingProxyType(
         "op_class": AttributeField.STRING,
         "dtype": AttributeField.STRING,
         "framework_op": AttributeField.STRING,
+        "contractions": AttributeField.STRING,
+        "comm_operand_bytes": AttributeField.INT64,
+        "comm_result_bytes": AttributeField.INT64,
+        "channel": AttributeField.INT64,
+        "reduction": AttributeField.STRING,
     }
 )
 """Attributes that the graph models, in the order in which they are written, with their canonical type.
@@ -56,7 +61,9 @@ ATTRIBUTES: MappingProxyType[str, AttributeField] = MappingProxyType(
 ``tensor_size`` is bytes read plus written, ``bytes_written`` the part written (left out when 0);
 ``useful_ops`` is left out when equal to ``num_ops``, ``op_class`` when it is the node type's own; ``dtype``
 is the element type that sets the arithmetic rate; ``framework_op`` the framework's name of the operation.
-``duration_nanos`` is left out when ``duration_micros`` says the same.
+``duration_nanos`` is left out when ``duration_micros`` says the same. ``contractions`` spells matrix products
+and convolutions (:mod:`.contraction_texts`); ``comm_operand_bytes`` and ``comm_result_bytes`` are the whole
+input and output of a collective, ``channel`` its number in the program, ``reduction`` what it computes.
 """
 
 LINTED: MappingProxyType[str, AttributeField] = MappingProxyType(

@@ -20,6 +20,7 @@ from hespas.converters.chakra.contract import (
     KIND_TO_TYPE,
     Tag,
 )
+from hespas.converters.chakra.contraction_texts import contraction_texts
 from hespas.converters.chakra.extras import foreign_texts, is_attribute
 from hespas.converters.chakra.layouts import Layouts, decode_layout
 from hespas.converters.chakra.shapes import type_texts
@@ -250,10 +251,12 @@ def _attributes(
     writer.integers("duration_nanos", timed, nanos[timed], optional=said)
     writer.floats("bytes_written", np.where(graph.bytes_written > 0, graph.bytes_written, nan))
     writer.floats("useful_ops", np.where(graph.useful_flops == graph.flops, nan, graph.useful_flops))
-    writer.floats("transcendentals", np.where(graph.transcendentals > 0, graph.transcendentals, nan))
+    writer.transcendentals()
     writer.classes()
     writer.dtypes()
     writer.strings_of("framework_op", graph.framework_row.astype(np.int64))
+    writer.contractions()
+    writer.facts_of_collectives()
     docs = extra.add_to(assembly, of_file=False)
     return assembly.finish(extra.layouts(), docs)
 
@@ -283,6 +286,15 @@ class _AttributeWriter:
         """Known values of a column, as whole numbers."""
         nodes = np.flatnonzero((column >= 0) & (column < _LARGEST))
         self.integers(name, nodes, np.rint(column[nodes]).astype(np.int64))
+
+    def transcendentals(self) -> None:
+        """Left out where 0 beside a known ``num_ops``; -1 where unknown beside one."""
+        graph = self.graph
+        known = graph.flops >= 0
+        unknown = np.isnan(graph.transcendentals)
+        nodes = np.flatnonzero(np.where(known, graph.transcendentals != 0, ~unknown))
+        value = np.where(unknown, -1.0, np.minimum(graph.transcendentals, _LARGEST))[nodes]
+        self.integers("transcendentals", nodes, np.rint(value).astype(np.int64))
 
     def strings_of(self, name: str, row: Longs) -> None:
         """Texts by string row; empty ones are left out."""
@@ -323,9 +335,27 @@ class _AttributeWriter:
         if len(grouped):
             self._spelled("pg_name", node[grouped], list(variables.groups), which, which)
 
-    def sizes(self, node: Longs, size: FloatArray) -> None:
+    def sizes(self, node: Longs, size: FloatArray, name: str = "comm_size") -> None:
         known = np.flatnonzero((size >= 0) & (size < _LARGEST))
-        self.integers("comm_size", node[known], np.rint(size[known]).astype(np.int64))
+        self.integers(name, node[known], np.rint(size[known]).astype(np.int64))
+
+    def facts_of_collectives(self) -> None:
+        """What a program says of its collectives beyond what simulators read."""
+        table = self.graph.collectives
+        node = table.node.astype(np.int64)
+        self.sizes(node, table.operand_bytes, "comm_operand_bytes")
+        self.sizes(node, table.result_bytes, "comm_result_bytes")
+        numbered = np.flatnonzero(table.channel >= 0)
+        self.integers("channel", node[numbered], table.channel[numbered])
+        row = np.zeros(len(self.graph), np.int64)
+        row[node] = table.reduction
+        self.strings_of("reduction", row)
+
+    def contractions(self) -> None:
+        if not len(self.graph.contractions):
+            return
+        nodes, texts, which = contraction_texts(self.graph)
+        self._spelled("contractions", nodes, texts, which)
 
     def messages(self, variables: Variables) -> None:
         table = self.graph.p2p

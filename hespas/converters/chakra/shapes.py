@@ -1,23 +1,30 @@
 """Tensor types as ``IOInfo`` text and back: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``.
 
+What a type says beside its element type stands behind that: ``f32{1,0}`` has the layout ``1,0``, the extents
+of ``f32<=`` are upper bounds, and ``i8+64B`` takes 64 bytes more than its elements.
+
 The texts are JSON and, as Chakra's readers want them, Python literals. Texts of other tools are kept
 verbatim.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from math import isfinite, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.columns import ByteRows, IoColumns
 from hespas.converters.chakra.spans import Longs
-from hespas.graph import DTYPES, UNKNOWN_DTYPE, Csr, OpGraph, TensorTypesBuilder, find_dtype
+from hespas.graph import Csr, DType, OpGraph, StringTableBuilder, TensorTypesBuilder, find_dtype
 
 __all__ = ["TypeTexts", "parse_io", "type_texts"]
 
 _VALUES = b"[]"
+_TYPE = re.compile(r"([A-Za-z0-9_]*(?:<f[0-9]+>)?)(?:\{(.+)\})?(<=)?(?:\+([1-9][0-9]{0,15})B)?", re.DOTALL)
 _MAX_TEXT = 1 << 16
 """A longer text is no list of shapes of ours; it is not parsed."""
 
@@ -33,8 +40,33 @@ def _shape_text(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _name_text(name: str) -> str:
-    return f'"{name}"'
+class _Type(NamedTuple):
+    """A tensor type beside its shape."""
+
+    element: DType | None
+    encoding: str = ""
+    bounded: bool = False
+    extra_bytes: int = 0
+
+    def text(self) -> str:
+        """The type as JSON text."""
+        text = self.element.name if self.element else ""
+        text += f"{{{self.encoding}}}" if self.encoding else ""
+        text += "<=" if self.bounded else ""
+        text += f"+{self.extra_bytes}B" if self.extra_bytes else ""
+        return json.dumps(text)
+
+    @classmethod
+    def parse(cls, text: str) -> _Type | None:
+        """The type that a text says, None where it is not of this form or names no known element type."""
+        match = _TYPE.fullmatch(text)
+        if match is None:
+            return None
+        name, encoding, bounded, extra = match.groups()
+        element = find_dtype(name) if name else None
+        if name and element is None:
+            return None
+        return cls(element, encoding or "", bool(bounded), int(extra or 0))
 
 
 def _joined(spelled: Sequence[tuple[str, str]]) -> TypeTexts:
@@ -65,16 +97,22 @@ def type_texts(graph: OpGraph, operands: Csr) -> IoColumns:
 
 
 def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
-    """Shape and element type of one tensor type."""
-    code = int(graph.types.dtype[row])
-    return _shape_text(graph.types.shape(row)), _name_text("" if code == UNKNOWN_DTYPE else DTYPES[code].name)
+    """Shape and type of one tensor type."""
+    types = graph.types
+    shape, element = types.shape(row), types.dtype_of(row)
+    size = float(types.bytes[row])
+    elements = element.storage_bytes(prod(shape)) if element and isfinite(size) else size
+    extra = int(size - elements) if isfinite(size) else 0
+    told = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), max(extra, 0))
+    return _shape_text(shape), told.text()
 
 
 class _Parser:
     """Texts already seen are not parsed again."""
 
-    def __init__(self, types: TensorTypesBuilder) -> None:
+    def __init__(self, types: TensorTypesBuilder, strings: StringTableBuilder) -> None:
         self.types = types
+        self.strings = strings
         self.known: dict[tuple[bytes, bytes], tuple[int, ...] | None] = {}
 
     def rows(self, shapes: bytes, types: bytes) -> tuple[int, ...] | None:
@@ -94,24 +132,33 @@ class _Parser:
             names = msgspec.json.decode(types, type=list[str])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        elements = [find_dtype(name) if name else None for name in names]
-        unknown = any(name and element is None for name, element in zip(names, elements, strict=True))
-        spelled = [
-            (_shape_text(shape), _name_text(element.name if element else ""))
-            for shape, element in zip(extents, elements, strict=False)
-        ]
-        same = _joined(spelled) == TypeTexts(shapes, types)
+        told = [_Type.parse(name) for name in names]
+        known = [each for each in told if each is not None]
         negative = any(extent < -1 or extent > 1 << 62 for shape in extents for extent in shape)
-        if unknown or negative or not same or len(extents) != len(names) or not extents:
+        if len(known) != len(told) or negative or len(extents) != len(names) or not extents:
             return None
-        return tuple(self.types.add(element, shape) for element, shape in zip(elements, extents, strict=True))
+        spelled = [(_shape_text(shape), each.text()) for shape, each in zip(extents, known, strict=True)]
+        if _joined(spelled) != TypeTexts(shapes, types):
+            return None
+        return tuple(self._row(each, shape) for each, shape in zip(known, extents, strict=True))
+
+    def _row(self, told: _Type, shape: Sequence[int]) -> int:
+        return self.types.add(
+            told.element,
+            shape,
+            encoding=self.strings.add(told.encoding),
+            bounded=told.bounded,
+            extra_bytes=told.extra_bytes,
+        )
 
 
-def parse_io(io: IoColumns, nodes: int, types: TensorTypesBuilder) -> tuple[Csr, Longs]:
+def parse_io(
+    io: IoColumns, nodes: int, types: TensorTypesBuilder, strings: StringTableBuilder
+) -> tuple[Csr, Longs]:
     """Type rows per node, and which rows of ``io`` are not of this form and must be kept as they are."""
     if not len(io):
         return Csr.empty(nodes), np.empty(0, np.int64)
-    parser = _Parser(types)
+    parser = _Parser(types, strings)
     foreign: list[int] = []
     lengths = np.zeros(nodes, np.int64)
     flat: list[int] = []

@@ -11,8 +11,10 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.chakra.attribute_reader import AttributeReader
 from hespas.converters.chakra.columns import EtColumns, IoColumns
-from hespas.converters.chakra.contract import COMM_TO_COLLECTIVE, DEFAULT_CLASS, TYPE_TO_KIND, Tag
+from hespas.converters.chakra.communication import collective_table, p2p_table
+from hespas.converters.chakra.contract import DEFAULT_CLASS, Tag
 from hespas.converters.chakra.extras import (
     attribute_rows,
     collect,
@@ -21,15 +23,12 @@ from hespas.converters.chakra.extras import (
     layout_rows,
     start_rows,
 )
-from hespas.converters.chakra.facts import AttributeFacts, Integers
+from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.graph import (
-    CollectiveKind,
-    CollectiveTable,
-    ContractionTable,
     Csr,
     ExtraTable,
     NodeKind,
@@ -47,7 +46,6 @@ from hespas.graph.columns import FloatArray, SmallIntArray, constant
 
 __all__ = ["node_numbers", "to_graph"]
 
-_EXACT = 1 << 53
 _CLASS_BY_NAME = {member.name.lower(): int(member) for member in OpClass}
 
 
@@ -61,68 +59,6 @@ def node_numbers(ids: Words, deps: Words) -> Longs:
     place = np.searchsorted(ordered, deps, side="right") - 1
     found = (place >= 0) & (ordered[np.maximum(place, 0)] == deps)
     return np.where(found, order[np.maximum(place, 0)], -1)
-
-
-class _Reader:
-    """Moves attribute values into columns and remembers which rows are accounted for."""
-
-    def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
-        self.columns = columns
-        self.facts = facts
-        self.kind = _kinds(columns.type)
-        self.modelled: Bools = np.zeros(len(columns.attrs), np.bool_)
-
-    def find(self, name: str, low: int = 0) -> Integers:
-        """An integer attribute, from ``low`` to 2**53, which floats hold exactly."""
-        found = self.facts.integers(name)
-        return found.where((found.value >= low) & (found.value <= _EXACT))
-
-    def take(self, found: Integers, default: float = nan) -> FloatArray:
-        """The values as a float column; they count as accounted for."""
-        if not len(found.node):
-            return constant(default, len(self.columns))
-        column = np.full(len(self.columns), default)
-        column[found.node] = found.value
-        self.modelled[found.row] = True
-        return column
-
-    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
-        """Values of the nodes marked, within bounds; they count as accounted for."""
-        found = self.facts.integers(name)
-        found = found.where(nodes[found.node] & (found.value >= low) & (found.value <= high))
-        self.modelled[found.row] = True
-        return found
-
-    def texts(self, name: str, strings: StringTableBuilder) -> SmallIntArray:
-        """A string attribute as string rows, 0 where absent; empty values stay where they are."""
-        found = self.facts.texts(name)
-        texts, place = self.facts.distinct(found)
-        rows = np.array([strings.add(text) for text in texts] or [0], np.int32)
-        column = np.zeros(len(self.columns), np.int32)
-        column[found.node] = rows[place]
-        self.modelled[found.row[rows[place] > 0]] = True
-        return column
-
-    def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
-        """A string attribute by what its values mean; unknown values stay where they are, and so do those
-        that equal the default.
-        """
-        found = self.facts.texts(name)
-        texts, place = self.facts.distinct(found)
-        meaning = np.array([table.get(text, -1) for text in texts] or [-1])[place]
-        good = (meaning >= 0) & (meaning != default[found.node])
-        column = default.copy()
-        column[found.node[good]] = meaning[good]
-        self.modelled[found.row[good]] = True
-        return column
-
-
-def _kinds(types: NDArray[np.int32]) -> NDArray[np.uint8]:
-    table = np.full(max(TYPE_TO_KIND) + 2, NodeKind.INVALID, np.uint8)
-    for number, kind in TYPE_TO_KIND.items():
-        table[number] = kind
-    known = (types >= 0) & (types <= max(TYPE_TO_KIND))
-    return table[np.where(known, types, len(table) - 1)]
 
 
 def _default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -170,70 +106,27 @@ class _Costs:
     """Nodes that state in ``duration_nanos`` what ``duration_micros`` says as well."""
 
 
-def _costs(columns: EtColumns, reader: _Reader) -> _Costs:
+def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     flops = reader.take(reader.find("num_ops"))
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
     moved = reader.take(reader.find("tensor_size"))
     written = reader.find("bytes_written", low=1)
     bytes_written = reader.take(written.where(written.value <= moved[written.node]), default=0.0)
-    transcendentals = reader.take(reader.find("transcendentals", low=1))
+    stated = reader.find("transcendentals", low=-1)
+    told = np.isnan(flops[stated.node]) != (stated.value != 0)
+    transcendentals = reader.take(stated.where(told | (stated.value > 0)))
     # Zero microseconds may as well be an unknown time.
     micros = columns.duration_micros.astype(np.float64) * 1e3
     nanos = reader.take(reader.find("duration_nanos"))
     return _Costs(
         flops=flops,
         useful_flops=np.where(np.isnan(useful_flops), flops, useful_flops),
-        transcendentals=np.where(np.isnan(transcendentals) & ~np.isnan(flops), 0.0, transcendentals),
+        transcendentals=_transcendentals(transcendentals, flops),
         bytes_read=moved - bytes_written,
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
         duration_ns=np.where(np.isnan(nanos), np.where(micros > 0, micros, nan), nanos),
         exact_micros=(micros > 0) & (nanos == micros),
-    )
-
-
-def _collectives(reader: _Reader, peers: Peers) -> CollectiveTable:
-    is_collective = reader.kind == NodeKind.COLLECTIVE
-    nodes = np.flatnonzero(is_collective)
-    kind = np.full(len(reader.columns), CollectiveKind.UNKNOWN, np.uint8)
-    stated = reader.integers("comm_type", is_collective, 0, max(COMM_TO_COLLECTIVE))
-    meaning = np.array(
-        [COMM_TO_COLLECTIVE[number] for number in range(max(COMM_TO_COLLECTIVE) + 1)], np.uint8
-    )
-    kind[stated.node] = meaning[stated.value]
-    size = np.full(len(reader.columns), np.nan)
-    sizes = reader.integers("comm_size", is_collective, 0, _EXACT)
-    size[sizes.node] = sizes.value
-    reader.modelled[peers.group_rows] = True
-    unknown = np.full(len(nodes), np.nan)
-    return CollectiveTable(
-        node=nodes.astype(np.int32),
-        kind=kind[nodes],
-        group_set=peers.group_set.astype(np.int32),
-        comm_bytes=size[nodes],
-        operand_bytes=unknown,
-        result_bytes=unknown,
-        channel=np.full(len(nodes), -1, np.int64),
-        reduction=np.zeros(len(nodes), np.int32),
-    )
-
-
-def _p2p(reader: _Reader, peers: Peers) -> P2pTable:
-    is_message = (reader.kind == NodeKind.SEND) | (reader.kind == NodeKind.RECV)
-    nodes = np.flatnonzero(is_message)
-    size = np.full(len(reader.columns), np.nan)
-    sizes = reader.integers("comm_size", is_message, 0, _EXACT)
-    size[sizes.node] = sizes.value
-    tag = np.full(len(reader.columns), -1, np.int64)
-    tags = reader.integers("comm_tag", is_message, 0, (1 << 31) - 1)
-    tag[tags.node] = tags.value
-    reader.modelled[peers.peer_rows] = True
-    return P2pTable(
-        node=nodes.astype(np.int32),
-        permutation=peers.permutation.astype(np.int32),
-        comm_bytes=size[nodes],
-        tag=tag[nodes],
-        host=np.zeros(len(nodes), np.bool_),
     )
 
 
@@ -244,15 +137,21 @@ class _Types:
     foreign: tuple[IoColumns, IoColumns]
 
 
-def _types(columns: EtColumns, types: TensorTypesBuilder) -> _Types:
-    operands, foreign_in = parse_io(columns.inputs, len(columns), types)
-    results, foreign_out = parse_io(columns.outputs, len(columns), types)
+def _types(columns: EtColumns, types: TensorTypesBuilder, strings: StringTableBuilder) -> _Types:
+    operands, foreign_in = parse_io(columns.inputs, len(columns), types, strings)
+    results, foreign_out = parse_io(columns.outputs, len(columns), types, strings)
     return _Types(operands, results, (columns.inputs.take(foreign_in), columns.outputs.take(foreign_out)))
+
+
+def _transcendentals(stated: FloatArray, flops: FloatArray) -> FloatArray:
+    """Stated numbers; none beside a known ``num_ops`` means 0, and -1 unknown."""
+    meant = np.where(np.isnan(stated) & ~np.isnan(flops), 0.0, stated)
+    return np.where(meant < 0, nan, meant)
 
 
 def _extra(
     columns: EtColumns,
-    reader: _Reader,
+    reader: AttributeReader,
     foreign: tuple[IoColumns, IoColumns],
     forced: Bools,
     strings: StringTableBuilder,
@@ -271,7 +170,7 @@ def _extra(
     )
 
 
-def _places(reader: _Reader) -> tuple[NDArray[np.uint8], SmallIntArray]:
+def _places(reader: AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
     """Resource and stream of each node."""
     count = len(reader.columns)
     flags = reader.facts.integers("is_cpu_op")
@@ -290,15 +189,16 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str)
     Unknown is NaN or -1. Cost: O(nodes + attributes), vectorised.
     """
     count = len(columns)
-    reader = _Reader(columns, facts)
+    reader = AttributeReader(columns, facts)
     strings, type_table = StringTableBuilder(), TensorTypesBuilder()
-    tensors = _types(columns, type_table)
+    tensors = _types(columns, type_table, strings)
     op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, _default_classes(reader.kind))
     dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
-    collectives, p2p = _collectives(reader, peers), _p2p(reader, peers)
+    collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
+    contractions = reader.contractions()
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
     extra = _extra(columns, reader, tensors.foreign, forced, strings)
     names = _with_names(columns, strings)
@@ -332,7 +232,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str)
         results=tensors.results,
         collectives=collectives,
         p2p=p2p,
-        contractions=ContractionTable.empty(),
+        contractions=contractions,
         regions=RegionTable.empty(),
         extra=extra,
     )

@@ -361,9 +361,26 @@ def _report(workload: Workload, diagnostics: Diagnostics) -> None:
         diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
         lost = int((graph.source_row > 0).sum())
         diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
-        rows = len(graph.contractions)
-        message = "sizes of contractions are not written: estimates made from the trace go by FLOPs alone"
-        diagnostics.info("chakra.contractions", graph.name, message, count=rows)
+        diagnostics.info(
+            "chakra.rounded-counts",
+            graph.name,
+            "counts of operations or bytes are no whole numbers and are rounded",
+            count=_broken_counts(graph),
+        )
         left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
         message = "attributes of another format are left out: their names or types mean something else here"
         diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
+
+
+def _broken_counts(graph: OpGraph) -> int:
+    """Nodes of which a count has a fraction."""
+    broken = np.zeros(len(graph), np.bool_)
+    for column in (
+        graph.flops,
+        graph.useful_flops,
+        graph.transcendentals,
+        graph.bytes_read,
+        graph.bytes_written,
+    ):
+        broken |= np.isfinite(column) & (column != np.rint(column))
+    return int(broken.sum())

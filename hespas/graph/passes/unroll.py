@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import BoolArray, Csr, IntArray, constant
@@ -27,7 +28,8 @@ class UnrollLoops:
     last trip. A node whose one operand is a carried value needs what the loop starts with in the first trip
     only; nodes with more operands keep that dependency in every trip, because the graph does not say which
     operand is carried. ``unknown_trips`` stands in where a count is not known (None: an error). Exact in
-    FLOPs, bytes and collectives. Raises ``UnsupportedError`` past ``max_nodes``. O(nodes out).
+    FLOPs, bytes and collectives; ids are new where a node is repeated. Raises ``UnsupportedError`` past
+    ``max_nodes``. O(nodes out).
     """
 
     max_nodes: int = 5_000_000
@@ -52,6 +54,7 @@ class UnrollLoops:
         nodes = len(graph)
         return replace(
             graph,
+            id=_unique(graph.id),
             regions=RegionTable.empty(),
             region=np.broadcast_to(np.int32(-1), (nodes,)),
             multiplicity=constant(1.0, nodes),
@@ -189,3 +192,10 @@ def _add_carried(data: Csr, graph: OpGraph, carried: BoolArray, copies: _Copies)
     rows = np.concatenate([data.row_ids, consumer])
     values = np.concatenate([data.values.astype(np.int64), producer])
     return Csr.from_pairs(rows, values, len(data))
+
+
+def _unique(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The ids as they are, or new ones where repeated nodes have those of their originals."""
+    if len(np.unique(ids)) == len(ids):
+        return ids
+    return np.arange(len(ids), dtype=np.uint64)

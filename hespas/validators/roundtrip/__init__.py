@@ -1,0 +1,25 @@
+"""What survives a conversion: every pair of formats tried on real files, there and back."""
+
+from __future__ import annotations
+
+from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
+from hespas.validators.roundtrip.document import cell_text, roundtrip_html, roundtrip_json
+from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus, file_pairs
+from hespas.validators.roundtrip.result import Cell, RoundTrips
+from hespas.validators.roundtrip.run import roundtrip
+
+__all__ = [
+    "Cell",
+    "ColumnResult",
+    "FilePairs",
+    "Kept",
+    "Pair",
+    "PairStatus",
+    "RoundTrips",
+    "cell_text",
+    "columns_kept",
+    "file_pairs",
+    "roundtrip",
+    "roundtrip_html",
+    "roundtrip_json",
+]
