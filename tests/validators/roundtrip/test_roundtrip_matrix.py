@@ -1,0 +1,140 @@
+"""The matrix: pairs summed over files, losses held against what formats declare, and the documents of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from hespas.converters import format_names, load_format
+from hespas.graph.errors import FormatError, UsageError
+from hespas.validators import roundtrip, roundtrip_html, roundtrip_json
+from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus
+from hespas.validators.roundtrip.result import matrix, unreported
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+SHARDED = ROOT / "fixtures" / "stablehlo" / "moe_all_to_all.mlir"
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+def pair(*columns: ColumnResult, **findings: int) -> Pair:
+    told = {code.replace("_", "-").replace("--", "."): count for code, count in findings.items()}
+    return Pair(source="op-graph", via="chakra", status=PairStatus.KEPT, columns=columns, findings=told)
+
+
+def files(*pairs: Pair) -> list[FilePairs]:
+    return [
+        FilePairs(path=f"f{number}", format="op-graph", pairs=(each,)) for number, each in enumerate(pairs)
+    ]
+
+
+def test_a_loss_that_the_format_declares_is_reported() -> None:
+    lost = ColumnResult("metadata", Kept.LOST, 3, 3)
+    assert "metadata" in load_format("chakra").losses[""]
+    assert unreported(pair(lost)) == []
+
+
+def test_a_loss_counts_as_reported_only_beside_its_finding() -> None:
+    lost = ColumnResult("source_row", Kept.LOST, 3, 3)
+    assert unreported(pair(lost)) == ["source_row"]
+    assert unreported(pair(lost, chakra__source_location=3)) == []
+    assert unreported(pair(lost, chakra__unknown_duration=3)) == ["source_row"]
+
+
+def test_the_declaration_of_a_table_covers_its_columns() -> None:
+    changed = ColumnResult("p2p.tag", Kept.CHANGED, 3, 1)
+    assert unreported(pair(changed, chakra__host_transfer=1)) == []
+
+
+def test_what_one_file_loses_in_silence_is_not_covered_by_the_finding_of_another() -> None:
+    lost = ColumnResult("source_row", Kept.LOST, 3, 3)
+    done = matrix(files(pair(lost, chakra__source_location=3), pair(lost)))
+    assert done.cells[0].unreported == ("source_row",)
+    assert not done.valid
+    assert done.cells[0].columns == (ColumnResult("source_row", Kept.LOST, 6, 6),)
+    assert done.cells[0].findings == {"chakra.source-location": 3}
+
+
+def test_refusals_are_counted_by_message_and_are_no_loss() -> None:
+    refused = Pair(source="op-graph", via="chakra", status=PairStatus.REFUSED, refused="too long")
+    done = matrix(files(refused, refused, pair(ColumnResult("flops", Kept.EXACT, 1, 0))))
+    cell = done.cells[0]
+    assert (cell.refused, cell.compared, done.valid) == ({"too long": 2}, 1, True)
+
+
+def _document(content: bytes) -> dict[str, object]:
+    schema = json.loads((ROOT / "hespas" / "schemas" / "roundtrip.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    document = json.loads(content)
+    cast("_Validator", Draft202012Validator(schema)).validate(document)
+    return cast("dict[str, object]", document)
+
+
+def test_a_program_comes_back_from_the_lossless_formats_and_its_trace_says_what_it_lacks() -> None:
+    done = roundtrip([PROGRAM, SHARDED], ["op-graph", "op-graph-arrow", "chakra"])
+    cells = {(cell.source, cell.via): cell for cell in done.cells}
+    assert done.valid
+    for source in ("stablehlo", "op-graph", "op-graph-arrow", "chakra"):
+        for via in ("op-graph", "op-graph-arrow"):
+            assert {each.kept for each in cells[source, via].columns} <= {Kept.EXACT, Kept.ABSENT}
+    assert {each.kept for each in cells["chakra", "chakra"].columns} <= {Kept.EXACT, Kept.ABSENT}
+    assert [each.column for each in cells["op-graph", "chakra"].lost] == [
+        "metadata",
+        "attachments",
+        "source_row",
+    ]
+    document = _document(roundtrip_json(done))
+    assert document["valid"] is True
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    one = roundtrip([PROGRAM, SHARDED], ["op-graph"])
+    two = roundtrip([PROGRAM, SHARDED], ["op-graph"], jobs=2)
+    assert one == two
+
+
+def test_a_folder_stands_for_the_files_in_it_that_are_of_some_format(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mlp.mlir").write_bytes(PROGRAM.read_bytes())
+    (tmp_path / "notes.md").write_text("no program\n")
+    (tmp_path / "empty.mlir").write_bytes(b"")
+    done = roundtrip([tmp_path], ["op-graph"])
+    assert [file.path for file in done.inputs] == [str(tmp_path / "deep" / "mlp.mlir")]
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no such file"):
+        roundtrip([tmp_path / "absent"])
+    (tmp_path / "notes.md").write_text("no program\n")
+    with pytest.raises(UsageError, match="none of these"):
+        roundtrip([tmp_path])
+    with pytest.raises(UsageError, match="nonsense"):
+        roundtrip([PROGRAM], ["nonsense"])
+
+
+def test_the_page_shows_hostile_names_as_text() -> None:
+    hostile = FilePairs(
+        path="<script>alert(1)</script>",
+        format="op-graph",
+        pairs=(pair(ColumnResult("flops", Kept.EXACT, 1, 0)),),
+    )
+    page = roundtrip_html(matrix([hostile]))
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "://" not in page
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_declared_losses_name_columns_that_exist(name: str) -> None:
+    from hespas.graph.compare import COMPARED_COLUMNS
+    from hespas.validators.roundtrip.columns import JOB_COLUMNS
+
+    known = {*JOB_COLUMNS, *COMPARED_COLUMNS, *(each.partition(".")[0] for each in COMPARED_COLUMNS), "*"}
+    assert {column for columns in load_format(name).losses.values() for column in columns} <= known
