@@ -56,6 +56,7 @@ fixtures: $(VENV)/.installed-jax
 
 docs: $(VENV)/.installed-jax
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.roundtrip
 
 clean:
 	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
