@@ -47,7 +47,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 """Which room may import which, beside itself and the version in ``hespas``."""
 
-SHARED_CONVERTERS = frozenset({"format", "registry", "source", "output", "replica_groups", "costs"})
+SHARED_CONVERTERS = frozenset(
+    {"format", "registry", "source", "output", "replica_groups", "costs", "chrome_events"}
+)
 """Modules of ``hespas.converters`` that every format may use."""
 
 HEAVY = ("jax", "jaxlib", "pandas", "pyarrow", "scipy", "sklearn", "torch")

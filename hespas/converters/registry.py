@@ -32,6 +32,7 @@ BUILTIN: dict[str, str] = {
     "op-graph": "hespas.converters.op_graph:FORMAT",
     "op-graph-arrow": "hespas.converters.op_graph:FORMAT_ARROW",
     "chakra": "hespas.converters.chakra:FORMAT",
+    "kineto": "hespas.converters.kineto:FORMAT",
 }
 """Name -> ``module:attribute`` of each format that ships with the package."""
 

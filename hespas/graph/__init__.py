@@ -8,7 +8,7 @@ from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
 from hespas.graph.dtypes import DTYPES, UNKNOWN_DTYPE, DType, DTypeKind, dtype, find_dtype
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
-from hespas.graph.measured import Estimate, Profile, Timeline
+from hespas.graph.measured import Estimate, HostOps, Profile, Timeline
 from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
@@ -32,6 +32,7 @@ __all__ = [
     "ExtraTable",
     "GraphBuilder",
     "GroupSet",
+    "HostOps",
     "NodeKind",
     "OpClass",
     "OpGraph",

@@ -1,0 +1,169 @@
+"""The events of a trace file a block at a time: memory is bounded by the block, not by the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from hespas.converters.chrome_events.events import TraceEvent
+from hespas.converters.chrome_events.split import array_cut, likely_cut
+from hespas.converters.source import refuse_special_files
+from hespas.graph.errors import FormatError
+
+__all__ = ["BLOCK_BYTES", "Block", "EventStream"]
+
+BLOCK_BYTES = 8 << 20
+_MAX_RATIO = 200
+_MIN_ALLOWED_BYTES = 64 << 20
+_HEAD_BYTES = 64 << 20
+_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BYTE = re.compile(r"byte (\d+)")
+_GZIP = b"\x1f\x8b"
+
+
+Block = tuple[list[TraceEvent], bytes]
+"""Events, and the text of their array."""
+
+_EVENTS = msgspec.json.Decoder(list[TraceEvent])
+
+
+class EventStream:
+    """Reads the events of one file, once. ``header`` is everything else, when all blocks were read.
+
+    ``repaired_blocks`` counts blocks that held bytes which are not UTF-8; those are replaced. Raises
+    ``FormatError`` with the byte (of the decompressed text) where the JSON ends or makes no sense.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
+        """Open nothing yet."""
+        refuse_special_files(path)
+        self.path = path
+        self.repaired_blocks = 0
+        self.header = b"{}"
+        self._block_bytes = block_bytes
+        self._max_bytes = max_bytes
+        self._read_bytes = 0
+        self._parsed_bytes = 0
+
+    def blocks(self) -> Generator[Block]:
+        """Events, and the text of their array for :class:`ExactEvent`."""
+        with _opened(self.path) as stream:
+            chunks = self._chunks(stream)
+            before, text = self._array_start(chunks)
+            self._parsed_bytes = self._read_bytes - len(text)
+            while True:
+                taken, closed, block = self._block(text)
+                if block is not None:
+                    yield block
+                if closed >= 0:
+                    if text[taken:closed].strip(b", \t\r\n"):
+                        raise self._error("no trace event", self._parsed_bytes + taken)
+                    break
+                text = text[taken:].lstrip(b", \t\r\n")
+                self._parsed_bytes = self._read_bytes - len(text)
+                more = next(chunks, b"")
+                if not more and not taken:
+                    raise self._error("the list of events is not closed", self._read_bytes)
+                text += more
+            self.header = self._rest(before, text[closed:], chunks)
+
+    def _chunks(self, stream: BinaryIO) -> Iterator[bytes]:
+        packed = self.path.stat().st_size
+        bound = min(self._max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * packed))
+        while True:
+            try:
+                chunk = stream.read(self._block_bytes)
+            except (OSError, EOFError, ValueError) as error:
+                what = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
+                raise self._error(what, self._read_bytes) from error
+            if not chunk:
+                return
+            self._read_bytes += len(chunk)
+            if self._read_bytes > bound:
+                raise self._error(f"decompresses to more than {bound:,} bytes", self._read_bytes)
+            yield chunk
+
+    def _array_start(self, chunks: Iterator[bytes]) -> tuple[bytes, bytes]:
+        """What stands before the events, and the text behind their opening bracket."""
+        text = next(chunks, b"")
+        while len(text) <= _HEAD_BYTES:
+            stripped = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if stripped.startswith(b"["):
+                return b"", stripped[1:]
+            found = _START.search(text)
+            if found:
+                return text[: found.end()].removeprefix(b"\xef\xbb\xbf"), text[found.end() :]
+            more = next(chunks, b"")
+            if not more:
+                break
+            text += more
+        raise self._error("there is no list 'traceEvents'", len(text))
+
+    def _block(self, text: bytes) -> tuple[int, int, Block | None]:
+        """Where whole events end, where their list does (-1: not yet), and the events. The parser proves the
+        likely cut: it takes only whole elements.
+        """
+        likely = likely_cut(text)
+        if likely:
+            array = b"[" + text[:likely] + b"]"
+            try:
+                return likely, -1, (_EVENTS.decode(array), array)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # no cut, or no events: looked at more closely below
+        found = array_cut(text)
+        block = self._decoded(text, found.behind) if found.behind else None
+        return found.behind, found.closed, block
+
+    def _decoded(self, text: bytes, cut: int) -> Block:
+        array = b"[" + text[:cut] + b"]"
+        try:
+            return _EVENTS.decode(array), array
+        except UnicodeDecodeError:
+            self.repaired_blocks += 1
+            array = array.decode("utf-8", "replace").encode()
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._malformed(error) from error
+        try:
+            return _EVENTS.decode(array), array
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._malformed(error) from error
+
+    def _malformed(self, error: Exception) -> FormatError:
+        found = _BYTE.search(str(error))
+        inside = int(found[1]) - 1 if found else 0
+        return self._error(f"no trace event: {error}", self._parsed_bytes + inside)
+
+    def _rest(self, before: bytes, behind: bytes, chunks: Iterator[bytes]) -> bytes:
+        """The document without its events."""
+        rest = b"".join((behind, *chunks))
+        if not before:
+            if rest[1:].strip():
+                raise self._error("text behind the list of events", self._read_bytes)
+            return b"{}"
+        return before + rest
+
+    def _error(self, message: str, byte: int) -> FormatError:
+        return FormatError(
+            message,
+            path=str(self.path),
+            position=f"byte {byte}",
+            hint="was the profiler interrupted? export the trace again",
+        )
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, gunzipped while it is read where it starts with the gzip magic."""
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(2) == _GZIP
+        if not packed:
+            return path.open("rb")
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    opened = cast("Callable[[Path], BinaryIO]", import_module("isal.igzip").open)
+    return opened(path)

@@ -1,0 +1,313 @@
+"""The events of a trace as columns, by kind. Units at the border: microseconds -> whole ns since the base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+import msgspec
+import numpy as np
+
+from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
+from hespas.converters.kineto.records import KINDS, DeviceArgs, Header, HostArgs, Kind, LaunchArgs, Number
+from hespas.graph import StringTable, StringTableBuilder
+from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["DeviceEvents", "Events", "HostEvents", "KinetoTrace", "LaunchEvents", "read_events"]
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Events:
+    """Columns every kind has; ``process`` and ``thread`` are string rows (pids may be texts)."""
+
+    name_row: SmallIntArray
+    category_row: SmallIntArray
+    process: SmallIntArray
+    thread: SmallIntArray
+    start_ns: IntArray
+    duration_ns: IntArray
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> IntArray:
+        """When each event ends."""
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeviceEvents(Events):
+    """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts."""
+
+    correlation: IntArray
+    external_id: IntArray
+    stream: IntArray
+    device: IntArray
+    bytes: IntArray
+    collective_row: SmallIntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HostEvents(Events):
+    """Operations on the host; shapes, types, strides and values of inputs as JSON texts (row 0: none)."""
+
+    external_id: IntArray
+    record_id: IntArray
+    sequence: IntArray
+    forward_thread: IntArray
+    dims_row: SmallIntArray
+    types_row: SmallIntArray
+    strides_row: SmallIntArray
+    concrete_row: SmallIntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LaunchEvents(Events):
+    """Calls of the runtime and the driver."""
+
+    correlation: IntArray
+    external_id: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class KinetoTrace:
+    """One trace. ``skipped`` counts events of categories that carry no time of ours, by category."""
+
+    header: Header
+    strings: StringTable
+    device: DeviceEvents
+    launch: LaunchEvents
+    host: HostEvents
+    annotation: Events
+    skipped: dict[str, int]
+    repaired_blocks: int
+
+
+Args = TypeVar("Args", bound=msgspec.Struct)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """Columns of one kind while blocks are read: lists of arrays, one a block."""
+
+    parts: dict[str, list[IntArray]] = field(default_factory=dict[str, list[IntArray]])
+
+    def add(self, name: str, values: Sequence[int] | IntArray) -> None:
+        self.parts.setdefault(name, []).append(np.asarray(values, np.int64))
+
+    def column(self, name: str) -> IntArray:
+        parts = self.parts.get(name, [])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def rows(self, name: str) -> SmallIntArray:
+        return self.column(name).astype(np.int32)
+
+
+def read_events(path: Path, max_bytes: int) -> KinetoTrace:
+    """Read a trace block by block. Raises ``FormatError`` with the byte of what makes no sense."""
+    stream = EventStream(path, max_bytes)
+    reader = _Reader(str(path))
+    for events, array in stream.blocks():
+        reader.add(events, array)
+    try:
+        header = msgspec.json.decode(stream.header, type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"what stands beside the events is not a trace's header: {error}",
+            path=str(path),
+            position="header",
+            hint="is it a Chrome trace of PyTorch's profiler?",
+        ) from error
+    return reader.trace(header, stream.repaired_blocks)
+
+
+class _Reader:
+    """Sorts events by kind and turns what is known of them into columns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.strings = StringTableBuilder()
+        self.skipped: dict[str, int] = {}
+        self.kinds = {kind: _Collected() for kind in Kind}
+        self.device_args = msgspec.json.Decoder(DeviceArgs)
+        self.launch_args = msgspec.json.Decoder(LaunchArgs)
+        self.host_args = msgspec.json.Decoder(HostArgs)
+        self.texts: dict[bytes, int] = {}
+
+    def add(self, events: list[TraceEvent], array: bytes) -> None:
+        """Take one block."""
+        chosen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
+        skipped = self.skipped
+        kind_of = KINDS.get
+        for place, event in enumerate(events):
+            kind = kind_of(event.cat) if event.ph == "X" else None
+            if kind is None:
+                what = event.cat or f"phase {event.ph}"
+                skipped[what] = skipped.get(what, 0) + 1
+            else:
+                chosen[kind].append(place)
+        for kind, places in chosen.items():
+            if places:
+                self._common(self.kinds[kind], events, array, places)
+                self._specific(kind, [events[place] for place in places])
+
+    def _common(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
+        try:
+            start_ns, duration_ns = event_times(events, array, places)
+        except ValueError as error:
+            raise FormatError(
+                f"an event has a time that cannot be used: {error}", path=self.path, position="field 'ts'",
+                hint="export the trace again",
+            ) from error  # fmt: skip
+        into.add("start_ns", start_ns)
+        into.add("duration_ns", duration_ns)
+        into.add("name_row", self._labels([events[place].name for place in places]))
+        into.add("category_row", self._labels([events[place].cat for place in places]))
+        into.add("process", self._labels([events[place].pid for place in places]))
+        into.add("thread", self._labels([events[place].tid for place in places]))
+
+    def _labels(self, values: Sequence[int | str | None]) -> list[int]:
+        """String rows of texts of which there are few."""
+        rows = {value: self.strings.add(str(value)) for value in set(values)}
+        return [rows[value] for value in values]
+
+    def _specific(self, kind: Kind, events: list[TraceEvent]) -> None:
+        into = self.kinds[kind]
+        match kind:
+            case Kind.DEVICE:
+                self._device(into, self._decoded(self.device_args, events))
+            case Kind.LAUNCH:
+                launches = self._decoded(self.launch_args, events)
+                into.add("correlation", [_integer(each.correlation) for each in launches])
+                into.add("external_id", [_integer(each.external_id) for each in launches])
+            case Kind.HOST:
+                self._host(into, self._decoded(self.host_args, events))
+            case Kind.ANNOTATION:
+                pass
+
+    def _decoded(self, decoder: msgspec.json.Decoder[Args], events: list[TraceEvent]) -> list[Args]:
+        decode = decoder.decode
+        try:
+            return [decode(event.args) for event in events]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FormatError(
+                f"the args of an event make no sense: {error}", path=self.path, position="field 'args'",
+                hint="export the trace again",
+            ) from error  # fmt: skip
+
+    def _device(self, into: _Collected, args: list[DeviceArgs]) -> None:
+        into.add("correlation", [_integer(each.correlation) for each in args])
+        into.add("external_id", [_integer(each.external_id) for each in args])
+        into.add("stream", [_integer(each.stream) for each in args])
+        into.add("device", [_integer(each.device) for each in args])
+        into.add("bytes", [_integer(each.bytes) for each in args])
+        into.add("collective_row", [self._collective(each) for each in args])
+
+    def _collective(self, args: DeviceArgs) -> int:
+        """What a kernel says of the collective it is part of, as a text; row 0 for nothing."""
+        if args.collective is None:
+            return 0
+        facts = {
+            "collective": args.collective,
+            "in_elements": _integer(args.in_elements),
+            "out_elements": _integer(args.out_elements),
+            "dtype": args.dtype or "",
+            "group_size": _integer(args.group_size),
+            "group_name": args.group_name or "",
+            "group_ranks": args.group_ranks if isinstance(args.group_ranks, str) else str(args.group_ranks),
+            "sequence": _integer(args.sequence),
+        }
+        return self.strings.add(msgspec.json.encode(facts).decode())
+
+    def _host(self, into: _Collected, args: list[HostArgs]) -> None:
+        into.add("external_id", [_integer(each.external_id) for each in args])
+        into.add("record_id", [_integer(each.record_id) for each in args])
+        into.add("sequence", [_integer(each.sequence) for each in args])
+        into.add("forward_thread", [_integer(each.forward_thread) for each in args])
+        into.add("dims_row", [self._text(each.dims) for each in args])
+        into.add("types_row", [self._text(each.types) for each in args])
+        into.add("strides_row", [self._text(each.strides) for each in args])
+        into.add("concrete_row", [self._text(each.concrete) for each in args])
+
+    def _text(self, raw: msgspec.Raw) -> int:
+        """The string row of a JSON text; equal ones are decoded once."""
+        text = bytes(raw)
+        row = self.texts.get(text)
+        if row is None:
+            row = self.texts[text] = self.strings.add(text.decode("utf-8", "replace"))
+        return row
+
+    def trace(self, header: Header, repaired_blocks: int) -> KinetoTrace:
+        """All columns."""
+        device, launch = self.kinds[Kind.DEVICE], self.kinds[Kind.LAUNCH]
+        host, annotation = self.kinds[Kind.HOST], self.kinds[Kind.ANNOTATION]
+        return KinetoTrace(
+            header=header,
+            strings=self.strings.build(),
+            device=DeviceEvents(
+                **_shared(device),
+                correlation=device.column("correlation"),
+                external_id=device.column("external_id"),
+                stream=device.column("stream"),
+                device=device.column("device"),
+                bytes=device.column("bytes"),
+                collective_row=device.rows("collective_row"),
+            ),
+            launch=LaunchEvents(
+                **_shared(launch),
+                correlation=launch.column("correlation"),
+                external_id=launch.column("external_id"),
+            ),
+            host=HostEvents(
+                **_shared(host),
+                external_id=host.column("external_id"),
+                record_id=host.column("record_id"),
+                sequence=host.column("sequence"),
+                forward_thread=host.column("forward_thread"),
+                dims_row=host.rows("dims_row"),
+                types_row=host.rows("types_row"),
+                strides_row=host.rows("strides_row"),
+                concrete_row=host.rows("concrete_row"),
+            ),
+            annotation=Events(**_shared(annotation)),
+            skipped=self.skipped,
+            repaired_blocks=repaired_blocks,
+        )
+
+
+class _Shared(TypedDict):
+    name_row: SmallIntArray
+    category_row: SmallIntArray
+    process: SmallIntArray
+    thread: SmallIntArray
+    start_ns: IntArray
+    duration_ns: IntArray
+
+
+def _shared(collected: _Collected) -> _Shared:
+    return _Shared(
+        name_row=collected.rows("name_row"),
+        category_row=collected.rows("category_row"),
+        process=collected.rows("process"),
+        thread=collected.rows("thread"),
+        start_ns=collected.column("start_ns"),
+        duration_ns=collected.column("duration_ns"),
+    )
+
+
+def _integer(value: Number) -> int:
+    """A number however it is written, -1 where there is none."""
+    if type(value) is int:
+        return value if -(1 << 63) <= value < 1 << 63 else _ABSENT
+    if value is None:
+        return _ABSENT
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return _ABSENT

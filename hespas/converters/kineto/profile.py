@@ -1,0 +1,174 @@
+"""A trace of PyTorch's profiler as a :class:`Profile`: device events, each with the operation behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.kineto.events import HostEvents, KinetoTrace, read_events
+from hespas.converters.kineto.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
+from hespas.converters.kineto.records import Header
+from hespas.graph import Diagnostics, HostOps, Profile, StringTable
+from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["read_kineto"]
+
+_UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instinct MI300A"}
+"""Devices that a driver leaves without a name, by compute capability and processors."""
+
+
+def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
+    """Read one rank's trace. Raises ``FormatError`` for what is no such trace, naming the byte.
+
+    Nothing that took device time is left out: an event whose cause is not in the trace keeps its kernel name
+    and stream. ``diagnostics`` tell how much of the time that is.
+    """
+    trace = read_events(path, options.max_bytes)
+    if not len(trace.device) and not len(trace.host):
+        raise FormatError(
+            "the trace holds neither device events nor host operations",
+            path=str(path),
+            hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
+        )
+    nesting = Nesting.of(trace.host)
+    links = link(trace, nesting)
+    _report(trace, links, diagnostics, str(path))
+    return _profile(path, trace, nesting, links)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The first moment of a trace, from which times are counted."""
+
+    start_ns: int
+
+    @classmethod
+    def of(cls, trace: KinetoTrace) -> _Base:
+        starts = [int(part.start_ns.min()) for part in (trace.device, trace.launch, trace.host) if len(part)]
+        return cls(min(starts, default=0))
+
+
+def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> Profile:
+    base, device, host = _Base.of(trace), trace.device, trace.host
+    owner = owner_with_shapes(host, nesting, links.host)
+    cause = np.where(owner >= 0, owner, links.host)
+    count = len(device)
+    return Profile(
+        name=path.name.removesuffix(".gz").removesuffix(".json"),
+        device=_device_name(trace.header, device.device),
+        strings=trace.strings,
+        op_row=_of_host(host.name_row, cause),
+        kernel_row=device.name_row,
+        category_row=device.category_row,
+        shapes_row=_of_host(host.dims_row, cause),
+        dtype_row=_of_host(host.types_row, cause),
+        rank=np.full(count, _rank(trace.header), np.int32),
+        stream=device.stream,
+        start_ns=(device.start_ns - base.start_ns).astype(np.float64),
+        duration_ns=device.duration_ns.astype(np.float64),
+        host_event=cause.astype(np.int32),
+        repeats=np.ones(count, np.int32),
+        spread_ns=np.full(count, np.nan),
+        host=_host_ops(host, nesting, base),
+        metadata=_metadata(trace.header, base),
+    )
+
+
+def _of_host(column: SmallIntArray, cause: IntArray) -> SmallIntArray:
+    """A host column by the operation behind each device event; row 0, the empty text, for none."""
+    if not len(column):
+        return np.zeros(len(cause), np.int32)
+    return np.where(cause >= 0, column[np.maximum(cause, 0)], 0).astype(np.int32)
+
+
+def _host_ops(host: HostEvents, nesting: Nesting, base: _Base) -> HostOps:
+    return HostOps(
+        name_row=host.name_row,
+        thread_row=host.thread,
+        parent=nesting.parent.astype(np.int32),
+        start_ns=(host.start_ns - base.start_ns).astype(np.float64),
+        duration_ns=host.duration_ns.astype(np.float64),
+        sequence=host.sequence,
+        shapes_row=host.dims_row,
+        dtype_row=host.types_row,
+        strides_row=host.strides_row,
+        values_row=host.concrete_row,
+    )
+
+
+def _rank(header: Header) -> int:
+    rank = header.distributed.rank if header.distributed else None
+    return rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else 0
+
+
+def _device_name(header: Header, used: IntArray) -> str:
+    """The device that the events name, else the first of the list; a CPU where there is none."""
+    if not header.devices:
+        return "CPU" if not len(used) else ""
+    number = int(np.bincount(used[used >= 0]).argmax()) if bool((used >= 0).any()) else 0
+    chosen = next((each for each in header.devices if each.id == number), header.devices[0])
+    if chosen.name:
+        return chosen.name
+    key = (chosen.major, chosen.minor, chosen.processors)
+    return next((name for known, name in _UNNAMED_DEVICES.items() if known == key), "")
+
+
+def _metadata(header: Header, base: _Base) -> dict[str, str]:
+    """Facts about the run; nothing that names a machine, a person or a path."""
+    facts = {
+        "format": "kineto",
+        "schema_version": header.schema_version,
+        "base_time_ns": header.base_time_ns,
+        "first_event_ns": base.start_ns,
+        "cuda_runtime_version": header.cuda_runtime_version,
+        "cuda_driver_version": header.cuda_driver_version,
+        "cupti_version": header.cupti_version,
+        "hip_runtime_version": header.hip_runtime_version,
+        "hip_driver_version": header.hip_driver_version,
+        "nccl_version": header.nccl_version,
+        "world_size": header.distributed.world_size if header.distributed else None,
+        "backend": header.distributed.backend if header.distributed else None,
+    }
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _report(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
+    """Say what is not linked, what was left out, and what had to be repaired."""
+    device, total_ns = trace.device, int(trace.device.duration_ns.sum())
+    for missing, code, message in (
+        (links.launch < 0, "kineto.no-launch", "device events have no launch record in the window"),
+        (links.linked_by == LinkedBy.NOTHING, "kineto.unlinked", "device events have no host operation"),
+    ):
+        share = int(device.duration_ns[missing].sum()) / total_ns if total_ns else 0.0
+        told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
+        diagnostics.warning(code, path, told, count=int(missing.sum()))
+    by_id = int((links.linked_by == LinkedBy.EXTERNAL_ID).sum())
+    diagnostics.info("kineto.linked-by-external-id", path, "linked by External id alone", count=by_id)
+    listed = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.skipped.items()))
+    left_out = f"events that carry no work are left out: {listed}"
+    diagnostics.info("kineto.other-events", path, left_out, count=sum(trace.skipped.values()))
+    diagnostics.warning(
+        "kineto.invalid-utf8", path, "blocks with bytes that are not UTF-8, which were replaced",
+        count=trace.repaired_blocks,
+    )  # fmt: skip
+    _report_times(trace.strings, device.duration_ns, device.name_row, diagnostics, path)
+
+
+def _report_times(
+    strings: StringTable, duration_ns: IntArray, name_row: SmallIntArray, diagnostics: Diagnostics, path: str
+) -> None:
+    negative = np.flatnonzero(duration_ns < 0)
+    if len(negative):
+        name = strings[int(name_row[negative[0]])]
+        message = f"device events end before they start, the first is {name[:80]!r}"
+        diagnostics.warning("kineto.negative-duration", path, message, count=len(negative))
+    zero = int((duration_ns == 0).sum())
+    diagnostics.warning(
+        "kineto.zero-duration", path, "device events of 0 ns: the clock is coarse", count=zero
+    )
+    whole = len(duration_ns) > 0 and not bool((duration_ns % 1000).any())
+    diagnostics.info("kineto.clock-resolution", path, "times are whole microseconds", count=int(whole))

@@ -1,0 +1,119 @@
+"""Events read block by block are the events of the file, wherever a block ends and whatever names hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hespas.converters.chrome_events import EventStream, event_times
+from hespas.converters.chrome_events.split import array_cut, likely_cut
+from hespas.graph.errors import FormatError
+
+_NAMES = st.text(st.sampled_from('ab{}[],:"\\ \n\té\U0001f600'), max_size=12)
+_ARGS = st.dictionaries(_NAMES, st.one_of(_NAMES, st.integers(), st.lists(st.dictionaries(_NAMES, _NAMES))))
+_EVENTS = st.lists(st.fixed_dictionaries({"ph": st.just("X"), "name": _NAMES, "args": _ARGS}), max_size=8)
+
+
+def read(path: Path, block_bytes: int) -> tuple[list[str], bytes]:
+    stream = EventStream(path, 1 << 30, block_bytes)
+    names = [event.name for events, _ in stream.blocks() for event in events]
+    return names, stream.header
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(events=_EVENTS, indent=st.sampled_from([None, 1]), block=st.integers(1, 400), bare=st.booleans())
+def test_events_do_not_depend_on_where_blocks_end(
+    events: list[dict[str, object]], indent: int | None, block: int, bare: bool, tmp_path: Path
+) -> None:
+    document: object = events if bare else {"schemaVersion": 1, "traceEvents": events, "traceName": "a]}"}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(document, indent=indent), encoding="utf-8")
+    names, header = read(path, block)
+    assert names == [event["name"] for event in events]
+    rest = json.loads(header)
+    assert rest == ({} if bare else {"schemaVersion": 1, "traceEvents": [], "traceName": "a]}"})
+
+
+@given(st.lists(st.dictionaries(_NAMES, _NAMES, max_size=3), min_size=1, max_size=5))
+def test_brackets_in_strings_are_no_brackets(elements: list[dict[str, str]]) -> None:
+    text = json.dumps(elements)[1:].encode()
+    found = array_cut(text + b", 5]}")
+    assert found.closed == len(text) - 1
+    assert json.loads(b"[" + text[: found.behind] + b"]") == elements
+
+
+def test_a_likely_cut_stands_before_a_separator() -> None:
+    assert likely_cut(b'{"a": 1} , {"b": {') == 8
+    assert likely_cut(b'{"a": 1}') == 0
+    assert likely_cut(b"") == 0
+
+
+def test_a_gzipped_trace_and_one_with_broken_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [{"name": "a\xff"}, {"name": "b"}]}'))
+    stream = EventStream(path, 1 << 30)
+    assert [event.name for events, _ in stream.blocks() for event in events] == ["a\ufffd", "b"]
+    assert stream.repaired_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"traceEvents": [{"name": "a"}, {"na', "not closed"),
+        (b'{"traceEvents": [{"name": "a"}', "not closed"),
+        (b'{"traceEvents": [{"name": 5}]}', "no trace event"),
+        (b'{"traceEvents": [{"name": "a"}, 7]}', "no trace event"),
+        (b'{"events": []}', "there is no list 'traceEvents'"),
+        (b'[{"name": "a"}] x', "text behind the list"),
+        (gzip.compress(b'{"traceEvents": [{"name": "a"}]}')[:-9], "ends early"),
+        (b"\x1f\x8b junk that is no gzip", "cannot be read"),
+        (b"", "there is no list"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_a_position(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=message) as caught:
+        read(path, 1 << 20)
+    assert str(caught.value.position).startswith("byte ")
+    assert caught.value.hint
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (80 << 20)))
+    with pytest.raises(FormatError, match="decompresses to more than"):
+        read(path, 8 << 20)
+
+
+def test_times_keep_their_nanoseconds_at_epoch_scale(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    times = ["1661203462598738.125", "4354796305926.358", '"17.5"', "3", "0.0005", "1e3"]
+    events = ", ".join(f'{{"ph": "X", "ts": {time}, "dur": 0.001}}' for time in times)
+    path.write_text(f'{{"traceEvents": [{events}]}}')
+    blocks = list(EventStream(path, 1 << 30).blocks())
+    columns = [event_times(found, array, range(len(found))) for found, array in blocks]
+    start_ns, duration_ns = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    assert start_ns.tolist() == [1661203462598738125, 4354796305926358, 17500, 3000, 0, 1000000]
+    assert duration_ns.tolist() == [1] * len(times)
+    few, _ = event_times(*blocks[0], [3])
+    assert few.tolist() == [3000]
+
+
+@given(st.lists(st.integers(0, (1 << 62) // 1000), min_size=1, max_size=20))
+def test_any_time_in_whole_nanoseconds_is_exact(values_ns: list[int]) -> None:
+    from hespas.converters.chrome_events.events import TraceEvent
+    from hespas.converters.chrome_events.times import nanoseconds
+
+    texts = [f"{value // 1000}.{value % 1000:03d}" for value in values_ns]
+    assert nanoseconds([text.encode() for text in texts]).tolist() == values_ns
+    events = [TraceEvent(ts=float(text), dur=0) for text in texts]
+    array = b"[" + b",".join(b'{"ts":%s,"dur":0}' % text.encode() for text in texts) + b"]"
+    start_ns, _ = event_times(events, array, range(len(events)))
+    assert np.array_equal(start_ns, values_ns)

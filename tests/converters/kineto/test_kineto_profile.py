@@ -1,0 +1,171 @@
+"""Traces of PyTorch's profiler: nothing that took device time is lost, and each event finds its operation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hespas.converters import sniff
+from hespas.converters.format import ReadOptions
+from hespas.converters.kineto import FORMAT
+from hespas.graph import Diagnostics, Profile
+from hespas.graph.errors import FormatError
+
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+absent = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+
+Event = dict[str, object]
+
+
+def host(name: str, ts: float, dur: float, args: Event | None = None, *, tid: int = 1) -> Event:
+    return {
+        "ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur,
+        "args": args or {},
+    }  # fmt: skip
+
+
+def launch(ts: float, correlation: int, *, tid: int = 1) -> Event:
+    args = {"correlation": correlation}
+    return {
+        "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": tid, "ts": ts,
+        "dur": 0.5, "args": args,
+    }  # fmt: skip
+
+
+def kernel(name: str, ts: float, dur: float, args: Event | None = None, *, cat: str = "kernel") -> Event:
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+        "args": {"stream": 7, "device": 0, **(args or {})},
+    }  # fmt: skip
+
+
+def write(path: Path, *events: Event, **header: object) -> Path:
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **header}))
+    return path
+
+
+def read(path: Path) -> tuple[Profile, Diagnostics]:
+    diagnostics = Diagnostics()
+    assert FORMAT.read is not None
+    profile = FORMAT.read(path, ReadOptions(), diagnostics)
+    assert isinstance(profile, Profile)
+    return profile, diagnostics
+
+
+SHAPES: Event = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
+
+
+def test_a_kernel_belongs_to_the_innermost_operation_around_its_launch_that_has_shapes(
+    tmp_path: Path,
+) -> None:
+    path = write(
+        tmp_path / "t.json",
+        host("aten::linear", 10, 20, {"Input Dims": [[1]]}),
+        host("aten::mm", 12, 10, SHAPES),
+        host("detail", 13, 5),
+        host("aten::mm", 12, 10, {"Input Dims": [[9, 9]]}, tid=2),
+        launch(14, 5),
+        kernel("gemm", 50, 3.125, {"correlation": 5}),
+    )
+    profile, _ = read(path)
+    assert profile.strings[int(profile.op_row[0])] == "aten::mm"
+    assert profile.strings[int(profile.kernel_row[0])] == "gemm"
+    assert profile.strings[int(profile.shapes_row[0])] == "[[4, 8], [8, 2]]"
+    assert profile.strings[int(profile.dtype_row[0])] == '["float", "float"]'
+    assert profile.duration_ns.tolist() == [3125.0]
+    assert profile.start_ns.tolist() == [40_000.0]
+    cause = int(profile.host_event[0])
+    parent = int(profile.host.parent[cause])
+    assert profile.strings[int(profile.host.name_row[parent])] == "aten::linear"
+
+
+def test_a_launch_behind_the_end_of_an_inner_operation_belongs_to_the_outer_one(tmp_path: Path) -> None:
+    outer = host("aten::outer", 0, 100, SHAPES)
+    inner = host("aten::inner", 1, 5, SHAPES)
+    profile, _ = read(
+        write(tmp_path / "t.json", outer, inner, launch(50, 1), kernel("k", 60, 1, {"correlation": 1}))
+    )
+    assert profile.strings[int(profile.op_row[0])] == "aten::outer"
+
+
+def test_external_id_stands_in_where_no_launch_is_recorded(tmp_path: Path) -> None:
+    operation = host("aten::add", 0, 5, {**SHAPES, "External id": 3})
+    work = kernel("k", 60, 1, {"correlation": 8, "External id": 3})
+    profile, diagnostics = read(write(tmp_path / "t.json", operation, work))
+    assert profile.strings[int(profile.op_row[0])] == "aten::add"
+    assert diagnostics.counts()["kineto.linked-by-external-id"] == 1
+    assert diagnostics.counts()["kineto.no-launch"] == 1
+
+
+def test_work_that_nothing_explains_is_kept_and_reported(tmp_path: Path) -> None:
+    profile, diagnostics = read(
+        write(
+            tmp_path / "t.json",
+            kernel("k", 0, 2),
+            kernel("fill", 3, 1, cat="gpu_memset"),
+            kernel("c", 5, 1, cat="gpu_memcpy"),
+        )
+    )
+    assert profile.duration_ns.tolist() == [2000.0, 1000.0, 1000.0]
+    assert profile.host_event.tolist() == [-1, -1, -1]
+    assert diagnostics.counts()["kineto.unlinked"] == 3
+    assert ["100.0%" in entry.message for entry in diagnostics if entry.code == "kineto.unlinked"] == [True]
+
+
+def test_numbers_written_as_texts_and_missing_args(tmp_path: Path) -> None:
+    work = kernel("k", 0, 2)
+    work["args"] = {"stream": "7", "correlation": None, "device": "x"}
+    bare = kernel("k2", 5, 2)
+    del bare["args"]
+    profile, _ = read(write(tmp_path / "t.json", work, bare))
+    assert profile.stream.tolist() == [7, -1]
+
+
+def test_a_device_without_a_name_is_told_by_what_it_is(tmp_path: Path) -> None:
+    devices = [{"id": 0, "name": "", "computeMajor": 9, "computeMinor": 4, "numSms": 304}]
+    profile, _ = read(write(tmp_path / "t.json", kernel("k", 0, 2), deviceProperties=devices))
+    assert profile.device == "AMD Instinct MI300X"
+
+
+def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="neither device events nor host operations"):
+        read(write(tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("damage", [{"ts": None}, {"ts": "soon"}, {"dur": "NaN"}, {"args": 5}])
+def test_an_event_that_makes_no_sense_is_refused(damage: Event, tmp_path: Path) -> None:
+    with pytest.raises(FormatError):
+        read(write(tmp_path / "t.json", {**kernel("k", 0, 2), **damage}))
+
+
+TRACES = {
+    "h100_bert-small_inf": (309_437, 1.0),
+    "h100_qwen1.5-0.5b_inf": (45_647_300, 0.699),
+    "h100_timesformer_inf": (158_433_174, 1.0),
+    "mi300x_qwen1.5-0.5b_inf": (43_062_802, 0.691),
+    "mi300x_timesformer_inf": (119_852_883, 1.0),
+    "mi300x_sglang_qwen3-8b_prefill": (492_811_563, 1.0),
+    "a100-40_recsys_train_rank3of8": (501_567_000, 0.985),
+}
+
+
+@absent
+@pytest.mark.parametrize("name", TRACES)
+def test_device_time_of_real_traces_is_kept_to_the_nanosecond(name: str) -> None:
+    import gzip
+
+    path = DATA / "profiles" / f"{name}.json.gz"
+    assert sniff(path).name == "kineto"
+    events = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))["traceEvents"]
+    wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
+    micros = [event["dur"] for event in events if event.get("ph") == "X" and event.get("cat") in wanted]
+    profile, _ = read(path)
+    total_ns, linked_share = TRACES[name]
+    assert len(profile) == len(micros)
+    assert int(profile.duration_ns.sum()) == sum(round(dur * 1000) for dur in micros) == total_ns
+    linked = profile.duration_ns[profile.host_event >= 0].sum() / profile.duration_ns.sum()
+    assert linked == pytest.approx(linked_share, abs=1e-3)
+    assert np.isfinite(profile.start_ns).all()
