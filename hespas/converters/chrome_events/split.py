@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["Cut", "array_cut", "likely_cut"]
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_STEP = np.zeros(256, np.int8)
-_STEP[[ord("{"), ord("[")]] = 1
-_STEP[[ord("}"), ord("]")]] = -1
+_STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class KinetoTrace:
     repaired_blocks: int
 
 
-Args = TypeVar("Args", bound=msgspec.Struct)
+_Args = TypeVar("_Args", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class _Reader:
             case Kind.ANNOTATION:
                 pass
 
-    def _decoded(self, decoder: msgspec.json.Decoder[Args], events: list[TraceEvent]) -> list[Args]:
+    def _decoded(self, decoder: msgspec.json.Decoder[_Args], events: list[TraceEvent]) -> list[_Args]:
         decode = decoder.decode
         try:
             return [decode(event.args) for event in events]

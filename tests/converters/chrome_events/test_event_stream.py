@@ -26,7 +26,11 @@ def read(path: Path, block_bytes: int) -> tuple[list[str], bytes]:
     return names, stream.header
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(events=_EVENTS, indent=st.sampled_from([None, 1]), block=st.integers(1, 400), bare=st.booleans())
 def test_events_do_not_depend_on_where_blocks_end(
     events: list[dict[str, object]], indent: int | None, block: int, bare: bool, tmp_path: Path
