@@ -64,12 +64,11 @@ class EventStream:
                     if text[taken:closed].strip(b", \t\r\n"):
                         raise self._error("no trace event", self._parsed_bytes + taken)
                     break
-                text = text[taken:].lstrip(b", \t\r\n")
-                self._parsed_bytes = self._read_bytes - len(text)
                 more = next(chunks, b"")
                 if not more and not taken:
                     raise self._error("the list of events is not closed", self._read_bytes)
-                text += more
+                text = (text[taken:] + more).lstrip(b", \t\r\n")
+                self._parsed_bytes = self._read_bytes - len(text)
             self.header = self._rest(before, text[closed:], chunks)
 
     def _chunks(self, stream: BinaryIO) -> Iterator[bytes]:

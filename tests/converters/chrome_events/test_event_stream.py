@@ -52,6 +52,13 @@ def test_brackets_in_strings_are_no_brackets(elements: list[dict[str, str]]) -> 
     assert json.loads(b"[" + text[: found.behind] + b"]") == elements
 
 
+def test_a_block_may_end_between_an_event_and_its_comma(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('[{"name": "a"}, {"name": "b"}]')
+    for block in range(1, 31):
+        assert read(path, block)[0] == ["a", "b"]
+
+
 def test_a_likely_cut_stands_before_a_separator() -> None:
     assert likely_cut(b'{"a": 1} , {"b": {') == 8
     assert likely_cut(b'{"a": 1}') == 0
