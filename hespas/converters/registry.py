@@ -32,6 +32,8 @@ BUILTIN: dict[str, str] = {
     "op-graph": "hespas.converters.op_graph:FORMAT",
     "op-graph-arrow": "hespas.converters.op_graph:FORMAT_ARROW",
     "chakra": "hespas.converters.chakra:FORMAT",
+    "dot": "hespas.converters.drawing:FORMAT_DOT",
+    "graphml": "hespas.converters.drawing:FORMAT_GRAPHML",
     "kineto": "hespas.converters.kineto:FORMAT",
 }
 """Name -> ``module:attribute`` of each format that ships with the package."""

@@ -50,12 +50,14 @@ class FilePairs:
 
 
 def file_pairs(path: Path, formats: Sequence[str] = ()) -> FilePairs:
-    """Try every pair of ``formats`` (default: all) with what ``path`` holds.
+    """Try every pair of ``formats`` (default: all that can be read and written) with what ``path`` holds.
 
     The file's own format is the first of a pair as it is; any other that can be written and read is, with
     what the workload becomes in it. Raises what reading raises, and ``UsageError`` for unknown names.
     """
-    chosen = [load_format(name) for name in formats or format_names()]
+    chosen = [load_format(name) for name in formats] or [
+        entry for entry in map(load_format, format_names()) if entry.read and entry.write
+    ]
     origin = find_format(path, None)
     if origin.read is None:
         raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
