@@ -20,6 +20,7 @@ __all__ = [
     "Missing",
     "NodeEstimates",
     "Preparation",
+    "Summary",
     "class_totals",
     "conversion_document",
     "convert",
@@ -28,6 +29,8 @@ __all__ = [
     "estimate_document",
     "graph_estimator",
     "read",
+    "summarise",
+    "summary_document",
     "total_duration_ns",
     "validate",
     "write",
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     )
     from hespas.api.io import read, write
     from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
+    from hespas.api.summary import Summary, summarise, summary_document
     from hespas.api.tables import write_estimates_csv
     from hespas.api.validation import CheckOptions, CheckResult, validate
 
@@ -76,6 +80,7 @@ _HOMES = {
     ),
     "hespas.api.io": ("read", "write"),
     "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
+    "hespas.api.summary": ("Summary", "summarise", "summary_document"),
     "hespas.api.tables": ("write_estimates_csv",),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
 }

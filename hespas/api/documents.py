@@ -13,24 +13,33 @@ from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
 from hespas.converters.output import write_atomically
 from hespas.graph import Diagnostics
 
-__all__ = ["Json", "conversion_document", "diagnostics_rows", "estimate_document", "write_json"]
+__all__ = [
+    "Json",
+    "conversion_document",
+    "diagnostics_rows",
+    "estimate_document",
+    "finite",
+    "header",
+    "write_json",
+]
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
-def _header(kind: str, inputs: Sequence[str]) -> dict[str, Json]:
+def header(kind: str, inputs: Sequence[str]) -> dict[str, Json]:
+    """What every document begins with: its schema, who wrote it, and from what."""
     from hespas import __version__
 
     return {"schema": f"hespas.{kind}/1", "hespas_version": __version__, "inputs": list(inputs)}
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """NaN has no JSON spelling; unknown is null."""
     return value if isfinite(value) else None
 
 
 def _finite_row(row: Mapping[str, float]) -> dict[str, Json]:
-    return {name: _finite(value) for name, value in row.items()}
+    return {name: finite(value) for name, value in row.items()}
 
 
 def diagnostics_rows(diagnostics: Diagnostics) -> list[Json]:
@@ -53,7 +62,7 @@ def diagnostics_rows(diagnostics: Diagnostics) -> list[Json]:
 
 def conversion_document(done: Conversion) -> Mapping[str, Json]:
     """What a conversion did: ``hespas.convert/1``."""
-    document = _header("convert", [done.source])
+    document = header("convert", [done.source])
     document["output"] = done.destination
     document["source_format"] = done.source_format
     document["target_format"] = done.target_format
@@ -68,12 +77,12 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
         document["conservation"] = {
             "events_in": account.before.ops,
             "events_out": account.after.ops,
-            "device_time_ns_in": _finite(account.before.device_time_ns),
-            "device_time_ns_out": _finite(account.after.device_time_ns),
-            "flops": {"in": _finite(account.before.flops), "out": _finite(account.after.flops)},
+            "device_time_ns_in": finite(account.before.device_time_ns),
+            "device_time_ns_out": finite(account.after.device_time_ns),
+            "flops": {"in": finite(account.before.flops), "out": finite(account.after.flops)},
             "bytes": {
-                "in": _finite(account.before.bytes_moved),
-                "out": _finite(account.after.bytes_moved),
+                "in": finite(account.before.bytes_moved),
+                "out": finite(account.after.bytes_moved),
             },
             "totals_in": _finite_row(asdict(account.before)),
             "totals_out": _finite_row(asdict(account.after)),
@@ -94,7 +103,7 @@ def estimate_document(
     done: NodeEstimates, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
 ) -> Mapping[str, Json]:
     """Times per operation class of each rank class: ``hespas.estimate/1``."""
-    document = _header("estimate", [source])
+    document = header("estimate", [source])
     document["hardware"] = hardware
     document["estimator"] = estimator
     document["diagnostics"] = diagnostics_rows(diagnostics)
@@ -105,11 +114,11 @@ def estimate_document(
             {
                 "rank_class": index,
                 "ranks": int((done.workload.rank_class == index).sum()),
-                "coverage": _finite(estimated.coverage),
-                "duration_ns": _finite(total_duration_ns(rows)),
+                "coverage": finite(estimated.coverage),
+                "duration_ns": finite(total_duration_ns(rows)),
                 "op_classes": [
                     {
-                        name: _finite(value) if isinstance(value, float) else value
+                        name: finite(value) if isinstance(value, float) else value
                         for name, value in asdict(row).items()
                     }
                     for row in rows

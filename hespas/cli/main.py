@@ -17,6 +17,7 @@ from hespas.cli.session import (
     version,
 )
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
+from hespas.cli.view import view
 
 if TYPE_CHECKING:
     from hespas.api import NodeEstimates
@@ -37,10 +38,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Estimate workloads and look at devices. See also hespas-convert and hespas-validate.",
+    help="Look at workloads and devices, and estimate. See also hespas-convert and hespas-validate.",
 )
 hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
 app.add_typer(hardware_app, name="hardware")
+app.command()(view)
 
 
 @app.callback()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite, isnan
 
-__all__ = ["bytes_text", "count_text", "counted", "flops_text", "table_text", "time_text"]
+__all__ = ["bytes_text", "count_text", "counted", "flops_text", "plain_text", "table_text", "time_text"]
 
 
 _LONGEST = 1e15
@@ -56,10 +56,18 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
-def counted(count: float, noun: str) -> str:
-    """``1 rank``, ``4 ranks``, ``2 classes``."""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{count_text(count)} {noun}{'' if count == 1 else plural}"
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """``1 rank``, ``4 ranks``, ``2 classes``; ``plural`` is the last word where it is irregular."""
+    if count == 1:
+        return f"1 {noun}"
+    if plural:
+        return f"{count_text(count)} {' '.join((*noun.split()[:-1], plural))}"
+    return f"{count_text(count)} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def plain_text(text: str) -> str:
+    """A text of an input as it may be shown: control and other unprintable characters are escaped."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:

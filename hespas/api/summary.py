@@ -1,0 +1,313 @@
+"""What a file holds, in figures: ranks, operations by class, communication by group, depth and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.converters import Value
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Profile,
+    RegionKind,
+    Workload,
+)
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.passes import find_cycle, levels
+
+__all__ = [
+    "ClassSummary",
+    "CollectiveRow",
+    "OpRow",
+    "ProfileSummary",
+    "RegionRow",
+    "Summary",
+    "summarise",
+    "summary_document",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """Operations of one name or class; sums over all their executions in a step (NaN: unknown).
+
+    ``nodes`` counts them as written, ``executions`` as run; ``unknown`` counts nodes without a cost.
+    """
+
+    name: str
+    nodes: int
+    executions: float
+    flops: float
+    bytes_moved: float
+    duration_ns: float
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Collectives of one kind over one way to group the ranks; ``comm_bytes`` per rank and step."""
+
+    kind: str
+    groups: str
+    group_size: int
+    nodes: int
+    executions: float
+    comm_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRow:
+    """A loop, branch, call or fusion; ``depth`` counts those around it."""
+
+    label: str
+    kind: str
+    depth: int
+    trips: float
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """One rank class. ``depth`` is the longest chain of dependencies, ``width`` the most nodes that stand
+    equally deep; both are -1 where there is a cycle.
+    """
+
+    name: str
+    num_ranks: int
+    first_rank: int
+    last_rank: int
+    nodes: int
+    data_edges: int
+    control_edges: int
+    depth: int
+    width: int
+    streams: int
+    by_class: tuple[OpRow, ...]
+    by_op: tuple[OpRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    messages: tuple[OpRow, ...]
+    regions: tuple[RegionRow, ...]
+    attributes: int
+    attachments: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSummary:
+    """A measured trace: device time by category and by operation."""
+
+    device: str
+    events: int
+    streams: int
+    ranks: int
+    span_ns: float
+    duration_ns: float
+    linked_share: float
+    host_ops: int
+    by_category: tuple[OpRow, ...]
+    by_op: tuple[OpRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a file holds. Exactly one of ``classes`` and ``profile`` says something."""
+
+    name: str
+    format: str
+    metadata: Mapping[str, str]
+    num_ranks: int
+    classes: tuple[ClassSummary, ...]
+    profile: ProfileSummary | None
+
+
+def summarise(value: Value, format_name: str) -> Summary:
+    """Figures of a workload or a profile. O(nodes + edges), vectorised."""
+    if isinstance(value, Profile):
+        return Summary(value.name, format_name, dict(value.metadata), 0, (), _profile(value))
+    classes = tuple(_rank_class(value, index) for index in range(len(value.classes)))
+    return Summary(value.name, format_name, dict(value.metadata), value.num_ranks, classes, None)
+
+
+def _rank_class(value: Workload, index: int) -> ClassSummary:
+    graph, ranks = value.classes[index], value.ranks_of(index)
+    depth, width = _depth_and_width(graph)
+    classes = graph.op_class.astype(np.int64)
+    everything = np.ones(len(graph), np.bool_)
+    messages = np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))
+    return ClassSummary(
+        name=graph.name,
+        num_ranks=len(ranks),
+        first_rank=int(ranks[0]) if len(ranks) else -1,
+        last_rank=int(ranks[-1]) if len(ranks) else -1,
+        nodes=len(graph),
+        data_edges=len(graph.data_deps.values),
+        control_edges=len(graph.control_deps.values),
+        depth=depth,
+        width=width,
+        streams=len(np.unique(graph.stream[graph.stream >= 0])),
+        by_class=_rows(graph, classes, lambda code: OpClass(code).name.lower(), everything),
+        by_op=_rows(graph, graph.op_row.astype(np.int64), lambda row: graph.strings[row], everything),
+        collectives=tuple(_collectives(graph, value.num_ranks)),
+        messages=_rows(
+            graph, graph.kind.astype(np.int64), lambda code: NodeKind(code).name.lower(), messages
+        ),
+        regions=tuple(_regions(graph)),
+        attributes=len(graph.extra),
+        attachments={name: len(content) for name, content in graph.attachments.items()},
+    )
+
+
+def _depth_and_width(graph: OpGraph) -> tuple[int, int]:
+    if not len(graph):
+        return 0, 0
+    if find_cycle(graph):
+        return -1, -1
+    level = levels(graph, [1] * len(graph))
+    return max(level) + 1, int(np.bincount(level).max())
+
+
+def _rows(
+    graph: OpGraph, key: IntArray, name: Callable[[int], str], chosen: NDArray[np.bool_]
+) -> tuple[OpRow, ...]:
+    """Sums by key, the longest first, then the most FLOPs, then the most nodes."""
+    if not chosen.any():
+        return ()
+    codes, place = np.unique(key[chosen], return_inverse=True)
+    runs = graph.multiplicity[chosen]
+    moved = graph.bytes_moved[chosen] * runs
+    flops, duration_ns = graph.flops[chosen] * runs, graph.duration_ns[chosen] * runs
+    unknown = np.isnan(flops) | np.isnan(moved)
+    count = len(codes)
+    nodes = np.bincount(place, minlength=count)
+    executions, total_flops, total_moved, total_ns = (
+        _known_sums(place, column, count) for column in (runs, flops, moved, duration_ns)
+    )
+    missing = np.bincount(place, weights=unknown, minlength=count)
+    rows = [
+        OpRow(
+            name=name(int(codes[row])),
+            nodes=int(nodes[row]),
+            executions=float(executions[row]),
+            flops=float(total_flops[row]),
+            bytes_moved=float(total_moved[row]),
+            duration_ns=float(total_ns[row]),
+            unknown=int(missing[row]),
+        )
+        for row in range(count)
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def _weight(row: OpRow) -> tuple[float, float, int, str]:
+    return -np.nan_to_num(row.duration_ns), -np.nan_to_num(row.flops), -row.nodes, row.name
+
+
+def _known_sums(place: IntArray, column: FloatArray, count: int) -> FloatArray:
+    """Sums of what is known; NaN where nothing is."""
+    known = ~np.isnan(column)
+    sums = np.bincount(place[known], weights=column[known], minlength=count)
+    return np.where(np.bincount(place[known], minlength=count) > 0, sums, np.nan)
+
+
+def _collectives(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveRow]:
+    table = graph.collectives
+    runs = graph.multiplicity[table.node]
+    pairs = np.stack([table.kind.astype(np.int64), table.group_set.astype(np.int64)])
+    keys, place = np.unique(pairs, axis=1, return_inverse=True)
+    for row, (kind, which) in enumerate(keys.T.tolist()):
+        mine = place.reshape(-1) == row
+        groups = graph.group_sets[which] if which >= 0 else None
+        size = groups.group_size if groups else num_ranks
+        told = (
+            f"{groups.num_groups:,} of {size:,}" if groups and not groups.is_world(num_ranks) else "all ranks"
+        )
+        total = float((table.comm_bytes[mine] * runs[mine]).sum())
+        yield CollectiveRow(
+            CollectiveKind(kind).name.lower(), told, size, int(mine.sum()), float(runs[mine].sum()), total
+        )
+
+
+def _regions(graph: OpGraph) -> Iterator[RegionRow]:
+    """All regions, each behind the one around it."""
+    regions = graph.regions
+    parents: list[int] = regions.parent.tolist()
+    inside = np.bincount(graph.region[graph.region >= 0], minlength=len(parents))
+    depth: list[int] = []
+    for parent in parents:  # a parent is always a smaller row
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+    children: dict[int, list[int]] = {}
+    for region, parent in enumerate(parents):
+        children.setdefault(parent, []).append(region)
+    stack = list(reversed(children.get(-1, [])))
+    while stack:
+        region = stack.pop()
+        kind = RegionKind(int(regions.kind[region])).name.lower().replace("_", " ")
+        label = graph.strings[int(regions.label[region])]
+        yield RegionRow(label, kind, depth[region], float(regions.trips[region]), int(inside[region]))
+        stack += reversed(children.get(region, []))
+
+
+def _profile(profile: Profile) -> ProfileSummary:
+    total = float(profile.duration_ns.sum())
+    linked = float(profile.duration_ns[profile.host_event >= 0].sum())
+    end_ns = profile.start_ns + profile.duration_ns
+    span = float(end_ns.max() - profile.start_ns.min()) if len(profile) else 0.0
+    strings = profile.strings
+    key = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)
+    return ProfileSummary(
+        device=profile.device,
+        events=len(profile),
+        streams=len(np.unique(profile.stream)),
+        ranks=len(np.unique(profile.rank)),
+        span_ns=span,
+        duration_ns=total,
+        linked_share=linked / total if total else 0.0,
+        host_ops=len(profile.host),
+        by_category=_event_rows(profile, profile.category_row, lambda row: strings[row]),
+        by_op=_event_rows(profile, key, lambda row: strings[row]),
+    )
+
+
+def _event_rows(profile: Profile, key: NDArray[np.int32], name: Callable[[int], str]) -> tuple[OpRow, ...]:
+    codes, place = np.unique(key, return_inverse=True)
+    nodes = np.bincount(place, minlength=len(codes))
+    sums = np.bincount(place, weights=profile.duration_ns, minlength=len(codes))
+    unknown = float("nan")
+    rows = [
+        OpRow(
+            name(int(codes[row])), int(nodes[row]), float(nodes[row]), unknown, unknown, float(sums[row]), 0
+        )
+        for row in range(len(codes))
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def summary_document(found: Summary, source: str | Path, diagnostics: Diagnostics) -> Mapping[str, Json]:
+    """The figures as ``hespas.view/1``; unknown is null."""
+    document = header("view", [str(source)])
+    document["diagnostics"] = diagnostics_rows(diagnostics)
+    document |= {name: _json(value) for name, value in asdict(found).items()}
+    return document
+
+
+def _json(value: object) -> Json:
+    """Plain JSON of a dataclass turned into a dictionary."""
+    match value:
+        case float():
+            return finite(value)
+        case dict():
+            return {str(name): _json(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_json(each) for each in value]
+        case None | bool() | int() | str():
+            return value
+        case _:
+            raise TypeError(f"{type(value).__name__} has no JSON spelling")

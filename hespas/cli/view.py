@@ -1,0 +1,185 @@
+"""``hespas view``: what a file holds, as a summary and a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hespas.cli.session import (
+    DebugOption,
+    ProgressOption,
+    command_line,
+    emit,
+    progress_bar,
+    say_diagnostics,
+)
+from hespas.cli.text import bytes_text, count_text, counted, flops_text, plain_text, table_text, time_text
+
+if TYPE_CHECKING:
+    from hespas.api import Summary
+    from hespas.api.summary import ClassSummary, CollectiveRow, OpRow, ProfileSummary, RegionRow
+
+__all__ = ["view"]
+
+_LONGEST_NAME = 60
+
+
+def view(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable file or folder of rank files.")],
+    source_format: Annotated[
+        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
+    ] = "",
+    num_devices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many operations and regions to list.")
+    ] = 10,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
+    ] = None,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    debug: Annotated[bool, DebugOption] = False,
+) -> None:
+    """What a file holds: ranks, operations by class, communication by group, loops, depth and width.
+
+    hespas view step.mlir
+    """
+    from hespas.graph.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(source)):
+        from hespas import api
+        from hespas.converters import ReadOptions, find_format
+
+        origin = find_format(source, source_format or None)
+        with progress_bar("reading", progress) as callback:
+            options = ReadOptions(num_devices=num_devices, progress=callback, lenient=False)
+            value = api.read(source, format=origin.name, options=options, diagnostics=diagnostics)
+        found = api.summarise(value, origin.name)
+        if json_file:
+            api.write_json(api.summary_document(found, source, diagnostics), json_file)
+        say_diagnostics(diagnostics, source)
+        _show(found, top)
+
+
+def _show(found: Summary, top: int) -> None:
+    emit(f"{_shown(found.name)} ({found.format})")
+    facts = ", ".join(f"{key} {_shown(value)}" for key, value in found.metadata.items() if key != "format")
+    if facts:
+        emit(facts)
+    if found.profile is not None:
+        _show_profile(found.profile, top)
+        return
+    emit(f"{counted(found.num_ranks, 'rank')} in {counted(len(found.classes), 'class')}")
+    for rank_class in found.classes:
+        _show_class(rank_class, top)
+
+
+def _shown(text: str) -> str:
+    """A name of an input: control characters shown, a long one cut in the middle."""
+    shown = plain_text(text)
+    half = _LONGEST_NAME // 2
+    return shown if len(shown) <= _LONGEST_NAME else f"{shown[: half - 2]} .. {shown[-half + 2 :]}"
+
+
+def _show_class(found: ClassSummary, top: int) -> None:
+    ranks = f"rank {found.first_rank}"
+    if found.num_ranks != 1:
+        ranks = f"{counted(found.num_ranks, 'rank')}, {found.first_rank} to {found.last_rank}"
+    emit("")
+    emit(f"{_shown(found.name)}: {ranks}")
+    shape = "there is a cycle: see hespas-validate check"
+    if found.depth >= 0:
+        shape = f"longest chain {count_text(found.depth)}, widest level {count_text(found.width)}"
+    data = counted(found.data_edges, "data dependency", "dependencies")
+    control = counted(found.control_edges, "control dependency", "dependencies")
+    emit(f"  {counted(found.nodes, 'operation')}, {data}, {control}; {shape}")
+    emit(
+        f"  {counted(found.streams, 'stream')}, {counted(found.attributes, 'attribute')} kept verbatim"
+        + "".join(f", {_shown(name)} {bytes_text(size)}" for name, size in found.attachments.items())
+    )
+    _table("by class", found.by_class, len(found.by_class))
+    _table(f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top)
+    _show_collectives(found.collectives)
+    _show_messages(found.messages)
+    _show_regions(found.regions, top)
+
+
+def _table(title: str, rows: Sequence[OpRow], top: int) -> None:
+    if not rows or not top:
+        return
+    lines = [
+        (
+            _shown(row.name) or "(unnamed)",
+            count_text(row.nodes),
+            count_text(row.executions),
+            flops_text(row.flops),
+            bytes_text(row.bytes_moved),
+            time_text(row.duration_ns),
+            count_text(row.unknown) if row.unknown else "",
+        )
+        for row in rows[:top]
+    ]
+    emit("")
+    emit(table_text((title, "operations", "runs", "FLOPs", "bytes", "time", "unknown"), lines))
+
+
+def _show_collectives(rows: Sequence[CollectiveRow]) -> None:
+    if not rows:
+        return
+    lines = [
+        (
+            row.kind,
+            row.groups,
+            count_text(row.nodes),
+            count_text(row.executions),
+            bytes_text(row.comm_bytes),
+        )
+        for row in rows
+    ]
+    emit("")
+    emit(table_text(("collectives", "groups", "operations", "runs", "per rank"), lines, left=(0, 1)))
+
+
+def _show_messages(rows: Sequence[OpRow]) -> None:
+    if rows:
+        emit("")
+        emit("messages: " + ", ".join(f"{count_text(row.nodes)} {row.name}" for row in rows))
+
+
+def _show_regions(rows: Sequence[RegionRow], top: int) -> None:
+    if not rows or not top:
+        return
+    emit("")
+    emit(f"regions ({count_text(min(top, len(rows)))} of {count_text(len(rows))})")
+    for row in rows[:top]:
+        trips = "unknown trips" if row.trips != row.trips else counted(row.trips, "trip")
+        told = f", {trips}" if row.kind in {"loop body", "branch"} or row.trips != 1 else ""
+        indent = "  " * (row.depth + 1)
+        emit(f"{indent}{row.kind} {_shown(row.label)}{told}, {counted(row.nodes, 'operation')}")
+
+
+def _show_profile(found: ProfileSummary, top: int) -> None:
+    emit(
+        f"{counted(found.events, 'device event')} on {_shown(found.device) or 'an unnamed device'}, "
+        f"{counted(found.ranks, 'rank')}, {counted(found.streams, 'stream')}, "
+        f"{counted(found.host_ops, 'host operation')}"
+    )
+    emit(
+        f"{time_text(found.duration_ns)} of device time in {time_text(found.span_ns)}; "
+        f"{found.linked_share:.1%} of it has a host operation"
+    )
+    for title, rows, limit in (
+        ("by category", found.by_category, len(found.by_category)),
+        (f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top),
+    ):
+        if rows and limit:
+            lines = [
+                (_shown(row.name), count_text(row.nodes), time_text(row.duration_ns)) for row in rows[:limit]
+            ]
+            emit("")
+            emit(table_text((title, "events", "time"), lines))

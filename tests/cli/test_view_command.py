@@ -1,0 +1,116 @@
+"""``hespas view``: figures agree with the graph, the document with its schema, names are shown as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from hespas import api
+from hespas.cli.main import app
+from hespas.graph import GraphBuilder, NodeKind, OpClass, Workload
+from hespas.graph.passes import totals
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+DATA = ROOT.parent / "shared" / "data"
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+def view(path: Path, tmp_path: Path, *options: str) -> tuple[list[str], dict[str, object]]:
+    done = CliRunner().invoke(app, ["view", str(path), "--json", str(tmp_path / "v.json"), *options])
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "v.json").read_text())
+    schema = json.loads((ROOT / "hespas" / "schemas" / "view.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    cast("_Validator", Draft202012Validator(schema)).validate(document)
+    return done.stdout.splitlines(), document
+
+
+PROGRAMS = (
+    "binary/llama_fsdp_tp_local_N8.mlirbc",
+    "stablehlo/scan_nested.mlir",
+    "hlo/moe_all_to_all.hlo.txt",
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_sums_are_those_of_the_graph(program: str, tmp_path: Path) -> None:
+    _, document = view(FIXTURES / program, tmp_path)
+    workload = api.read(FIXTURES / program)
+    assert isinstance(workload, Workload)
+    [found] = cast("list[dict[str, list[dict[str, float]]]]", document["classes"])
+    expected = totals(workload.classes[0])
+    for rows in (found["by_class"], found["by_op"]):
+        assert sum(row["nodes"] for row in rows) == len(workload.classes[0])
+        assert sum(row["flops"] or 0 for row in rows) == pytest.approx(expected.flops)
+        assert sum(row["bytes_moved"] or 0 for row in rows) == pytest.approx(expected.bytes_moved)
+    assert sum(row["nodes"] for row in found["collectives"]) == len(workload.classes[0].collectives)
+    assert sum(row["comm_bytes"] for row in found["collectives"]) == expected.collective_bytes
+
+
+def test_loops_stand_in_a_tree_with_their_trips(tmp_path: Path) -> None:
+    lines, document = view(FIXTURES / "stablehlo" / "scan_nested.mlir", tmp_path)
+    at = lines.index("regions (2 of 2)")
+    assert lines[at + 1] == "  loop body while.3, 3 trips, 10 operations"
+    assert lines[at + 2] == "    loop body while.7, 5 trips, 6 operations"
+    [found] = cast("list[dict[str, list[dict[str, object]]]]", document["classes"])
+    product = next(row for row in found["by_op"] if row["name"] == "stablehlo.dot_general")
+    assert (product["nodes"], product["executions"]) == (1, 15.0)
+
+
+def chain(*names: str) -> Workload:
+    b = GraphBuilder("g")
+    for number, name in enumerate(names):
+        b.add_node(
+            name_row=b.strings.add(name),
+            op_row=b.strings.add(name),
+            op_class=OpClass.ELEMENTWISE,
+            kind=NodeKind.COMPUTE,
+            data_deps=[0] if number else [],
+            flops=1.0,
+            transcendentals=0.0,
+            bytes_read=1.0,
+            bytes_written=1.0,
+        )
+    return Workload.spmd(b.build(), 3)
+
+
+def test_depth_and_width_and_ranks(tmp_path: Path) -> None:
+    api.write(chain("a", "b", "c", "d"), tmp_path / "g.json")
+    lines, _ = view(tmp_path / "g.json", tmp_path)
+    assert "3 ranks in 1 class" in lines
+    assert any(line.endswith("longest chain 2, widest level 3") for line in lines)
+
+
+def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
+    api.write(chain("\x1b[31mred", "[bold]b", "two\nlines", "x" * 500), tmp_path / "g.json")
+    lines, _ = view(tmp_path / "g.json", tmp_path)
+    shown = "\n".join(lines)
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred" in shown
+    assert "[bold]b" in shown
+    assert "two\\nlines" in shown
+    assert max(map(len, lines)) < 200
+
+
+def test_a_missing_file_is_exit_code_3(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(tmp_path / "absent")])
+    assert done.exit_code == 3
+    assert "no such file" in done.stderr
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+def test_a_profile_is_summed_by_category_and_operation(tmp_path: Path) -> None:
+    lines, document = view(DATA / "profiles" / "h100_qwen1.5-0.5b_inf.json.gz", tmp_path)
+    profile = cast("dict[str, object]", document["profile"])
+    assert profile["duration_ns"] == 45_647_300.0
+    assert profile["device"] == "NVIDIA H100 80GB HBM3"
+    assert any(line.startswith("kernel ") for line in lines)
