@@ -48,7 +48,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Which room may import which, beside itself and the version in ``hespas``."""
 
 SHARED_CONVERTERS = frozenset(
-    {"format", "registry", "source", "output", "replica_groups", "costs", "chrome_events"}
+    {
+        "format",
+        "registry",
+        "source",
+        "output",
+        "leftovers",
+        "exchange",
+        "replica_groups",
+        "costs",
+        "chrome_events",
+    }
 )
 """Modules of ``hespas.converters`` that every format may use."""
 

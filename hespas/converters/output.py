@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from hespas.converters.exchange import exchange
+from hespas.converters.leftovers import remove, remove_leftovers, temporary_beside
 from hespas.graph.errors import OutputError
 
 __all__ = ["check_destination", "write_atomically"]
@@ -34,9 +37,11 @@ def write_atomically(
 ) -> int:
     """Let ``write`` fill a temporary path, then put it in place; returns the bytes written.
 
-    A directory appears as a whole. Over an existing directory its files are replaced one by one, each
-    atomically, and no other file is touched; rank files of a larger earlier set would survive and spoil the
-    new set, so they are an ``OutputError``. Links are followed. A failure of any kind removes the temporary.
+    A directory appears as a whole. An existing one is exchanged with the new one in one step, and its other
+    files are kept (where the system cannot do that, or it holds folders, files are replaced one by one);
+    rank files of a larger earlier set would survive and spoil the new set, so they are an ``OutputError``.
+    Links are followed: what they point to is replaced. A failure of any kind removes the temporary, and the
+    next write to the same destination what a killed process has left.
     """
     check_destination(destination, overwrite=overwrite)
     target = destination.resolve()
@@ -45,11 +50,16 @@ def write_atomically(
         raise OutputError(
             f"exists and is {kind}", path=str(destination), hint="choose another destination or format"
         )
-    temporary = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}.partial")
+    temporary = temporary_beside(target)
     try:
+        remove_leftovers(target)
         write(temporary)
         written = _sync(temporary)
-        _put_in_place(temporary, target)
+        _put_in_place(temporary, target, overwrite=overwrite)
+    except OutputError as error:
+        if error.path and error.path.startswith(str(temporary)):
+            error.path = str(destination)  # nobody knows the temporary
+        raise
     except OSError as error:
         raise OutputError(
             f"cannot be written: {error.strerror or error}",
@@ -57,7 +67,7 @@ def write_atomically(
             hint="free some space or choose another destination",
         ) from error
     finally:
-        _remove(temporary)
+        remove(temporary)
     return written
 
 
@@ -90,19 +100,44 @@ def _flush(path: Path) -> int:
         os.close(handle)
 
 
-def _put_in_place(temporary: Path, target: Path) -> None:
+def _put_in_place(temporary: Path, target: Path, *, overwrite: bool) -> None:
     if not temporary.is_dir():
-        temporary.replace(target)
+        _place_file(temporary, target, overwrite=overwrite)
     elif target.is_dir() and any(target.iterdir()):
-        _replace_files(temporary, target)
+        if not overwrite:
+            raise _written_meanwhile(target)
+        _replace_directory(temporary, target)
     else:
         temporary.rename(target)
     _flush(target.parent)
 
 
-def _replace_files(temporary: Path, target: Path) -> None:
+def _place_file(temporary: Path, target: Path, *, overwrite: bool) -> None:
+    """Without ``overwrite`` a file that somebody else has written in the meantime stays."""
+    if overwrite:
+        temporary.replace(target)
+        return
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise _written_meanwhile(target) from None
+    except OSError:  # a file system without hard links
+        temporary.replace(target)
+
+
+def _written_meanwhile(target: Path) -> OutputError:
+    return OutputError(
+        "exists already: another program has just written it",
+        path=str(target),
+        hint="add --overwrite to replace it",
+    )
+
+
+def _replace_directory(temporary: Path, target: Path) -> None:
+    """Put the new files into a folder that holds others."""
     fresh = {file.name for file in temporary.iterdir()}
-    stale = [file.name for file in target.iterdir() if _RANK_FILE.match(file.name) and file.name not in fresh]
+    kept = [file for file in target.iterdir() if file.name not in fresh]
+    stale = [file.name for file in kept if _RANK_FILE.match(file.name)]
     if stale:
         raise OutputError(
             f"holds {len(stale)} rank files of an earlier set that would mix with the new one: "
@@ -110,14 +145,23 @@ def _replace_files(temporary: Path, target: Path) -> None:
             path=str(target),
             hint="remove them or choose another destination",
         )
+    if _gathered(kept, temporary) and exchange(temporary, target):
+        return  # what was there has the temporary's name now and goes with it
+    for file in kept:
+        (temporary / file.name).unlink(missing_ok=True)
     for file in sorted(temporary.iterdir()):
         file.replace(target / file.name)
 
 
-def _remove(temporary: Path) -> None:
-    if temporary.is_dir():
-        import shutil
-
-        shutil.rmtree(temporary, ignore_errors=True)
-    else:
-        temporary.unlink(missing_ok=True)
+def _gathered(kept: list[Path], temporary: Path) -> bool:
+    """Give the files that stay a second name among the new ones; False where some cannot have one."""
+    if any(file.is_symlink() or not file.is_file() for file in kept):
+        return False
+    try:
+        for file in kept:
+            os.link(file, temporary / file.name)
+        if kept:
+            shutil.copymode(kept[0].parent, temporary)
+    except OSError:
+        return False
+    return True

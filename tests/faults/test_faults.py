@@ -1,0 +1,210 @@
+"""Whatever goes wrong in writing, the destination is absent, old or whole, and nothing else is left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hespas.converters.leftovers import remove_leftovers, temporary_beside
+from hespas.converters.output import write_atomically
+from hespas.graph.errors import OutputError
+from tests.faults.kills import kill_writers
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+COMMAND = (sys.executable, "-c", "from hespas.cli.convert import main; main()")
+TARGETS = ("traces", "graph.json", "graph.arrow", "drawing.dot", "drawing.graphml", "one.et")
+
+
+def convert(*arguments: str, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which may write no file larger than ``limit_bytes``."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=limit if limit_bytes else None,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_full_disk_leaves_nothing(target: str, tmp_path: Path) -> None:
+    ranks = ["--ranks", "0"] if target == "one.et" else []
+    done = convert(str(PROGRAM), str(tmp_path / target), *ranks, limit_bytes=4096)
+    assert done.returncode == 2, done.stderr
+    assert f"error: {tmp_path / target}: " in done.stderr
+    assert "File too large" in done.stderr
+    assert ".partial" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_writers_leave_whole_sets_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    outcome = kill_writers(tmp_path, kills=8, num_bytes=2e6)
+    assert outcome.broken == []
+    assert outcome.absent + outcome.old + outcome.whole == 8
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    source = ROOT / "fixtures" / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
+    command = [*COMMAND, str(source), str(tmp_path / "traces"), "--jobs", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode in {130, -signal.SIGINT}
+    assert b"Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def closed_folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    folder.chmod(0o500)
+    yield folder
+    folder.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_that_may_not_be_written(closed_folder: Path) -> None:
+    done = convert(str(PROGRAM), str(closed_folder / "x.json"))
+    assert done.returncode == 2
+    assert "not writable" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["two words", "наборы 痕跡", "new\nline", "-dash", "a'b\"c", "x" * 200])
+def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
+    done = convert(str(PROGRAM), str(tmp_path / f"{name}.json"))
+    assert done.returncode == 0, done.stderr
+    again = convert(str(tmp_path / f"{name}.json"), str(tmp_path / name), "--to", "chakra")
+    assert again.returncode == 0, again.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([f"{name}.json", name])
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert convert(str(PROGRAM), str(tmp_path / "link.json")).returncode == 2
+    assert (tmp_path / "real.json").read_text() == "old"
+    assert convert(str(PROGRAM), str(tmp_path / "link.json"), "--overwrite").returncode == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").stat().st_size > 1000
+    assert convert(str(PROGRAM), str(tmp_path / "link")).returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert len(list((tmp_path / "folder").glob("*.et"))) == 8
+
+
+def test_an_input_may_be_its_own_output_only_when_told(tmp_path: Path) -> None:
+    first = tmp_path / "g.json"
+    assert convert(str(PROGRAM), str(first)).returncode == 0
+    before = first.read_bytes()
+    assert convert(str(first), str(first)).returncode == 2
+    assert convert(str(first), str(first), "--overwrite").returncode == 0
+    assert first.read_bytes() == before
+
+
+def test_a_reader_that_goes_away_is_no_bug() -> None:
+    command = f"{shlex.join(COMMAND)} {PROGRAM} - --to op-graph | head -c 10"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, check=False, cwd=ROOT
+    )
+    assert b"Traceback" not in done.stderr
+    assert b"our bug" not in done.stderr
+
+
+def test_other_files_of_a_folder_stay_where_a_set_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    assert convert(str(PROGRAM), str(folder)).returncode == 0
+    (folder / "notes.txt").write_text("mine")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert convert(str(PROGRAM), str(folder), "--overwrite", "--hardware", "H100-SXM").returncode == 0
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert after.keys() == before.keys()
+    assert after["notes.txt"] == b"mine"
+    assert after["traces.0.et"] != before["traces.0.et"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["traces"]
+
+
+def race(target: Path, contents: list[bytes], *, overwrite: bool, directory: bool) -> list[str]:
+    """Write all contents at once; the messages of those who lost."""
+    barrier, lost = threading.Barrier(len(contents)), list[str]()
+
+    def fill(path: Path, content: bytes) -> None:
+        if not directory:
+            path.write_bytes(content)
+        else:
+            path.mkdir()
+            for number in range(20):
+                (path / f"t.{number}.et").write_bytes(content)
+        barrier.wait(timeout=30)
+
+    def run(content: bytes) -> None:
+        try:
+            write_atomically(
+                target, lambda path: fill(path, content), overwrite=overwrite, directory=directory
+            )
+        except OutputError as error:
+            lost.append(error.message)
+
+    threads = [threading.Thread(target=run, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return lost
+
+
+@pytest.mark.parametrize("directory", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_writers_to_one_path_one_wins_whole(directory: bool, overwrite: bool, tmp_path: Path) -> None:
+    for attempt in range(10):
+        target = tmp_path / f"{attempt}"
+        lost = race(target, [b"a" * 999, b"b" * 999], overwrite=overwrite, directory=directory)
+        files = sorted(target.iterdir()) if directory else [target]
+        assert {file.read_bytes() for file in files} in ({b"a" * 999}, {b"b" * 999})
+        assert len(files) == (20 if directory else 1)
+        assert len(lost) == (0 if overwrite else 1)
+        target_and_nothing_else = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+        assert target_and_nothing_else == []
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    mine = temporary_beside(target)
+    mine.write_text("in use")
+    script = """
+import sys
+from pathlib import Path
+from hespas.converters.leftovers import temporary_beside
+path = temporary_beside(Path(sys.argv[1]))
+path.mkdir()
+(path / "f").write_text("half")
+"""
+    child = subprocess.run([sys.executable, "-c", script, str(target)], check=True, cwd=ROOT)
+    assert child.returncode == 0
+    (tmp_path / ".other.json.partial").write_text("somebody else's")
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_leftovers(target)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([mine.name, ".other.json.partial"])
