@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test test-slow lint bench fixtures docs clean
+.PHONY: demo test test-slow fuzz lint bench fixtures docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a sharded Llama training step -> Chakra traces of 8 ranks -> check -> time per class"
 	@echo "make test       the tests"
 	@echo "make test-slow  the long suites: fuzzing, a million nodes"
+	@echo "make fuzz       damaged input to every reader (COUNT=20000), killed writers"
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
 	@echo "make docs       make the outputs shown in README.md and docs/ again"
@@ -41,6 +42,10 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzzing --reader all --count $(or $(COUNT),20000)
+	$(BIN)/python -m tests.faults.kills
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

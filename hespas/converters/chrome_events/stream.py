@@ -77,7 +77,7 @@ class EventStream:
         while True:
             try:
                 chunk = stream.read(self._block_bytes)
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError, ValueError, _inflate_error()) as error:
                 what = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
                 raise self._error(what, self._read_bytes) from error
             if not chunk:
@@ -166,3 +166,8 @@ def _opened(path: Path) -> BinaryIO:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     opened = cast("Callable[[Path], BinaryIO]", import_module("isal.igzip").open)
     return opened(path)
+
+
+def _inflate_error() -> type[Exception]:
+    """What the gzip library raises for a damaged stream."""
+    return cast("type[Exception]", import_module("isal.isal_zlib").error)

@@ -15,7 +15,7 @@ from hespas.graph.errors import FormatError, HespasError
 
 __all__ = ["main", "survive"]
 
-_LIMIT_S = 120
+_LIMIT_S = 30
 _BYTES_PER_S = 100_000
 """Ten times slower than the slowest program seen; only a parser that hangs takes longer."""
 

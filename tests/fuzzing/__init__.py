@@ -1,0 +1,1 @@
+"""Readers against damaged input: ``python -m tests.fuzzing --reader NAME --count N``."""

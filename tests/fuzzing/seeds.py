@@ -1,0 +1,98 @@
+"""Small sound inputs of each reader: fixtures, and what our writers make of them."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hespas import api
+
+__all__ = ["READERS", "Reader", "seeds_of"]
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+MAX_BYTES = 12_000
+"""Larger seeds make for few inputs a second and no other paths through a reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from."""
+
+    format: str
+    suffix: str
+    patterns: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+
+
+READERS: dict[str, Reader] = {
+    "stablehlo-text": Reader("stablehlo", ".mlir", ("stablehlo/*.mlir",)),
+    "stablehlo-bytecode": Reader(
+        "stablehlo", ".mlirbc", ("binary/*.mlirbc", "binary/*.jax_export"), ("mlp", "scan_nested")
+    ),
+    "hlo-text": Reader("hlo", ".hlo", ("hlo/*.hlo.txt",)),
+    "hlo-proto": Reader("hlo", ".pb", ("binary/*.hlo.pb.gz",)),
+    "op-graph": Reader("op-graph", ".json", (), ("mlp", "scan_nested", "top_k", "branches")),
+    "op-graph-arrow": Reader("op-graph-arrow", ".arrow", (), ("mlp", "scan_nested", "top_k")),
+    "chakra": Reader("chakra", ".et", (), ("mlp", "top_k", "scan_nested", "hand_collectives")),
+    "kineto": Reader("kineto", ".json"),
+}
+"""The readers by name."""
+
+_KINETO = b"""{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU", "numSms": 8}],
+"distributedInfo": {"backend": "nccl", "rank": 1, "world_size": 2}, "traceEvents": [
+{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 4354796305926.358,
+ "dur": 12.5, "args": {"External id": 3,
+ "Record function id": 0, "Input Dims": [[4, 8], [8, 2]], "Input type": ["float"]}},
+{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 1, "ts": 4354796305927,
+ "dur": 1, "args": {"correlation": 5, "cbid": 211}},
+{"ph": "X", "cat": "kernel", "name": "gemm<float, 2>", "pid": 0, "tid": 7, "ts": 4354796305940.1,
+ "dur": 3.125, "args": {"correlation": 5, "stream": 7, "device": 0, "grid": [1, 2, 3]}},
+{"ph": "M", "name": "process_name", "pid": 9, "tid": 0, "args": {"name": "python"}}
+], "traceName": "t.json"}"""
+
+
+@cache
+def seeds_of(name: str) -> tuple[bytes, ...]:
+    """The seeds of a reader, smallest first; at least one."""
+    found = sorted(_seeds(READERS[name]), key=len)
+    small = [seed for seed in found if len(seed) <= MAX_BYTES]
+    return tuple(small or found[:1])
+
+
+def _seeds(reader: Reader) -> Iterator[bytes]:
+    if reader.format == "kineto":
+        yield _KINETO
+    for pattern in reader.patterns:
+        for path in FIXTURES.glob(pattern):
+            data = path.read_bytes()
+            yield gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    for program in reader.written:
+        yield from _written(program, reader)
+
+
+def _written(program: str, reader: Reader) -> Iterator[bytes]:
+    """What our writer makes of a fixture; one rank where there are several."""
+    source = FIXTURES / "stablehlo" / f"{program}.mlir"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"x{reader.suffix}"
+        if reader.format == "stablehlo":
+            yield _bytecode(source)
+            return
+        ranks = range(1) if reader.format == "chakra" else None
+        api.convert(source, path, target_format=reader.format, ranks=ranks)
+        yield path.read_bytes()
+
+
+def _bytecode(source: Path) -> bytes:
+    """A small program as a portable artifact."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    artifact: bytes = stablehlo.serialize_portable_artifact_str(
+        source.read_text(), stablehlo.get_minimum_version()
+    )
+    return artifact
