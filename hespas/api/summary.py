@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,7 +223,8 @@ def _collectives(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveRow]:
     runs = graph.multiplicity[table.node]
     pairs = np.stack([table.kind.astype(np.int64), table.group_set.astype(np.int64)])
     keys, place = np.unique(pairs, axis=1, return_inverse=True)
-    for row, (kind, which) in enumerate(keys.T.tolist()):
+    distinct: list[list[int]] = keys.T.tolist()
+    for row, (kind, which) in enumerate(distinct):
         mine = place.reshape(-1) == row
         groups = graph.group_sets[which] if which >= 0 else None
         size = groups.group_size if groups else num_ranks
@@ -304,9 +306,9 @@ def _json(value: object) -> Json:
         case float():
             return finite(value)
         case dict():
-            return {str(name): _json(each) for name, each in value.items()}
+            return {name: _json(each) for name, each in cast("dict[str, object]", value).items()}
         case list() | tuple():
-            return [_json(each) for each in value]
+            return [_json(each) for each in cast("Sequence[object]", value)]
         case None | bool() | int() | str():
             return value
         case _:

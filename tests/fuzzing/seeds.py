@@ -6,8 +6,10 @@ import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol, cast
 
 from hespas import api
 
@@ -17,6 +19,13 @@ ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
 MAX_BYTES = 12_000
 """Larger seeds make for few inputs a second and no other paths through a reader."""
+
+
+class _StableHlo(Protocol):
+    """The part of jaxlib's bindings that is used here."""
+
+    def get_minimum_version(self) -> str: ...
+    def serialize_portable_artifact_str(self, text: str, version: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +99,5 @@ def _written(program: str, reader: Reader) -> Iterator[bytes]:
 
 def _bytecode(source: Path) -> bytes:
     """A small program as a portable artifact."""
-    from jaxlib.mlir.dialects import stablehlo
-
-    artifact: bytes = stablehlo.serialize_portable_artifact_str(
-        source.read_text(), stablehlo.get_minimum_version()
-    )
-    return artifact
+    stablehlo = cast("_StableHlo", import_module("jaxlib.mlir.dialects.stablehlo"))
+    return stablehlo.serialize_portable_artifact_str(source.read_text(), stablehlo.get_minimum_version())
