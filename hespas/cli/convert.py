@@ -115,7 +115,7 @@ def convert(
     debug: Annotated[bool, DebugOption] = False,
     show_version: _Version = False,
 ) -> None:
-    """Convert a workload: StableHLO, HLO, op graph or Chakra traces in, op graph or Chakra traces out.
+    """Convert a workload between StableHLO, HLO, op graphs, Chakra traces and drawings.
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """

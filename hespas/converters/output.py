@@ -14,7 +14,7 @@ from hespas.graph.errors import OutputError
 
 __all__ = ["check_destination", "write_atomically"]
 
-_RANK_FILE = re.compile(r"^.+\.[0-9]+\.et(\.gz)?$")
+_RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 _FEW_FILES = 16
 _FLUSHES_AT_ONCE = 8
 

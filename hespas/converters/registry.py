@@ -35,6 +35,8 @@ BUILTIN: dict[str, str] = {
     "dot": "hespas.converters.drawing:FORMAT_DOT",
     "graphml": "hespas.converters.drawing:FORMAT_GRAPHML",
     "kineto": "hespas.converters.kineto:FORMAT",
+    "chakra-json": "hespas.converters.chakra:FORMAT_JSON",
+    "astra-text": "hespas.converters.astra_text:FORMAT",
 }
 """Name -> ``module:attribute`` of each format that ships with the package."""
 

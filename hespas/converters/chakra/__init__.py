@@ -1,4 +1,4 @@
-"""Chakra execution traces: https://github.com/mlcommons/chakra, schema 0.0.4 (= 1.0.0).
+"""Chakra execution traces: https://github.com/mlcommons/chakra. All versions are read, the last is written.
 
 One file per rank, ``NAME.{rank}.et``, with ``comm_group.json`` beside them. Importing this module is cheap.
 """
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
 from hespas.graph import Diagnostics, Workload
+from hespas.schemas.chakra.history import LATEST_VERSIONS, READ_VERSIONS
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "FORMAT_JSON"]
 
 
 def _sniff(head: Head) -> int:
@@ -65,6 +66,41 @@ FORMAT = Format(
     sniff=_sniff,
     read=_read,
     write=_write,
+    writes_directory=_writes_directory,
+    flat=True,
+    read_versions=READ_VERSIONS,
+    write_versions=LATEST_VERSIONS,
+    losses=_LOSSES,
+)
+
+
+def _sniff_json(head: Head) -> int:
+    """By the first objects; a directory by its file names and the first of its files."""
+    from hespas.converters.chakra.json_sniffing import score_json
+
+    return score_json(head)
+
+
+def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.chakra.json_reader import read_chakra_json
+
+    return read_chakra_json(path, options, diagnostics)
+
+
+def _write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    from hespas.converters.chakra.json_writer import write_chakra_json
+
+    write_chakra_json(value, path, options, diagnostics)
+
+
+FORMAT_JSON = Format(
+    name="chakra-json",
+    title="Chakra execution trace, JSON",
+    suffixes=(".json",),
+    specification="https://github.com/mlcommons/chakra",
+    sniff=_sniff_json,
+    read=_read_json,
+    write=_write_json,
     writes_directory=_writes_directory,
     flat=True,
     losses=_LOSSES,

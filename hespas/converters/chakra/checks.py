@@ -63,7 +63,11 @@ def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, fau
     hint = "a simulator would wait for ever; drop these dependencies or add the nodes"
     for row in np.flatnonzero(missing)[:1].tolist():
         first = f"{field} names node {int(deps[row])}, which does not exist"
-        faults.nodes("ET006", columns, _marked(columns, owner[missing]), first, hint=hint)
+        if columns.is_cut:  # it may be one of those behind the cut
+            lost = f"{first}; dependencies on nodes behind the cut are left out"
+            faults.lint("ET006", lost, int(missing.sum()))
+        else:
+            faults.nodes("ET006", columns, _marked(columns, owner[missing]), first, hint=hint)
     own: Bools = deps == columns.id[owner]
     faults.nodes("ET007", columns, _marked(columns, owner[own]), f"{field} names the node itself")
     order = np.lexsort((deps, owner))

@@ -1,5 +1,7 @@
 """Whole Chakra trace files to columns and back: https://github.com/mlcommons/chakra, schema 0.0.4 (= 1.0.0).
 
+Files of older schemas are read as what they are in that one.
+
 Faults carry the ``ET`` codes of ``hespas-validate check``: ``ET001`` framing and wire format, ``ET002`` empty
 file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty node frames.
 """
@@ -9,169 +11,135 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
+from hespas.converters.chakra.codec_faults import CodecFaults
 from hespas.converters.chakra.columns import AttributeColumns, EtColumns
-from hespas.converters.chakra.decode import Decoder, Metadata
 from hespas.converters.chakra.encode import encode_chunks
-from hespas.converters.chakra.frames import FrameBatch, frames, open_trace
+from hespas.converters.chakra.frames import frames, open_trace
 from hespas.converters.chakra.gzipped import open_output
+from hespas.converters.chakra.historic import HistoricDecoder
 from hespas.converters.chakra.join import Joiner
-from hespas.converters.chakra.versions import (
-    FirstFrame,
-    Schema,
-    Signature,
-    as_current_metadata,
-    first_frame,
-    is_attribute_first,
-    node_schema,
-)
+from hespas.converters.chakra.opening import Opened, Reading, open_nodes
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.errors import FormatError
+from hespas.schemas.chakra.history import LATEST_VERSIONS
 
-__all__ = ["CURRENT_VERSIONS", "iter_columns", "read_columns", "write_columns"]
-
-CURRENT_VERSIONS = ("0.0.4", "1.0.0")
-"""Version labels of the schema this codec knows; both name the same bytes."""
-
-_PROBED_NODES = 64
-_NO_TRACE = "is this a Chakra trace? Its first frame would be a GlobalMetadata message"
-
-
-class _Faults:
-    """Raises faults, or records them and goes on where the reader is lenient."""
-
-    def __init__(self, path: Path, diagnostics: Diagnostics, lenient: bool) -> None:
-        self.path = str(path)
-        self.diagnostics = diagnostics
-        self.lenient = lenient
-
-    def report(self, code: str, message: str, position: str, hint: str) -> None:
-        """An error of the file as a whole."""
-        if not self.lenient:
-            raise FormatError(f"{code}: {message}", path=self.path, position=position, hint=hint)
-        self.diagnostics.add(code, Severity.ERROR, position, message, path=self.path)
-
-    def framing(self, error: FormatError, nodes: int) -> None:
-        """A fault of the wire format; a lenient reader keeps the whole frames before it."""
-        if not self.lenient:
-            raise error
-        message = f"{error.message.removeprefix('ET001: ')}; the {nodes} nodes before it were kept"
-        self.diagnostics.add("ET001", Severity.ERROR, error.position or "", message, path=self.path)
+__all__ = ["iter_columns", "read_columns", "write_columns"]
 
 
 def iter_columns(
-    path: Path, diagnostics: Diagnostics, *, max_bytes: int | None = None, lenient: bool = False
+    path: Path,
+    diagnostics: Diagnostics,
+    *,
+    max_bytes: int | None = None,
+    lenient: bool = False,
+    version: str = "",
+    recover: bool = False,
 ) -> Iterator[tuple[EtColumns, float]]:
     """The file's nodes chunk by chunk in constant memory, each with a guess of how many chunks there are.
 
     Every chunk carries the metadata and all attribute names met so far; there is at least one, which may
-    be empty. Raises :class:`FormatError` naming file and byte, and :class:`UnsupportedError` for an older
-    schema; with ``lenient`` faults become diagnostics and whole frames are kept.
+    be empty. Nodes of older schemas come as those of today's; ``version`` names the schema where the file
+    cannot tell. Raises :class:`FormatError` naming file and byte, and :class:`UnsupportedError` where the
+    schema is not known; with ``lenient`` faults become diagnostics and whole frames are kept, with
+    ``recover`` those before a cut.
     """
-    faults = _Faults(path, diagnostics, lenient)
-    decoder = Decoder(str(path), on_error=diagnostics if lenient else None)
+    faults = CodecFaults(str(path), diagnostics, lenient, recover)
     source = open_trace(path, max_bytes)
-    metadata: Metadata | None = None
+    opened: Opened | None = None
     count, expected = 0, 1.0
     try:
         for whole in frames(source):
             batch = whole
-            if metadata is None:
-                metadata, batch = _start(decoder, whole, faults)
+            if opened is None:
+                opened = open_nodes(whole, Reading(path, max_bytes, version), faults)
+                batch = opened.nodes
             empty = int((batch.start == batch.end).sum())
             _warn(diagnostics, "ET004", faults.path, "a node frame is empty (all fields default)", empty)
             if source.size and len(batch):
                 expected = source.size / max(1, int(batch.end[-1] - batch.start[0]))
-            chunk = decoder.nodes(batch)
+            chunk = opened.decoder.nodes(batch)
             count += len(chunk)
-            yield _complete(chunk, metadata, decoder), expected
+            yield _complete(chunk, opened), expected
     except FormatError as error:
         faults.framing(error, count)
-    if metadata is None:
+        if opened is not None and faults.is_recovered(error):
+            nothing = EtColumns.empty(AttributeColumns.empty(0))
+            yield _complete(replace(nothing, is_cut=True), opened), expected
+    _conclude(opened, count, faults)
+
+
+def _complete(chunk: EtColumns, opened: Opened) -> EtColumns:
+    metadata = opened.metadata
+    keys = tuple(opened.decoder.keys.names)
+    return replace(
+        chunk,
+        version=metadata.version,
+        schema=opened.schema,
+        metadata=metadata.attrs,
+        attrs=chunk.attrs.with_keys(keys),
+    )
+
+
+def _conclude(opened: Opened | None, count: int, faults: CodecFaults) -> None:
+    """Say what is to be said of the file as a whole."""
+    diagnostics, path = faults.diagnostics, faults.path
+    if opened is None:
         faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
     if not count:
         faults.report("ET002", "the file has no node", "end of file", "was the writing program interrupted?")
+    if opened is None:
+        return
     message = "unknown fields were left out"
-    _warn(diagnostics, "chakra.unknown-field", faults.path, message, decoder.unknown_fields)
-    if metadata is not None and metadata.version not in CURRENT_VERSIONS:
-        label = metadata.version or "empty"
-        _warn(diagnostics, "ET004", faults.path, f"the version label is {label}, not 0.0.4 or 1.0.0", 1)
+    _warn(diagnostics, "chakra.unknown-field", path, message, opened.decoder.unknown_fields)
+    label = opened.metadata.version or "empty"
+    if label not in LATEST_VERSIONS:
+        _warn(diagnostics, "ET004", path, f"the version label is {label}, not 0.0.4 or 1.0.0", 1)
+    if opened.schema:
+        _say_migrated(opened, faults)
+
+
+def _say_migrated(opened: Opened, faults: CodecFaults) -> None:
+    """A checker's reader finds an error here: only today's schema is what simulators read."""
+    read_as = f"the trace has schema {opened.schema} and was read as one of 0.0.4"
+    if faults.lenient:
+        message = f"{read_as}; simulators would misread it: convert it"
+        faults.diagnostics.add("ET003", Severity.ERROR, faults.path, message, path=faults.path)
+    else:
+        _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
+    if isinstance(opened.decoder, HistoricDecoder):
+        message = (
+            "run times are taken as microseconds, as Chakra's PyTorch converter wrote them; "
+            f"schema {opened.schema} names no unit, and other converters wrote cycles"
+        )
+        _warn(faults.diagnostics, "chakra.run-time-unit", faults.path, message, opened.decoder.run_times)
 
 
 def _warn(diagnostics: Diagnostics, code: str, path: str, message: str, count: int) -> None:
     diagnostics.warning(code, path, message, path=path, count=count)
 
 
-def _complete(chunk: EtColumns, metadata: Metadata, decoder: Decoder) -> EtColumns:
-    keys = tuple(decoder.keys.names)
-    return replace(
-        chunk, version=metadata.version, metadata=metadata.attrs, attrs=chunk.attrs.with_keys(keys)
-    )
-
-
-def _start(decoder: Decoder, batch: FrameBatch, faults: _Faults) -> tuple[Metadata, FrameBatch]:
-    """Check the schema and decode the metadata; returns the nodes of the first batch too."""
-    message = batch.message(0)
-    signature = Signature.of(message)
-    if signature is None:
-        _not_a_trace(faults.path)
-    kind = first_frame(signature)
-    is_node = kind is FirstFrame.NODE
-    nodes = batch if is_node else batch.without_first()
-    attribute_first = kind is FirstFrame.METADATA and is_attribute_first(signature)
-    _check_nodes(nodes, doubtful=is_node or attribute_first, path=faults.path)
-    if kind is FirstFrame.UNKNOWN:
-        _not_a_trace(faults.path)
-    if is_node:
-        faults.report("ET002", "the first frame is a Node, not a GlobalMetadata", "byte 0", _NO_TRACE)
-        return Metadata("", AttributeColumns.empty(1)), nodes
-    if attribute_first:
-        message = as_current_metadata(signature)
-    return decoder.metadata(message, batch.base + int(batch.start[0])), nodes
-
-
-def _check_nodes(nodes: FrameBatch, *, doubtful: bool, path: str) -> None:
-    """Refuse older schemas; ``doubtful`` says that the first frame is not the metadata of today."""
-    schemas: set[Schema] = set()
-    for index in range(min(len(nodes), _PROBED_NODES)):
-        signature = Signature.of(nodes.message(index))
-        if signature is not None:
-            schemas.add(node_schema(signature))
-    for old in (Schema.OLD_003, Schema.OLD_001):
-        if old in schemas:
-            raise UnsupportedError(
-                f"ET003: this is a Chakra trace of schema {old.value}; 0.0.4 and 1.0.0 are read",
-                path=path,
-                hint="write the trace again with a current Chakra, or convert it there",
-            )
-    if doubtful and Schema.CURRENT not in schemas:
-        raise UnsupportedError(
-            "ET003: nothing in this file tells which Chakra schema it has",
-            path=path,
-            hint="write the trace again with a current Chakra, which adds metadata and attributes",
-        )
-
-
-def _not_a_trace(path: str) -> NoReturn:
-    raise FormatError(
-        "ET003: the first frame is no Chakra message", path=path, position="byte 0", hint=_NO_TRACE
-    )
-
-
 def read_columns(
-    path: Path, diagnostics: Diagnostics, *, max_bytes: int | None = None, lenient: bool = False
+    path: Path,
+    diagnostics: Diagnostics,
+    *,
+    max_bytes: int | None = None,
+    lenient: bool = False,
+    version: str = "",
+    recover: bool = False,
 ) -> EtColumns:
-    """A whole trace file; raises as :func:`iter_columns` does. ``max_bytes`` bounds gunzipped data."""
+    """A whole trace file; takes and raises what :func:`iter_columns` does."""
     joiner = Joiner()
-    version, metadata = "", AttributeColumns.empty(1)
-    keys: tuple[str, ...] = ()
-    for chunk, expected in iter_columns(path, diagnostics, max_bytes=max_bytes, lenient=lenient):
+    last = EtColumns.empty(AttributeColumns.empty(0))
+    for chunk, expected in iter_columns(
+        path, diagnostics, max_bytes=max_bytes, lenient=lenient, version=version, recover=recover
+    ):
         joiner.add(chunk, expected)
-        version, metadata, keys = chunk.version, chunk.metadata, chunk.attrs.keys
-    return joiner.take(version, metadata, keys)
+        last = chunk
+    whole = joiner.take(last.version, last.metadata, last.attrs.keys)
+    return replace(whole, schema=last.schema, is_cut=last.is_cut)
 
 
 def write_columns(columns: EtColumns, path: Path) -> None:

@@ -215,7 +215,9 @@ class IoColumns:
 class EtColumns:
     """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
 
-    ``frame_byte`` is where each node's frame starts in the (decompressed) file; a writer ignores it.
+    ``frame_byte`` is where each node's frame starts in the (decompressed) file. ``schema`` is the version of
+    the schema that the file has, where that is not the one of its label; ``is_cut`` says that nodes behind a
+    cut are missing. A writer ignores these.
     """
 
     version: str
@@ -233,6 +235,8 @@ class EtColumns:
     outputs: IoColumns
     attrs: AttributeColumns
     frame_byte: Longs
+    schema: str = ""
+    is_cut: bool = False
 
     @classmethod
     def empty(cls, attrs: AttributeColumns) -> EtColumns:

@@ -19,8 +19,9 @@ from hespas.converters.chakra.frames import FrameBatch
 from hespas.converters.chakra.keys import KeyTable
 from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
 from hespas.converters.chakra.varints import packed_varints
+from hespas.converters.chakra.versions import Signature, looks_old
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.errors import FormatError, InvariantError
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
 from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE
 from hespas.schemas.chakra.tables import NodeField, WireType
 
@@ -71,23 +72,40 @@ class Decoder:
         positions: list[int] = batch.start.tolist()
         kept = np.ones(len(bad), np.bool_)
         for index in np.flatnonzero(bad).tolist():
+            place, frame_byte = batch.base + positions[index], int(batch.frame_byte[index])
             try:
-                canonical = canonical_message(
-                    messages[index], NODE, base=batch.base + positions[index], path=self.path
-                )
-            except FormatError as error:
+                messages[index] = self._canonical_one(messages[index], place, frame_byte)
+            except (FormatError, UnsupportedError) as error:
                 if self.on_error is None:
                     raise
-                message = f"{error.message.removeprefix('ET001: ')}; the node is left out"
-                self.on_error.error("ET001", error.position or "", message, path=self.path or "")
+                code, message = error.message.split(": ", 1)
+                message = f"{message}; the node is left out"
+                self.on_error.error(code, error.position or "", message, path=self.path or "")
                 kept[index] = False
                 messages[index] = b""
-            else:
-                messages[index] = canonical.data
-                self.unknown_fields += canonical.unknown_fields
         rows = ByteRows.from_rows(messages)
         window = Window.holding(rows.data)
         return FrameBatch(window, rows.offsets[:-1][kept], rows.offsets[1:][kept], batch.frame_byte[kept])
+
+    def _canonical_one(self, message: bytes, base: int, frame_byte: int) -> bytes:
+        """A node in canonical form. Raises :class:`UnsupportedError` for one of an older schema, of which
+        protobuf would make nonsense.
+        """
+        signature = Signature.of(message)
+        try:
+            canonical = canonical_message(message, NODE, base=base, path=self.path)
+            if not canonical.unknown_fields or signature is None or not looks_old(signature):
+                self.unknown_fields += canonical.unknown_fields
+                return canonical.data
+        except FormatError:
+            if signature is None or not looks_old(signature):
+                raise
+        raise UnsupportedError(
+            "ET003: this node has the fields of a schema before 0.0.4, which the file has",
+            path=self.path,
+            position=f"byte {frame_byte}",
+            hint="write the trace again with one version of Chakra",
+        )
 
     def metadata(self, message: bytes, base: int = 0) -> Metadata:
         """Decode a ``GlobalMetadata`` message that starts at byte ``base`` of the file."""

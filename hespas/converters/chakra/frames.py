@@ -13,13 +13,13 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from hespas.converters.chakra.gzipped import damage_errors, open_gzip
+from hespas.converters.chakra.gzipped import before_damage, damage_errors, open_gzip
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
 from hespas.converters.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
-__all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "FrameBatch", "Source", "frames", "open_trace"]
+__all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "CutOffError", "FrameBatch", "Source", "frames", "open_trace"]
 
 MIN_LIMIT_BYTES = 64 << 20
 MAX_EXPANSION = 100
@@ -29,6 +29,10 @@ _BLOCK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_EMPTY_FRAMES = 1 << 16
 _DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
+
+
+class CutOffError(FormatError):
+    """The file ends too early: what stands before is whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,18 +69,28 @@ class _BoundedGzip:
         self._path = path
         self._limit = limit
         self._done = 0
+        self._damage = ""
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs."""
-        try:
-            data = self._stream.read(size)
-        except damage_errors() as error:
-            raise FormatError(
-                f"ET001: the gzip stream is damaged or cut off ({error})",
-                path=str(self._path),
-                position=f"byte {self._done} of the decompressed data",
-                hint=_DAMAGED,
-            ) from None
+        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs.
+
+        What can be had before the damage is returned first.
+        """
+        data = b""
+        if not self._damage:
+            try:
+                data = self._stream.read(size)
+            except damage_errors() as error:
+                self._damage = str(error) or "no reason given"
+        if self._damage:
+            data = before_damage(self._path, self._done, size)
+            if not data:
+                raise CutOffError(
+                    f"ET001: the gzip stream is damaged or cut off ({self._damage})",
+                    path=str(self._path),
+                    position=f"byte {self._done} of the decompressed data",
+                    hint=_DAMAGED,
+                )
         self._done += len(data)
         if self._done > self._limit:
             raise FormatError(
@@ -222,11 +236,11 @@ def _check_declared(rest: bytes, source: Source, offset: int) -> None:
         raise _cut_off(rest, source.name, offset)
 
 
-def _cut_off(rest: bytes, name: str, offset: int) -> FormatError:
+def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
     length, start = _long_length(rest, 0, name, offset)
     message = (
         f"ET001: a frame of {length} bytes is cut off by the end of the file after {len(rest) - start} bytes"
         if start
         else "ET001: a frame length is cut off by the end of the file"
     )
-    return FormatError(message, path=name, position=f"byte {offset}", hint=_DAMAGED)
+    return CutOffError(message, path=name, position=f"byte {offset}", hint=_DAMAGED)

@@ -8,19 +8,51 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from hespas.graph.errors import OutputError
 
-__all__ = ["damage_errors", "open_gzip", "open_output"]
+__all__ = ["before_damage", "damage_errors", "open_gzip", "open_output"]
 
 _LEVEL = 2
+_PIECE_BYTES = 4096
+
+
+class _Inflater(Protocol):
+    """A decompressor of isal."""
+
+    eof: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 def open_gzip(path: Path) -> BinaryIO:
     """A stream of the decompressed bytes of a file."""
     opener = cast("Callable[[Path, str], BinaryIO]", import_module("isal.igzip").open)
     return opener(path, "rb")
+
+
+def before_damage(path: Path, skip: int, size: int) -> bytes:
+    """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what a stream that raises
+    had already, and kept for itself. Decompresses from the start.
+    """
+    library = import_module("isal.isal_zlib")
+    make = cast("Callable[..., _Inflater]", library.decompressobj)
+    inflater, position = make(wbits=31), 0
+    found = bytearray()
+    with path.open("rb") as stream:
+        while len(found) < size and (packed := stream.read(_PIECE_BYTES)):
+            while packed:
+                try:
+                    data = inflater.decompress(packed)
+                except damage_errors():
+                    return bytes(found[:size])
+                found += data[max(0, skip - position) :]
+                position += len(data)
+                packed = inflater.unused_data
+                inflater = make(wbits=31) if inflater.eof else inflater
+    return bytes(found[:size])
 
 
 def damage_errors() -> tuple[type[Exception], ...]:

@@ -79,6 +79,14 @@ class KeyTable:
             key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
         return key
 
+    def add(self, name: str) -> int:
+        """The row of a name that stands in no message."""
+        return self._add(name.encode())
+
+    def find(self, name: str) -> int:
+        """The row of a name, -1 where it has not been met."""
+        return self._rows.get(name.encode(), -1)
+
     @staticmethod
     def _depth(length: Longs) -> int:
         """Words needed to tell these names apart."""

@@ -55,6 +55,7 @@ def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
     start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
     own = _hashes(code, start, length)
     _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
+    first, inverse = _by_appearance(first, inverse)
     # Equal hashes must be equal sequences; what is not (an attack on the hash) gets a layout of its own.
     model = first[inverse]
     same = length == length[model]
@@ -67,6 +68,14 @@ def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
     index = inverse.astype(np.int64)
     index[strangers] = len(first) + np.arange(len(strangers))
     return np.concatenate([nodes[first], nodes[strangers]]), index
+
+
+def _by_appearance(first: Longs, inverse: Longs) -> tuple[Longs, Longs]:
+    """Number the distinct rows as they come, not by their hashes, which depend on how names are numbered."""
+    order = np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[inverse]
 
 
 def _hashes(code: Words, start: Longs, length: Longs) -> Words:

@@ -75,8 +75,9 @@ class _Source:
 def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a file or a directory of rank files.
 
-    Raises :class:`FormatError` naming file, node id and byte offset, :class:`UnsupportedError` for an older
-    schema. A lenient reader records faults under the checker's codes (``ET001`` ...) and goes on.
+    Raises :class:`FormatError` naming file, node id and byte offset, :class:`UnsupportedError` for a schema
+    that is not known or cannot be told. A lenient reader records faults under the checker's codes
+    (``ET001`` ...) and goes on.
     """
     faults = Faults(str(path), None, diagnostics, options.lenient)
     source = _directory(path, faults) if path.is_dir() else _file(path, faults)
@@ -93,7 +94,7 @@ def _file(path: Path, faults: Faults) -> _Source:
     match = RANK_FILE.match(path.name)
     stated = match is not None and len(match["rank"]) <= MAX_RANK_DIGITS
     groups, data = read_groups(path.parent, faults)
-    name = match["name"] if match else re.sub(r"(\.et)?(\.gz)?$", "", path.name) or path.name
+    name = match["name"] if match else re.sub(r"(\.e[tg])?(\.gz)?$", "", path.name) or path.name
     return _Source(name, ((int(match["rank"]) if match and stated else -1, path),), groups, data)
 
 
@@ -139,7 +140,14 @@ def _directory(path: Path, faults: Faults) -> _Source:
 
 def _read_rank(rank: int, path: Path, job: _Job, options: ReadOptions, diagnostics: Diagnostics) -> None:
     """Read one file, and check it unless its class has been checked already."""
-    columns = read_columns(path, diagnostics, max_bytes=options.max_bytes, lenient=options.lenient)
+    columns = read_columns(
+        path,
+        diagnostics,
+        max_bytes=options.max_bytes,
+        lenient=options.lenient,
+        version=options.version,
+        recover=options.recover,
+    )
     facts = AttributeFacts.of(columns.attrs)
     number = _own_place(columns, rank, job, diagnostics)
     faults = Faults(str(path), number, diagnostics, options.lenient)
@@ -211,7 +219,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     first = next(iter(job.classes.values()))
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
-    metadata = {"format": "chakra", "version": first.columns.version}
+    metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
     if alone:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
     return Workload(name=source.name, classes=tuple(graphs), rank_class=rank_class, metadata=metadata)

@@ -1,7 +1,7 @@
-"""Telling the schema of a trace by its wire signature: labels are unreliable and numbers were reused.
+"""Telling the schema of a trace by its first frames: labels are unreliable and numbers were reused.
 
-Only 0.0.4 (= 1.0.0) is read. Older files would decode into nonsense (a 0.0.3 file yields dependencies made of
-the characters of a text), so they are recognised by the wire types of their fields and refused.
+A metadata frame with a version text or with attributes in field 2 can only be of today's schema. Everything
+else (no metadata, empty ones, attributes in field 1) needs :mod:`.evidence` from the nodes.
 """
 
 from __future__ import annotations
@@ -9,34 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from hespas.schemas.chakra.history import CURRENT, EARLY, VERSIONS
 from hespas.schemas.chakra.tables import encode_varint
 
 __all__ = [
     "FirstFrame",
-    "Schema",
     "Signature",
     "as_current_metadata",
     "first_frame",
-    "is_attribute_first",
-    "node_schema",
+    "looks_old",
+    "possible_versions",
 ]
 
 _VARINT, _BYTES = 0, 2
 _NAME_TAG = b"\x0a"
-_CURRENT = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
-_STRINGS_003 = {5, 6, 7, 8, 9, 10}
-
-
-class Schema(Enum):
-    """What a file's frames look like."""
-
-    CURRENT = "0.0.4"
-    OLD_003 = "0.0.2 or 0.0.3"
-    OLD_001 = "0.0.1"
-    UNCLEAR = "unclear"
-    """Nothing tells: the fields present mean the same in several schemas."""
-    UNKNOWN = "unknown"
-    """No version of the schema has these fields."""
+_WITH_METADATA = frozenset(label for label, version in VERSIONS.items() if version.metadata)
+_PROTO2 = frozenset(label for label, version in VERSIONS.items() if version.syntax == "proto2")
 
 
 class FirstFrame(Enum):
@@ -74,6 +62,15 @@ class Signature:
             at += size
         return cls(tuple(fields)) if at == len(message) else None
 
+    @property
+    def wires(self) -> frozenset[tuple[int, int]]:
+        """Which (number, wire type) there are."""
+        return frozenset((number, wire) for number, wire, _ in self.fields)
+
+    def contents(self, number: int) -> list[bytes]:
+        """What stands in a length-delimited field."""
+        return [content for found, wire, content in self.fields if found == number and wire == _BYTES]
+
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """A varint and the position behind it; a position beyond the message when it is cut off."""
@@ -96,16 +93,29 @@ def first_frame(signature: Signature) -> FirstFrame:
     return FirstFrame.METADATA if set(wires.values()) <= {_BYTES} else FirstFrame.UNKNOWN
 
 
-def is_attribute_first(signature: Signature) -> bool:
-    """Whether metadata keep attributes in field 1, as in 0.0.3 and the first days of 0.0.4.
+def possible_versions(signature: Signature) -> frozenset[str]:
+    """The versions whose traces may begin with this frame.
 
-    An attribute begins with its name, whose tag is a line feed: no version label does.
+    A node may come first in all of proto2, since writers were slower than the schema; today's codec reads
+    such a file only as a faulty one. An attribute begins with its name, whose tag is a line feed: no version
+    label does. Attributes of proto2 declare a type, where those of today have a doc string.
     """
-    first = [content for number, _, content in signature.fields if number == 1]
-    if not first or not all(content.startswith(_NAME_TAG) for content in first):
-        return False
-    inner = [Signature.of(content) for content in first]
-    return all(part is not None and any(number == 1 for number, _, _ in part.fields) for part in inner)
+    if first_frame(signature) is not FirstFrame.METADATA:
+        return _PROTO2 | {CURRENT}
+    if not signature.fields:
+        return _WITH_METADATA
+    first = signature.contents(1)
+    if len(first) < len(signature.fields) or not all(map(_is_attribute, first)):
+        return frozenset({CURRENT})
+    typed = [(2, _VARINT) in inner.wires for inner in map(Signature.of, first) if inner is not None]
+    if all(typed):
+        return _WITH_METADATA & _PROTO2
+    return frozenset() if any(typed) else frozenset({EARLY})
+
+
+def _is_attribute(content: bytes) -> bool:
+    inner = Signature.of(content) if content.startswith(_NAME_TAG) else None
+    return inner is not None
 
 
 def as_current_metadata(signature: Signature) -> bytes:
@@ -117,17 +127,10 @@ def as_current_metadata(signature: Signature) -> bytes:
     )
 
 
-def node_schema(signature: Signature) -> Schema:
-    """Which schema a node was written in, by the wire types of its fields."""
-    wires = [(number, wire) for number, wire, _ in signature.fields]
-    if any(number in _STRINGS_003 - {5, 8, 9, 10} and wire == _BYTES for number, wire in wires):
-        return Schema.OLD_003
-    if any(number == 11 and wire == _BYTES for number, wire in wires):
-        return Schema.OLD_003
-    if any(8 <= number <= 20 and wire == _VARINT for number, wire in wires):
-        return Schema.OLD_001
-    known = [wire in _CURRENT[number] for number, wire in wires if number in _CURRENT]
-    if wires and not all(known):
-        return Schema.UNKNOWN
-    tells = any(number in (8, 9, 10) or (number in (4, 5) and wire == _BYTES) for number, wire in wires)
-    return Schema.CURRENT if tells else Schema.UNCLEAR
+def looks_old(signature: Signature) -> bool:
+    """Whether a node has fields as only nodes before 0.0.4 have them."""
+    wires = signature.wires
+    if wires & {(6, _BYTES), (7, _BYTES)} or any((number, _VARINT) in wires for number in range(8, 21)):
+        return True
+    old = [inner for inner in map(Signature.of, signature.contents(11)) if inner is not None]
+    return any({(1, _BYTES), (2, _VARINT)} <= inner.wires for inner in old)

@@ -17,6 +17,7 @@ from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds, check_listing
 from hespas.converters.chakra.gzipped import open_output
+from hespas.converters.chakra.labels import with_label
 from hespas.converters.chakra.ranks import ClassWriter
 from hespas.converters.chakra.spans import Bools, Bytes
 from hespas.converters.format import Value, WriteOptions
@@ -47,13 +48,14 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
     """Write the chosen ranks: a directory, or a file where there is one rank only.
 
     Costs one encoding per rank class and a patch per rank. Raises :class:`UnsupportedError` for a profile,
-    :class:`UsageError` where several ranks would go to one file, and :class:`OutputError` where the system
-    refuses.
+    :class:`UsageError` where several ranks would go to one file or the version is not written, and
+    :class:`OutputError` where the system refuses.
     """
     if not isinstance(value, Workload):
         raise UnsupportedError(
             "a profile holds measured events and no program", hint="convert the program, or a trace of it"
         )
+    value = with_label(value, options.version)
     job = _Job(value, GroupIds.of(value), _first_rank(value), diagnostics)
     ranks = range(value.num_ranks) if options.ranks is None else options.ranks
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)

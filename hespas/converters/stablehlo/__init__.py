@@ -1,12 +1,15 @@
-"""StableHLO programs: https://openxla.org/stablehlo/spec. Read only; jaxlib's bindings are loaded on the
-first read.
+"""StableHLO programs: https://openxla.org/stablehlo/spec. jaxlib's bindings are loaded on the first read or
+write.
+
+A graph that was read from a program is written as that program; any other as a replay, which does the same
+work in the same order (:mod:`.replay`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hespas.converters.format import Format, ReadOptions
+from hespas.converters.format import Format, ReadOptions, Value, WriteOptions
 from hespas.converters.stablehlo.sniffing import sniff
 from hespas.graph import Diagnostics, Workload
 
@@ -20,12 +23,58 @@ def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workloa
     return read(path, options, diagnostics)
 
 
+def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    from hespas.converters.stablehlo.write import write
+
+    write(value, path, options, diagnostics)
+
+
+def _writes_directory(value: Value, options: WriteOptions) -> bool:
+    """Several rank classes are several programs."""
+    if not isinstance(value, Workload) or len(value.classes) == 1:
+        return False
+    from hespas.converters.stablehlo.write_classes import chosen_classes
+
+    return len(chosen_classes(value, options)) > 1
+
+
+_VERSIONS = ("0.9.0", *(f"1.{minor}.0" for minor in range(18)))
+"""Versions of the portable artifact: the oldest that is read, and all since it is stable."""
+
+_LOSSES = {
+    "": ("metadata", "attachments", "source_row"),
+    "stablehlo.replay": ("*",),
+    "stablehlo.durations": ("duration_ns",),
+    "stablehlo.streams": ("stream", "resource"),
+    "stablehlo.names": ("id", "name", "name_row", "framework_row", "regions.label"),
+    "stablehlo.costs": (
+        "op_class",
+        "rate_dtype",
+        "flops",
+        "useful_flops",
+        "transcendentals",
+        "bytes_read",
+        "bytes_written",
+        "contractions",
+        "collectives",
+        "p2p",
+    ),
+    "stablehlo.trips": ("multiplicity", "regions"),
+    "stablehlo.extra": ("extra",),
+    "stablehlo.attachments": ("attachments",),
+}
+"""What a program does not keep, by what its writer reports."""
+
 FORMAT = Format(
     name="stablehlo",
     title="StableHLO program (text, bytecode, VHLO portable artifact, jax.export file)",
-    suffixes=(".mlir", ".stablehlo", ".mlirbc", ".vhlo", ".jaxexport", ".jax_export"),
+    suffixes=(".mlir", ".stablehlo", ".mlirbc", ".bc", ".vhlo", ".jaxexport", ".jax_export"),
     specification="https://openxla.org/stablehlo/spec",
     sniff=sniff,
     read=_read,
+    write=_write,
+    writes_directory=_writes_directory,
+    write_versions=_VERSIONS,
+    losses=_LOSSES,
     extra="stablehlo",
 )

@@ -144,6 +144,20 @@ class Bindings(NamedTuple):
         cast("_BytecodeWriter", module.operation).write_bytecode(sink)
         return sink.getvalue()
 
+    def text(self, module: Module, *, locations: bool, generic: bool = False) -> str:
+        """The module as text."""
+        writer = cast("_TextWriter", module.operation)
+        return writer.get_asm(enable_debug_info=locations, print_generic_op_form=generic)
+
+    def artifact(self, module: Module, version: str) -> bytes:
+        """The module as VHLO portable artifact (empty ``version``: the newest). Turns ``module`` into VHLO.
+
+        Operations of dialects that have no versions stay as they are. Raises ``ValueError`` where an
+        operation does not exist in ``version``.
+        """
+        target = version or cast("str", self.stablehlo.get_current_version())
+        return cast("bytes", self.stablehlo.serialize_portable_artifact(module, target, True))
+
     def dialect_of(self, op_name: str) -> ModuleType:
         """The module with the attribute classes of an operation's dialect."""
         return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo
@@ -161,6 +175,10 @@ class _Context(Protocol):
 
 class _BytecodeWriter(Protocol):
     def write_bytecode(self, sink: io.BytesIO, /) -> None: ...
+
+
+class _TextWriter(Protocol):
+    def get_asm(self, *, enable_debug_info: bool, print_generic_op_form: bool) -> str: ...
 
 
 def _failure(diagnostic: _Diagnostic) -> ParseFailure:

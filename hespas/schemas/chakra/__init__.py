@@ -1,1 +1,3 @@
-"""Chakra execution trace schema: ``et_def.proto`` for readers, :mod:`.tables` for the codec."""
+"""Chakra execution trace schema: ``et_def.proto`` for readers, :mod:`.tables` for the codec, and what they
+were before in :mod:`.history`.
+"""

@@ -14,7 +14,10 @@ __all__ = ["ATTRIBUTE", "GLOBAL_METADATA", "IO_INFO", "NODE", "FieldSpec", "Mess
 
 
 class FieldSpec(NamedTuple):
-    """One field of a message. ``oneof`` fields replace each other; ``message`` goes with ``Kind.MESSAGE``."""
+    """One field of a message. ``oneof`` fields replace each other; ``message`` goes with ``Kind.MESSAGE``.
+
+    ``required`` fields and the ``largest`` value of closed enumerations exist in proto2 only.
+    """
 
     number: int
     name: str
@@ -22,6 +25,8 @@ class FieldSpec(NamedTuple):
     repeated: bool = False
     oneof: bool = False
     message: MessageSpec | None = None
+    required: bool = False
+    largest: int | None = None
 
 
 class MessageSpec(NamedTuple):

@@ -153,9 +153,23 @@ def _common_nodes(before: OpGraph, after: OpGraph) -> tuple[ColumnResult, OpGrap
     gone, new = ~np.isin(left, right), ~np.isin(right, left)
     changed = max(int(gone.sum()) + int(new.sum()), 1)
     kept, found = bypass(before, gone), bypass(after, new)
+    if len(kept) != len(found):  # joins of very many edges resist: compare without edges through the others
+        kept, found = _only(before, ~gone), _only(after, ~new)
     order = np.empty(len(found), np.int64)
     order[np.argsort(left[~gone])] = np.argsort(right[~new])
     return _result("nodes", len(before), changed), kept, _reordered(found, order)
+
+
+def _only(graph: OpGraph, keep: BoolArray) -> OpGraph:
+    """Some nodes, with the edges among them."""
+    rows = np.flatnonzero(keep)
+    place = np.full(len(graph), -1, np.int32)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    deps: list[Csr] = []
+    for taken in (graph.data_deps.take(rows), graph.control_deps.take(rows)):
+        inside = place[taken.values] >= 0
+        deps.append(Csr.from_pairs(taken.row_ids[inside], place[taken.values[inside]], len(rows)))
+    return take_nodes(graph, rows, deps[0], deps[1])
 
 
 def _reordered(graph: OpGraph, rows: IntArray) -> OpGraph:

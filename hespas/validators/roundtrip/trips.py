@@ -8,10 +8,13 @@ from pathlib import Path
 from hespas.converters import Format, ReadOptions, WriteOptions, load_format
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.compare import workloads_equal
-from hespas.graph.errors import HespasError, InvariantError
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError
 from hespas.graph.passes import FoldFree, UnrollLoops
 
-__all__ = ["Traveller", "Trip"]
+__all__ = ["MAX_RANK_FILES", "Traveller", "Trip"]
+
+MAX_RANK_FILES = 64
+"""Larger sets of rank files are not written out: their ranks differ in nothing that smaller sets lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class Traveller:
         try:
             ready = self.settled(_flattened(workload, found, folds=folds)) if target.flat else workload
             if target.writes_directory(ready, options):
+                _refuse_many(ready)
                 path = path.with_suffix("")
                 options = replace(options, name=path.name, directory=True)
             target.write(ready, path, options, found)
@@ -90,6 +94,11 @@ class Traveller:
         if not isinstance(value, Workload):
             raise InvariantError(f"{target.name} wrote a workload and read something else")
         return self.settled(value)
+
+
+def _refuse_many(workload: Workload) -> None:
+    if workload.num_ranks > MAX_RANK_FILES:
+        raise UnsupportedError(f"more than {MAX_RANK_FILES} rank files are not tried")
 
 
 def _flattened(workload: Workload, found: Diagnostics, *, folds: bool) -> Workload:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
+import pytest
+
+from hespas.schemas.chakra.history import VERSIONS
 from hespas.schemas.chakra.messages import (
     ATTRIBUTE,
     GLOBAL_METADATA,
@@ -23,6 +26,7 @@ from hespas.schemas.chakra.tables import (
     WireType,
     tag,
 )
+from tests.converters.chakra.historic_protos import OLD_VERSIONS
 
 _PROTO = files("hespas.schemas.chakra").joinpath("et_def.proto").read_text(encoding="utf-8")
 
@@ -80,3 +84,52 @@ def test_tags() -> None:
     assert tag(1, WireType.VARINT) == b"\x08"
     assert tag(27, WireType.VARINT) == b"\xd8\x01"
     assert tag(32, WireType.BYTES) == b"\x82\x02"
+
+
+_KINDS: dict[str, str] = {
+    "MemoryType": "enum",
+    "NodeType": "enum",
+    "CommType": "enum",
+    "AttributeType": "enum",
+}
+_Field = tuple[int, str, str, bool, bool]
+
+
+def _historic(spec: MessageSpec) -> set[_Field]:
+    return {
+        (
+            field.number,
+            field.name,
+            field.message.name if field.message else field.kind.proto,
+            field.repeated,
+            field.required,
+        )
+        for field in spec.fields.values()
+    }
+
+
+def _by_hand(text: str) -> set[_Field]:
+    fields: list[tuple[str, str, str, str]] = re.findall(r"(\d+)([!*]?) (\w+) (\w+)", text)
+    return {
+        (int(number), name, _KINDS.get(kind, kind), mark == "*", mark == "!")
+        for number, mark, kind, name in fields
+    }
+
+
+@pytest.mark.parametrize("label", OLD_VERSIONS)
+def test_the_history_says_what_the_old_schemas_said(label: str) -> None:
+    version, proto = VERSIONS[label], OLD_VERSIONS[label]
+    assert _historic(version.node) == _by_hand(proto.messages["Node"])
+    assert (version.metadata is not None) == proto.has_metadata
+    attribute = version.node.fields[11].message
+    if attribute is not None:
+        text = proto.messages["AttributeProto"].replace("* string strings", "* bytes strings")
+        assert _historic(attribute) == _by_hand(text)
+    assert [entry.field.name for entry in version.declared] == list(proto.attribute_types)
+    today = {"SEND": "COMM_SEND", "RECV": "COMM_RECV", "COLL": "COMM_COLL"}
+    assert [NodeType(number).name for number in version.node_types] == [
+        today.get(name, name) for name in proto.node_types
+    ]
+    assert ["-" if number < 0 else CollectiveCommType(number).name for number in version.comm_types] == list(
+        proto.comm_types
+    )

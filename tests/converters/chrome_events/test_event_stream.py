@@ -82,7 +82,7 @@ def test_a_gzipped_trace_and_one_with_broken_text(tmp_path: Path) -> None:
         (b'{"traceEvents": [{"name": "a"}, 7]}', "no trace event"),
         (b'{"events": []}', "there is no list 'traceEvents'"),
         (b'[{"name": "a"}] x', "text behind the list"),
-        (gzip.compress(b'{"traceEvents": [{"name": "a"}]}')[:-9], "ends early"),
+        (gzip.compress(b'{"traceEvents": [{"name": "a"}]}', mtime=0)[:-9], "ends early"),
         (b"\x1f\x8b junk that is no gzip", "cannot be read"),
         (b"", "there is no list"),
     ],

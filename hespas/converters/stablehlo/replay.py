@@ -1,0 +1,258 @@
+"""A graph as a StableHLO program that does the same work in the same order: a replay, not the program.
+
+Every node becomes operations on tensors of its types; what a node waits for flows into its operands
+(:mod:`.replay_bind`), FLOPs are made up to what the graph says (:mod:`.replay_work`), and results that
+nothing uses are results of ``@main``. The graph is flat. All ranks run the program as replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import isnan
+
+from hespas.converters.costs.table import canonical_name
+from hespas.converters.stablehlo.replay_arithmetic import ARITHMETIC
+from hespas.converters.stablehlo.replay_bind import Binder
+from hespas.converters.stablehlo.replay_convolutions import convolution
+from hespas.converters.stablehlo.replay_emit import F32, Emitter, Tensor, Value
+from hespas.converters.stablehlo.replay_exchange import (
+    SUBSTITUTES,
+    Groups,
+    Link,
+    collective,
+    devices_for,
+    pairs_of,
+    permute,
+    ranks_of,
+)
+from hespas.converters.stablehlo.replay_moves import MOVES, made_from, passed_on, synthesised
+from hespas.converters.stablehlo.replay_node import Contraction, Node, Recipe
+from hespas.converters.stablehlo.replay_products import fused_products, single_product
+from hespas.converters.stablehlo.replay_tensors import TensorList
+from hespas.converters.stablehlo.replay_work import MOST_PASSES, complete
+from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph.errors import FormatError
+from hespas.graph.passes import all_deps, topological_order
+
+__all__ = ["Replayed", "quoted_text", "replay"]
+
+_RECIPES: dict[str, Recipe] = {**ARITHMETIC, **MOVES}
+_VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
+_NO_WORK = {NodeKind.METADATA, NodeKind.INVALID}
+_LONGEST_ROW = 1 << 28
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The body of a replay and what it does not keep: how many nodes each, with examples."""
+
+    emitter: Emitter
+    outputs: list[Value]
+    num_ranks: int
+    flops: float = 0.0
+    synthesised: Counter[str] = field(default_factory=Counter[str])
+    substituted: Counter[str] = field(default_factory=Counter[str])
+    types: Counter[str] = field(default_factory=Counter[str])
+    unknown_flops: int = 0
+    unknown_peers: int = 0
+    early_messages: int = 0
+    renumbered: int = 0
+
+
+def replay(graph: OpGraph, num_ranks: int) -> Replayed:
+    """Emit a flat graph for ``num_ranks`` replicas, or for as many as it names. O(nodes + edges).
+
+    Raises ``FormatError`` for a cycle or groups that do not fit the job.
+    """
+    order: list[int] = topological_order(graph).tolist()
+    if len(order) < len(graph):
+        raise FormatError(
+            f"{graph.name}: {len(graph) - len(order)} operations wait for each other in a circle",
+            hint="`hespas-validate check` names them",
+        )
+    writer = _Writer(graph, num_ranks)
+    for node in order:
+        writer.emit(node)
+    return writer.finish()
+
+
+class _Writer:
+    """Emits node by node; keeps the values each made until the end."""
+
+    def __init__(self, graph: OpGraph, num_ranks: int) -> None:
+        self.graph = graph
+        self.emitter = Emitter()
+        self.binder = Binder(self.emitter)
+        self.done = Replayed(self.emitter, [], devices_for(graph, num_ranks))
+        self.types = TensorList(graph)
+        self.deps = all_deps(graph).to_lists()
+        self.operands, self.results = graph.operands.to_lists(), graph.results.to_lists()
+        self.values: list[list[Value]] = [[] for _ in range(len(graph))]
+        self.contractions = _contractions(graph)
+        self.links: dict[int, int] = {node: row for row, node in enumerate(graph.collectives.node.tolist())}
+        self.messages: dict[int, int] = {node: row for row, node in enumerate(graph.p2p.node.tolist())}
+        self.groups: dict[int, Groups] = {}
+        self.pairs: dict[int, str] = {}
+        self.channels: set[int] = set()
+        self.next_channel = max(0, int(graph.collectives.channel.max(initial=0)))
+        self.sent: dict[tuple[int, float, int], list[tuple[NodeKind, list[Value]]]] = {}
+
+    def emit(self, number: int) -> None:
+        """One node, its producers emitted before."""
+        emitter = self.emitter
+        emitter.location = self._location(number)
+        before = (emitter.flops, emitter.transcendentals)
+        node = self._node(number)
+        kind = NodeKind(int(self.graph.kind[number]))
+        if number in self.links:
+            made = self._collective(node, self.links[number])
+        elif number in self.messages:
+            made = self._message(node, self.messages[number], kind)
+        else:
+            made = self._computation(node, kind, int(self.graph.op_class[number]))
+            spent = (emitter.flops - before[0], emitter.transcendentals - before[1])
+            made = complete(node, made, *spent)
+        self.binder.whole.difference_update(value.name for value in made)
+        self.values[number] = made
+
+    def finish(self) -> Replayed:
+        """The whole, with what nothing uses as results."""
+        whole = self.binder.whole
+        loose = {value.name: value for made in self.values for value in made if value.name not in whole}
+        self.done.outputs = list(loose.values())
+        self.done.flops = self.emitter.flops
+        self.done.types = self.types.changed
+        return self.done
+
+    def _node(self, number: int) -> Node:
+        graph = self.graph
+        operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
+        flops, moved = float(graph.flops[number]), float(graph.bytes_moved[number])
+        self.done.unknown_flops += isnan(flops)
+        if not operands and not results and number not in self.links and number not in self.messages:
+            operands = results = (_row(moved, flops),)
+        producers = [self.values[dep] for dep in dict.fromkeys(self.deps[number])]
+        return Node(
+            op=canonical_name(graph.op_name(number)),
+            operands=operands,
+            results=results,
+            producers=producers,
+            contractions=self.contractions.get(number, ()),
+            flops=flops,
+            useful_flops=float(graph.useful_flops[number]),
+            transcendentals=float(graph.transcendentals[number]),
+            bytes_moved=moved,
+            binder=self.binder,
+        )
+
+    def _location(self, number: int) -> str:
+        graph = self.graph
+        names = (graph.node_name(number), graph.strings[int(graph.framework_row[number])])
+        place = ""
+        for name in (names[1], names[0]):
+            if name:
+                place = f"{quoted_text(name)}({place})" if place else quoted_text(name)
+        return f" loc({place})" if place else ""
+
+    def _computation(self, node: Node, kind: NodeKind, op_class: int) -> list[Value]:
+        recipe = _RECIPES.get(node.op)
+        made = recipe(node) if recipe else None
+        if made is None and node.contractions:
+            made = single_product(node) or convolution(node)
+        if made is not None:
+            return made
+        if op_class in _VIEWS or kind in _NO_WORK:
+            return passed_on(node)
+        self.done.synthesised[node.op or "operations without name"] += 1
+        return fused_products(node) or synthesised(node)
+
+    def _collective(self, node: Node, row: int) -> list[Value]:
+        table = self.graph.collectives
+        kind = CollectiveKind(int(table.kind[row]))
+        meant = SUBSTITUTES.get(kind, kind)
+        group_set = int(table.group_set[row])
+        groups = self._groups(group_set)
+        reduction = self.graph.strings[int(table.reduction[row])]
+        channel = self._channel(int(table.channel[row]), len(node.operands))
+        link = Link(meant, groups, float(table.comm_bytes[row]), channel, reduction)
+        if not groups.even and meant not in {CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER}:
+            self.done.substituted[f"{kind.name.lower()} of unequal groups as all_reduce"] += 1
+        elif kind is not meant:
+            self.done.substituted[f"{kind.name.lower()} as {meant.name.lower()}"] += 1
+        made = collective(node, link)
+        return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+
+    def _groups(self, row: int) -> Groups:
+        """A group set in the program's words, spelled out once."""
+        if row not in self.groups:
+            stated = self.graph.group_sets[row] if row >= 0 else None
+            try:
+                self.groups[row] = ranks_of(stated, self.done.num_ranks, self.emitter)
+            except ValueError as error:
+                hint = "`hespas-validate check` names the operations"
+                raise FormatError(f"{self.graph.name}: {error}", hint=hint) from None
+        return self.groups[row]
+
+    def _channel(self, stated: int, operands: int) -> int:
+        """A channel of its own: where replicas share one, XLA takes all its collectives for the same. None
+        with several operands, which XLA then cannot lay out.
+        """
+        if stated <= 0:
+            return -1
+        if operands == 1 and stated not in self.channels:
+            self.channels.add(stated)
+            return stated
+        self.done.renumbered += 1
+        self.next_channel += 1
+        return self.next_channel if operands == 1 else -1
+
+    def _viewed(self, node: Node, made: list[Value]) -> list[Value]:
+        """What was made, and views of it in the types the node states."""
+        return [*made_from(node, made, node.results, copies=False), *made]
+
+    def _message(self, node: Node, row: int, kind: NodeKind) -> list[Value]:
+        """A permute; of a send and a receive of one message the first is the permute, the second waits."""
+        table = self.graph.p2p
+        number = int(table.permutation[row])
+        if number < 0:
+            self.done.unknown_peers += 1
+            own = node.operands or node.results or (_row(2 * float(table.comm_bytes[row]), 0.0),)
+            return synthesised(node._replace(operands=own, results=node.results or own))
+        key = (number, float(table.comm_bytes[row]), int(table.tag[row]))
+        waiting = self.sent.setdefault(key, [])
+        if kind is not NodeKind.PERMUTE and waiting and waiting[0][0] is not kind:
+            _, sent = waiting.pop(0)
+            self.done.early_messages += kind is NodeKind.SEND
+            return passed_on(node._replace(producers=[sent, *node.producers]))
+        if number not in self.pairs:
+            self.pairs[number] = pairs_of(self.graph.permutations[number], self.emitter)
+        made = permute(node, self.pairs[number], key[1])
+        if kind is not NodeKind.PERMUTE:
+            waiting.append((kind, made))
+        return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+
+
+def _contractions(graph: OpGraph) -> dict[int, tuple[Contraction, ...]]:
+    table = graph.contractions
+    columns = (table.batch, table.m, table.n, table.k, table.lhs, table.rhs)
+    found: dict[int, tuple[Contraction, ...]] = {}
+    for node, *values in zip(table.node.tolist(), *(column.tolist() for column in columns), strict=True):
+        found[node] = (*found.get(node, ()), Contraction(*values))
+    return found
+
+
+def _row(moved: float, flops: float) -> Tensor:
+    """What a node without types works on: it reads and writes as many bytes as the graph says. One number
+    where a matrix product will, since there is more work than elements.
+    """
+    each = 0.0 if isnan(moved) else moved / (2 * F32.storage_bytes(1))
+    is_product = flops > MOST_PASSES * each
+    return Tensor(F32, (1 if is_product else int(min(max(each, 1.0), _LONGEST_ROW)),))
+
+
+def quoted_text(text: str) -> str:
+    """A string literal of MLIR, whatever bytes the text has."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in encoded)
+    return f'"{"".join(plain)}"'

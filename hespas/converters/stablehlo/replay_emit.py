@@ -1,0 +1,247 @@
+"""Text of a replay: SSA values, arguments, and the operations every recipe is made of.
+
+``Emitter.flops`` and ``Emitter.transcendentals`` count as XLA's HLO cost analysis does, so that recipes know
+what is still to be done of the work a node stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from hespas.graph import DType, DTypeKind
+from hespas.graph.dtypes import dtype
+
+__all__ = ["F32", "Emitter", "Tensor", "Value", "broadcast_axes"]
+
+F32 = dtype("f32")
+_SEEDS = 1024
+
+
+class Tensor(NamedTuple):
+    """A tensor type of known extents."""
+
+    element: DType
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Storage in bytes."""
+        return self.element.storage_bytes(self.elements)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements are real floating-point numbers."""
+        return self.element.kind is DTypeKind.FLOAT
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether elements are integers, signed or not."""
+        return self.element.kind in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether elements are truth values."""
+        return self.element.kind is DTypeKind.BOOL
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether elements are complex numbers."""
+        return self.element.kind is DTypeKind.COMPLEX
+
+    def reshaped(self, shape: Sequence[int]) -> Tensor:
+        """The same elements with other extents."""
+        return Tensor(self.element, tuple(shape))
+
+    def __str__(self) -> str:
+        return f"tensor<{''.join(f'{extent}x' for extent in self.shape)}{self.element.name}>"
+
+
+class Value(NamedTuple):
+    """An SSA value."""
+
+    name: str
+    type: Tensor
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def broadcast_axes(part: Sequence[int], whole: Sequence[int]) -> list[int] | None:
+    """Which dimension of ``whole`` each of ``part`` becomes, as early as may be; None for no way."""
+    axes: list[int] = []
+    place = 0
+    for extent in part:
+        while place < len(whole) and extent not in {1, whole[place]}:
+            place += 1
+        if place == len(whole):
+            return None
+        axes.append(place)
+        place += 1
+    return axes
+
+
+class Emitter:
+    """Collects the body of ``@main`` line by line. ``location`` is put behind each operation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.arguments: list[Tensor] = []
+        self.aliases: dict[str, str] = {}
+        self.location = ""
+        self.flops = 0.0
+        self.transcendentals = 0.0
+        self._next = 0
+        self._seeds = 0
+        self._seed_argument: Value | None = None
+
+    def argument(self, tensor: Tensor) -> Value:
+        """A new argument of the function."""
+        self.arguments.append(tensor)
+        return Value(f"%arg{len(self.arguments) - 1}", tensor)
+
+    def alias(self, prefix: str, attribute: str) -> str:
+        """The name of an attribute that is written once for the whole module."""
+        return self.aliases.setdefault(attribute, f"#{prefix}{len(self.aliases)}")
+
+    def add(self, text: str, result: Tensor) -> Value:
+        """One operation with one result; ``text`` stands right of the equals sign."""
+        value = Value(f"%{self._next}", result)
+        self._next += 1
+        self.lines.append(f"    {value} = {text}{self.location}")
+        return value
+
+    def add_many(self, text: str, results: Sequence[Tensor]) -> list[Value]:
+        """One operation with several results."""
+        name = f"%{self._next}"
+        self._next += 1
+        self.lines.append(f"    {name}:{len(results)} = {text}{self.location}")
+        return [Value(f"{name}#{place}", result) for place, result in enumerate(results)]
+
+    def work(self, *, flops: float = 0.0, transcendentals: float = 0.0) -> None:
+        """Note what XLA counts for the operations just added."""
+        self.flops += flops
+        self.transcendentals += transcendentals
+
+    def seed(self) -> Value:
+        """A number that no other value is known to equal: it tells twins apart."""
+        place = self._seeds % _SEEDS
+        if self._seed_argument is None or place == 0:
+            self._seed_argument = self.argument(Tensor(F32, (_SEEDS,)))
+        self._seeds += 1
+        taken = f"stablehlo.slice {self._seed_argument} [{place}:{place + 1}]"
+        one = Tensor(F32, (1,))
+        return self.reshape(self.add(f"{taken} : ({self._seed_argument.type}) -> {one}", one), ())
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """The same elements in another shape."""
+        result = value.type.reshaped(shape)
+        if result == value.type:
+            return value
+        return self.add(f"stablehlo.reshape {value} : ({value.type}) -> {result}", result)
+
+    def front(self, value: Value, shape: Sequence[int]) -> Value:
+        """The leading part of each dimension."""
+        result = value.type.reshaped(shape)
+        if result == value.type:
+            return value
+        ranges = ", ".join(f"0:{extent}" for extent in shape)
+        return self.add(f"stablehlo.slice {value} [{ranges}] : ({value.type}) -> {result}", result)
+
+    def stretched(self, value: Value, shape: Sequence[int]) -> Value:
+        """All elements, repeated until they fill a shape whose size is a multiple of theirs."""
+        axes = broadcast_axes(value.type.shape, shape)
+        if axes is not None:
+            result = value.type.reshaped(shape)
+            text = f"stablehlo.broadcast_in_dim {value}, dims = {axes} : ({value.type}) -> {result}"
+            return self.add(text, result)
+        flat = self.reshape(value, (value.type.elements,))
+        wide = flat.type.reshaped((prod(shape) // value.type.elements, value.type.elements))
+        text = f"stablehlo.broadcast_in_dim {flat}, dims = [1] : ({flat.type}) -> {wide}"
+        return self.reshape(self.add(text, wide), shape)
+
+    def first(self, value: Value) -> Value:
+        """The first element, as a scalar."""
+        return self.reshape(self.front(value, (1,) * len(value.type.shape)), ())
+
+    def converted(self, value: Value, element: DType) -> Value:
+        """The same values in another element type."""
+        if value.type.element is element:
+            return value
+        if value.type.is_complex:
+            part = Tensor(dtype("f32" if value.type.element.bits == 64 else "f64"), value.type.shape)
+            real = self.add(f"stablehlo.real {value} : ({value.type}) -> {part}", part)
+            self.work(flops=part.elements)
+            return self.converted(real, element)
+        result = Tensor(element, value.type.shape)
+        if result.is_complex:
+            both = self.converted(value, dtype("f32" if element.bits == 64 else "f64"))
+            self.work(flops=both.type.elements)
+            return self.add(f"stablehlo.complex {both}, {both} : {result}", result)
+        self.work(flops=result.elements)
+        return self.add(f"stablehlo.convert {value} : ({value.type}) -> {result}", result)
+
+    def unary(self, op: str, value: Value) -> Value:
+        """An operation of one operand that keeps its type."""
+        return self.add(f"stablehlo.{op} {value} : {value.type}", value.type)
+
+    def binary(self, op: str, left: Value, right: Value) -> Value:
+        """An operation of two operands of one type that keeps it."""
+        return self.add(f"stablehlo.{op} {left}, {right} : {left.type}", left.type)
+
+    def put(self, target: Value, number: Value) -> Value:
+        """``target``, waiting for ``number``: one element of it is overwritten, in place where that may be.
+
+        ``number`` is a scalar of any type. A target without elements is returned as it is.
+        """
+        if not target.type.elements:
+            return target
+        scalar = self.converted(number, target.type.element)
+        if target.type.elements == 1:
+            op = "or" if target.type.is_bool else "add" if target.type.is_complex else "maximum"
+            self.work(flops=1)
+            return self.binary(op, target, self.reshape(scalar, target.type.shape))
+        update = self.reshape(scalar, (1,) * len(target.type.shape))
+        return self.overwrite(target, update)
+
+    def overwrite(self, target: Value, update: Value) -> Value:
+        """``target`` with its leading part replaced."""
+        rank = len(target.type.shape)
+        places, kinds = ", ".join(["%zero"] * rank), ", ".join(["tensor<i32>"] * rank)
+        return self.add(
+            f"stablehlo.dynamic_update_slice {target}, {update}, {places} : "
+            f"({target.type}, {update.type}, {kinds}) -> {target.type}",
+            target.type,
+        )
+
+    def largest(self, value: Value) -> Value:
+        """A scalar that takes all elements to know. ``value`` is real and has elements."""
+        count = value.type.elements
+        flat = self.reshape(value, (count,))
+        if count == 1:
+            return self.reshape(flat, ())
+        self.work(flops=count - 1)
+        scalar = value.type.reshaped(())
+        start = self.reshape(self.front(flat, (1,)), ())
+        text = (
+            f"stablehlo.reduce({flat} init: {start}) applies stablehlo.maximum across dimensions = [0] : "
+            f"({flat.type}, {scalar}) -> {scalar}"
+        )
+        return self.add(text, scalar)
+
+    def joined(self, scalars: Iterable[Value], element: DType) -> Value:
+        """One scalar that waits for all of ``scalars``."""
+        parts = [self.converted(each, element) for each in scalars]
+        if len(parts) == 1:
+            return parts[0]
+        ones = [self.reshape(part, (1,)) for part in parts]
+        row = Tensor(element, (len(ones),))
+        kinds = ", ".join(str(one.type) for one in ones)
+        text = f"stablehlo.concatenate {', '.join(map(str, ones))}, dim = 0 : ({kinds}) -> {row}"
+        return self.largest(self.add(text, row))

@@ -1,0 +1,268 @@
+"""Recipes of operations that move data, their attributes inferred from the shapes; and the last resort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hespas.converters.stablehlo.replay_emit import Emitter, Tensor, Value, broadcast_axes
+from hespas.converters.stablehlo.replay_node import Node, Recipe
+
+__all__ = ["MOVES", "made_from", "passed_on", "synthesised"]
+
+_INDEX_BITS = 8
+
+
+def _transpose(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or len(node.operands) != 1 or node.operands[0].element is not result.element:
+        return None
+    order = _permutation(node.operands[0].shape, result.shape)
+    if order is None:
+        return None
+    value = node.bound()[0]
+    return [
+        node.emitter.add(f"stablehlo.transpose {value}, dims = {order} : ({value.type}) -> {result}", result)
+    ]
+
+
+def _permutation(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | None:
+    """An order of dimensions that makes one shape of the other; a real one where extents are equal."""
+    if sorted(before) != sorted(after):
+        return None
+    left = list(range(len(before)))
+    order: list[int] = []
+    for place, extent in enumerate(after):
+        fitting = [axis for axis in left if before[axis] == extent]
+        moved = [axis for axis in fitting if axis != place]
+        chosen = (moved or fitting)[-1]
+        left.remove(chosen)
+        order.append(chosen)
+    return order
+
+
+def _broadcast(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or len(node.operands) != 1 or node.operands[0].element is not result.element:
+        return None
+    if broadcast_axes(node.operands[0].shape, result.shape) is None:
+        return None
+    return [node.emitter.stretched(node.bound()[0], result.shape)]
+
+
+def _concatenate(node: Node) -> list[Value] | None:
+    result = node.result
+    if (
+        result is None
+        or not node.operands
+        or any(each.element is not result.element for each in node.operands)
+    ):
+        return None
+    axis = _joined_axis([each.shape for each in node.operands], result.shape)
+    if axis is None:
+        return None
+    bound = node.bound()
+    kinds = ", ".join(str(value.type) for value in bound)
+    text = f"stablehlo.concatenate {', '.join(map(str, bound))}, dim = {axis} : ({kinds}) -> {result}"
+    return [node.emitter.add(text, result)]
+
+
+def _joined_axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
+    """The one dimension along which the parts add up to the whole."""
+    for axis in range(len(whole)):
+        rest = [part[:axis] + part[axis + 1 :] for part in parts]
+        alike = all(len(part) == len(whole) for part in parts)
+        alike = alike and all(each == whole[:axis] + whole[axis + 1 :] for each in rest)
+        if alike and sum(part[axis] for part in parts) == whole[axis]:
+            return axis
+    return None
+
+
+def _within(part: Tensor, whole: Tensor) -> bool:
+    """Whether one type is a box inside the other."""
+    alike = part.element is whole.element and len(part.shape) == len(whole.shape)
+    return alike and all(small <= large for small, large in zip(part.shape, whole.shape, strict=True))
+
+
+def _slice(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or len(node.operands) != 1 or not _within(result, node.operands[0]):
+        return None
+    if result == node.operands[0]:
+        return None
+    return [node.emitter.front(node.bound()[0], result.shape)]
+
+
+def _pad(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or len(node.operands) != 2 or not _within(node.operands[0], result):
+        return None
+    if node.operands[1] != result.reshaped(()):
+        return None
+    value, edge = node.bound()
+    high = [large - small for large, small in zip(result.shape, value.type.shape, strict=True)]
+    none = [0] * len(high)
+    text = f"stablehlo.pad {value}, {edge}, low = {none}, high = {high}, interior = {none}"
+    return [node.emitter.add(f"{text} : ({value.type}, {edge.type}) -> {result}", result)]
+
+
+def _indices(operands: Sequence[Tensor], rank: int) -> bool:
+    """Whether these are scalar indices of equal type, one a dimension."""
+    alike = len(set(operands)) <= 1 and len(operands) == rank
+    return alike and all(
+        each.shape == () and each.is_integer and each.element.bits >= _INDEX_BITS for each in operands
+    )
+
+
+def _dynamic_slice(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or not node.operands or not _within(result, node.operands[0]):
+        return None
+    if not _indices(node.operands[1:], len(result.shape)):
+        return None
+    bound = node.bound()
+    kinds = ", ".join(str(value.type) for value in bound)
+    text = f"stablehlo.dynamic_slice {', '.join(map(str, bound))}, sizes = {list(result.shape)}"
+    return [node.emitter.add(f"{text} : ({kinds}) -> {result}", result)]
+
+
+def _dynamic_update_slice(node: Node) -> list[Value] | None:
+    result = node.result
+    if result is None or len(node.operands) < 2 or node.operands[0] != result:
+        return None
+    if not _within(node.operands[1], result) or not _indices(node.operands[2:], len(result.shape)):
+        return None
+    bound = node.bound()
+    kinds = ", ".join(str(value.type) for value in bound)
+    text = f"stablehlo.dynamic_update_slice {', '.join(map(str, bound))} : ({kinds}) -> {result}"
+    return [node.emitter.add(text, result)]
+
+
+def _reverse(node: Node) -> list[Value] | None:
+    if node.result is None or node.operands != (node.result,):
+        return None
+    return [_turned(node.emitter, node.bound()[0])]
+
+
+def _turned(emitter: Emitter, value: Value) -> Value:
+    """A copy that no compiler can leave out: the longest dimension the other way round."""
+    if value.type.elements < 2:
+        return value
+    axis = max(range(len(value.type.shape)), key=lambda axis: value.type.shape[axis])
+    return emitter.add(f"stablehlo.reverse {value}, dims = [{axis}] : {value.type}", value.type)
+
+
+def passed_on(node: Node) -> list[Value]:
+    """A view, constant or join: results are what it waits for, in another shape, or arguments, which are
+    different ones for different constants.
+    """
+    node = node._replace(op="")
+    if not node.results:
+        return node.bound(node.operands or _smallest_types(node))
+    return _results_from(node, copies=False)
+
+
+def synthesised(node: Node) -> list[Value]:
+    """Any other operation: reads its operands and makes results of the right types, without arithmetic."""
+    if not node.results:
+        bound = node.bound(node.operands or _smallest_types(node))
+        return [_turned(node.emitter, bound[0]), *bound[1:]]
+    return _results_from(node, copies=True)
+
+
+def _smallest_types(node: Node) -> list[Tensor]:
+    """The types of what a node without types waits for."""
+    return [producer[0].type for producer in node.producers if producer][:1]
+
+
+def _results_from(node: Node, *, copies: bool) -> list[Value]:
+    bound = node.bound(node.operands or node.results, stretch=True)
+    return made_from(node, bound, node.results, copies=copies)
+
+
+def made_from(
+    node: Node,
+    bound: Sequence[Value],
+    results: Sequence[Tensor],
+    *,
+    copies: bool,
+    used: Iterable[Value] = (),
+) -> list[Value]:
+    """Values of the given types, made of those a node is bound to; views of them unless ``copies``. The first
+    waits for all that is neither ``used`` nor made something of, copies for the first.
+    """
+    made: list[Value] = []
+    names = {value.name for value in used}
+    for place, result in enumerate(results):
+        source = _nearest(bound, result, place)
+        if source is None:
+            source = node.binder.filler(result)
+        elif source.type.elements <= result.elements:
+            names.add(source.name)
+        value = _fitted(node.emitter, source, result)
+        made.append(_turned(node.emitter, value) if copies else value)
+    able = [place for place, value in enumerate(made) if value.type.elements]
+    if not able:
+        return made
+    left = node.binder.release([value for value in bound if value.name not in names])
+    made[able[0]] = node.binder.tie(made[able[0]], left)
+    if copies and len(able) > 1:  # no result is there before the operation is done
+        done = [node.emitter.first(made[able[0]])]
+        for place in able[1:]:
+            made[place] = node.binder.tie(made[place], done)
+    return made
+
+
+def _nearest(bound: Sequence[Value], result: Tensor, place: int) -> Value | None:
+    """The operand a result is made of: of its element type, and of like size; in turn among equals."""
+    fitting = [value for value in bound if value.type.element is result.element and value.type.elements]
+    if not fitting or not result.elements:
+        return None
+    equal = [value for value in fitting if value.type.elements == result.elements]
+    if equal:
+        return equal[place % len(equal)]
+    able = [value for value in fitting if _can_fit(value.type, result)]
+    return max(able, key=lambda value: value.type.elements) if able else None
+
+
+def _can_fit(made: Tensor, wanted: Tensor) -> bool:
+    return made.elements > wanted.elements or wanted.elements % made.elements == 0
+
+
+def _fitted(emitter: Emitter, value: Value, result: Tensor) -> Value:
+    count = value.type.elements
+    if count > result.elements:
+        value = emitter.front(emitter.reshape(value, (count,)), (result.elements,))
+    if count < result.elements:
+        return emitter.stretched(value, result.shape)
+    return emitter.reshape(value, result.shape)
+
+
+MOVES: dict[str, Recipe] = {
+    "transpose": _transpose,
+    **dict.fromkeys(("broadcast_in_dim", "broadcast"), _broadcast),
+    "concatenate": _concatenate,
+    "slice": _slice,
+    "pad": _pad,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    **dict.fromkeys(("reverse", "copy"), _reverse),
+    **dict.fromkeys(
+        (
+            "reshape",
+            "bitcast",
+            "bitcast_convert",
+            "tuple",
+            "get_tuple_element",
+            "optimization_barrier",
+            "after_all",
+            "create_token",
+            "constant",
+            "iota",
+            "parameter",
+            "partition_id",
+            "replica_id",
+        ),
+        passed_on,
+    ),
+}
+"""Operation name -> recipe."""
