@@ -109,7 +109,8 @@ def _device_name(header: Header, used: IntArray) -> str:
     """The device that the events name, else the first of the list; a CPU where there is none."""
     if not header.devices:
         return "CPU" if not len(used) else ""
-    number = int(np.bincount(used[used >= 0]).argmax()) if bool((used >= 0).any()) else 0
+    numbers, counts = np.unique(used[used >= 0], return_counts=True)
+    number = int(numbers[counts.argmax()]) if len(numbers) else 0
     chosen = next((each for each in header.devices if each.id == number), header.devices[0])
     if chosen.name:
         return chosen.name

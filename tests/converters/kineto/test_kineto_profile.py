@@ -130,6 +130,16 @@ def test_a_device_without_a_name_is_told_by_what_it_is(tmp_path: Path) -> None:
     assert profile.device == "AMD Instinct MI300X"
 
 
+def test_the_device_is_the_one_most_events_name_however_large_its_number(tmp_path: Path) -> None:
+    devices = [{"id": 0, "name": "first"}, {"id": 99999999999, "name": "last"}]
+    events = [
+        kernel("k", start, 1, {"device": device})
+        for start, device in enumerate((0, 99999999999, 99999999999))
+    ]
+    profile, _ = read(write(tmp_path / "t.json", *events, deviceProperties=devices))
+    assert profile.device == "last"
+
+
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="neither device events nor host operations"):
         read(write(tmp_path / "t.json"))
