@@ -57,11 +57,16 @@ class Codec:
     path: Path
 
     def decode(
-        self, data: bytes, diagnostics: Diagnostics | None = None, *, lenient: bool = False
+        self,
+        data: bytes,
+        diagnostics: Diagnostics | None = None,
+        *,
+        lenient: bool = False,
+        version: str = "",
     ) -> EtColumns:
         self.path.write_bytes(data)
         found = Diagnostics() if diagnostics is None else diagnostics
-        return read_columns(self.path, found, lenient=lenient)
+        return read_columns(self.path, found, lenient=lenient, version=version)
 
     def encode(self, columns: EtColumns, chunk_nodes: int = 4096) -> bytes:
         pieces = encode_chunks(columns, chunk_nodes)

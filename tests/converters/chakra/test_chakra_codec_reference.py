@@ -106,7 +106,8 @@ def test_files_of_the_protobuf_library_come_back_byte_for_byte(
 ) -> None:
     head = reference.metadata(version=version, attr=attrs).SerializeToString()
     data = reference.framed(head, *(_node(reference, node).SerializeToString() for node in nodes))
-    assert codec.encode(codec.decode(data)) == data
+    # Few fields leave the schema open; which one it is has tests of its own.
+    assert codec.encode(codec.decode(data, version="0.0.4")) == data
 
 
 @_SETTINGS
@@ -121,7 +122,7 @@ def test_fields_in_any_order_and_number_are_merged_as_the_protobuf_library_does(
     first = reference.node(id=1, name="n", attr=[{"name": "a", "bool_val": True}])
     diagnostics = Diagnostics()
     data = reference.framed(b"", first.SerializeToString(), message)
-    columns = codec.decode(data, diagnostics)
+    columns = codec.decode(data, diagnostics, version="0.0.4")
     assert codec.encode(columns) == reference.framed(
         b"", first.SerializeToString(), parsed.SerializeToString()
     )
@@ -167,7 +168,7 @@ def test_chunks_do_not_show_in_the_output(reference: Any, codec: Any, chunk_node
         for i in range(1, 30)
     ]
     data = reference.file(*nodes)
-    assert codec.encode(codec.decode(data), chunk_nodes) == data
+    assert codec.encode(codec.decode(data, version="0.0.4"), chunk_nodes) == data
 
 
 def test_long_repeated_fields(reference: Any, codec: Any) -> None:
@@ -180,7 +181,7 @@ def test_long_repeated_fields(reference: Any, codec: Any) -> None:
         reference.node(id=5, name="some attributes", attr=many[:60]),
     ]
     data = reference.file(*nodes)
-    assert codec.encode(codec.decode(data)) == data
+    assert codec.encode(codec.decode(data, version="0.0.4")) == data
 
 
 @pytest.mark.parametrize("packed", [False, True])
