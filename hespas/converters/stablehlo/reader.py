@@ -38,7 +38,11 @@ _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLoc
 
 
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file in any form. Raises ``FormatError``, ``UsageError`` or ``MissingExtraError``."""
+    """Read a file in any form. Raises ``FormatError``, ``UsageError`` or ``UnsupportedError``."""
+    if path.is_dir():
+        raise UnsupportedError(
+            "a folder of programs", path=str(path), hint="each is of another rank class: read them one by one"
+        )
     data = read_bytes(path, options.max_bytes)
     if BYTECODE_MAGIC in data[:_HEAD_BYTES]:
         from hespas.converters.stablehlo.trial import survive

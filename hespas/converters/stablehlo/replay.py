@@ -88,6 +88,7 @@ class _Writer:
         self.types = TensorList(graph)
         self.deps = all_deps(graph).to_lists()
         self.operands, self.results = graph.operands.to_lists(), graph.results.to_lists()
+        self.moved: list[float] = graph.bytes_moved.tolist()
         self.values: list[list[Value]] = [[] for _ in range(len(graph))]
         self.contractions = _contractions(graph)
         self.links: dict[int, int] = {node: row for row, node in enumerate(graph.collectives.node.tolist())}
@@ -128,7 +129,7 @@ class _Writer:
     def _node(self, number: int) -> Node:
         graph = self.graph
         operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
-        flops, moved = float(graph.flops[number]), float(graph.bytes_moved[number])
+        flops, moved = float(graph.flops[number]), self.moved[number]
         self.done.unknown_flops += isnan(flops)
         if not operands and not results and number not in self.links and number not in self.messages:
             operands = results = (_row(moved, flops),)

@@ -7,14 +7,17 @@ dead code, but not that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from hespas.converters.stablehlo.replay_emit import F32, Emitter, Tensor, Value
 
 __all__ = ["Binder"]
 
-_Fit = Callable[[Tensor, Tensor], bool]
-"""Whether a result (first) may serve as an operand (second)."""
+_Key = Callable[[Tensor], Hashable]
+"""What results and operands must have in common."""
+
+_FEW = 16
+"""Operands of what may be repeated copies of smaller results."""
 
 _POOL = 16
 """Arguments of one type before twins are told apart by an element of their own."""
@@ -54,9 +57,10 @@ class Binder:
         """
         slots: list[Value | None] = [None] * len(wanted)
         waiting = [producer for producer in producers if producer]
-        for fits in (_same, _reshaped):
-            waiting = [each for each in waiting if not self._place(each, slots, wanted, fits)]
-        if stretch:
+        for key in (_itself, _content):
+            free = _free(slots, wanted, key)
+            waiting = [each for each in waiting if not self._place(each, slots, wanted, (free, key))]
+        if stretch and len(wanted) <= _FEW:
             waiting = [each for each in waiting if not self._stretch(each, slots, wanted)]
         number = self._number_of_twins(op, slots, wanted)
         bound = self._filled(slots, wanted, number)
@@ -82,33 +86,43 @@ class Binder:
         return [self.emitter.first(value) for value in made if value.type.elements]
 
     def _place(
-        self, producer: Sequence[Value], slots: list[Value | None], wanted: Sequence[Tensor], fits: _Fit
+        self,
+        producer: Sequence[Value],
+        slots: list[Value | None],
+        wanted: Sequence[Tensor],
+        places: tuple[dict[Hashable, list[int]], _Key],
     ) -> bool:
-        """Put results of one producer where they fit; whether any did."""
+        """Put results of one producer into free slots of the same key; whether any did fit."""
+        free, key = places
         found = False
         for value in producer:
-            for place, tensor in enumerate(wanted):
-                if slots[place] is None and fits(value.type, tensor):
-                    self.whole.add(value.name)
-                    slots[place] = adapted = self._adapted(value, tensor)
-                    self._origins[adapted.name] = value.name
-                    found = True
-                    break
+            fitting = free.get(key(value.type))
+            if fitting:
+                place = fitting.pop()
+                slots[place] = self._taken(value, self.emitter.reshape(value, wanted[place].shape))
+                found = True
         return found
 
     def _stretch(
         self, producer: Sequence[Value], slots: list[Value | None], wanted: Sequence[Tensor]
     ) -> bool:
-        """The same for smaller results, as long as another operand stays as it is."""
-        is_last = slots.count(None) < 2 and all(slot is None or slot.name in self._wide for slot in slots)
-        return not is_last and self._place(producer, slots, wanted, _stretched)
+        """The same for one smaller result, as long as another operand stays as it is."""
+        if slots.count(None) < 2 and all(slot is None or slot.name in self._wide for slot in slots):
+            return False
+        for value in producer:
+            for place, tensor in enumerate(wanted):
+                if slots[place] is None and _stretches(value.type, tensor):
+                    wide = self._taken(value, self.emitter.stretched(value, tensor.shape))
+                    self._wide.add(wide.name)
+                    slots[place] = wide
+                    return True
+        return False
 
-    def _adapted(self, value: Value, tensor: Tensor) -> Value:
-        if value.type.elements == tensor.elements:
-            return self.emitter.reshape(value, tensor.shape)
-        wide = self.emitter.stretched(value, tensor.shape)
-        self._wide.add(wide.name)
-        return wide
+    def _taken(self, value: Value, adapted: Value) -> Value:
+        """Note that all of ``value`` is used."""
+        self.whole.add(value.name)
+        self._origins[adapted.name] = value.name
+        return adapted
 
     def _number_of_twins(self, op: str, slots: Sequence[Value | None], wanted: Sequence[Tensor]) -> int:
         """How many operations before had the same operands where they come from producers."""
@@ -143,15 +157,26 @@ class Binder:
         return bound
 
 
-def _same(made: Tensor, wanted: Tensor) -> bool:
-    return made == wanted
+def _itself(tensor: Tensor) -> Hashable:
+    return tensor
 
 
-def _reshaped(made: Tensor, wanted: Tensor) -> bool:
-    return made.element is wanted.element and made.elements == wanted.elements
+def _content(tensor: Tensor) -> Hashable:
+    """Equal for types that differ in shape only."""
+    return tensor.element.code, tensor.elements
 
 
-def _stretched(made: Tensor, wanted: Tensor) -> bool:
+def _free(slots: Sequence[Value | None], wanted: Sequence[Tensor], key: _Key) -> dict[Hashable, list[int]]:
+    """Places nobody fills yet, by key, the first last."""
+    free: dict[Hashable, list[int]] = {}
+    for place in reversed(range(len(wanted))):
+        if slots[place] is None:
+            free.setdefault(key(wanted[place]), []).append(place)
+    return free
+
+
+def _stretches(made: Tensor, wanted: Tensor) -> bool:
+    """Whether a result, repeated, fills an operand."""
     if made.element is not wanted.element or not made.elements:
         return False
     return wanted.elements > made.elements and wanted.elements % made.elements == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from math import isnan, prod
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ __all__ = ["convolution"]
 
 _MOST_DIMENSIONS = 5
 _TOLERANCE = 0.005
+_MOST_WINDOWS = 200
+_MOST_PLACES = 1 << 22
+"""Pairs of output and kernel place that are looked at to count those that multiply something."""
+
 _Shape = tuple[int, ...]
 
 
@@ -109,7 +113,7 @@ def _find(left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float) 
         spatial = zip(_rest(left, layout.lhs), kernel, _rest(out, layout.out), strict=True)
         choices = [_windows(*extents) for extents in spatial]
         each = 2.0 * out[layout.out[0]] * out[layout.out[1]] * taken
-        for windows in product(*choices):
+        for windows in islice(product(*choices), _MOST_WINDOWS):
             flops = each * prod(window.positions for window in windows)
             if best is None or abs(flops - useful) < abs(best.flops - useful):
                 best = _Plan(layout, windows, flops)
@@ -121,7 +125,7 @@ def _find(left: _Shape, right: _Shape, out: _Shape, spec: float, useful: float) 
 @lru_cache(maxsize=4096)
 def _windows(extent: int, kernel: int, out: int) -> tuple[_Window, ...]:
     """Windows that make ``out`` places of ``extent``, plain ones first; one for each number of positions."""
-    if not min(extent, kernel, out):
+    if not min(extent, kernel, out) or kernel * out > _MOST_PLACES:
         return ()
     strides = sorted({1, max(1, extent // out), max(1, -(-extent // out))})
     holes = sorted({1, max(1, out // extent), max(1, -(-out // extent))})

@@ -192,8 +192,9 @@ def made_from(
     """
     made: list[Value] = []
     names = {value.name for value in used}
+    sources = _Sources(bound)
     for place, result in enumerate(results):
-        source = _nearest(bound, result, place)
+        source = sources.nearest(result, place)
         if source is None:
             source = node.binder.filler(result)
         elif source.type.elements <= result.elements:
@@ -212,16 +213,31 @@ def made_from(
     return made
 
 
-def _nearest(bound: Sequence[Value], result: Tensor, place: int) -> Value | None:
-    """The operand a result is made of: of its element type, and of like size; in turn among equals."""
-    fitting = [value for value in bound if value.type.element is result.element and value.type.elements]
-    if not fitting or not result.elements:
-        return None
-    equal = [value for value in fitting if value.type.elements == result.elements]
-    if equal:
-        return equal[place % len(equal)]
-    able = [value for value in fitting if _can_fit(value.type, result)]
-    return max(able, key=lambda value: value.type.elements) if able else None
+class _Sources:
+    """What results can be made of, by element type and size."""
+
+    def __init__(self, bound: Sequence[Value]) -> None:
+        self._equal: dict[tuple[int, int], list[Value]] = {}
+        self._ordered: dict[int, list[Value]] = {}
+        for value in bound:
+            code, count = value.type.element.code, value.type.elements
+            if count:
+                self._equal.setdefault((code, count), []).append(value)
+                self._ordered.setdefault(code, []).append(value)
+        for values in self._ordered.values():
+            values.sort(key=lambda value: -value.type.elements)
+
+    def nearest(self, result: Tensor, place: int) -> Value | None:
+        """One of the same element type and size, in turn among equals; else the largest that can be cut or
+        repeated.
+        """
+        if not result.elements:
+            return None
+        equal = self._equal.get((result.element.code, result.elements))
+        if equal:
+            return equal[place % len(equal)]
+        able = self._ordered.get(result.element.code, ())
+        return next((value for value in able if _can_fit(value.type, result)), None)
 
 
 def _can_fit(made: Tensor, wanted: Tensor) -> bool:

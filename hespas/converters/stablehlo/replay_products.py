@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from math import isnan, prod
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ _MOST_EXPANSION = 4.0
 """Products that would need more memory than this multiple of what the node moves are not written out."""
 
 _ARITHMETIC = {DTypeKind.FLOAT, DTypeKind.SIGNED, DTypeKind.UNSIGNED, DTypeKind.COMPLEX}
+_MOST_CHOICES = 20_000
+"""Dimension numbers that are tried: dimensions of extent 1 may be anything."""
+
 _MOST_EXCESS = 1.001
 _Axes = tuple[int, ...]
 
@@ -92,12 +95,9 @@ def _dimension_numbers(
     if max(len(left), len(right)) > _MOST_DIMENSIONS:
         return None
     rights = list(_roles(right, (row.batch, row.k, row.n)))
-    for one in _roles(left, (row.batch, row.k, row.m)):
-        for two in rights:
-            plan = _plan(left, right, result, one, two)
-            if plan is not None:
-                return plan
-    return None
+    choices = product(_roles(left, (row.batch, row.k, row.m)), rights)
+    plans = (_plan(left, right, result, one, two) for one, two in islice(choices, _MOST_CHOICES))
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def _plan(
