@@ -8,8 +8,9 @@ from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
 from hespas.graph.dtypes import DTYPES, UNKNOWN_DTYPE, DType, DTypeKind, dtype, find_dtype
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
-from hespas.graph.measured import Estimate, HostOps, Profile, Timeline
+from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
+from hespas.graph.profile import EventColumns, HostOps, MeasuredComms, Profile
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
 from hespas.graph.workload import Workload
@@ -28,11 +29,13 @@ __all__ = [
     "Diagnostic",
     "Diagnostics",
     "Estimate",
+    "EventColumns",
     "ExplicitGroups",
     "ExtraTable",
     "GraphBuilder",
     "GroupSet",
     "HostOps",
+    "MeasuredComms",
     "NodeKind",
     "OpClass",
     "OpGraph",

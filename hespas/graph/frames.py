@@ -17,8 +17,9 @@ from hespas.graph.columns import Csr, StringTable
 from hespas.graph.dtypes import DTYPES
 from hespas.graph.errors import UsageError
 from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, Resource
-from hespas.graph.measured import Estimate, Profile, Timeline
+from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.profile import Profile
 from hespas.graph.tensors import DYNAMIC, TensorTypes
 from hespas.graph.workload import Workload
 
@@ -159,14 +160,19 @@ def _profile_columns(profile: Profile) -> _Columns:
     strings = profile.strings
     return {
         "op": _texts(strings, profile.op_row),
+        "module": _texts(strings, profile.module_row),
+        "op_class": _members(profile.op_class, OpClass),
         "kernel": _texts(strings, profile.kernel_row),
         "category": _texts(strings, profile.category_row),
         "shapes": _texts(strings, profile.shapes_row),
         "dtype": _texts(strings, profile.dtype_row),
+        "device": _named(profile.device_index, list(profile.devices)),
         "rank": profile.rank,
         "stream": profile.stream,
+        "run": profile.run,
         "start_ns": profile.start_ns,
         "duration_ns": profile.duration_ns,
+        "bytes_moved": profile.bytes_moved,
         "host_event": profile.host_event,
         "repeats": profile.repeats,
         "spread_ns": profile.spread_ns,

@@ -83,22 +83,15 @@ def test_workload() -> None:
 
 def profile() -> Profile:
     rows = np.array([1, 2], np.int32)
-    return Profile(
-        name="p",
-        device="d",
-        strings=StringTable.from_strings(["", "dot", "gemm"]),
+    return Profile.of(
+        "p",
+        ("d",),
+        StringTable.from_strings(["", "dot", "gemm"]),
         op_row=rows,
         kernel_row=rows[::-1],
-        category_row=np.zeros(2, np.int32),
-        shapes_row=np.zeros(2, np.int32),
-        dtype_row=np.zeros(2, np.int32),
-        rank=np.zeros(2, np.int32),
         stream=np.array([7, 8], np.int64),
         start_ns=np.array([0.0, 10.0]),
         duration_ns=np.array([5.0, 6.0]),
-        host_event=np.full(2, -1, np.int32),
-        repeats=np.ones(2, np.int32),
-        spread_ns=np.full(2, np.nan),
     )
 
 

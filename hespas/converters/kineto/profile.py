@@ -57,10 +57,10 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
     owner = owner_with_shapes(host, nesting, links.host)
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
-    return Profile(
-        name=path.name.removesuffix(".gz").removesuffix(".json"),
-        device=_device_name(trace.header, device.device),
-        strings=trace.strings,
+    return Profile.of(
+        path.name.removesuffix(".gz").removesuffix(".json"),
+        (_device_name(trace.header, device.device),),
+        trace.strings,
         op_row=_of_host(host.name_row, cause),
         kernel_row=device.name_row,
         category_row=device.category_row,
@@ -71,8 +71,6 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
         start_ns=(device.start_ns - base.start_ns).astype(np.float64),
         duration_ns=device.duration_ns.astype(np.float64),
         host_event=cause.astype(np.int32),
-        repeats=np.ones(count, np.int32),
-        spread_ns=np.full(count, np.nan),
         host=_host_ops(host, nesting, base),
         metadata=_metadata(trace.header, base),
     )

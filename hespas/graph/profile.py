@@ -1,0 +1,233 @@
+"""What was measured on devices, and what the host did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.errors import InvariantError
+
+__all__ = ["EventColumns", "HostOps", "MeasuredComms", "Profile"]
+
+
+def _same_length(owner: str, rows: int, columns: Mapping[str, Sized]) -> None:
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise InvariantError(f"{owner}: column {name} does not have {rows} rows")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HostOps:
+    """Operations on the host as columns of shape ``(operations,)``; rows of the profile's ``strings``.
+
+    ``parent`` is the operation that encloses each (-1: none); ``thread_row`` names process and thread.
+    ``shapes_row``, ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts.
+    ``sequence`` joins forward and backward (-1: none).
+    """
+
+    name_row: SmallIntArray
+    thread_row: SmallIntArray
+    parent: SmallIntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+    sequence: IntArray
+    shapes_row: SmallIntArray
+    dtype_row: SmallIntArray
+    strides_row: SmallIntArray
+    values_row: SmallIntArray
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row per operation."""
+        names = "name_row thread_row parent duration_ns sequence shapes_row dtype_row strides_row values_row"
+        _same_length("HostOps", len(self), {name: getattr(self, name) for name in names.split()})
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @classmethod
+    def empty(cls) -> HostOps:
+        """Nothing is known of the host."""
+        rows, times = np.empty(0, np.int32), np.empty(0, np.float64)
+        return cls(
+            name_row=rows,
+            thread_row=rows,
+            parent=rows,
+            start_ns=times,
+            duration_ns=times,
+            sequence=np.empty(0, np.int64),
+            shapes_row=rows,
+            dtype_row=rows,
+            strides_row=rows,
+            values_row=rows,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MeasuredComms:
+    """What is known of the events that communicate; columns of shape ``(communications,)``.
+
+    ``event`` is the row of the profile. ``kind_row`` is the operation as the library names it
+    (``allreduce``), ``group_row`` the process group, ``ranks_row`` its members as a JSON list (rows of the
+    profile's ``strings``, 0 unknown). ``operand_bytes`` and ``result_bytes`` are per rank (NaN unknown),
+    ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 where unknown.
+    """
+
+    event: SmallIntArray
+    kind_row: SmallIntArray
+    operand_bytes: FloatArray
+    result_bytes: FloatArray
+    group_row: SmallIntArray
+    ranks_row: SmallIntArray
+    group_size: SmallIntArray
+    sequence: IntArray
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row per communication."""
+        names = "kind_row operand_bytes result_bytes group_row ranks_row group_size sequence"
+        _same_length("MeasuredComms", len(self), {name: getattr(self, name) for name in names.split()})
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    @classmethod
+    def empty(cls) -> MeasuredComms:
+        """Nothing communicates, or nothing is known of it."""
+        rows, sizes = np.empty(0, np.int32), np.empty(0, np.float64)
+        return cls(
+            event=rows,
+            kind_row=rows,
+            operand_bytes=sizes,
+            result_bytes=sizes,
+            group_row=rows,
+            ranks_row=rows,
+            group_size=rows,
+            sequence=np.empty(0, np.int64),
+        )
+
+
+class EventColumns(TypedDict, total=False):
+    """The columns of :class:`Profile` that a source may leave unknown."""
+
+    op_row: SmallIntArray
+    module_row: SmallIntArray
+    kernel_row: SmallIntArray
+    category_row: SmallIntArray
+    shapes_row: SmallIntArray
+    dtype_row: SmallIntArray
+    op_class: NDArray[np.int8]
+    device_index: SmallIntArray
+    rank: SmallIntArray
+    stream: IntArray
+    run: SmallIntArray
+    bytes_moved: FloatArray
+    host_event: SmallIntArray
+    repeats: SmallIntArray
+    spread_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Profile:
+    """Device events as columns of shape ``(events,)``; ``*_row`` columns are rows of ``strings``, whose row 0
+    is the empty text: unknown. :meth:`of` fills in what a source does not tell.
+
+    ``op_row`` is the key an event is matched by (``hlo_op``, op name) and ``module_row`` the program that
+    key belongs to; ``kernel_row`` the kernel; ``category_row`` the profiler's own class of the event;
+    ``host_event`` the row of ``host`` that caused this one (-1 unknown); ``shapes_row`` the operand shapes
+    as text; ``dtype_row`` the element types; ``op_class`` the :class:`OpClass` code where the source tells.
+    ``device_index`` indexes ``devices``. ``run`` counts the runs of the step or module (-1 unknown).
+    ``bytes_moved`` is what the profiler says was copied or touched (NaN unknown). ``repeats`` says over how
+    many runs a row was aggregated, ``spread_ns`` is the standard deviation between them (NaN for one run).
+    ``attachments`` are documents of the source, kept whole: ``hlo/NAME`` is the HLO proto of module NAME.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    strings: StringTable
+    op_row: SmallIntArray
+    module_row: SmallIntArray
+    kernel_row: SmallIntArray
+    category_row: SmallIntArray
+    shapes_row: SmallIntArray
+    dtype_row: SmallIntArray
+    op_class: NDArray[np.int8]
+    device_index: SmallIntArray
+    rank: SmallIntArray
+    stream: IntArray
+    run: SmallIntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+    bytes_moved: FloatArray
+    host_event: SmallIntArray
+    repeats: SmallIntArray
+    spread_ns: FloatArray
+    comms: MeasuredComms = field(default_factory=MeasuredComms.empty)
+    host: HostOps = field(default_factory=HostOps.empty)
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    attachments: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row per event."""
+        names = (
+            "op_row module_row kernel_row category_row shapes_row dtype_row op_class device_index rank "
+            "stream run duration_ns bytes_moved host_event repeats spread_ns"
+        )
+        _same_length("Profile", len(self), {name: getattr(self, name) for name in names.split()})
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def device(self) -> str:
+        """The device, where there is one; the empty text for none or several."""
+        return self.devices[0] if len(self.devices) == 1 else ""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        devices: tuple[str, ...],
+        strings: StringTable,
+        *,
+        start_ns: FloatArray,
+        duration_ns: FloatArray,
+        comms: MeasuredComms | None = None,
+        host: HostOps | None = None,
+        metadata: Mapping[str, str] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        **known: Unpack[EventColumns],
+    ) -> Profile:
+        """A profile of the columns a source has; the others say that nothing is known."""
+        count = len(start_ns)
+        nothing, unknown = np.zeros(count, np.int32), np.full(count, np.nan)
+        minus = np.full(count, -1, np.int32)
+        return cls(
+            name=name,
+            devices=devices,
+            strings=strings,
+            start_ns=start_ns,
+            duration_ns=duration_ns,
+            op_row=known.get("op_row", nothing),
+            module_row=known.get("module_row", nothing),
+            kernel_row=known.get("kernel_row", nothing),
+            category_row=known.get("category_row", nothing),
+            shapes_row=known.get("shapes_row", nothing),
+            dtype_row=known.get("dtype_row", nothing),
+            op_class=known.get("op_class", nothing.astype(np.int8)),
+            device_index=known.get("device_index", nothing),
+            rank=known.get("rank", nothing),
+            stream=known.get("stream", minus.astype(np.int64)),
+            run=known.get("run", minus),
+            bytes_moved=known.get("bytes_moved", unknown),
+            host_event=known.get("host_event", minus),
+            repeats=known.get("repeats", np.ones(count, np.int32)),
+            spread_ns=known.get("spread_ns", unknown),
+            comms=comms or MeasuredComms.empty(),
+            host=host or HostOps.empty(),
+            metadata=metadata or {},
+            attachments=attachments or {},
+        )
