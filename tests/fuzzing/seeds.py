@@ -12,6 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Protocol, cast
 
 from hespas import api
+from tests.converters.chakra.historic_protos import OLD_VERSIONS, encode, graph_nodes, rich_nodes
+from tests.fuzzing.texts import ASTRA_TEXTS, CHAKRA_JSONS, KINETO
 
 __all__ = ["READERS", "Reader", "seeds_of"]
 
@@ -48,40 +50,40 @@ READERS: dict[str, Reader] = {
     "op-graph": Reader("op-graph", ".json", (), ("mlp", "scan_nested", "top_k", "branches")),
     "op-graph-arrow": Reader("op-graph-arrow", ".arrow", (), ("mlp", "scan_nested", "top_k")),
     "chakra": Reader("chakra", ".et", (), ("mlp", "top_k", "scan_nested", "hand_collectives")),
+    "chakra-old": Reader("chakra", ".et"),
+    "chakra-json": Reader("chakra-json", ".json", (), ("mlp", "top_k", "scan_nested")),
+    "astra-text": Reader("astra-text", ".txt"),
     "kineto": Reader("kineto", ".json"),
 }
 """The readers by name."""
-
-_KINETO = b"""{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU", "numSms": 8}],
-"distributedInfo": {"backend": "nccl", "rank": 1, "world_size": 2}, "traceEvents": [
-{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 4354796305926.358,
- "dur": 12.5, "args": {"External id": 3,
- "Record function id": 0, "Input Dims": [[4, 8], [8, 2]], "Input type": ["float"]}},
-{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 1, "ts": 4354796305927,
- "dur": 1, "args": {"correlation": 5, "cbid": 211}},
-{"ph": "X", "cat": "kernel", "name": "gemm<float, 2>", "pid": 0, "tid": 7, "ts": 4354796305940.1,
- "dur": 3.125, "args": {"correlation": 5, "stream": 7, "device": 0, "grid": [1, 2, 3]}},
-{"ph": "M", "name": "process_name", "pid": 9, "tid": 0, "args": {"name": "python"}}
-], "traceName": "t.json"}"""
 
 
 @cache
 def seeds_of(name: str) -> tuple[bytes, ...]:
     """The seeds of a reader, smallest first; at least one."""
-    found = sorted(_seeds(READERS[name]), key=len)
+    found = sorted(_seeds(name, READERS[name]), key=len)
     small = [seed for seed in found if len(seed) <= MAX_BYTES]
     return tuple(small or found[:1])
 
 
-def _seeds(reader: Reader) -> Iterator[bytes]:
-    if reader.format == "kineto":
-        yield _KINETO
+def _seeds(name: str, reader: Reader) -> Iterator[bytes]:
+    yield from _foreign(name)
     for pattern in reader.patterns:
         for path in FIXTURES.glob(pattern):
             data = path.read_bytes()
             yield gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     for program in reader.written:
         yield from _written(program, reader)
+
+
+def _foreign(name: str) -> Iterator[bytes]:
+    """Files as other tools write them."""
+    yield from {"kineto": (KINETO,), "astra-text": ASTRA_TEXTS, "chakra-json": CHAKRA_JSONS}.get(name, ())
+    if name == "chakra-old":
+        for version in OLD_VERSIONS:
+            yield encode(version, graph_nodes(), {"num": 1})
+            if version != "0.0.1":
+                yield encode(version, rich_nodes(version), None)
 
 
 def _written(program: str, reader: Reader) -> Iterator[bytes]:
@@ -92,7 +94,7 @@ def _written(program: str, reader: Reader) -> Iterator[bytes]:
         if reader.format == "stablehlo":
             yield _bytecode(source)
             return
-        ranks = range(1) if reader.format == "chakra" else None
+        ranks = range(1) if reader.format in {"chakra", "chakra-json"} else None
         api.convert(source, path, target_format=reader.format, ranks=ranks)
         yield path.read_bytes()
 

@@ -12,13 +12,12 @@ from tests.fuzzing.seeds import READERS, seeds_of
 from tests.fuzzing.worker import fuzz, judge
 
 FEW, MANY = 150, 5_000
-PATIENCE = 20.0
 FOUND = Path(__file__).parent / "found"
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "stablehlo-bytecode"])
 def test_damage_ends_in_a_message(name: str) -> None:
-    outcome = fuzz(READERS[name], seeds_of(name), range(FEW), 0, patience=PATIENCE)
+    outcome = fuzz(READERS[name], seeds_of(name), range(FEW), 0)
     assert [(failure.number, failure.what) for failure in outcome.failures] == []
     assert outcome.answers.total() == FEW
 
@@ -27,7 +26,7 @@ def test_damage_ends_in_a_message(name: str) -> None:
 @pytest.mark.parametrize("name", list(READERS))
 def test_much_damage_ends_in_messages(name: str) -> None:
     count = MANY if name != "stablehlo-bytecode" else 200
-    outcome = fuzz(READERS[name], seeds_of(name), range(count), 2, patience=PATIENCE)
+    outcome = fuzz(READERS[name], seeds_of(name), range(count), 2)
     assert [(failure.number, failure.what) for failure in outcome.failures] == []
 
 
@@ -50,5 +49,5 @@ def test_damage_is_the_same_every_time_and_mostly_new() -> None:
 @pytest.mark.parametrize("path", sorted(FOUND.glob("*")), ids=lambda path: path.name)
 def test_what_was_found_ends_in_a_message(path: Path, tmp_path: Path) -> None:
     name = path.name.rpartition("-")[0]
-    answer = judge(path.read_bytes(), READERS[name], tmp_path, PATIENCE)
+    answer = judge(path.read_bytes(), READERS[name], tmp_path)
     assert not answer.startswith("FAILURE"), answer

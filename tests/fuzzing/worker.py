@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import resource
@@ -62,16 +63,16 @@ def _alarm(number: int, frame: FrameType | None) -> NoReturn:
     raise _TooSlowError
 
 
-def judge(data: bytes, reader: Reader, folder: Path, patience: float = 1.0) -> str:
+def judge(data: bytes, reader: Reader, folder: Path) -> str:
     """Read one input; the kind of answer, ``FAILURE: ...`` where it is none a user should get.
 
-    ``patience`` stretches the time allowed, for machines that do much else.
+    Time is that of the processor, so that it does not matter what else the machine does.
     """
     path = folder / f"input{reader.suffix}"
     path.write_bytes(data)
     before = _peak_bytes()
-    signal.signal(signal.SIGALRM, _alarm)
-    signal.setitimer(signal.ITIMER_REAL, patience * max(1.0, len(data) * SECONDS_PER_BYTE))
+    signal.signal(signal.SIGPROF, _alarm)
+    signal.setitimer(signal.ITIMER_PROF, max(1.0, len(data) * SECONDS_PER_BYTE))
     try:
         api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
         answer = "read"
@@ -86,7 +87,7 @@ def judge(data: bytes, reader: Reader, folder: Path, patience: float = 1.0) -> s
     except BaseException as error:  # whatever it is, it is a finding
         answer = f"FAILURE: {type(error).__name__}: {error}"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     grown = _peak_bytes() - before
     if grown > GROWTH_FACTOR * len(data) + GROWTH_BYTES:
         answer = f"FAILURE: {grown:,} bytes of memory for {len(data):,} of input"
@@ -97,9 +98,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def fuzz(
-    reader: Reader, seeds: Sequence[bytes], numbers: range, seed: int, *, patience: float = 1.0
-) -> Outcome:
+def fuzz(reader: Reader, seeds: Sequence[bytes], numbers: range, seed: int) -> Outcome:
     """Try inputs one after the other; a crash or hang of the child costs that input and a new child."""
     outcome = Outcome()
     place = mmap.mmap(-1, _NOW.size + 1)
@@ -112,14 +111,7 @@ def fuzz(
             pid = os.fork()
             if pid == 0:
                 os.close(receive)
-                _child(
-                    reader,
-                    seeds,
-                    range(at, numbers.stop),
-                    seed,
-                    (place, send, Path(folder)),
-                    patience=patience,
-                )
+                _child(reader, seeds, range(at, numbers.stop), seed, (place, send, Path(folder)))
             os.close(send)
             at = watch.until_the_end(pid, receive)
     return outcome
@@ -131,11 +123,10 @@ def _child(
     numbers: range,
     seed: int,
     channel: tuple[mmap.mmap, int, Path],
-    *,
-    patience: float,
 ) -> NoReturn:
     """Read inputs and report each in a line; the place in memory says which one is being read."""
     place, send, folder = channel
+    gc.freeze()  # what the parent left behind may own threads, which are not in this process
     # The parser of binary programs is tried in a process of its own; here this process is that one.
     trial.survive = _no_trial
     null = os.open(os.devnull, os.O_WRONLY)
@@ -143,7 +134,7 @@ def _child(
     try:
         for number in numbers:
             place[: _NOW.size] = _NOW.pack(number, time.monotonic())
-            answer = judge(mutated(seeds, number, seed), reader, folder, patience)
+            answer = judge(mutated(seeds, number, seed), reader, folder)
             os.write(send, f"{number}\t{answer[:300]!r}\n".encode("utf-8", "replace"))
     finally:
         os._exit(0)
