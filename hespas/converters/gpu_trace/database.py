@@ -1,0 +1,320 @@
+"""Reading somebody else's SQLite database: never written to, its own SQL never run, its size believed.
+
+A database can hold views, triggers and generated columns whose SQL runs when they are read; only columns that
+are stored in real tables are read here. A page can be linked many times, so that a small file seems to hold
+endless rows: rows, bytes of text and steps are bounded by the size of the file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
+from hespas.converters.source import refuse_special_files
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["MISSING", "Database", "Table", "log_beside", "opened", "opened_plainly"]
+
+MISSING = -(1 << 63)
+"""Stands for NULL, and for a column that is not there."""
+
+_BATCH_ROWS = 16_384
+_MIN_ROW_BYTES = 6
+"""Two bytes of the page, two of the cell, and a header of at least two."""
+_MAX_CELL_BYTES = 16 << 20
+_FREE_STEPS = 10_000_000
+_STEPS_PER_BYTE = 100
+_CHUNK_BYTES = 4 << 20
+_MAX_RATIO = 200
+_MIN_ALLOWED_BYTES = 64 << 20
+_SLACK_BYTES = 1 << 20
+_HINT = "export the profile again"
+
+_Value = int | float | bytes | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Columns of one table, in the order of its rows.
+
+    ``integers`` hold ``MISSING`` for NULL. ``texts`` hold a place in ``distinct``, -1 for NULL.
+    """
+
+    rows: int
+    integers: dict[str, IntArray]
+    texts: dict[str, IntArray]
+    distinct: list[bytes]
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@dataclass(slots=True)
+class Database:
+    """An open database. ``tables`` are its real tables, by name: no views, no virtual ones."""
+
+    path: str
+    size_bytes: int
+    connection: sqlite3.Connection
+    tables: tuple[str, ...] = ()
+    _columns: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    def columns(self, table: str) -> frozenset[str]:
+        """The stored columns of a table; none for a table that is not there."""
+        if table not in self.tables:
+            return frozenset()
+        if table not in self._columns:
+            cursor = self.connection.execute(f"PRAGMA table_info({_quoted(table)})")
+            self._columns[table] = frozenset(_decoded(row[1]) for row in cursor)
+        return self._columns[table]
+
+    def read(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> Table:
+        """The named columns. Raises ``FormatError`` for what is no integer, or no text, and for a damaged
+        database. O(rows).
+        """
+        there = self.columns(table)
+        numbers = [name for name in integers if name in there]
+        labels = [name for name in texts if name in there]
+        if not numbers and not labels:
+            return Table(0, {name: _nothing(0) for name in integers}, {name: _none(0) for name in texts}, [])
+        chosen = [f"ifnull({_quoted(name)}, ?1)" for name in numbers] + [_quoted(name) for name in labels]
+        query = f"SELECT {', '.join(chosen)} FROM {_quoted(table)}"
+        cursor = self.connection.execute(query, (MISSING,) if numbers else ())
+        collected = _Collected(self, table, numbers, labels)
+        for batch in _batches(cursor, one_by_one=bool(labels), most_bytes=2 * self.size_bytes + _SLACK_BYTES):
+            collected.add(batch)
+            if collected.rows > self.size_bytes // _MIN_ROW_BYTES:
+                raise self.malformed(f"table {table} has more rows than the file has room for")
+        return collected.table(integers, texts)
+
+    def malformed(self, message: str) -> FormatError:
+        """The error for content that makes no sense."""
+        return FormatError(message, path=self.path, hint=_HINT)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """The columns of a table while it is read."""
+
+    database: Database
+    name: str
+    numbers: list[str]
+    labels: list[str]
+    rows: int = 0
+    parts: list[list[IntArray]] = field(default_factory=list[list[IntArray]])
+    places: dict[bytes, int] = field(default_factory=dict[bytes, int])
+
+    def add(self, batch: list[tuple[_Value, ...]]) -> None:
+        columns = list(zip(*batch, strict=True))
+        count = len(self.numbers)
+        found = [self._integers(name, values) for name, values in zip(self.numbers, columns, strict=False)]
+        found += [self._texts(name, each) for name, each in zip(self.labels, columns[count:], strict=True)]
+        self.parts.append(found)
+        self.rows += len(batch)
+
+    def _integers(self, column: str, values: tuple[_Value, ...]) -> IntArray:
+        if set(map(type, values)) == {int}:
+            return np.array(values, np.int64)
+        return np.array([self._integer(column, value) for value in values], np.int64)
+
+    def _integer(self, column: str, value: _Value) -> int:
+        if isinstance(value, int):
+            return value
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 62:
+            return int(value)
+        raise self.database.malformed(f"table {self.name}: column {column} holds {value!r:.40}, no integer")
+
+    def _texts(self, column: str, values: tuple[_Value, ...]) -> IntArray:
+        places = self.places
+        found: list[int] = []
+        for value in values:
+            if value is None:
+                found.append(-1)
+            elif isinstance(value, bytes):
+                found.append(places.setdefault(value, len(places)))
+            else:
+                found.append(places.setdefault(str(value).encode(), len(places)))
+        return np.array(found, np.int64)
+
+    def table(self, integers: Sequence[str], texts: Sequence[str]) -> Table:
+        """All columns that were asked for; those that are not there hold ``MISSING`` or -1."""
+        every = [
+            np.concatenate([part[place] for part in self.parts]) if self.parts else _nothing(0)
+            for place in range(len(self.numbers) + len(self.labels))
+        ]
+        self.parts.clear()
+        known = dict(zip(self.numbers, every, strict=False))
+        labelled = dict(zip(self.labels, every[len(self.numbers) :], strict=True))
+        return Table(
+            self.rows,
+            {name: known[name] if name in known else _nothing(self.rows) for name in integers},
+            {name: labelled[name] if name in labelled else _none(self.rows) for name in texts},
+            list(self.places),
+        )
+
+
+def _batches(
+    cursor: sqlite3.Cursor, *, one_by_one: bool, most_bytes: int
+) -> Iterator[list[tuple[_Value, ...]]]:
+    """Rows in batches. Texts are taken one by one, since a batch of long ones would not be bounded."""
+    batch: list[tuple[_Value, ...]]
+    if not one_by_one:
+        while batch := cursor.fetchmany(_BATCH_ROWS):
+            yield batch
+        return
+    total = 0
+    rows = cast("Iterator[tuple[_Value, ...]]", cursor)
+    while True:
+        batch = []
+        for row in islice(rows, _BATCH_ROWS):
+            for value in row:
+                if type(value) is bytes:
+                    total += len(value)
+            if total > most_bytes:
+                raise sqlite3.DatabaseError("it holds more text than the file has room for")
+            batch.append(row)
+        if not batch:
+            return
+        yield batch
+
+
+def log_beside(path: Path) -> bool:
+    """Whether a write-ahead log with content lies beside a database: what it holds is not read."""
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        return log.stat().st_size > 0
+    except OSError:
+        return False
+
+
+@contextmanager
+def opened(path: Path, max_bytes: int) -> Generator[Database]:
+    """A database, unpacked into a temporary file where it is gzipped.
+
+    What SQLite says against it, here or while it is read, is raised as ``FormatError``.
+    """
+    refuse_special_files(path)
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(len(SQLITE_MAGIC))
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    if not start.startswith(b"\x1f\x8b"):
+        with opened_plainly(path) as database:
+            yield database
+        return
+    with tempfile.TemporaryDirectory(prefix="hespas-") as folder:
+        unpacked = Path(folder) / "database"
+        _unpack(path, unpacked, max_bytes)
+        with opened_plainly(unpacked, name=str(path)) as database:
+            yield database
+
+
+@contextmanager
+def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
+    """As :func:`opened`, for a file that is not compressed; errors call it ``name``."""
+    shown = name or str(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
+                raise FormatError("this is no SQLite database", path=shown, hint=_HINT)
+        # Immutable: neither locks nor a write-ahead log are looked for, so nothing is written beside it.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as found:
+            yield _guarded(found, shown, size)
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=shown, hint="check the path") from error
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        # SQLite quotes names of a damaged schema, which need not be UTF-8.
+        raise FormatError(f"the database cannot be read: {error}", path=shown, hint=_HINT) from error
+
+
+def _guarded(connection: sqlite3.Connection, path: str, size: int) -> Database:
+    connection.text_factory = bytes
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1 << 20)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+    for pragma in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
+        connection.execute(f"PRAGMA {pragma}").close()
+    step = 100_000
+    left = (_FREE_STEPS + _STEPS_PER_BYTE * size) // step
+
+    def out_of_steps() -> int:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(out_of_steps, step)
+    connection.set_authorizer(_allowed)
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+    names = (_decoded(row[0]) for row in connection.execute(query))
+    return Database(path, size, connection, tuple(sorted(names)))
+
+
+def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """Only reading, and what reading here needs."""
+    match action:
+        case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_READ:
+            return sqlite3.SQLITE_OK
+        case sqlite3.SQLITE_FUNCTION if second in {"ifnull", "like"}:
+            return sqlite3.SQLITE_OK
+        case sqlite3.SQLITE_PRAGMA if first == "table_info":
+            return sqlite3.SQLITE_OK
+        case _:
+            return sqlite3.SQLITE_DENY
+
+
+def _unpack(path: Path, into: Path, max_bytes: int) -> None:
+    """Gunzip a chunk at a time, no further than :func:`hespas.converters.source.read_bytes` would."""
+    igzip = import_module("isal.igzip")
+    damaged = cast("type[Exception]", import_module("isal.isal_zlib").error)
+    bound = min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * path.stat().st_size))
+    total = 0
+    with cast("Callable[[Path], BinaryIO]", igzip.open)(path) as packed, into.open("wb") as plain:
+        while True:
+            try:
+                chunk = packed.read(_CHUNK_BYTES)
+            except (OSError, EOFError, ValueError, damaged) as error:
+                why = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
+                raise FormatError(
+                    why, path=str(path), position=f"byte {total}", hint="copy the file again"
+                ) from error
+            if not chunk:
+                return
+            total += len(chunk)
+            if total > bound:
+                raise FormatError(
+                    f"decompresses to more than {bound:,} bytes",
+                    path=str(path),
+                    hint="decompress it yourself if you trust it",
+                )
+            plain.write(chunk)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _decoded(name: object) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _nothing(rows: int) -> IntArray:
+    return np.full(rows, MISSING, np.int64)
+
+
+def _none(rows: int) -> IntArray:
+    return np.full(rows, -1, np.int64)

@@ -1,0 +1,291 @@
+"""From a recording to a :class:`Profile`: no device time is left out, and what is not linked is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hespas.converters.gpu_trace.collectives import (
+    collective_in_kernel,
+    collective_in_range,
+    is_collective_kernel,
+)
+from hespas.converters.gpu_trace.linking import Links, link, up_to
+from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
+from hespas.converters.gpu_trace.range_texts import parse_range_text
+from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Ranges, listed
+from hespas.graph import Diagnostics, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
+from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["to_profile"]
+
+_LARGEST_NS = 1 << 62
+_OWN_BITS = (1 << 24) - 1
+_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Said:
+    """What ranges say, a row for each range."""
+
+    name_row: IntArray
+    shapes_row: IntArray
+    module_row: IntArray
+    sequence: IntArray
+    step: IntArray
+    instruction: BoolArray
+
+    @classmethod
+    def of(cls, trace: GpuTrace) -> _Said:
+        """Parse each text once."""
+        parsed = [parse_range_text(text) for text in trace.texts]
+        add = trace.strings.add
+        place = trace.ranges.text
+        return cls(
+            _taken([add(each.name) for each in parsed], place),
+            _taken([add(each.shapes) for each in parsed], place),
+            _taken([add(each.module) for each in parsed], place),
+            _taken([each.sequence for each in parsed], place, missing=-1),
+            _taken([each.step for each in parsed], place, missing=-1),
+            _taken([bool(each.instruction) for each in parsed], place).astype(np.bool_),
+        )
+
+
+def to_profile(
+    path: Path, source: str, trace: GpuTrace, metadata: Mapping[str, str], diagnostics: Diagnostics
+) -> Profile:
+    """Link and convert. ``source`` is the format's name: diagnostics are called after it.
+
+    The operation of an event is the innermost range around its cause that states shapes or is an instruction
+    of XLA, else the innermost range at all. Ranks number the pairs of device and process, in order. Raises
+    ``FormatError`` where nothing was recorded, and for times that do not fit.
+    """
+    if not len(trace.work) and not len(trace.ranges):
+        raise FormatError(
+            "the recording holds neither device work nor ranges on the host",
+            path=str(path),
+            hint="did the profiler record anything? trace CUDA or HIP, and ranges (NVTX, roctx)",
+        )
+    _check_times(trace, path)
+    nesting, said = Nesting.of(trace.ranges), _Said.of(trace)
+    links = link(trace, nesting)
+    strings = trace.strings
+    telling = (said.shapes_row > 0) | said.instruction
+    owner = up_to(telling, nesting.parent, links.cause)
+    cause = np.where(owner >= 0, owner, links.cause)
+    module = up_to(said.module_row > 0, nesting.parent, cause)
+    step = _steps(trace, links, nesting, said)
+    work, base_ns = trace.work, _first_ns(trace)
+    op_row = np.where(cause >= 0, _of(said.name_row, cause, 0), work.range_row)
+    rank = _ranks(work, _processes(trace, links), source, diagnostics, str(path))
+    comms = _comms(trace, links.cause, nesting, said, strings)
+    host = _host_ops(trace.ranges, nesting, said, base_ns, strings)
+    _report(trace, links, source, diagnostics, str(path))
+    return Profile.of(
+        path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
+        trace.devices or ("",),
+        strings.build(),
+        op_row=op_row.astype(np.int32),
+        module_row=_of(said.module_row, module, 0).astype(np.int32),
+        kernel_row=work.name_row.astype(np.int32),
+        category_row=work.category_row.astype(np.int32),
+        shapes_row=_of(said.shapes_row, cause, 0).astype(np.int32),
+        op_class=_classes(work, comms, strings).astype(np.int8),
+        device_index=work.device.astype(np.int32),
+        rank=rank.astype(np.int32),
+        stream=work.stream,
+        run=_of(said.step, step, -1).astype(np.int32),
+        start_ns=(work.start_ns - base_ns).astype(np.float64),
+        duration_ns=(work.end_ns - work.start_ns).astype(np.float64),
+        bytes_moved=np.where(work.bytes_moved >= 0, work.bytes_moved.astype(np.float64), np.nan),
+        host_event=cause.astype(np.int32),
+        comms=comms,
+        host=host,
+        metadata={"format": source, **metadata, "first_event_ns": str(base_ns)},
+    )
+
+
+def _taken(values: list[int] | list[bool], place: IntArray, missing: int = 0) -> IntArray:
+    """Values by place, ``missing`` for -1."""
+    if not values:
+        return np.full(len(place), missing, np.int64)
+    return np.where(place >= 0, np.array(values, np.int64)[np.maximum(place, 0)], missing)
+
+
+def _of(column: IntArray, place: IntArray, missing: int) -> IntArray:
+    """A column of ranges by the range of each event, ``missing`` for -1."""
+    if not len(column):
+        return np.full(len(place), missing, np.int64)
+    return np.where(place >= 0, column[np.maximum(place, 0)], missing)
+
+
+def _check_times(trace: GpuTrace, path: Path) -> None:
+    for times in (
+        trace.work.start_ns,
+        trace.work.end_ns,
+        trace.ranges.start_ns,
+        trace.ranges.end_ns,
+        trace.launches.start_ns,
+    ):
+        if len(times) and not -_LARGEST_NS < int(times.min()) <= int(times.max()) < _LARGEST_NS:
+            raise FormatError(
+                "a time does not fit 63 bits of nanoseconds", path=str(path), hint="record again"
+            )
+
+
+def _steps(trace: GpuTrace, links: Links, nesting: Nesting, said: _Said) -> IntArray:
+    """The range of the step each event belongs to (-1: none): one around its launch on the same thread, else
+    one of the same process that is running then, since backward passes have a thread of their own.
+    """
+    is_step = said.step >= 0
+    found = up_to(is_step, nesting.parent, links.launched_in)
+    rest = np.flatnonzero((found < 0) & (links.launch >= 0))
+    steps = np.flatnonzero(is_step & trace.ranges.nests)
+    if not len(rest) or not len(steps):
+        return found
+    calls, at = trace.launches, links.launch[rest]
+    running = Nesting.of(trace.ranges.by_process(steps)).innermost(calls.process[at], calls.start_ns[at])
+    found[rest] = np.where(running >= 0, steps[np.maximum(running, 0)], -1)
+    return found
+
+
+def _first_ns(trace: GpuTrace) -> int:
+    parts = (trace.work.start_ns, trace.ranges.start_ns, trace.launches.start_ns)
+    return min(int(part.min()) for part in parts if len(part))
+
+
+def _processes(trace: GpuTrace, links: Links) -> IntArray:
+    """The process of each event: as it says, else its launch's, else the only one there is (-1: unknown)."""
+    work, launches = trace.work, trace.launches
+    if not len(launches):
+        return work.process
+    launched = np.where(links.launch >= 0, launches.process[np.maximum(links.launch, 0)], -1)
+    process = np.where(work.process >= 0, work.process, launched)
+    every = np.unique(np.concatenate((process[process >= 0], launches.process)))
+    return np.where((process < 0) & (len(every) == 1), every[0], process)
+
+
+def _ranks(work: DeviceWork, process: IntArray, source: str, diagnostics: Diagnostics, path: str) -> IntArray:
+    """The number of each event's pair of device and process. Work of no device is its process's first."""
+    known = work.gpu >= 0
+    pairs: IntArray = np.unique(np.stack((work.gpu[known], process[known])), axis=1)
+    if not pairs.shape[1]:
+        return np.zeros(len(work), np.int64)
+    processes, first = np.unique(pairs[1], return_index=True)
+    place = np.minimum(np.searchsorted(processes, process), len(processes) - 1)
+    of_process = np.where(processes[place] == process, first[place], 0)
+    rank = of_process.astype(np.int64)
+    rank[known] = match_pairs((pairs[1], pairs[0]), (process[known], work.gpu[known]))
+    if pairs.shape[1] > 1:
+        shown = [
+            f"{number}: device {gpu} of process {owner & _OWN_BITS}"
+            for number, (gpu, owner) in enumerate(zip(*map(listed, pairs[:, :_SHOWN]), strict=True))
+        ]
+        message = f"ranks number pairs of device and process in order: {', '.join(shown)}"
+        diagnostics.info(f"{source}.ranks", path, message, count=pairs.shape[1])
+    return rank
+
+
+def _host_ops(
+    ranges: Ranges, nesting: Nesting, said: _Said, base_ns: int, strings: StringTableBuilder
+) -> HostOps:
+    nothing = np.zeros(len(ranges), np.int32)
+    threads, codes = np.unique(np.stack((ranges.process, ranges.thread)), axis=1, return_inverse=True)
+    rows = np.array(
+        [
+            strings.add(f"{process & _OWN_BITS}:{thread & _OWN_BITS}")
+            for process, thread in zip(listed(threads[0]), listed(threads[1]), strict=True)
+        ],
+        np.int32,
+    )
+    return HostOps(
+        name_row=said.name_row.astype(np.int32),
+        thread_row=rows[codes.reshape(-1)] if len(rows) else nothing,
+        parent=nesting.parent.astype(np.int32),
+        start_ns=(ranges.start_ns - base_ns).astype(np.float64),
+        duration_ns=(ranges.end_ns - ranges.start_ns).astype(np.float64),
+        sequence=said.sequence,
+        shapes_row=said.shapes_row.astype(np.int32),
+        dtype_row=nothing,
+        strides_row=nothing,
+        values_row=nothing,
+    )
+
+
+def _comms(
+    trace: GpuTrace, cause: IntArray, nesting: Nesting, said: _Said, strings: StringTableBuilder
+) -> MeasuredComms:
+    """The kernels of NCCL and RCCL. Their kind is in the kernel's name, else in a range around the launch."""
+    table = strings.build()
+    names = {row: table[row] for row in listed(np.unique(trace.work.name_row))}
+    rows = [row for row, name in names.items() if is_collective_kernel(name)]
+    event = np.flatnonzero(np.isin(trace.work.name_row, rows))
+    if not len(event):
+        return MeasuredComms.empty()
+    from_kernel = {row: strings.add(collective_in_kernel(names[row])) for row in rows}
+    kind = np.array([from_kernel[row] for row in listed(trace.work.name_row[event])], np.int64)
+    range_kinds = {
+        row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(said.name_row))
+    }
+    of_range = np.array([range_kinds[row] for row in listed(said.name_row)], np.int64)
+    around = up_to(of_range > 0, nesting.parent, cause[event])
+    kind = np.where(kind > 0, kind, _of(of_range, around, 0))
+    count, unknown = len(event), np.full(len(event), -1, np.int32)
+    return MeasuredComms(
+        event=event.astype(np.int32),
+        kind_row=kind.astype(np.int32),
+        operand_bytes=np.full(count, np.nan),
+        result_bytes=np.full(count, np.nan),
+        group_row=np.zeros(count, np.int32),
+        ranks_row=np.zeros(count, np.int32),
+        group_size=unknown,
+        sequence=unknown.astype(np.int64),
+    )
+
+
+def _classes(work: DeviceWork, comms: MeasuredComms, strings: StringTableBuilder) -> IntArray:
+    """What the recording itself tells of the class: copies, and kernels that communicate."""
+    classes = work.op_class.copy()
+    peers = {strings.add(kind) for kind in ("send", "recv", "sendrecv")}
+    between_two = np.isin(comms.kind_row, sorted(peers))
+    classes[comms.event] = np.where(between_two, OpClass.P2P, OpClass.COLLECTIVE)
+    return classes
+
+
+def _report(trace: GpuTrace, links: Links, source: str, diagnostics: Diagnostics, path: str) -> None:
+    """Say what is not linked, and what is odd."""
+    work = trace.work
+    duration_ns = work.end_ns - work.start_ns
+    total_ns = int(duration_ns.sum())
+    unlinked = (links.cause < 0) & (work.range_row == 0)
+    for missing, code, message in (
+        (links.launch < 0, "no-launch", "device events have no launch record"),
+        (unlinked, "unlinked", "device events have no operation on the host"),
+        (
+            links.ambiguous,
+            "ambiguous-launch",
+            "device events fit launches of several processes, none is taken",
+        ),
+    ):
+        share = int(duration_ns[missing].sum()) / total_ns if total_ns else 0.0
+        told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
+        diagnostics.warning(f"{source}.{code}", path, told, count=int(missing.sum()))
+    by_node, by_text = int(links.by_node.sum()), int(((links.cause < 0) & (work.range_row > 0)).sum())
+    diagnostics.info(
+        f"{source}.linked-by-graph-node", path, "linked to where their graph node was made", count=by_node
+    )
+    diagnostics.info(f"{source}.linked-by-name", path, "the operation is known by name alone", count=by_text)
+    free = int((~trace.ranges.nests).sum())
+    told = "ranges that start and end anywhere are kept as host operations and own no device event"
+    diagnostics.info(f"{source}.start-end-ranges", path, told, count=free)
+    nameless = int((work.name_row == 0).sum())
+    diagnostics.warning(f"{source}.unnamed", path, "device events have no name", count=nameless)
+    negative, zero = int((duration_ns < 0).sum()), int((duration_ns == 0).sum())
+    diagnostics.warning(
+        f"{source}.negative-duration", path, "device events end before they start", count=negative
+    )
+    diagnostics.warning(f"{source}.zero-duration", path, "device events of 0 ns", count=zero)

@@ -1,0 +1,60 @@
+"""Profiles of AMD's rocprofv3: its database (rocpd, schema 3) and its JSON. Schemas:
+https://github.com/ROCm/rocprofiler-sdk, ``source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql`` and
+``source/lib/output/generateJSON.cpp``.
+
+Importing this module is cheap.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hespas.converters.format import Format, Head, ReadOptions, Value
+from hespas.converters.gpu_trace.tables import has_table
+from hespas.graph import Diagnostics
+
+__all__ = ["FORMAT", "FORMAT_JSON"]
+
+_TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
+
+
+def _sniff(head: Head) -> int:
+    """By the names of tables, which carry the recording's number behind."""
+    return 95 if has_table(head, lambda table: table.startswith("rocpd_"), (b"`rocpd_", b'"rocpd_')) else 0
+
+
+def _sniff_json(head: Head) -> int:
+    """By the one key of the document."""
+    return 97 if not head.is_directory and _TOOL.match(head.data.removeprefix(b"\xef\xbb\xbf")) else 0
+
+
+def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.rocpd.recording import read_rocpd
+
+    return read_rocpd(path, options, diagnostics)
+
+
+def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.rocpd.document import read_rocprofv3
+
+    return read_rocprofv3(path, options, diagnostics)
+
+
+FORMAT = Format(
+    name="rocpd",
+    title="rocprofv3 profile (rocpd database)",
+    suffixes=(".db", ".rocpd"),
+    specification="https://github.com/ROCm/rocprofiler-sdk/tree/amd-mainline/source/share/rocprofiler-sdk-rocpd",
+    sniff=_sniff,
+    read=_read,
+)
+
+FORMAT_JSON = Format(
+    name="rocprofv3",
+    title="rocprofv3 profile (JSON)",
+    suffixes=(".rocprofv3.json",),
+    specification="https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html",
+    sniff=_sniff_json,
+    read=_read_json,
+)

@@ -1,0 +1,310 @@
+"""rocprofv3's JSON as a :class:`Profile`. As recorded most often it holds kernels and nothing of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
+from hespas.converters.rocpd.elements import array_elements
+from hespas.converters.rocpd.records import (
+    AgentRecord,
+    Api,
+    Copy,
+    Correlation,
+    Counted,
+    Dispatch,
+    Entry,
+    Kind,
+    Process,
+    Symbol,
+)
+from hespas.converters.source import read_bytes
+from hespas.graph import Diagnostics, Profile, StringTableBuilder
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["read_rocprofv3"]
+
+_GPU = 2
+_MAX_RATIO = 100
+_MIN_ALLOWED_BYTES = 32 << 20
+_MOST_ENTRIES = 1 << 16
+"""Of agents and kinds of records."""
+_T = TypeVar("_T")
+
+
+class _Document(msgspec.Struct, rename={"processes": "rocprofiler-sdk-tool"}):
+    processes: msgspec.Raw
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+_PROCESSES = msgspec.json.Decoder(list[Process])
+_AGENTS = msgspec.json.Decoder(list[AgentRecord])
+_SYMBOLS = msgspec.json.Decoder(list[Symbol])
+_KINDS = msgspec.json.Decoder(list[Kind])
+_ENTRIES = msgspec.json.Decoder(list[Entry])
+_DISPATCHES = msgspec.json.Decoder(list[Dispatch])
+_COUNTED = msgspec.json.Decoder(list[Counted])
+_COPIES = msgspec.json.Decoder(list[Copy])
+_APIS = msgspec.json.Decoder(list[Api])
+
+
+def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
+    """Read a document, also gzipped. Raises ``FormatError`` for what is none and for one without events."""
+    text = read_bytes(path, _bound(path, options.max_bytes)).removeprefix(b"\xef\xbb\xbf")
+    try:
+        document = _DOCUMENT.decode(text)
+    except UnicodeDecodeError:
+        text = text.decode("utf-8", "replace").encode()
+        document = _decoded_again(text, str(path))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _no_document(error, str(path)) from error
+    assembly = Assembly()
+    for processes in array_elements(document.processes, _PROCESSES, str(path)):
+        for process in processes:
+            _Reader(process, assembly, diagnostics, str(path)).add()
+    told = "kernels tell no stream: they are ordered by hardware queue"
+    diagnostics.info("rocprofv3.ordered-by-queue", str(path), told, count=assembly.by_queue)
+    return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
+
+
+def _bound(path: Path, max_bytes: int) -> int:
+    """How far to unpack: these documents stay below 30:1, and take several times their size to read."""
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        size = path.stat().st_size
+    except OSError as error:
+        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+    return min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * size)) if packed else max_bytes
+
+
+def _decoded_again(text: bytes, path: str) -> _Document:
+    try:
+        return _DOCUMENT.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _no_document(error, path) from error
+
+
+def _no_document(error: Exception, path: str) -> FormatError:
+    return FormatError(
+        f"this is no document of rocprofv3: {error}",
+        path=path,
+        hint="was the profiler interrupted? record again with --output-format json",
+    )
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns while records are read: arrays, one a block."""
+
+    parts: dict[str, list[IntArray]] = field(default_factory=dict[str, list[IntArray]])
+
+    def add(self, **columns: Sequence[int]) -> None:
+        for name, values in columns.items():
+            self.parts.setdefault(name, []).append(np.array(values, np.int64))
+
+    def get(self, name: str, like: str = "start") -> IntArray:
+        """A column; -1 everywhere where it was never told."""
+        parts = self.parts.get(name)
+        if parts is not None:
+            return np.concatenate(parts)
+        return np.full(sum(map(len, self.parts.get(like, []))), -1, np.int64)
+
+
+class _Reader:
+    """Reads one process."""
+
+    def __init__(self, process: Process, assembly: Assembly, diagnostics: Diagnostics, path: str) -> None:
+        self.process, self.assembly = process, assembly
+        self.diagnostics, self.path = diagnostics, path
+        self.kinds = self._few(process.strings.buffer_records, _KINDS)
+        self.texts: list[str] = []
+        self.places: dict[str, int] = {}
+
+    def _each(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]]) -> Iterator[list[_T]]:
+        return array_elements(raw, decoder, self.path)
+
+    def _few(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]]) -> list[_T]:
+        """All elements of an array that is short in any real document."""
+        found: list[_T] = []
+        for part in self._each(raw, decoder):
+            found.extend(part)
+            if len(found) > _MOST_ENTRIES:
+                raise FormatError("there are too many agents or kinds", path=self.path, hint="record again")
+        return found
+
+    def _entries(self, raw: msgspec.Raw, keep: Callable[[str], int]) -> dict[int, int]:
+        """Texts by number; ``keep`` stores one."""
+        return {each.key: keep(each.value) for part in self._each(raw, _ENTRIES) for each in part}
+
+    def add(self) -> None:
+        """Read what ran on the device, and on the host."""
+        process = self.process
+        agents = Agents(0)
+        for each in self._few(process.agents, _AGENTS):
+            order = each.logical_node_type_id if each.logical_node_type_id >= 0 else each.node_id
+            name = each.product_name or each.name
+            agents.by_number[_fit(each.id.handle)] = Agent(each.type == _GPU, max(order, 0) & 0xFFFFF, name)
+        names = _Names.of(self._each(process.kernel_symbols, _SYMBOLS), self.assembly.strings)
+        ranges = self._entries(process.strings.correlation_id.external, self.assembly.strings.add)
+        self.assembly.add(
+            process.metadata.pid & 0xFFFFFF,
+            agents,
+            self._kernels(names, ranges),
+            self._copies(),
+            self._calls(),
+        )
+
+    def _kernels(self, names: _Names, ranges: dict[int, int]) -> Work:
+        found = _Columns()
+        for part in self._each(self.process.buffer_records.kernel_dispatch, _DISPATCHES):
+            _add_dispatches(found, part, names, ranges)
+        if not len(found.get("start")):
+            for counted in self._each(self.process.callback_records.counter_collection, _COUNTED):
+                _add_dispatches(found, [each.dispatch_data for each in counted], names, ranges)
+        return _work(found)
+
+    def _copies(self) -> Work:
+        found = _Columns()
+        add = self.assembly.strings.add
+        for part in self._each(self.process.buffer_records.memory_copy, _COPIES):
+            found.add(
+                start=[each.start_timestamp for each in part],
+                end=[each.end_timestamp for each in part],
+                target=[_fit(each.dst_agent_id.handle) for each in part],
+                source=[_fit(each.src_agent_id.handle) for each in part],
+                stream=[_fit(each.stream_id.handle) for each in part],
+                stack=[_fit(each.correlation_id.internal) for each in part],
+                bytes=[_fit(each.bytes) for each in part],
+                name=[add(self._operation(each.kind, each.operation)) for each in part],
+            )
+        return _work(found)
+
+    def _calls(self) -> Calls:
+        markers = self._entries(self.process.strings.marker_api, self._place)
+        found, buffers = _Columns(), self.process.buffer_records
+        for raw in (buffers.hip_api, buffers.hsa_api, buffers.marker_api, buffers.rccl_api):
+            for part in self._each(raw, _APIS):
+                # An instant is a mark, and encloses nothing.
+                spans = [each for each in part if each.end_timestamp > each.start_timestamp]
+                labels = [markers.get(each.correlation_id.internal, -1) for each in spans]
+                found.add(
+                    start=[each.start_timestamp for each in spans],
+                    end=[each.end_timestamp for each in spans],
+                    thread=[_fit(each.thread_id) for each in spans],
+                    stack=[_fit(each.correlation_id.internal) for each in spans],
+                    label=[
+                        label if label >= 0 else self._place(self._operation(each.kind, each.operation))
+                        for label, each in zip(labels, spans, strict=True)
+                    ],
+                    category=[self._place(self._kind(each.kind)) for each in spans],
+                )
+        names = ("thread", "start", "end", "stack", "label", "category")
+        thread, start, end, stack, label, category = (found.get(name) for name in names)
+        return Calls(
+            thread=thread,
+            start_ns=start,
+            end_ns=end,
+            stack=stack,
+            label=label,
+            category=category,
+            texts=self.texts,
+        )
+
+    def _place(self, text: str) -> int:
+        place = self.places.setdefault(text, len(self.texts))
+        if place == len(self.texts):
+            self.texts.append(text)
+        return place
+
+    def _kind(self, kind: int) -> str:
+        return self.kinds[kind].kind if 0 <= kind < len(self.kinds) else ""
+
+    def _operation(self, kind: int, operation: int) -> str:
+        operations = self.kinds[kind].operations if 0 <= kind < len(self.kinds) else []
+        return operations[operation] if 0 <= operation < len(operations) else self._kind(kind)
+
+
+@dataclass(slots=True)
+class _Names:
+    """Rows of kernels' names; only those that ran are kept. Symbols are many, so they are columns."""
+
+    ids: IntArray
+    places: IntArray
+    texts: list[str]
+    strings: StringTableBuilder
+    rows: dict[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def of(cls, parts: Iterator[list[Symbol]], strings: StringTableBuilder) -> _Names:
+        places: dict[str, int] = {"": 0}
+        found = _Columns()
+        for part in parts:
+            called = [
+                each.formatted_kernel_name or each.demangled_kernel_name or each.kernel_name for each in part
+            ]
+            found.add(
+                id=[_fit(each.kernel_id) for each in part],
+                place=[places.setdefault(name, len(places)) for name in called],
+            )
+        order = np.argsort(found.get("id", "id"), kind="stable")
+        return cls(found.get("id", "id")[order], found.get("place", "id")[order], list(places), strings)
+
+    def row(self, kernel: int) -> int:
+        row = self.rows.get(kernel)
+        if row is None:
+            at = int(np.searchsorted(self.ids, _fit(kernel)))
+            known = at < len(self.ids) and int(self.ids[at]) == kernel
+            row = self.strings.add(self.texts[int(self.places[at])] if known else "")
+            self.rows[kernel] = row
+        return row
+
+
+def _add_dispatches(found: _Columns, part: list[Dispatch], names: _Names, ranges: dict[int, int]) -> None:
+    found.add(
+        start=[each.start_timestamp for each in part],
+        end=[each.end_timestamp for each in part],
+        target=[_fit(each.dispatch_info.agent_id.handle) for each in part],
+        stream=[_fit(each.stream_id.handle) for each in part],
+        queue=[_fit(each.dispatch_info.queue_id.handle) for each in part],
+        stack=[_fit(each.correlation_id.internal) for each in part],
+        name=[names.row(each.dispatch_info.kernel_id) for each in part],
+        range=[_named_range(each.correlation_id, ranges) for each in part],
+    )
+
+
+def _named_range(correlation: Correlation, ranges: dict[int, int]) -> int:
+    """The range that the profiler names as cause (``--kernel-rename``)."""
+    external = correlation.external
+    return ranges.get(external, 0) if isinstance(external, int) else 0
+
+
+def _work(found: _Columns) -> Work:
+    target = found.get("target")
+    return Work(
+        start_ns=found.get("start"),
+        end_ns=found.get("end"),
+        target=target,
+        source=found.get("source") if "source" in found.parts else target,
+        stream=found.get("stream"),
+        queue=found.get("queue"),
+        stack=found.get("stack"),
+        parent_stack=found.get("parent_stack"),
+        name_row=np.maximum(found.get("name"), 0),
+        bytes_moved=found.get("bytes"),
+        range_row=np.maximum(found.get("range"), 0),
+    )
+
+
+def _fit(number: int) -> int:
+    """A number that fits 63 bits, else -1."""
+    return number if 0 <= number < 1 << 63 else -1

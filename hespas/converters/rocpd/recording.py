@@ -1,0 +1,288 @@
+"""A rocpd database as a :class:`Profile`. One holds a set of tables for each process, told apart by a suffix.
+
+Views named without the suffix join the sets; they are SQL of the file, and not used. Schema 3 was written
+with times inside the rows, and for a while with times and tracks in tables of their own: both are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.gpu_trace.database import MISSING, Database, Table, log_beside, opened
+from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.gpu_trace.trace import listed
+from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
+from hespas.graph import Diagnostics, Profile
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError, UnsupportedError
+
+__all__ = ["read_rocpd"]
+
+_SCHEMA = "3"
+_MOST_PROCESSES = 1 << 10
+_WORK_TABLES = ("rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_region")
+_SPAN = (
+    "start",
+    "end",
+    "start_id",
+    "end_id",
+    "track_id",
+    "nid",
+    "pid",
+    "tid",
+    "agent_id",
+    "queue_id",
+    "stream_id",
+)
+_ORDER = ("type_index", "absolute_index", "id")
+_TRACK = ("nid", "pid", "tid", "agent_id", "queue_id", "stream_id")
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+
+
+_MESSAGES = msgspec.json.Decoder(_Message)
+
+
+def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
+    """Read a database, also gzipped. Raises ``UnsupportedError`` for the tables of the older rpd tracer,
+    ``FormatError`` for a damaged database and one without events.
+    """
+    assembly = Assembly()
+    with opened(path, options.max_bytes) as database:
+        suffixes = _suffixes(database)
+        if not suffixes:
+            raise _no_tables(database)
+        nodes: dict[int, int] = {}
+        for suffix in suffixes:
+            _Reader(database, suffix, assembly, diagnostics).add(nodes)
+        versions = sorted({_version(database, suffix) for suffix in suffixes})
+    others = [version for version in versions if version != _SCHEMA]
+    told = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
+    diagnostics.warning("rocpd.other-schema", str(path), told, count=len(others))
+    told = "kernels tell no stream: they are ordered by hardware queue"
+    diagnostics.info("rocpd.ordered-by-queue", str(path), told, count=assembly.by_queue)
+    if log_beside(path):
+        told = "a write-ahead log lies beside the database: what is in it is not read"
+        diagnostics.warning("rocpd.write-ahead-log", str(path), told)
+    metadata = {"schema_version": versions[-1][:100]} if versions[-1] else {}
+    return to_profile(path, "rocpd", assembly.trace(), metadata, diagnostics)
+
+
+def _suffixes(database: Database) -> list[str]:
+    """What follows the names of tables, for each set of tables in the file."""
+    found = {
+        table[len(name) :]
+        for table in database.tables
+        for name in _WORK_TABLES
+        if table == name or table.startswith(f"{name}_")
+    }
+    return sorted(found)
+
+
+def _no_tables(database: Database) -> FormatError | UnsupportedError:
+    if {"rocpd_op", "rocpd_api"} & set(database.tables):
+        return UnsupportedError(
+            "this is a recording of the older rpd tracer", path=database.path, hint="record with rocprofv3"
+        )
+    return FormatError(
+        "there are no tables of kernels, copies or regions", path=database.path, hint="record with rocprofv3"
+    )
+
+
+def _version(database: Database, suffix: str) -> str:
+    table = database.read(f"rocpd_metadata{suffix}", (), ("tag", "value"))
+    texts = [text.decode("utf-8", "replace") for text in table.distinct]
+    pairs = zip(listed(table.texts["tag"]), listed(table.texts["value"]), strict=True)
+    facts = {texts[tag]: texts[value] for tag, value in pairs if tag >= 0 and value >= 0}
+    return facts.get("schema_version", "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ById:
+    """Rows of a table by their number."""
+
+    ids: IntArray
+    order: IntArray
+
+    @classmethod
+    def of(cls, ids: IntArray) -> _ById:
+        order = np.argsort(ids, kind="stable")
+        return cls(ids[order], order)
+
+    def places(self, wanted: IntArray) -> IntArray:
+        """The row of each number, -1 for those that are not there."""
+        if not len(self.ids):
+            return np.full(len(wanted), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
+        return np.where((self.ids[at] == wanted) & (wanted != MISSING), self.order[at], -1)
+
+
+def _picked(column: IntArray, places: IntArray) -> IntArray:
+    """A column by row, -1 where there is none or it is NULL."""
+    if not len(column):
+        return np.full(len(places), -1, np.int64)
+    return np.where(places >= 0, np.maximum(column[np.maximum(places, 0)], -1), -1)
+
+
+class _Reader:
+    """Reads one set of tables."""
+
+    def __init__(self, database: Database, suffix: str, assembly: Assembly, diagnostics: Diagnostics) -> None:
+        """Read what events refer to."""
+        self.database, self.suffix = database, suffix
+        self.assembly, self.diagnostics = assembly, diagnostics
+        strings = self._table("string", ("id",), ("string",))
+        self.texts = [text.decode("utf-8", "replace") for text in strings.distinct]
+        self.string_of = _ById.of(strings.integers["id"])
+        self.string_place = strings.texts["string"]
+        events = self._table("event", ("id", "category_id", "stack_id", "parent_stack_id"), ("extdata",))
+        self.events, self.event_of = events, _ById.of(events.integers["id"])
+        clock = self._table("timestamp", ("id", "value")).integers
+        self.clock, self.clock_of = clock["value"], _ById.of(clock["id"])
+        self.tracks = self._table("track", ("id", *_TRACK)).integers
+        self.track_of = _ById.of(self.tracks["id"])
+
+    def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> Table:
+        return self.database.read(f"rocpd_{name}{self.suffix}", integers, texts)
+
+    def _span(self, name: str, further: tuple[str, ...]) -> dict[str, IntArray]:
+        """Rows of a table with their times, process, thread and place; those without times are left out."""
+        columns = self._table(name, (*_SPAN, *further)).integers
+        for end in ("start", "end"):
+            at = self.clock_of.places(columns.pop(f"{end}_id"))
+            elsewhere = self.clock[np.maximum(at, 0)] if len(self.clock) else columns[end]
+            columns[end] = np.where((columns[end] == MISSING) & (at >= 0), elsewhere, columns[end])
+        track = self.track_of.places(columns.pop("track_id"))
+        for each in _TRACK:
+            own = np.maximum(columns[each], -1)
+            columns[each] = np.where(own >= 0, own, _picked(self.tracks[each], track))
+        known = (columns["start"] != MISSING) & (columns["end"] != MISSING)
+        told = f"rows of rocpd_{name} have no start or no end and are left out"
+        lost = len(known) - int(known.sum())
+        self.diagnostics.error("rocpd.event-without-time", self.database.path, told, count=lost)
+        columns = {each: column[known] for each, column in columns.items()}
+        event = self.event_of.places(columns["event_id"])
+        columns["event"] = event
+        for each in ("stack_id", "parent_stack_id"):
+            columns[each] = _picked(self.events.integers[each], event)
+        return columns
+
+    def add(self, nodes: dict[int, int]) -> None:
+        """Read all processes of the set: one, as rocprofv3 writes it. ``nodes`` numbers machines."""
+        agents = self._table("info_agent", ("nid", *_ORDER), ("type", "product_name", "name"))
+        kernels = self._span("kernel_dispatch", ("kernel_id", "event_id", "region_name_id"))
+        names = ("name_id", "event_id", "dst_agent_id", "src_agent_id", "size", "region_name_id")
+        copies = self._span("memory_copy", names)
+        regions = self._span("region", ("name_id", "event_id"))
+        kernel_row, copy_row = self._kernel_names(kernels["kernel_id"]), self._rows(copies["name_id"])
+        label, category, texts = self._labels(regions)
+        keys = [np.stack((each["nid"], each["pid"])) for each in (kernels, copies, regions)]
+        every = np.unique(np.concatenate(keys, axis=1), axis=1)
+        if every.shape[1] > _MOST_PROCESSES:
+            raise self.database.malformed(f"a set of tables is of more than {_MOST_PROCESSES:,} processes")
+        for node, pid in zip(listed(every[0]), listed(every[1]), strict=True):
+            of_kernels, of_copies, of_regions = (
+                np.flatnonzero((key[0] == node) & (key[1] == pid)) for key in keys
+            )
+            self.assembly.add(
+                pid,
+                _agents(agents, nodes.setdefault(node, len(nodes)), node),
+                self._work(kernels, of_kernels, kernel_row, ("agent_id", "agent_id")),
+                self._work(copies, of_copies, copy_row, ("dst_agent_id", "src_agent_id")),
+                Calls(
+                    thread=regions["tid"][of_regions],
+                    start_ns=regions["start"][of_regions],
+                    end_ns=regions["end"][of_regions],
+                    stack=regions["stack_id"][of_regions],
+                    label=label[of_regions],
+                    category=category[of_regions],
+                    texts=texts,
+                ),
+            )
+
+    def _work(
+        self, columns: dict[str, IntArray], chosen: IntArray, name_row: IntArray, ends: tuple[str, str]
+    ) -> Work:
+        picked = {name: column[chosen] for name, column in columns.items()}
+        unknown = np.full(len(chosen), -1, np.int64)
+        return Work(
+            start_ns=picked["start"],
+            end_ns=picked["end"],
+            target=np.maximum(picked[ends[0]], -1),
+            source=np.maximum(picked[ends[1]], -1),
+            stream=picked["stream_id"],
+            queue=picked["queue_id"],
+            stack=picked["stack_id"],
+            parent_stack=picked["parent_stack_id"],
+            name_row=name_row[chosen],
+            bytes_moved=np.maximum(picked.get("size", unknown), -1),
+            range_row=self._rows(picked["region_name_id"]),
+        )
+
+    def _rows(self, ids: IntArray) -> IntArray:
+        """Rows of the profile's strings by number of the file's."""
+        distinct, codes = np.unique(ids, return_inverse=True)
+        places = listed(_picked(self.string_place, self.string_of.places(distinct)))
+        rows = [self.assembly.strings.add(self.texts[place]) if place >= 0 else 0 for place in places]
+        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+
+    def _kernel_names(self, ids: IntArray) -> IntArray:
+        symbols = self._table("info_kernel_symbol", ("id",), ("display_name", "kernel_name"))
+        texts = [text.decode("utf-8", "replace") for text in symbols.distinct]
+        distinct, codes = np.unique(ids, return_inverse=True)
+        at = _ById.of(symbols.integers["id"]).places(distinct)
+        shown, own = (listed(_picked(symbols.texts[name], at)) for name in ("display_name", "kernel_name"))
+        named = [
+            (texts[first] if first >= 0 else "") or (texts[second] if second >= 0 else "")
+            for first, second in zip(shown, own, strict=True)
+        ]
+        rows = [self.assembly.strings.add(name) for name in named]
+        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+
+    def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
+        """What regions say and their categories, as places in texts. A marker's text is beside its event."""
+        texts = list(self.texts)
+        label = _picked(self.string_place, self.string_of.places(regions["name_id"]))
+        of_event = self.string_of.places(self.events.integers["category_id"])
+        category = _picked(_picked(self.string_place, of_event), regions["event"])
+        said = _picked(self.events.texts["extdata"], regions["event"])
+        used = np.unique(said[said >= 0])
+        message = np.full(len(self.events.distinct) + 1, -1, np.int64)
+        for place in listed(used):
+            text = _message(self.events.distinct[place])
+            if text:
+                message[place] = len(texts)
+                texts.append(text)
+        told = message[said]
+        return np.where(told >= 0, told, label), category, texts
+
+
+def _agents(table: Table, machine: int, node: int) -> Agents:
+    """The agents of one machine by their number."""
+    texts = [text.decode("utf-8", "replace") for text in table.distinct] + [""]
+    kinds, products, names = (listed(table.texts[name]) for name in ("type", "product_name", "name"))
+    nids, *columns = (listed(table.integers[name]) for name in ("nid", *_ORDER))
+    agents = Agents(machine)
+    for row, number in enumerate(columns[-1]):
+        if node >= 0 and nids[row] not in {node, MISSING}:
+            continue
+        order = next((column[row] for column in columns if column[row] >= 0), 0)
+        name = texts[products[row]] or texts[names[row]]
+        agents.by_number[number] = Agent(texts[kinds[row]] == "GPU", order & 0xFFFFF, name)
+    return agents
+
+
+def _message(extdata: bytes) -> str:
+    if b"message" not in extdata:
+        return ""
+    try:
+        return _MESSAGES.decode(extdata).message
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""

@@ -1,0 +1,74 @@
+"""Traces of XLA's profiler, as JAX and TensorFlow write them: https://github.com/openxla/xprof.
+
+``xplane`` is the protobuf file, ``jax-trace`` the Chrome-trace JSON that is made of it and holds less.
+Importing this module is cheap.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hespas.converters.format import Format, Head, ReadOptions, Value
+from hespas.graph import Diagnostics
+from hespas.schemas.xplane import PLANE_PREFIXES
+
+__all__ = ["FORMAT", "FORMAT_JSON"]
+
+_SPACE = re.compile(
+    rb"\A\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x80-\xff]{0,2}[\x00-\x7f](?:"
+    + b"|".join(re.escape(prefix.encode()) for prefix in PLANE_PREFIXES)
+    + rb")"
+)
+"""A plane whose name is one that the profiler gives."""
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PROCESS = re.compile(
+    rb'"process_name"[^{}]{0,80}"args"\s*:\s*\{\s*"name"\s*:\s*"(?:[^"]{0,64} )?/(?:host|device):'
+)
+_TICKS = re.compile(rb'"metadata"\s*:\s*\{\s*"highres-ticks"\s*:\s*true')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"')
+
+
+def _sniff(head: Head) -> int:
+    """By the first plane's name."""
+    return 0 if head.is_directory or not _SPACE.match(head.data) else 98
+
+
+def _sniff_json(head: Head) -> int:
+    """By the names of processes, or the mark of the writer; its events have no category."""
+    if head.is_directory or head.data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] != b"{":
+        return 0
+    if not _EVENTS.search(head.data) or _CATEGORY.search(head.data):
+        return 0
+    return 95 if _PROCESS.search(head.data) else 80 if _TICKS.search(head.data) else 0
+
+
+def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.xplane.profile import read_xplane
+
+    return read_xplane(path, options, diagnostics)
+
+
+def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.xplane.jax_trace import read_jax_trace
+
+    return read_jax_trace(path, options, diagnostics)
+
+
+FORMAT = Format(
+    name="xplane",
+    title="XLA profiler trace (XSpace)",
+    suffixes=(".xplane.pb",),
+    specification="https://github.com/openxla/xla/blob/main/xla/tsl/profiler/protobuf/xplane.proto",
+    sniff=_sniff,
+    read=_read,
+)
+
+FORMAT_JSON = Format(
+    name="jax-trace",
+    title="JAX profiler trace as Chrome-trace JSON",
+    suffixes=(".trace.json",),
+    specification="https://docs.jax.dev/en/latest/profiling.html",
+    sniff=_sniff_json,
+    read=_read_json,
+)

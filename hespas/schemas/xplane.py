@@ -1,0 +1,155 @@
+"""XSpace, what XLA's profiler writes: field numbers and the names it gives to planes, lines and stats.
+
+Sources: ``xla/tsl/profiler/protobuf/xplane.proto`` and ``xla/tsl/profiler/utils/xplane_schema.cc`` of
+https://github.com/openxla/xla. Strings are bytes here: some producers write invalid UTF-8.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = [
+    "ASYNC_LINES",
+    "CPU_PLANE",
+    "DERIVED_LINES",
+    "DEVICE_PREFIX",
+    "ENVIRONMENT_PLANE",
+    "GPU_PREFIX",
+    "HOST_PREFIX",
+    "METADATA_PLANE",
+    "MODULE_LINES",
+    "OP_LINES",
+    "PLANE_PREFIXES",
+    "STREAM_PREFIX",
+    "TPU_PREFIX",
+    "EventField",
+    "EventMetadataField",
+    "LineField",
+    "MapField",
+    "PlaneField",
+    "SpaceField",
+    "StatField",
+    "StatMetadataField",
+]
+
+
+class SpaceField(IntEnum):
+    """XSpace."""
+
+    PLANES = 1
+    ERRORS = 2
+    WARNINGS = 3
+    HOSTNAMES = 4
+
+
+class PlaneField(IntEnum):
+    """XPlane; the two metadata fields are maps from an int64."""
+
+    ID = 1
+    NAME = 2
+    LINES = 3
+    EVENT_METADATA = 4
+    STAT_METADATA = 5
+    STATS = 6
+
+
+class MapField(IntEnum):
+    """An entry of a map."""
+
+    KEY = 1
+    VALUE = 2
+
+
+class LineField(IntEnum):
+    """XLine; times of events count from ``TIMESTAMP_NS``."""
+
+    ID = 1
+    NAME = 2
+    TIMESTAMP_NS = 3
+    EVENTS = 4
+    DURATION_PS = 9
+    DISPLAY_ID = 10
+    DISPLAY_NAME = 11
+
+
+class EventField(IntEnum):
+    """XEvent; one of ``OFFSET_PS`` and ``OCCURRENCES``."""
+
+    METADATA_ID = 1
+    OFFSET_PS = 2
+    DURATION_PS = 3
+    STATS = 4
+    OCCURRENCES = 5
+
+
+class EventMetadataField(IntEnum):
+    """XEventMetadata."""
+
+    ID = 1
+    NAME = 2
+    METADATA = 3
+    DISPLAY_NAME = 4
+    STATS = 5
+
+
+class StatMetadataField(IntEnum):
+    """XStatMetadata."""
+
+    ID = 1
+    NAME = 2
+
+
+class StatField(IntEnum):
+    """XStat; one of the values. ``REF`` is the id of a stat metadata whose name is the text."""
+
+    METADATA_ID = 1
+    DOUBLE = 2
+    UINT64 = 3
+    INT64 = 4
+    TEXT = 5
+    BYTES = 6
+    REF = 7
+
+
+CPU_PLANE = "/host:CPU"
+"""Threads of the host; XLA's CPU back end runs its operations on them."""
+METADATA_PLANE = "/host:metadata"
+ENVIRONMENT_PLANE = "Task Environment"
+HOST_PREFIX, DEVICE_PREFIX = "/host:", "/device:"
+GPU_PREFIX, TPU_PREFIX = "/device:GPU:", "/device:TPU:"
+
+PLANE_PREFIXES = (
+    HOST_PREFIX,
+    DEVICE_PREFIX,
+    "/virtualdevice:",
+    "#Chip",
+    ENVIRONMENT_PLANE,
+    "Host CPUs",
+    "Syscalls",
+)
+"""How the name of a plane begins."""
+
+STREAM_PREFIX = "Stream #"
+"""How the name of a GPU's stream begins: ``Stream #13(Kernel,Memset)``."""
+OP_LINES = frozenset({"XLA Ops", "Sparse Core Ops", "Host Offload Ops"})
+"""Operations as they run, a loop or call around those in it."""
+ASYNC_LINES = frozenset({"Async XLA Ops"})
+"""Transfers that run beside the operations, and overlap each other."""
+MODULE_LINES = frozenset({"XLA Modules", "Sparse Core Modules"})
+"""Runs of whole programs."""
+DERIVED_LINES = MODULE_LINES | frozenset(
+    {
+        "Steps",
+        "Sparse Core Steps",
+        "Framework Name Scope",
+        "Framework Ops",
+        "Launch Stats",
+        "Source code",
+        "TraceMe",
+        "XLA TraceMe",
+        "_counters_",
+        "Tensor Core Sync Flag",
+        "Sparse Core Syncs",
+    }
+)
+"""Lines of a device plane that say again, by step, scope or program, what its operations took."""
