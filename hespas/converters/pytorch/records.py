@@ -11,7 +11,16 @@ from types import MappingProxyType
 
 import msgspec
 
-__all__ = ["KINDS", "DeviceArgs", "Header", "HostArgs", "Kind", "LaunchArgs", "Number"]
+__all__ = [
+    "KINDS",
+    "DeviceArgs",
+    "Header",
+    "HostArgs",
+    "Kind",
+    "LaunchArgs",
+    "Number",
+    "SyncArgs",
+]
 
 _ABSENT = msgspec.Raw(b"")
 Number = int | float | str | None
@@ -29,6 +38,8 @@ class Kind(IntEnum):
     """An operation on the host."""
     ANNOTATION = 3
     """A range that somebody named: ``ProfilerStep#3``, ``gloo:all_reduce``."""
+    SYNC = 4
+    """A stream, or the host, waiting for work on a device; recorded where the profiler is asked to."""
 
 
 KINDS: MappingProxyType[str, Kind] = MappingProxyType(
@@ -63,6 +74,7 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
         ),
         "cpu_op": Kind.HOST,
         "user_annotation": Kind.ANNOTATION,
+        "cuda_sync": Kind.SYNC,
     }
 )
 """Category -> kind; events of other categories are counted and left out."""
@@ -77,6 +89,10 @@ _DEVICE_NAMES = {
     "group_name": "Process Group Name",
     "group_ranks": "Process Group Ranks",
     "sequence": "Seq",
+    "in_split": "In split size",
+    "out_split": "Out split size",
+    "source": "Src Rank",
+    "target": "Dst Rank",
 }
 _HOST_NAMES = {
     "external_id": "External id",
@@ -106,6 +122,10 @@ class DeviceArgs(msgspec.Struct, gc=False, rename=_DEVICE_NAMES):
     group_name: str | None = None
     group_ranks: str | list[int] | None = None
     sequence: Number = None
+    in_split: str | list[int] | None = None
+    out_split: str | list[int] | None = None
+    source: Number = None
+    target: Number = None
 
 
 class LaunchArgs(msgspec.Struct, gc=False, rename={"external_id": "External id"}):
@@ -113,6 +133,16 @@ class LaunchArgs(msgspec.Struct, gc=False, rename={"external_id": "External id"}
 
     correlation: Number = None
     external_id: Number = None
+
+
+class SyncArgs(msgspec.Struct, gc=False):
+    """Of a wait: ``stream`` waits for what the call ``record`` marked on ``wait_on_stream``."""
+
+    correlation: Number = None
+    device: Number = None
+    stream: Number = None
+    wait_on_stream: Number = None
+    record: Number = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
 class HostArgs(msgspec.Struct, gc=False, rename=_HOST_NAMES):
@@ -141,6 +171,7 @@ class _Distributed(msgspec.Struct, gc=False):
     backend: str = ""
     rank: Number = None
     world_size: Number = None
+    groups: msgspec.Raw = msgspec.field(default=_ABSENT, name="pg_config")
 
 
 class Header(msgspec.Struct, gc=False):

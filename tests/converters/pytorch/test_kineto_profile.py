@@ -10,7 +10,7 @@ import pytest
 
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions
-from hespas.converters.kineto import FORMAT
+from hespas.converters.pytorch import FORMAT_KINETO
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import FormatError
 
@@ -49,8 +49,8 @@ def write(path: Path, *events: Event, **header: object) -> Path:
 
 def read(path: Path) -> tuple[Profile, Diagnostics]:
     diagnostics = Diagnostics()
-    assert FORMAT.read is not None
-    profile = FORMAT.read(path, ReadOptions(), diagnostics)
+    assert FORMAT_KINETO.read is not None
+    profile = FORMAT_KINETO.read(path, ReadOptions(), diagnostics)
     assert isinstance(profile, Profile)
     return profile, diagnostics
 

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.kineto.events import HostEvents, KinetoTrace, read_events
-from hespas.converters.kineto.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
-from hespas.converters.kineto.records import Header
-from hespas.graph import Diagnostics, HostOps, Profile, StringTable
+from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.kernels import measured_comms
+from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
+from hespas.converters.pytorch.records import Header
+from hespas.converters.pytorch.steps import steps_of
+from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["read_kineto"]
+__all__ = ["read_kineto", "report_links", "trace_metadata"]
 
 _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instinct MI300A"}
 """Devices that a driver leaves without a name, by compute capability and processors."""
@@ -36,7 +38,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
         )
     nesting = Nesting.of(trace.host)
     links = link(trace, nesting)
-    _report(trace, links, diagnostics, str(path))
+    report_links(trace, links, diagnostics, str(path))
     return _profile(path, trace, nesting, links)
 
 
@@ -57,10 +59,12 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
     owner = owner_with_shapes(host, nesting, links.host)
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
+    strings = StringTableBuilder(trace.strings)
+    comms = measured_comms(trace, strings)
     return Profile.of(
         path.name.removesuffix(".gz").removesuffix(".json"),
         (_device_name(trace.header, device.device),),
-        trace.strings,
+        strings.build(),
         op_row=_of_host(host.name_row, cause),
         kernel_row=device.name_row,
         category_row=device.category_row,
@@ -70,9 +74,12 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
         stream=device.stream,
         start_ns=(device.start_ns - base.start_ns).astype(np.float64),
         duration_ns=device.duration_ns.astype(np.float64),
+        run=steps_of(trace, links),
+        bytes_moved=np.where(device.bytes >= 0, device.bytes, np.nan),
         host_event=cause.astype(np.int32),
+        comms=comms,
         host=_host_ops(host, nesting, base),
-        metadata=_metadata(trace.header, base),
+        metadata=trace_metadata(trace),
     )
 
 
@@ -116,8 +123,9 @@ def _device_name(header: Header, used: IntArray) -> str:
     return next((name for known, name in _UNNAMED_DEVICES.items() if known == key), "")
 
 
-def _metadata(header: Header, base: _Base) -> dict[str, str]:
+def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
     """Facts about the run; nothing that names a machine, a person or a path."""
+    header, base = trace.header, _Base.of(trace)
     facts = {
         "format": "kineto",
         "schema_version": header.schema_version,
@@ -135,7 +143,7 @@ def _metadata(header: Header, base: _Base) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value is not None}
 
 
-def _report(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
+def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
     """Say what is not linked, what was left out, and what had to be repaired."""
     device, total_ns = trace.device, int(trace.device.duration_ns.sum())
     for missing, code, message in (

@@ -11,12 +11,29 @@ import msgspec
 import numpy as np
 
 from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
-from hespas.converters.kineto.records import KINDS, DeviceArgs, Header, HostArgs, Kind, LaunchArgs, Number
+from hespas.converters.pytorch.records import (
+    KINDS,
+    DeviceArgs,
+    Header,
+    HostArgs,
+    Kind,
+    LaunchArgs,
+    Number,
+    SyncArgs,
+)
 from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["DeviceEvents", "Events", "HostEvents", "KinetoTrace", "LaunchEvents", "read_events"]
+__all__ = [
+    "DeviceEvents",
+    "Events",
+    "HostEvents",
+    "KinetoTrace",
+    "LaunchEvents",
+    "SyncEvents",
+    "read_events",
+]
 
 _ABSENT = -1
 
@@ -76,15 +93,29 @@ class LaunchEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SyncEvents(Events):
+    """Waits: ``stream`` waits for what the call ``record`` (a correlation) marked on ``wait_on_stream``."""
+
+    correlation: IntArray
+    device: IntArray
+    stream: IntArray
+    wait_on_stream: IntArray
+    record: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KinetoTrace:
-    """One trace. ``skipped`` counts events of categories that carry no time of ours, by category."""
+    """One trace. ``annotation`` holds named ranges as operations of the host. ``skipped`` counts events of
+    categories that carry no time of ours, by category.
+    """
 
     header: Header
     strings: StringTable
     device: DeviceEvents
     launch: LaunchEvents
     host: HostEvents
-    annotation: Events
+    annotation: HostEvents
+    sync: SyncEvents
     skipped: dict[str, int]
     repaired_blocks: int
 
@@ -138,6 +169,7 @@ class _Reader:
         self.device_args = msgspec.json.Decoder(DeviceArgs)
         self.launch_args = msgspec.json.Decoder(LaunchArgs)
         self.host_args = msgspec.json.Decoder(HostArgs)
+        self.sync_args = msgspec.json.Decoder(SyncArgs)
         self.texts: dict[bytes, int] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
@@ -186,10 +218,10 @@ class _Reader:
                 launches = self._decoded(self.launch_args, events)
                 into.add("correlation", [_integer(each.correlation) for each in launches])
                 into.add("external_id", [_integer(each.external_id) for each in launches])
-            case Kind.HOST:
+            case Kind.HOST | Kind.ANNOTATION:
                 self._host(into, self._decoded(self.host_args, events))
-            case Kind.ANNOTATION:
-                pass
+            case Kind.SYNC:
+                self._sync(into, self._decoded(self.sync_args, events))
 
     def _decoded(self, decoder: msgspec.json.Decoder[_Args], events: list[TraceEvent]) -> list[_Args]:
         decode = decoder.decode
@@ -222,8 +254,18 @@ class _Reader:
             "group_name": args.group_name or "",
             "group_ranks": args.group_ranks if isinstance(args.group_ranks, str) else str(args.group_ranks),
             "sequence": _integer(args.sequence),
+            "splits": _differ(args.in_split) or _differ(args.out_split),
+            "source": _integer(args.source),
+            "target": _integer(args.target),
         }
         return self.strings.add(msgspec.json.encode(facts).decode())
+
+    def _sync(self, into: _Collected, args: list[SyncArgs]) -> None:
+        into.add("correlation", [_integer(each.correlation) for each in args])
+        into.add("device", [_integer(each.device) for each in args])
+        into.add("stream", [_integer(each.stream) for each in args])
+        into.add("wait_on_stream", [_integer(each.wait_on_stream) for each in args])
+        into.add("record", [_integer(each.record) for each in args])
 
     def _host(self, into: _Collected, args: list[HostArgs]) -> None:
         into.add("external_id", [_integer(each.external_id) for each in args])
@@ -247,6 +289,7 @@ class _Reader:
         """All columns."""
         device, launch = self.kinds[Kind.DEVICE], self.kinds[Kind.LAUNCH]
         host, annotation = self.kinds[Kind.HOST], self.kinds[Kind.ANNOTATION]
+        sync = self.kinds[Kind.SYNC]
         return KinetoTrace(
             header=header,
             strings=self.strings.build(),
@@ -264,18 +307,16 @@ class _Reader:
                 correlation=launch.column("correlation"),
                 external_id=launch.column("external_id"),
             ),
-            host=HostEvents(
-                **_shared(host),
-                external_id=host.column("external_id"),
-                record_id=host.column("record_id"),
-                sequence=host.column("sequence"),
-                forward_thread=host.column("forward_thread"),
-                dims_row=host.rows("dims_row"),
-                types_row=host.rows("types_row"),
-                strides_row=host.rows("strides_row"),
-                concrete_row=host.rows("concrete_row"),
+            host=_host_events(host),
+            annotation=_host_events(annotation),
+            sync=SyncEvents(
+                **_shared(sync),
+                correlation=sync.column("correlation"),
+                device=sync.column("device"),
+                stream=sync.column("stream"),
+                wait_on_stream=sync.column("wait_on_stream"),
+                record=sync.column("record"),
             ),
-            annotation=Events(**_shared(annotation)),
             skipped=self.skipped,
             repaired_blocks=repaired_blocks,
         )
@@ -301,13 +342,33 @@ def _shared(collected: _Collected) -> _Shared:
     )
 
 
+def _host_events(host: _Collected) -> HostEvents:
+    return HostEvents(
+        **_shared(host),
+        external_id=host.column("external_id"),
+        record_id=host.column("record_id"),
+        sequence=host.column("sequence"),
+        forward_thread=host.column("forward_thread"),
+        dims_row=host.rows("dims_row"),
+        types_row=host.rows("types_row"),
+        strides_row=host.rows("strides_row"),
+        concrete_row=host.rows("concrete_row"),
+    )
+
+
+def _differ(split: str | list[int] | None) -> bool:
+    """Whether the parts of an exchange have several sizes; long lists are written cut, with dots."""
+    if isinstance(split, str):
+        split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]
+    return len(set(split or ())) > 1
+
+
 def _integer(value: Number) -> int:
     """A number however it is written, -1 where there is none."""
-    if type(value) is int:
-        return value if -(1 << 63) <= value < 1 << 63 else _ABSENT
     if value is None:
         return _ABSENT
     try:
-        return int(value)
+        whole = int(value)
     except (ValueError, OverflowError):
         return _ABSENT
+    return whole if -(1 << 63) <= whole < 1 << 63 else _ABSENT

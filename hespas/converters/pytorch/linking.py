@@ -13,10 +13,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.kineto.events import Events, HostEvents, KinetoTrace
+from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.graph.columns import IntArray
 
-__all__ = ["LinkedBy", "Links", "Nesting", "link", "owner_with_shapes"]
+__all__ = ["LinkedBy", "Links", "Nesting", "link", "owner_with_shapes", "thread_key"]
 
 
 class LinkedBy(IntEnum):
@@ -50,7 +50,7 @@ class Nesting:
     @classmethod
     def of(cls, events: Events) -> Nesting:
         """Nest by containment. O(n log n); the one loop is over events in order."""
-        key = _thread_key(events)
+        key = thread_key(events)
         order = np.lexsort((-events.duration_ns, events.start_ns, key))
         threads: list[int] = key[order].tolist()
         ends: list[int] = events.end_ns[order].tolist()
@@ -86,7 +86,7 @@ class Nesting:
             found = np.where(over, self.parent[np.maximum(found, 0)], found)
 
 
-def _thread_key(events: Events) -> IntArray:
+def thread_key(events: Events) -> IntArray:
     """One number per (process, thread)."""
     return (events.process.astype(np.int64) << 32) | events.thread
 
@@ -112,7 +112,7 @@ def link(trace: KinetoTrace, nesting: Nesting) -> Links:
     at = np.maximum(launch, 0)
     has_launch = launch >= 0
     if len(trace.launch):
-        key = _thread_key(trace.launch)[at]
+        key = thread_key(trace.launch)[at]
         host = np.where(has_launch, nesting.innermost(trace.host, key, trace.launch.start_ns[at]), -1)
     else:
         host = np.full(len(launch), -1, np.int64)

@@ -1,0 +1,290 @@
+"""The graph of a rank's device work: one node per device event, in order of start.
+
+Nodes of a queue follow each other; streams wait for each other where the trace tells (:mod:`.waits`); data
+dependencies come from the storages of the operations behind the nodes. An event whose cause is not in the
+trace (launched before the window, replayed from a captured graph) is a node like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from hespas.converters.pytorch.communication import Communication, merged
+from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
+from hespas.converters.pytorch.draft import Draft
+from hespas.converters.pytorch.kernels import communication_kernels, stated_communication
+from hespas.converters.pytorch.linked import LinkedTrace, climb
+from hespas.converters.pytorch.linking import owner_with_shapes
+from hespas.converters.pytorch.names import Named
+from hespas.converters.pytorch.waits import DeviceWork, waits_of
+from hespas.graph import CollectiveKind, Csr, Diagnostics, NodeKind, OpClass
+from hespas.graph.columns import FloatArray, IntArray
+
+__all__ = ["device_draft"]
+
+_UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
+_COPY_CLASSES: MappingProxyType[str, OpClass] = MappingProxyType(
+    {"gpu_memcpy": OpClass.MOVE, "gpu_memset": OpClass.GENERATE}
+)
+_OVER_THE_HOST_LINK = ("HtoD", "DtoH", "Host", "HOST")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Nodes:
+    """Device events in order of start, and behind them communications that no event shows.
+
+    ``event`` is the row of the device event (-1: none), ``host`` the operation of the host that caused it.
+    """
+
+    event: IntArray
+    host: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    duration_ns: FloatArray
+
+
+def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
+    """The nodes and dependencies of all device work. Device time is that of the events, to the ns."""
+    device = linked.kineto.device
+    talks_of_host = linked.communications()
+    talks, used = _kernel_talks(linked, talks_of_host)
+    hidden = [event for event in talks_of_host if event not in used]
+    nodes = _nodes(linked, hidden)
+    place = np.full(len(device), -1, np.int64)
+    shown = nodes.event >= 0
+    place[nodes.event[shown]] = np.flatnonzero(shown)
+    all_talks = {int(place[event]): talk for event, talk in talks.items()}
+    for node in np.flatnonzero(~shown).tolist():
+        all_talks[node] = talks_of_host[int(nodes.host[node])]
+    diagnostics.warning(
+        "pytorch.communication-without-kernel", path,
+        "communications that no device event shows, kept without a time", count=len(hidden),
+    )  # fmt: skip
+    queue = _queues(linked, nodes)
+    control = _order(linked, nodes, queue, diagnostics, path)
+    types = _dataflow(linked, _owners(linked, nodes.host))
+    data = _possible(types.data, nodes, queue, diagnostics, path)
+    later = _possible(types.order, nodes, queue, diagnostics, path)
+    flow = replace(types, data=data, order=Edges.joined(control, later))
+    return _draft(linked, nodes, name, all_talks, flow)
+
+
+def _kernel_talks(
+    linked: LinkedTrace, talks_of_host: dict[int, Communication]
+) -> tuple[dict[int, Communication], set[int]]:
+    """What each communication kernel does, by device event; and the host's communications they are.
+
+    A kernel that sends and receives for several calls stands for the first of them that none stands for.
+    """
+    kernels = communication_kernels(linked.kineto)
+    is_talk = np.zeros(len(linked.kineto.host), np.bool_)
+    is_talk[list(talks_of_host)] = True
+    causes = climb(linked.links.host[kernels.event], linked.nesting.parent, is_talk)
+    waiting = sorted(
+        set(talks_of_host) - set(causes.tolist()), key=lambda event: linked.kineto.host.start_ns[event]
+    )
+    found: dict[int, Communication] = {}
+    used: set[int] = set()
+    for event, inside, said in zip(kernels.event.tolist(), causes.tolist(), kernels.said, strict=True):
+        stated = stated_communication(linked.kineto, event)
+        cause = inside
+        if inside < 0 and stated is None and said is None:
+            cause = _waiting_cause(linked, event, waiting)
+        recorded = talks_of_host.get(cause)
+        if stated is None and cause >= 0 and cause in used:
+            continue  # one more kernel of the same communication is plain work
+        used.add(cause)
+        if stated is not None:
+            found[event] = merged(stated, recorded)
+        else:
+            found[event] = recorded or Communication(meaning=said or _UNKNOWN)
+    return found, used
+
+
+def _waiting_cause(linked: LinkedTrace, event: int, waiting: list[int]) -> int:
+    """The first communication without a kernel that was called before this one was launched; -1 for none."""
+    launch = int(linked.links.launch[event])
+    if launch < 0 or not waiting:
+        return -1
+    called_ns, launched_ns = linked.kineto.host.start_ns[waiting[0]], linked.kineto.launch.start_ns[launch]
+    return waiting.pop(0) if called_ns <= launched_ns else -1
+
+
+def _nodes(linked: LinkedTrace, hidden: list[int]) -> _Nodes:
+    """Device events and hidden communications by start, then by stream."""
+    device, host = linked.kineto.device, linked.kineto.host
+    extra = np.array(hidden, np.int64)
+    event = np.concatenate([np.arange(len(device)), np.full(len(extra), -1)])
+    start = np.concatenate([device.start_ns, host.start_ns[extra]])
+    duration = np.concatenate([device.duration_ns.astype(np.float64), np.full(len(extra), np.nan)])
+    end = np.concatenate([device.end_ns, host.start_ns[extra]])
+    stream = np.concatenate([device.stream, np.full(len(extra), -1)])
+    order = np.lexsort((stream, start))
+    cause = np.concatenate([linked.links.host, extra])
+    return _Nodes(event[order], cause[order], start[order], end[order], duration[order])
+
+
+def _queue_numbers(linked: LinkedTrace) -> dict[tuple[int, int], int]:
+    """One number per (device, stream)."""
+    device = linked.kineto.device
+    keys: list[list[int]] = np.unique(np.stack([device.device, device.stream]), axis=1).T.tolist()
+    return {(number, stream): place for place, (number, stream) in enumerate(keys)}
+
+
+def _queues(linked: LinkedTrace, nodes: _Nodes) -> IntArray:
+    """The number of each node's queue; -1 for what no event shows."""
+    device = linked.kineto.device
+    keys = np.stack([device.device, device.stream])
+    _, queue = np.unique(keys, axis=1, return_inverse=True)
+    shown = nodes.event >= 0
+    return np.where(shown, queue.reshape(-1)[np.maximum(nodes.event, 0)], -1) if len(device) else nodes.event
+
+
+def _possible(edges: Edges, nodes: _Nodes, queue: IntArray, diagnostics: Diagnostics, path: str) -> Edges:
+    """Dependencies between queues that the measured times allow; a reused storage makes others."""
+    same = queue[edges.consumer] == queue[edges.producer]
+    fits = same | (nodes.end_ns[edges.producer] <= nodes.start_ns[edges.consumer])
+    diagnostics.info(
+        "pytorch.contradicted-dependency", path,
+        "dependencies through a storage that the measured times contradict are left out",
+        count=int((~fits).sum()),
+    )  # fmt: skip
+    return edges.where(fits)
+
+
+def _order(linked: LinkedTrace, nodes: _Nodes, queue: IntArray, diagnostics: Diagnostics, path: str) -> Edges:
+    """Stream order and waits."""
+    chained = chain(queue)
+    launch = (
+        np.where(nodes.event >= 0, linked.links.launch[np.maximum(nodes.event, 0)], -1)
+        if len(linked.links.launch)
+        else np.full(len(nodes.event), -1)
+    )
+    waits = waits_of(
+        linked.kineto, DeviceWork(launch, queue, nodes.start_ns, nodes.end_ns, _queue_numbers(linked))
+    )
+    diagnostics.info("pytorch.stated-waits", path, "waits recorded with their streams", count=waits.stated)
+    diagnostics.info(
+        "pytorch.inferred-waits", path, "waits whose streams are inferred from the order of calls",
+        count=waits.inferred,
+    )  # fmt: skip
+    diagnostics.info(
+        "pytorch.contradicted-waits", path,
+        "inferred dependencies that the measured times contradict, left out",
+        count=waits.contradicted,
+    )  # fmt: skip
+    before = nodes.end_ns[chained.producer] > nodes.start_ns[chained.consumer]
+    diagnostics.warning(
+        "pytorch.overlap-on-stream", path, "device events overlap the one before them on their stream",
+        count=int(before.sum()),
+    )  # fmt: skip
+    return Edges.joined(chained, waits.edges)
+
+
+def _owners(linked: LinkedTrace, host: IntArray) -> IntArray:
+    """The row of the execution trace behind each node: the innermost operation that both records have."""
+    rows = linked.rows[: len(linked.kineto.host)]
+    found = climb(host, linked.nesting.parent, rows >= 0)
+    return np.where(found >= 0, rows[np.maximum(found, 0)], -1) if len(rows) else np.full(len(host), -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Dataflow:
+    """Dependencies, and tensor types per node."""
+
+    data: Edges
+    order: Edges
+    operands: Csr
+    results: Csr
+
+
+def _dataflow(linked: LinkedTrace, owner: IntArray) -> _Dataflow:
+    """Data and order dependencies, and tensor types: operands at the first node of an operation, results at
+    its last.
+    """
+    count = len(owner)
+    trace = linked.trace
+    owned = np.flatnonzero(owner >= 0)
+    if trace is None or not len(owned):
+        return _Dataflow(Edges.empty(), Edges.empty(), Csr.empty(count), Csr.empty(count))
+    rows, first = np.unique(owner[owned], return_index=True)
+    first = owned[first]
+    last = np.zeros(len(rows), np.int64)
+    np.maximum.at(last, np.searchsorted(rows, owner[owned]), owned)
+    flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
+    data = Edges(first[flow.data.consumer], last[flow.data.producer])
+    order = Edges(first[flow.order.consumer], last[flow.order.producer])
+    operands, results = _placed(trace.operands, rows, first, count), _placed(trace.results, rows, last, count)
+    return _Dataflow(data, order, operands, results)
+
+
+def _placed(types: Csr, rows: IntArray, nodes: IntArray, count: int) -> Csr:
+    taken = types.take(rows)
+    return Csr.from_pairs(nodes[taken.row_ids], taken.values, count)
+
+
+def _draft(
+    linked: LinkedTrace, nodes: _Nodes, name: str, talks: dict[int, Communication], flow: _Dataflow
+) -> Draft:
+    device, host = linked.kineto.device, linked.kineto.host
+    shown, event = nodes.event >= 0, np.maximum(nodes.event, 0)
+    owner = owner_with_shapes(host, linked.nesting, nodes.host)
+    cause = np.where(owner >= 0, owner, nodes.host)
+    named = host.name_row[np.maximum(cause, 0)] if len(host) else np.zeros(len(cause), np.int32)
+    framework = np.where(cause >= 0, named, 0)
+    category = device.category_row[event] if len(device) else framework
+    kernel = device.name_row[event] if len(device) else framework
+    moved = (
+        np.where(shown & (device.bytes[event] >= 0), device.bytes[event], np.nan)
+        if len(device)
+        else nodes.duration_ns
+    )
+    op_class, reads, writes = _copies(linked, nodes, moved)
+    return Draft(
+        name=name,
+        strings=linked.strings.build(),
+        types=linked.types,
+        id=np.arange(len(nodes.event), dtype=np.uint64),
+        name_row=np.where(shown, kernel, framework).astype(np.int32),
+        op_row=np.where(framework > 0, framework, np.where(shown, category, 0)).astype(np.int32),
+        framework_row=framework.astype(np.int32),
+        op_class=op_class,
+        stream=np.where(shown, device.stream[event], -1) if len(device) else nodes.event,
+        queue=_queues(linked, nodes),
+        duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
+        bytes_read=reads,
+        bytes_written=writes,
+        operands=flow.operands,
+        results=flow.results,
+        data=flow.data,
+        control=flow.order,
+        talks=talks,
+    )
+
+
+def _copies(
+    linked: LinkedTrace, nodes: _Nodes, moved: FloatArray
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], FloatArray, FloatArray]:
+    """Class and traffic of copies and fills; nothing is known of kernels."""
+    device, strings = linked.kineto.device, linked.kineto.strings
+    count = len(nodes.event)
+    op_class = np.full(count, int(OpClass.UNKNOWN), np.uint8)
+    reads, writes = np.full(count, np.nan), np.full(count, np.nan)
+    for category, kind in _COPY_CLASSES.items():
+        row = strings.find(category)
+        events = (
+            np.flatnonzero((nodes.event >= 0) & (device.category_row[np.maximum(nodes.event, 0)] == row))
+            if row >= 0 and len(device)
+            else np.empty(0, np.int64)
+        )
+        op_class[events] = kind
+        writes[events] = moved[events]
+        reads[events] = moved[events] if kind is OpClass.MOVE else 0.0
+        for node in events.tolist() if kind is OpClass.MOVE else ():
+            text = strings[int(device.name_row[nodes.event[node]])]
+            if any(word in text for word in _OVER_THE_HOST_LINK):
+                op_class[node] = OpClass.MEMORY
+    return op_class, reads, writes

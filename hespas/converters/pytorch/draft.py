@@ -1,0 +1,219 @@
+"""A graph while it is put together: columns, dependencies, and what communicates with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.pytorch.communication import Communication, payload_bytes
+from hespas.converters.pytorch.dataflow import Edges
+from hespas.converters.pytorch.groups import Groups
+from hespas.graph import (
+    CollectiveKind,
+    CollectiveTable,
+    ContractionTable,
+    Csr,
+    Diagnostics,
+    ExtraTable,
+    GroupSet,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    Permutation,
+    RegionTable,
+    Resource,
+    StringTable,
+    TensorTypes,
+)
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, constant
+
+__all__ = ["Draft", "Rank", "assembled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which rank of which job a trace is of. ``path`` names it in findings."""
+
+    number: int
+    groups: Groups
+    path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Draft:
+    """Nodes in order of execution. ``talks`` says which of them communicate.
+
+    ``data`` and ``control`` are dependencies; those that run against the order are dropped by
+    :func:`assembled`, with a finding. Nodes of a ``queue`` (-1: none) all follow each other in ``control``.
+    """
+
+    name: str
+    strings: StringTable
+    types: TensorTypes
+    id: NDArray[np.uint64]
+    name_row: SmallIntArray
+    op_row: SmallIntArray
+    framework_row: SmallIntArray
+    op_class: NDArray[np.uint8]
+    stream: IntArray
+    queue: IntArray
+    duration_ns: FloatArray
+    bytes_read: FloatArray
+    bytes_written: FloatArray
+    operands: Csr
+    results: Csr
+    data: Edges
+    control: Edges
+    talks: dict[int, Communication] = field(default_factory=dict[int, Communication])
+
+    def __len__(self) -> int:
+        return len(self.name_row)
+
+
+def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
+    """The graph. Findings: groups and peers that nobody names, dependencies against the order of time."""
+    nodes = len(draft)
+    backward = draft.data.producer >= draft.data.consumer
+    diagnostics.info(
+        "pytorch.backward-dependency", rank.path, "data dependencies against the order of time are left out",
+        count=int((backward & (draft.data.producer != draft.data.consumer)).sum()),
+    )  # fmt: skip
+    data = draft.data.where(~backward).distinct(nodes)
+    control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
+    control = control.latest(draft.queue).without(data, nodes)
+    kind = np.zeros(nodes, np.uint8)
+    op_class = draft.op_class.copy()
+    for node, talk in draft.talks.items():
+        kind[node] = talk.meaning.node
+        op_class[node] = OpClass.COLLECTIVE if talk.meaning.node is NodeKind.COLLECTIVE else OpClass.P2P
+    tables = _Tables(rank)
+    for node, talk in sorted(draft.talks.items()):
+        tables.add(node, talk)
+    tables.report(diagnostics)
+    unknown = constant(nan, nodes)
+    return OpGraph(
+        name=draft.name,
+        strings=draft.strings,
+        types=draft.types,
+        group_sets=tuple(tables.group_sets),
+        permutations=tuple(tables.permutations),
+        id=draft.id,
+        name_row=draft.name_row,
+        op_row=draft.op_row,
+        kind=kind,
+        op_class=op_class,
+        resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
+        stream=np.where((draft.stream >= 0) & (draft.stream < 1 << 31), draft.stream, -1).astype(np.int32),
+        region=np.broadcast_to(np.int32(-1), (nodes,)),
+        rate_dtype=np.broadcast_to(np.int16(-1), (nodes,)),
+        source_row=np.broadcast_to(np.int32(0), (nodes,)),
+        framework_row=draft.framework_row,
+        flops=unknown,
+        useful_flops=unknown,
+        transcendentals=unknown,
+        bytes_read=draft.bytes_read,
+        bytes_written=draft.bytes_written,
+        duration_ns=draft.duration_ns,
+        multiplicity=constant(1.0, nodes),
+        data_deps=data.csr(nodes),
+        control_deps=control.csr(nodes),
+        operands=draft.operands,
+        results=draft.results,
+        collectives=tables.collectives(),
+        p2p=tables.p2p(),
+        contractions=ContractionTable.empty(),
+        regions=RegionTable.empty(),
+        extra=ExtraTable.empty(),
+    )
+
+
+class _Tables:
+    """The communication tables of one rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.group_sets: dict[GroupSet, int] = {}
+        self.permutations: dict[Permutation, int] = {}
+        self._collectives: list[tuple[int, int, int, float, float, float]] = []
+        self._messages: list[tuple[int, int, float, int]] = []
+        self._no_group: dict[str, int] = {}
+        self._no_kind = self._no_peer = 0
+
+    def add(self, node: int, talk: Communication) -> None:
+        """Take one communication."""
+        groups = self.rank.groups
+        members = groups.find(talk.group, talk.ranks, talk.group_size)
+        if members is None and (talk.meaning.node is NodeKind.COLLECTIVE or talk.peer < 0):
+            self._no_group[talk.group] = self._no_group.get(talk.group, 0) + 1
+        size = talk.group_size if members is None else len(members) or groups.world
+        if talk.meaning.node is NodeKind.COLLECTIVE:
+            row = -1
+            if members is not None:
+                row = self.group_sets.setdefault(groups.group_set(members), len(self.group_sets))
+            kind = talk.meaning.collective
+            if talk.ragged and kind is CollectiveKind.ALL_TO_ALL:
+                kind = CollectiveKind.RAGGED_ALL_TO_ALL
+            self._no_kind += kind is CollectiveKind.UNKNOWN
+            payload = payload_bytes(talk, size)
+            self._collectives.append((node, kind, row, payload, talk.operand_bytes, talk.result_bytes))
+            return
+        self._messages.append((node, self._way(talk, members), payload_bytes(talk, size), max(talk.tag, 0)))
+
+    def _way(self, talk: Communication, members: tuple[int, ...] | None) -> int:
+        """The permutation of a message, -1 where the peer is not known."""
+        peer, world, own = talk.peer, self.rank.groups.world, self.rank.number
+        if peer < 0 and members is not None:
+            local = talk.local_peer
+            peer = local if not members else members[local] if 0 <= local < len(members) else -1
+        if not (0 <= peer < world and own < world):
+            self._no_peer += 1
+            return -1
+        pair = (own, peer) if talk.meaning.node is NodeKind.SEND else (peer, own)
+        return self.permutations.setdefault(Permutation.from_pairs([pair], world), len(self.permutations))
+
+    def report(self, diagnostics: Diagnostics) -> None:
+        """Say what nobody stated."""
+        path = self.rank.path
+        names = ", ".join(sorted(self._no_group)[:4]) or "no name"
+        diagnostics.info(
+            "pytorch.group-not-stated", path,
+            f"communications of process groups that no list holds ({names}): taken for all ranks",
+            count=sum(self._no_group.values()),
+        )  # fmt: skip
+        diagnostics.warning(
+            "pytorch.unknown-collective", path, "communication kernels whose operation is not recorded",
+            count=self._no_kind,
+        )  # fmt: skip
+        diagnostics.warning(
+            "pytorch.peer-not-stated", path, "messages whose peer is not recorded", count=self._no_peer
+        )
+
+    def collectives(self) -> CollectiveTable:
+        """The rows of collectives."""
+        rows = self._collectives
+        return replace(
+            CollectiveTable.empty(),
+            node=np.array([row[0] for row in rows], np.int32),
+            kind=np.array([row[1] for row in rows], np.uint8),
+            group_set=np.array([row[2] for row in rows], np.int32),
+            comm_bytes=np.array([row[3] for row in rows], np.float64),
+            operand_bytes=np.array([row[4] for row in rows], np.float64),
+            result_bytes=np.array([row[5] for row in rows], np.float64),
+            channel=np.full(len(rows), -1, np.int64),
+            reduction=np.zeros(len(rows), np.int32),
+        )
+
+    def p2p(self) -> P2pTable:
+        """The rows of messages."""
+        rows = self._messages
+        return P2pTable(
+            node=np.array([row[0] for row in rows], np.int32),
+            permutation=np.array([row[1] for row in rows], np.int32),
+            comm_bytes=np.array([row[2] for row in rows], np.float64),
+            tag=np.array([row[3] for row in rows], np.int64),
+            host=np.zeros(len(rows), np.bool_),
+        )

@@ -1,0 +1,213 @@
+"""The JSON of a host execution trace, by schema (``execution_trace_observer.cpp`` of PyTorch).
+
+Source: https://github.com/pytorch/pytorch.
+Schema 1.0.1 has flat nodes; from 1.0.2 on nodes have Chakra's layout, with ``ctrl_deps`` the call-stack
+parent. Either becomes an :class:`EtNode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
+
+import msgspec
+
+from hespas.converters.source import read_bytes
+from hespas.graph.errors import FormatError, UnsupportedError
+
+__all__ = ["COMMUNICATION_RECORD", "SCHEMAS", "EtFile", "EtNode", "Values", "is_list", "read_et"]
+
+_LARGEST = (1 << 63) - 1
+COMMUNICATION_RECORD = "record_param_comms"
+
+
+class Values(msgspec.Struct, gc=False):
+    """Arguments or results: what they are, their shapes, and the names of their types."""
+
+    values: list[Any] = msgspec.field(default_factory=list[Any])
+    shapes: list[Any] = msgspec.field(default_factory=list[Any])
+    types: list[str] = msgspec.field(default_factory=list[str])
+
+
+class EtNode(NamedTuple):
+    """One operation of the host. ``parent`` is the id of the call around it, ``facts`` what a record of
+    communication states by name.
+    """
+
+    id: int
+    name: str
+    parent: int
+    rf_id: int
+    thread: int
+    sequence: int
+    op_schema: str
+    inputs: Values
+    outputs: Values
+    facts: Mapping[str, str]
+
+
+class EtFile(NamedTuple):
+    """A trace, with its nodes still to be decoded."""
+
+    schema: str
+    process: str
+    nodes: Iterator[EtNode]
+
+
+class _File(msgspec.Struct):
+    schema: str = ""
+    pid: int | str | None = None
+    nodes: list[msgspec.Raw] | None = None
+
+
+class _FlatNode(msgspec.Struct, gc=False):
+    id: int
+    name: str
+    parent: int = 0
+    rf_id: int = 0
+    seq_id: int = -1
+    tid: int = 0
+    op_schema: str = ""
+    inputs: list[Any] = msgspec.field(default_factory=list[Any])
+    input_shapes: list[Any] = msgspec.field(default_factory=list[Any])
+    input_types: list[str] = msgspec.field(default_factory=list[str])
+    outputs: list[Any] = msgspec.field(default_factory=list[Any])
+    output_shapes: list[Any] = msgspec.field(default_factory=list[Any])
+    output_types: list[str] = msgspec.field(default_factory=list[str])
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    name: str
+    value: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _ChakraNode(msgspec.Struct, gc=False):
+    id: int
+    name: str
+    ctrl_deps: int | list[int] | None = None
+    inputs: Values = msgspec.field(default_factory=Values)
+    outputs: Values = msgspec.field(default_factory=Values)
+    attrs: list[_Attribute] = msgspec.field(default_factory=list[_Attribute])
+
+
+_FLAT = msgspec.json.Decoder(_FlatNode)
+_CHAKRA = msgspec.json.Decoder(_ChakraNode)
+_TEXT = msgspec.json.Decoder(str)
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Whether a recorded value is a list."""
+    return type(value) is list
+
+
+def _flat(raw: msgspec.Raw) -> EtNode:
+    node = _FLAT.decode(raw)
+    inputs = Values(node.inputs, node.input_shapes, node.input_types)
+    outputs = Values(node.outputs, node.output_shapes, node.output_types)
+    return EtNode(
+        node.id, node.name, node.parent, node.rf_id, node.tid, node.seq_id, node.op_schema, inputs, outputs,
+        _NOTHING,
+    )  # fmt: skip
+
+
+def _chakra(raw: msgspec.Raw) -> EtNode:
+    node = _CHAKRA.decode(raw)
+    parent = node.ctrl_deps
+    if isinstance(parent, list):
+        parent = parent[0] if parent else 0
+    known = {"rf_id": 0, "tid": 0, "seq_id": -1}
+    schema = ""
+    for attribute in node.attrs:
+        if attribute.name in known:
+            known[attribute.name] = _integer(bytes(attribute.value), known[attribute.name])
+        elif attribute.name == "op_schema":
+            schema = _text(attribute.value)
+    facts = _NOTHING
+    if node.name == COMMUNICATION_RECORD:
+        facts = {attribute.name: _text(attribute.value) for attribute in node.attrs}
+    return EtNode(
+        node.id, node.name, parent or 0, known["rf_id"], known["tid"], known["seq_id"], schema, node.inputs,
+        node.outputs, facts,
+    )  # fmt: skip
+
+
+def _integer(text: bytes, default: int) -> int:
+    try:
+        value = int(text.strip(b'" '))
+    except ValueError:
+        return default
+    return value if -_LARGEST <= value <= _LARGEST else default
+
+
+def _text(raw: msgspec.Raw) -> str:
+    """A value as text: a string without its quotes, anything else as JSON writes it."""
+    text = bytes(raw)
+    return _TEXT.decode(text) if text.startswith(b'"') else text.decode("utf-8", "replace")
+
+
+SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyType(
+    {
+        "1.0.1": _flat,
+        "1.0.2-chakra.0.0.4": _chakra,
+        "1.0.3-chakra.0.0.4": _chakra,
+        "1.0.4-chakra.0.0.4": _chakra,
+        "1.1.0-chakra.0.0.4": _chakra,
+        "1.1.1-chakra.0.0.4": _chakra,
+        "1.1.1-chakra.1.0.0": _chakra,
+    }
+)
+"""Schema -> how its nodes are decoded, oldest first."""
+
+
+def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
+    """Read the frame of a trace. ``version`` names the schema where the file has none or another.
+
+    Raises ``FormatError`` for what is no such trace, ``UnsupportedError`` for a schema that is not known;
+    so does taking nodes.
+    """
+    data = read_bytes(path, max_bytes)
+    try:
+        found = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"no execution trace: {error}", path=str(path), position="the document",
+            hint="was the observer stopped before the program ended?",
+        ) from error  # fmt: skip
+    if found.nodes is None:
+        raise FormatError(
+            "no execution trace: there is no list 'nodes'", path=str(path), position="the document",
+            hint="export it with torch.profiler.ExecutionTraceObserver",
+        )  # fmt: skip
+    schema = version or found.schema
+    decode = SCHEMAS.get(schema)
+    if decode is None:
+        raise UnsupportedError(
+            f"execution trace of schema {schema[:40]!r}; known are {', '.join(SCHEMAS)}",
+            path=str(path),
+            position="field 'schema'",
+            hint="name the nearest one with --from-version",
+        )
+    nodes = _nodes(found.nodes, decode, str(path))
+    return EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
+
+
+def _nodes(
+    raws: Sequence[msgspec.Raw], decode: Callable[[msgspec.Raw], EtNode], path: str
+) -> Iterator[EtNode]:
+    """Nodes in the order of the file, decoded one at a time."""
+    for place, raw in enumerate(raws):
+        try:
+            node = decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FormatError(
+                f"no operation: {error}", path=path, position=f"nodes[{place}]", hint="export the trace again"
+            ) from error
+        if not (0 <= node.id <= _LARGEST and 0 <= node.parent <= _LARGEST):
+            raise FormatError(
+                "the id of an operation does not fit 63 bits", path=path, position=f"nodes[{place}]",
+                hint="export the trace again",
+            )  # fmt: skip
+        yield node

@@ -1,0 +1,95 @@
+"""Telling PyTorch's files by their first bytes: profiles, execution traces, and folders of both."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+from hespas.converters.format import HEAD_BYTES, Head
+
+__all__ = [
+    "is_execution_trace",
+    "is_profile",
+    "score_execution_trace",
+    "score_folder",
+    "score_profile",
+    "start_of",
+]
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[\s*\{[^{}]*"ph"\s*:')
+_SIGNS = (b'"schemaVersion"', b'"deviceProperties"', b'"cat": "cpu_op"', b'"trace_id"', b'"distributedInfo"')
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"1\.\d{1,2}\.\d{1,2}[^"]{0,40}"')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_NODE_FIELDS = (b'"rf_id"', b'"ctrl_deps"', b'"op_schema"', b'"fw_parent"')
+_CERTAIN, _DIRECTORY, _LIKELY, _NO = 95, 92, 60, 0
+_MOST_LOOKED_AT = 64
+
+
+def _text(data: bytes) -> bytes:
+    return data.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def score_profile(head: Head) -> int:
+    """By the fields that only this profiler writes; any other Chrome trace is less likely one."""
+    if head.is_directory or _text(head.data)[:1] not in (b"{", b"["):
+        return _NO
+    signs = sum(sign in head.data for sign in _SIGNS)
+    if _EVENTS.search(head.data):
+        return _CERTAIN if signs else _LIKELY
+    return _LIKELY if signs > 1 else _NO
+
+
+def is_profile(data: bytes) -> bool:
+    """Whether a file starts like a profile."""
+    return _text(data)[:1] == b"{" and any(sign in data for sign in _SIGNS) and not is_execution_trace(data)
+
+
+def is_execution_trace(data: bytes) -> bool:
+    """Whether a file starts like an execution trace."""
+    if _text(data)[:1] != b"{":
+        return False
+    fields = sum(field in data for field in _NODE_FIELDS)
+    return bool(_NODES.search(data)) and (fields > 1 or _SCHEMA.search(data) is not None)
+
+
+def score_execution_trace(head: Head) -> int:
+    """By its schema and the fields of its nodes."""
+    if head.is_directory or not is_execution_trace(head.data):
+        return _NO
+    return _CERTAIN if _SCHEMA.search(head.data) else _LIKELY
+
+
+def score_folder(head: Head) -> int:
+    """Whether a file of the folder, or of one right below it, is one of PyTorch's."""
+    if not head.is_directory:
+        return _NO
+    looked = 0
+    for name in head.names:
+        entry = head.path / name
+        try:
+            inner = sorted(entry.iterdir())[:4] if entry.is_dir() else [entry]
+        except OSError:
+            continue
+        for path in inner:
+            if ".json" not in path.suffixes:
+                continue
+            looked += 1
+            data = start_of(path)
+            if is_profile(data) or is_execution_trace(data):
+                return _DIRECTORY
+            if looked >= _MOST_LOOKED_AT:
+                return _NO
+    return _NO
+
+
+def start_of(path: Path) -> bytes:
+    """The first bytes of a file, gunzipped; nothing where it cannot be read."""
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as stream:
+            data = stream.read(HEAD_BYTES)
+        return zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, zlib.error):
+        return b""
