@@ -1,0 +1,58 @@
+"""Chrome-trace JSON, which Perfetto's viewer and chrome://tracing open. Importing this module is cheap.
+
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format).
+Any profile is written; :mod:`.writer` also writes simulated runs, and several values side by side. What is
+read is any such trace that no profiler's own format knows better.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
+from hespas.graph import Diagnostics
+
+__all__ = ["FORMAT"]
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[\s*\{[^{}]*"ph"\s*:')
+_OTHERS = (
+    b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"trace_id"', b'"Ev Idx"',
+    b'"External id"', b'"cpu_op"', b'"cuda_runtime"', b'"gpu_memcpy"', b'"/device:', b'"/host:', b'"hlo_op"',
+)  # fmt: skip
+"""Signs of PyTorch's and of JAX's profilers, whose readers know what their events mean."""
+
+
+def _sniff(head: Head) -> int:
+    """Certain for what the writer here made; else likelier than a profiler's only where none left a sign."""
+    data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.is_directory or data[:1] not in (b"{", b"["):
+        return 0
+    if b'"hespas.chrome-trace/' in data:
+        return 100
+    if not _EVENTS.search(data):
+        return 0
+    return 20 if any(sign in data for sign in _OTHERS) else 65
+
+
+def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
+    from hespas.converters.chrome_trace.reader import read_chrome_trace
+
+    return read_chrome_trace(path, options, diagnostics)
+
+
+def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    from hespas.converters.chrome_trace.writer import write_chrome_trace
+
+    write_chrome_trace(value, path, options, diagnostics)
+
+
+FORMAT = Format(
+    name="chrome-trace",
+    title="Chrome trace (for Perfetto's viewer)",
+    suffixes=(".chrome.json", ".trace.json"),
+    specification="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+)

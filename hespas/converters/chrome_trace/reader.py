@@ -1,0 +1,148 @@
+"""Any Chrome trace as a profile: each slice, on whatever track it stands, is an event.
+
+Complete events (``X``) and pairs of begin and end (``B``, ``E``) are slices. A track is a thread of a
+process; the process names the device, or rank and device as our writer does (``rank 3: H100``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hespas.converters.chrome_events import EventStream
+from hespas.converters.chrome_trace.collect import Collected, Collector
+from hespas.converters.chrome_trace.places import Places
+from hespas.converters.chrome_trace.writer import SCHEMA_ID
+from hespas.converters.format import ReadOptions
+from hespas.converters.tracks.pairs import overlapping
+from hespas.graph import Diagnostics, Profile
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["read_chrome_trace"]
+
+
+class _Header(msgspec.Struct):
+    """What stands beside the events."""
+
+    otherData: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 # the format's own name
+
+
+def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
+    """Read a trace block by block. Raises ``FormatError`` naming the byte or field of what makes no sense.
+
+    Nothing that has a duration is left out but host operations that our own writer marked; slices inside
+    others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
+    """
+    stream = EventStream(path, options.max_bytes)
+    collector = Collector(str(path))
+    for events, array in stream.blocks():
+        collector.add(events, array)
+    facts = _facts(stream.header, str(path))
+    ours = facts.pop("schema", "") == SCHEMA_ID
+    collected = collector.finish()
+    if not len(collected.name_row):
+        raise FormatError(
+            "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
+            path=str(path),
+            hint="was the profiler stopped before anything ran?",
+        )
+    diagnostics.warning(
+        "chrome-trace.invalid-utf8", str(path), "blocks with bytes that are not UTF-8, which were replaced",
+        count=stream.repaired_blocks,
+    )  # fmt: skip
+    _report(collected, diagnostics, str(path))
+    return _profile(path, collected, facts, ours=ours)
+
+
+def _facts(header: bytes, path: str) -> dict[str, str]:
+    """The texts of ``otherData``; whatever else stands there is a viewer's."""
+    try:
+        other = msgspec.json.decode(header, type=_Header).otherData
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"what stands beside the events is no JSON object: {error}", path=path, position="header",
+            hint="was the file cut off? export the trace again",
+        ) from error  # fmt: skip
+    try:
+        found = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {key: text for key, text in found.items() if isinstance(text, str)}
+
+
+def _profile(path: Path, found: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
+    places = Places.of(found)
+    base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
+    name = facts.pop("name", "") if ours else ""
+    metadata = facts if ours else {"format": "chrome-trace"}
+    if not ours:
+        metadata["first_event_ns"] = str(base_ns)
+    op_row, kernel_row = _names(found, ours=ours)
+    return Profile.of(
+        name or path.name.removesuffix(".gz").removesuffix(".json"),
+        places.devices,
+        found.strings,
+        start_ns=_joined(found.start_ns - base_ns, found.start_part_ns),
+        duration_ns=_joined(found.duration_ns, found.duration_part_ns),
+        op_row=op_row,
+        kernel_row=kernel_row,
+        module_row=found.arguments["module"],
+        shapes_row=found.arguments["shapes"],
+        dtype_row=found.arguments["dtype"],
+        category_row=found.category_row,
+        op_class=found.op_class,
+        device_index=places.device_index,
+        rank=places.rank,
+        stream=places.stream,
+        run=found.run,
+        bytes_moved=found.bytes_moved,
+        metadata=metadata,
+    )
+
+
+def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
+    """Times in ns; fractions are whole ps, added as integers so that the nearest float comes out."""
+    if not part_ns.any():
+        return whole_ns.astype(np.float64)
+    steps = whole_ns * 1000 + np.rint(part_ns * 1000).astype(np.int64)
+    return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
+
+
+def _names(found: Collected, *, ours: bool) -> tuple[SmallIntArray, SmallIntArray]:
+    """Operations and kernels. A slice of ours is named by its kernel, else by its operation; of a slice of
+    others nothing tells whether its name is the one or the other, so it is both.
+    """
+    op, kernel, name = found.arguments["op"], found.arguments["kernel"], found.name_row
+    if not ours:
+        return np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
+    return op, np.where(kernel > 0, kernel, np.where(op == name, 0, name)).astype(np.int32)
+
+
+def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
+    listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
+    diagnostics.info(
+        "chrome-trace.other-events", path, f"events without time on a device are left out: {listed}",
+        count=sum(found.skipped.values()),
+    )  # fmt: skip
+    diagnostics.warning(
+        "chrome-trace.unfinished", path, "events that do not end are counted to the end of the trace",
+        count=found.unfinished,
+    )  # fmt: skip
+    diagnostics.warning(
+        "chrome-trace.end-without-begin", path, "events end that did not begin, and are left out",
+        count=found.orphans,
+    )  # fmt: skip
+    negative = int((found.duration_ns < 0).sum())
+    diagnostics.warning(
+        "chrome-trace.negative-duration", path, "events end before they start", count=negative
+    )
+    inside = overlapping(found.track, found.start_ns, found.duration_ns)
+    twice_ns = int(found.duration_ns[inside].sum())
+    diagnostics.warning(
+        "chrome-trace.nested", path,
+        f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",
+        count=int(inside.sum()),
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""Tables as batches of rows, from CSV and from Parquet; what libraries say of broken ones as our errors."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO, StringIO
+from itertools import islice
+from pathlib import Path
+
+from hespas.converters.format import ReadOptions
+from hespas.converters.ops_table.arrow_binding import (
+    Arrow,
+    ArrowBatch,
+    ArrowType,
+    load_arrow,
+    load_csv,
+    load_parquet,
+)
+from hespas.converters.ops_table.layout import COLUMNS, Kind
+from hespas.converters.source import read_bytes, refuse_special_files
+from hespas.graph.errors import FormatError
+
+__all__ = ["Choose", "csv_batches", "parquet_batches"]
+
+Choose = Callable[[Sequence[str]], tuple[str, ...]]
+"""From the names of all columns to those that are read."""
+
+_BLOCK_BYTES = 4 << 20
+_HEADER_BYTES = 1 << 20
+_ROW = re.compile(r"Row #(\d+)")
+_BATCH_ROWS = 1 << 16
+_ROW_BYTES = 80
+"""What a row takes in memory, about."""
+_FREE_BYTES = 200 << 20
+
+
+def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[ArrowBatch]:
+    """The rows of a CSV file, gunzipped. Raises ``FormatError`` with the line of what makes no sense."""
+    data = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
+    names = _csv_names(data, str(path))
+    chosen = choose(names)
+    arrow, reading = load_arrow(), load_csv()
+    types: dict[Kind, ArrowType] = {
+        Kind.TEXT: arrow.dictionary(arrow.int32(), arrow.string()),
+        Kind.WHOLE: arrow.int64(),
+        Kind.NUMBER: arrow.float64(),
+    }
+    try:
+        yield from reading.open_csv(
+            BytesIO(data),
+            read_options=reading.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=reading.ParseOptions(newlines_in_values=True),
+            convert_options=reading.ConvertOptions(
+                column_types={name: types[COLUMNS.get(name, Kind.NUMBER)] for name in chosen},
+                include_columns=chosen,
+                null_values=[""],
+            ),
+        )
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
+        raise FormatError(
+            _first_line(error), path=str(path), position=f"line {_line(data, str(error))}",
+            hint="is every field of this line of the kind its column says, and in UTF-8?",
+        ) from error  # fmt: skip
+
+
+def _csv_names(data: bytes, path: str) -> list[str]:
+    """The names in the first line."""
+    head = data[:_HEADER_BYTES].decode("utf-8", "replace")
+    try:
+        names = next(csv.reader(StringIO(head, newline="")), list[str]())
+    except csv.Error as error:
+        raise FormatError(f"no names of columns: {error}", path=path, position="line 1") from error
+    return [name.replace("\ufffd", "?") for name in names]
+
+
+def _line(data: bytes, message: str) -> int:
+    """The line where the row that a message names ends, or that of the first field of more than 128 KiB."""
+    told = _ROW.search(message)
+    reader = csv.reader(StringIO(data.decode("utf-8", "replace"), newline=""))
+    try:
+        for _ in islice(reader, int(told[1]) if told else None):
+            pass
+    except csv.Error:
+        pass  # a field larger than any
+    return max(1, reader.line_num)
+
+
+def _first_line(error: Exception) -> str:
+    told = (str(error).splitlines() or ["unreadable"])[0]
+    return f"no table of measured operations: {told[:300]}"
+
+
+def parquet_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[ArrowBatch]:
+    """The rows of a Parquet file. Raises ``FormatError`` with the column of what makes no sense."""
+    del options  # the size is bounded by that of the file
+    refuse_special_files(path)
+    arrow = load_arrow()
+    try:
+        file = load_parquet().ParquetFile(path, memory_map=False)
+        try:
+            _check_rows(path, file.metadata.num_rows)
+            chosen = choose(file.schema_arrow.names)
+            kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            for name in chosen:
+                _check_type(arrow, name, kinds[name], str(path))
+            yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=chosen, use_threads=False)
+        finally:
+            file.close()
+    except (arrow.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
+        raise FormatError(
+            _first_line(error), path=str(path), position="Parquet metadata or pages",
+            hint="copy the file again",
+        ) from error  # fmt: skip
+
+
+def _check_rows(path: Path, rows: int) -> None:
+    """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
+    most = (_FREE_BYTES + 20 * path.stat().st_size) // _ROW_BYTES
+    if rows > most:
+        raise FormatError(
+            f"{rows:,} rows in so small a file", path=str(path), position="Parquet metadata",
+            hint=f"at most {most:,} are read; split the table if you trust it",
+        )  # fmt: skip
+
+
+def _check_type(arrow: Arrow, name: str, found: ArrowType, path: str) -> None:
+    types, kind = arrow.types, COLUMNS.get(name, Kind.NUMBER)
+    is_text = types.is_string(found) or types.is_large_string(found) or types.is_dictionary(found)
+    is_number = types.is_integer(found) or types.is_floating(found)
+    if not types.is_null(found) and not (is_text if kind is Kind.TEXT else is_number):
+        raise FormatError(
+            f"column {name} holds {str(found)[:80]}, expected is a {kind.value}",
+            path=path, position=f"column {name!r}", hint="convert the column",
+        )  # fmt: skip

@@ -1,0 +1,219 @@
+"""Chrome traces: what is written opens and reads back exactly; whatever others wrote is read whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from hespas.api import read as read_any
+from hespas.converters import sniff
+from hespas.converters.chrome_events import EventStream
+from hespas.converters.chrome_trace import FORMAT
+from hespas.converters.chrome_trace.writer import write_displayed
+from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.converters.tracks import Displayed, Simulated
+from hespas.graph import Diagnostics, Profile, StringTable, Workload
+from hespas.graph.errors import FormatError, HespasError, UsageError
+from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated
+
+GOLDEN = Path(__file__).parent
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+absent = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+
+Event = dict[str, object]
+
+
+def write(profile: Profile | Workload, path: Path) -> Path:
+    assert FORMAT.write is not None
+    FORMAT.write(profile, path, WriteOptions(name=path.name), Diagnostics())
+    return path
+
+
+def read(path: Path, diagnostics: Diagnostics | None = None) -> Profile:
+    assert FORMAT.read is not None
+    profile = FORMAT.read(path, ReadOptions(), Diagnostics() if diagnostics is None else diagnostics)
+    assert isinstance(profile, Profile)
+    return profile
+
+
+def trace(path: Path, *listed: Event, **header: object) -> Path:
+    path.write_text(json.dumps({"traceEvents": listed, **header}))
+    return path
+
+
+def slice_of(name: str, ts: float | str, dur: float, **more: object) -> Event:
+    return {"ph": "X", "name": name, "pid": 4, "tid": 8, "ts": ts, "dur": dur, **more}
+
+
+@pytest.mark.parametrize("name", ["measured.json", "side_by_side.json"])
+def test_golden_files(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    values: list[tuple[str, Displayed]] = [("measured", measured()), ("simulated", Simulated(*simulated()))]
+    if name == "measured.json":
+        write(measured(), path)
+    else:
+        write_displayed(values, path, WriteOptions(), Diagnostics())
+    assert path.read_text() == (GOLDEN / name).read_text()
+
+
+def test_a_profile_reads_back_and_only_host_operations_are_left_out(tmp_path: Path) -> None:
+    diagnostics = Diagnostics()
+    path = write(measured(), tmp_path / "t.json.gz")
+    back = read(path, diagnostics)
+    assert events(back) == events(measured())
+    assert (back.name, back.metadata) == (measured().name, measured().metadata)
+    assert sniff(path) is FORMAT
+    told = [entry.message for entry in diagnostics if entry.code == "chrome-trace.other-events"]
+    assert ["host operations 2" in message for message in told] == [True]
+    assert "chrome-trace.nested" not in diagnostics.counts()
+
+
+def test_processes_and_threads_have_distinct_numbers_that_are_not_0(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    write_displayed([("a", measured()), ("a", measured())], path, WriteOptions(), Diagnostics())
+    listed = json.loads(path.read_text())["traceEvents"]
+    pids = {event["pid"] for event in listed}
+    tids = {event["tid"]: event["pid"] for event in listed if event["tid"]}
+    assert len(tids) == len({(event["pid"], event["tid"]) for event in listed if event["tid"]}) == 6
+    assert not pids & (set(tids) | {0})
+
+
+def test_arrows_start_and_end_inside_their_slices(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    write_displayed([("", Simulated(*simulated()))], path, WriteOptions(), Diagnostics())
+    listed = json.loads(path.read_text())["traceEvents"]
+    slices = {(event["tid"], event["ts"]) for event in listed if event["ph"] == "X"}
+    starts, ends = ([event for event in listed if event["ph"] == phase] for phase in "sf")
+    assert len(starts) == len(ends) == 6
+    assert {(event["tid"], event["ts"]) for event in (*starts, *ends)} <= slices
+    assert [event["id"] for event in starts] == [event["id"] for event in ends] == list(range(6))
+    assert {event["bp"] for event in ends} == {"e"}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(profile=profiles())
+def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path) -> None:
+    path = write(profile, tmp_path / "t.json")
+    raw = json.loads(path.read_text(), parse_float=Decimal)["traceEvents"]
+    written = sorted(event["ts"] * 1000 for event in raw if event["ph"] == "X")
+    assert written == sorted(round(Decimal(start), 3) for start in profile.start_ns.tolist())
+    back = read(path)
+    # a name without a kernel is the operation's or else the category's, which nothing in a file tells
+    assert [event[:5] for event in events(back)] == [event[:5] for event in events(profile)]
+    named = [row > 0 for row in profile.kernel_row.tolist()]
+    if all(named):
+        assert events(back) == events(profile)
+
+
+def test_the_shared_stream_of_events_reads_what_is_written(tmp_path: Path) -> None:
+    stream = EventStream(write(measured(), tmp_path / "t.json"), 1 << 20)
+    names = [event.name for block, _ in stream.blocks() for event in block if event.ph == "X"]
+    assert names == ["gemm", "add", "copy", "aten::linear", "aten::mm"]
+
+
+def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+    names = [*HOSTILE, "half \udc80 pair"]
+    count = len(names)
+    profile = Profile.of(
+        "</script>\udfff", ('dev "x"',), StringTable.from_strings(["", *names]),
+        start_ns=np.arange(count, dtype=np.float64), duration_ns=np.full(count, 5.0),
+        kernel_row=np.arange(1, count + 1, dtype=np.int32), metadata={"k\udc80": "v\n"},
+    )  # fmt: skip
+    back = read(write(profile, tmp_path / "t.json"))
+    read_names = [back.strings[row] for row in back.kernel_row.tolist()]
+    assert read_names == [*HOSTILE, "half \ufffd\ufffd\ufffd pair"]
+    assert back.devices == ('dev "x"',)
+
+
+def test_a_trace_of_others(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "t.json",
+        {"ph": "M", "name": "process_name", "pid": 4, "args": {"name": "engine"}},
+        {"ph": "M", "name": "thread_name", "pid": 4, "tid": 8, "args": {"name": "Stream #13(Compute)"}},
+        slice_of("outer", "1700000000000000.375", 10, cat="c", args={"shapes": 5}),
+        slice_of("inner", 1_700_000_000_000_001, 2.5),
+        {"ph": "B", "name": "pair", "pid": 4, "tid": "text", "ts": 1_700_000_000_000_000},
+        {"ph": "E", "pid": 4, "tid": "text", "ts": 1_700_000_000_000_002},
+        {"ph": "i", "name": "moment", "pid": 4, "tid": 8, "ts": 1},
+        {"ph": "C", "name": "counter", "pid": 4, "ts": 1, "args": {"x": 1}},
+    )
+    diagnostics = Diagnostics()
+    profile = read(path, diagnostics)
+    assert sniff(path) is FORMAT
+    assert [profile.strings[row] for row in profile.op_row.tolist()] == ["outer", "inner", "pair"]
+    assert profile.start_ns.tolist() == [375.0, 1000.0, 0.0]
+    assert profile.duration_ns.tolist() == [10_000.0, 2_500.0, 2_000.0]
+    assert profile.devices == ("engine",)
+    assert profile.stream.tolist() == [13, 13, 1]
+    assert profile.metadata["first_event_ns"] == "1700000000000000000"
+    assert diagnostics.counts() == {"chrome-trace.other-events": 4, "chrome-trace.nested": 1}
+    assert ["2,500 ns" in entry.message for entry in diagnostics if "nested" in entry.code] == [True]
+
+
+def test_what_does_not_end_lasts_to_the_end_and_an_end_alone_is_told(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "t.json",
+        {"ph": "B", "name": "open", "pid": 1, "tid": 1, "ts": 2},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 3},
+        slice_of("last", 5, 5),
+    )
+    diagnostics = Diagnostics()
+    profile = read(path, diagnostics)
+    assert sorted(profile.duration_ns.tolist()) == [5_000.0, 8_000.0]
+    assert diagnostics.counts() == {"chrome-trace.unfinished": 1, "chrome-trace.end-without-begin": 1}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ph": "X", "name": "no time"},
+        {"ph": "X", "ts": "soon", "dur": 1},
+        {"ph": "X", "ts": 1, "dur": "nan"},
+        {"ph": "X", "ts": 1e300, "dur": 1},
+    ],
+)
+def test_an_event_without_a_sensible_time_is_refused(event: Event, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="time"):
+        read(trace(tmp_path / "t.json", event))
+
+
+def test_a_trace_without_slices_and_a_workload_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no slices"):
+        read(trace(tmp_path / "t.json", {"ph": "i", "name": "moment", "ts": 1}))
+    with pytest.raises(UsageError, match="a workload does not say"):
+        write(simulated()[1], tmp_path / "u.json")
+
+
+def test_damaged_files_are_format_errors(tmp_path: Path) -> None:
+    sound = write(measured(), tmp_path / "t.json").read_bytes()
+    path, rng = tmp_path / "broken.json", Random(0)
+    for cut in (*range(0, len(sound) - 1, 7), len(sound) - 2):
+        path.write_bytes(sound[:cut])
+        with pytest.raises(FormatError):
+            read(path)
+    for _ in range(300):
+        data = bytearray(sound)
+        for _ in range(rng.choice((1, 3))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(gzip.compress(data, 1) if rng.random() < 0.1 else data)
+        with suppress(HespasError):
+            read(path)
+
+
+@absent
+@pytest.mark.parametrize("name", ["h100_qwen1.5-0.5b_inf.json.gz", "mi300x_jax_conv3d.xplane.pb"])
+def test_device_time_of_real_traces_is_conserved(name: str, tmp_path: Path) -> None:
+    profile = read_any(DATA / "profiles" / name)
+    assert isinstance(profile, Profile)
+    back = read(write(profile, tmp_path / "t.json.gz"))
+    assert len(back) == len(profile)
+    assert back.duration_ns.sum() == pytest.approx(profile.duration_ns.sum(), rel=0, abs=0.5)
+    assert sorted(back.start_ns.tolist()) == sorted(profile.start_ns.tolist())
