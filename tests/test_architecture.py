@@ -58,6 +58,10 @@ SHARED_CONVERTERS = frozenset(
         "replica_groups",
         "costs",
         "chrome_events",
+        "packed",
+        "tracks",
+        "gpu_trace",
+        "measured_ops",
     }
 )
 """Modules of ``hespas.converters`` that every format may use."""

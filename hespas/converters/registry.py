@@ -34,9 +34,19 @@ BUILTIN: dict[str, str] = {
     "chakra": "hespas.converters.chakra:FORMAT",
     "dot": "hespas.converters.drawing:FORMAT_DOT",
     "graphml": "hespas.converters.drawing:FORMAT_GRAPHML",
-    "kineto": "hespas.converters.kineto:FORMAT",
+    "kineto": "hespas.converters.pytorch:FORMAT_KINETO",
     "chakra-json": "hespas.converters.chakra:FORMAT_JSON",
     "astra-text": "hespas.converters.astra_text:FORMAT",
+    "pytorch-et": "hespas.converters.pytorch:FORMAT_ET",
+    "pytorch": "hespas.converters.pytorch:FORMAT",
+    "xplane": "hespas.converters.xplane:FORMAT",
+    "jax-trace": "hespas.converters.xplane:FORMAT_JSON",
+    "ops-table": "hespas.converters.ops_table:FORMAT",
+    "chrome-trace": "hespas.converters.chrome_trace:FORMAT",
+    "perfetto": "hespas.converters.perfetto:FORMAT",
+    "nsys": "hespas.converters.nsys:FORMAT",
+    "rocpd": "hespas.converters.rocpd:FORMAT",
+    "rocprofv3": "hespas.converters.rocpd:FORMAT_JSON",
 }
 """Name -> ``module:attribute`` of each format that ships with the package."""
 
