@@ -1,17 +1,18 @@
 """Hespas: one workload graph, every trace format, every fidelity, judged against measurement.
 
-``hespas.read``, ``hespas.write``, ``hespas.convert``, ``hespas.estimate`` and ``hespas.validate`` do what the
-commands of the same names do. They are loaded on first use, so that importing the package costs nothing.
+``hespas.read``, ``hespas.write``, ``hespas.convert``, ``hespas.estimate``, ``hespas.simulate`` and
+``hespas.validate`` do what the commands of the same names do. They are loaded on first use, so that importing
+the package costs nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["__version__", "convert", "estimate", "read", "validate", "write"]
+__all__ = ["__version__", "convert", "estimate", "read", "simulate", "validate", "write"]
 
 if TYPE_CHECKING:
-    from hespas.api import convert, estimate, read, validate, write
+    from hespas.api import convert, estimate, read, simulate, validate, write
 
 __version__ = "0.1.0"
 

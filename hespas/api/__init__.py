@@ -29,6 +29,8 @@ __all__ = [
     "estimate_document",
     "graph_estimator",
     "read",
+    "simulate",
+    "simulation_document",
     "summarise",
     "summary_document",
     "total_duration_ns",
@@ -36,6 +38,7 @@ __all__ = [
     "write",
     "write_estimates_csv",
     "write_json",
+    "write_simulation_json",
 ]
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     )
     from hespas.api.io import read, write
     from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
+    from hespas.api.simulation import simulate, simulation_document, write_simulation_json
     from hespas.api.summary import Summary, summarise, summary_document
     from hespas.api.tables import write_estimates_csv
     from hespas.api.validation import CheckOptions, CheckResult, validate
@@ -80,6 +84,7 @@ _HOMES = {
     ),
     "hespas.api.io": ("read", "write"),
     "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
+    "hespas.api.simulation": ("simulate", "simulation_document", "write_simulation_json"),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),
     "hespas.api.tables": ("write_estimates_csv",),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),

@@ -16,6 +16,7 @@ from hespas.cli.session import (
     say_diagnostics,
     version,
 )
+from hespas.cli.simulate import simulate
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.cli.view import view
 
@@ -38,11 +39,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look at workloads and devices, and estimate. See also hespas-convert and hespas-validate.",
+    help="Look at workloads and devices, estimate and simulate. See also hespas-convert and hespas-validate.",
 )
 hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
 app.add_typer(hardware_app, name="hardware")
 app.command()(view)
+app.command()(simulate)
 
 
 @app.callback()

@@ -1,0 +1,10 @@
+"""End-to-end time: what a rank does when, on which of its streams, and what the step waits for."""
+
+from __future__ import annotations
+
+from hespas.simulator.entry import simulate
+from hespas.simulator.list_scheduler import ListScheduler
+from hespas.simulator.protocol import Simulator
+from hespas.simulator.result import ClassResult, CriticalPath, Simulation
+
+__all__ = ["ClassResult", "CriticalPath", "ListScheduler", "Simulation", "Simulator", "simulate"]

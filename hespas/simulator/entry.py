@@ -1,0 +1,129 @@
+"""Simulate a workload: times of an estimate or of the graph, gaps by a stated policy, then a simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hespas.estimators import MissingPolicy, apply_estimate
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Workload
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import constant
+from hespas.graph.errors import InvariantError, UnsupportedError
+from hespas.graph.passes import is_free, with_durations
+from hespas.simulator.list_scheduler import ListScheduler
+from hespas.simulator.protocol import Simulator
+from hespas.simulator.result import Simulation
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    workload: Workload,
+    estimates: Sequence[Estimate] | None = None,
+    *,
+    simulator: Simulator | None = None,
+    missing: MissingPolicy = "warn",
+    diagnostics: Diagnostics | None = None,
+) -> Simulation:
+    """One step of every rank, from time 0; ``workload`` is not changed.
+
+    A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
+    costs nothing takes none. ``missing`` says what happens where a time or trip count is not known: ``error``
+    raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip and marks the
+    result as a lower bound, ``zero`` counts both as none. ``simulator`` is a :class:`ListScheduler` unless
+    given. Raises ``UnsupportedError`` for times and trip counts that are negative or infinite,
+    ``FormatError`` where dependencies form a cycle.
+    """
+    if estimates is not None and len(estimates) != len(workload.classes):
+        raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    runs: list[int] = np.bincount(workload.rank_class, minlength=len(workload.classes)).tolist()
+    classes: list[OpGraph] = []
+    unknown: dict[int, int] = {}
+    for index, graph in enumerate(workload.classes):
+        if not runs[index]:
+            classes.append(graph)
+            continue
+        said = estimates[index] if estimates is not None else _says_nothing(graph)
+        settled, unknown_trips = _settle_trips(graph, missing, found)
+        timed, unknown_times = _timed(settled, said, missing, found)
+        unknown[index] = unknown_trips + unknown_times
+        classes.append(timed)
+    done = (simulator or ListScheduler()).run(replace(workload, classes=tuple(classes)), found)
+    results = tuple(replace(result, unknown=unknown[result.rank_class]) for result in done.classes)
+    return replace(done, classes=results)
+
+
+def _says_nothing(graph: OpGraph) -> Estimate:
+    """An estimate that knows only what costs nothing by construction, so that the graph's own times count."""
+    nodes = len(graph)
+    free = is_free(graph) | (graph.kind == int(NodeKind.METADATA))
+    nobody = np.broadcast_to(np.int8(-1), (nodes,))
+    return Estimate(
+        hardware="",
+        estimators=(),
+        bounds=(),
+        duration_ns=np.where(free, 0.0, np.nan),
+        low_ns=constant(np.nan, nodes),
+        high_ns=constant(np.nan, nodes),
+        said_by=nobody,
+        bound=nobody,
+    )
+
+
+def _timed(graph: OpGraph, said: Estimate, missing: MissingPolicy, found: Diagnostics) -> tuple[OpGraph, int]:
+    """The graph with the time of every node that runs, and how many are not known and count as 0."""
+    timed = apply_estimate(graph, said, missing, found)
+    durations = timed.duration_ns
+    runs = graph.multiplicity != 0
+    gaps = np.isnan(durations)
+    broken = runs & ~gaps & ~((durations >= 0) & (durations < np.inf))
+    if broken.any():
+        node = int(np.flatnonzero(broken)[0])
+        raise UnsupportedError(
+            f"{graph.node_name(node) or graph.op_name(node)} takes {float(durations[node])} ns: "
+            "a schedule needs times that are finite and not negative",
+            position=f"{graph.name or 'graph'}: node {int(graph.id[node])}",
+        )
+    return with_durations(timed, np.where(gaps | ~runs, 0.0, durations)), int((gaps & runs).sum())
+
+
+def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) -> tuple[OpGraph, int]:
+    """The graph with whole trip counts, and how many were not known but counted as 1."""
+    table = graph.regions
+    trips = np.rint(table.trips)
+    unknown = np.isnan(trips)
+    broken = (trips < 0) | np.isinf(trips)
+    if broken.any():
+        label = graph.strings[int(table.label[np.flatnonzero(broken)[0]])]
+        raise UnsupportedError(f"{graph.name or 'the graph'}: loop {label} has no countable number of trips")
+    found.warning(
+        "simulate.fractional-trips",
+        graph.name,
+        "loops with a fractional number of trips run the nearest whole number",
+        count=int((~unknown & (trips != table.trips)).sum()),
+    )
+    if unknown.any():
+        labels = ", ".join(sorted({graph.strings[row] for row in table.label[unknown].tolist()})[:5])
+        if missing == "error":
+            raise UnsupportedError(
+                f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
+                f"time only: {labels}",
+                hint="--missing warn counts each as one trip, --missing zero leaves them out",
+            )
+        assumed = 1.0 if missing == "warn" else 0.0
+        found.warning(
+            "simulate.assumed-trips",
+            graph.name,
+            f"loops with unknown trip count taken as {assumed:.0f}: {labels}",
+            count=int(unknown.sum()),
+        )
+        trips = np.where(unknown, assumed, trips)
+    elif np.array_equal(trips, table.trips):
+        return graph, 0
+    settled = replace(table, trips=trips)
+    settled_graph = replace(graph, regions=settled, multiplicity=region_multiplicity(settled, graph.region))
+    return settled_graph, int(unknown.sum()) if missing == "warn" else 0

@@ -1,0 +1,64 @@
+"""What a simulation says besides its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hespas.graph import Timeline
+
+__all__ = ["ClassResult", "CriticalPath", "Simulation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """The chain of spans that ends last; each starts at the moment the one before it ends.
+
+    ``spans`` counts them, ``after_resource`` those that waited for a busy resource and not for a dependency.
+    ``class_ns`` and ``resource_ns`` say where its time goes, by the name of the operation class or resource;
+    each sums to the finish of the rank.
+    """
+
+    spans: int
+    after_resource: int
+    class_ns: Mapping[str, float]
+    resource_ns: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassResult:
+    """One rank class that some rank runs. ``rank`` is the one whose spans the timeline has.
+
+    ``busy_ns`` is by resource. ``unknown`` counts nodes whose time nobody knows: they took none, so that
+    ``finish_ns`` is a lower bound. ``extrapolated`` counts the loops that were not run trip by trip.
+    """
+
+    rank_class: int
+    name: str
+    num_ranks: int
+    rank: int
+    finish_ns: float
+    exposed_comm_ns: float
+    busy_ns: Mapping[str, float]
+    critical_path: CriticalPath
+    extrapolated: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The timeline of all ranks, and one summary per rank class, in order of the classes."""
+
+    simulator: str
+    timeline: Timeline
+    classes: tuple[ClassResult, ...]
+
+    @property
+    def step_ns(self) -> float:
+        """When the last rank is done."""
+        return self.timeline.step_ns
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the time of some node that runs is not known, and counts as none."""
+        return any(found.unknown for found in self.classes)

@@ -1,0 +1,145 @@
+"""``hespas simulate``: the document agrees with its schema and the timeline; wrong requests, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner, Result
+
+from hespas import api
+from hespas.cli.main import app
+from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.simulator import simulate
+from tests.simulator.small_programs import Sketch
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+STEP = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+UNKNOWN_TRIPS = FIXTURES / "stablehlo" / "while_unknown.mlir"
+UNKNOWN_OP = FIXTURES / "stablehlo" / "custom_call_unknown.mlir"
+SCHEMA = json.loads((ROOT / "hespas" / "schemas" / "simulate.schema.json").read_text())
+
+
+class _Validator(Protocol):
+    def validate(self, instance: object) -> None: ...
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["simulate", *(str(each) for each in arguments)])
+
+
+def validated(path: Path) -> dict[str, object]:
+    document = cast("dict[str, object]", json.loads(path.read_text()))
+    Draft202012Validator.check_schema(SCHEMA)
+    cast("_Validator", Draft202012Validator(SCHEMA)).validate(document)
+    return document
+
+
+def test_a_step_with_its_document(tmp_path: Path) -> None:
+    done = run(STEP, "--hardware", "H100-SXM", "--json", tmp_path / "s.json")
+    assert done.exit_code == 0, done.output
+    document = validated(tmp_path / "s.json")
+    workload = api.read(STEP)
+    expected = api.simulate(workload, "H100-SXM")
+    [found] = expected.classes
+    assert document["step_ns"] == expected.step_ns
+    assert document["inputs"] == [str(STEP)]
+    assert (document["hardware"], document["estimator"]) == ("H100-SXM", "roofline")
+    rows = cast("list[dict[str, float]]", document["ranks"])
+    assert [row["rank"] for row in rows] == list(range(8))
+    assert rows[5] == {
+        "rank": 5,
+        "finish_ns": found.finish_ns,
+        "exposed_comm_ns": found.exposed_comm_ns,
+        "compute_ns": found.busy_ns["compute"],
+        "comm_ns": found.busy_ns["communication"],
+    }
+    assert "per step, 8 ranks in 1 class" in done.stdout
+    assert re.search(r"^communication +\d", done.stdout, re.MULTILINE)
+    assert re.search(r"^contraction +\d", done.stdout, re.MULTILINE)
+
+
+def test_times_of_the_file_itself(tmp_path: Path) -> None:
+    s = Sketch()
+    first = s.add("compute", 2000)
+    s.add("compute", 500, s.add("comm", 1000, first))
+    api.write(Workload.spmd(s.build(), 4), tmp_path / "g.json")
+    done = run(tmp_path / "g.json", "--json", tmp_path / "s.json", "--missing", "error")
+    assert done.exit_code == 0, done.output
+    document = validated(tmp_path / "s.json")
+    assert (document["step_ns"], document["is_lower_bound"]) == (3500, False)
+    assert (document["hardware"], document["estimator"]) == ("", "")
+    assert "3.500 us per step, 4 ranks in 1 class" in done.stdout
+    assert "communication exposed 1.000 us (28.6%)" in done.stdout
+
+
+def test_missing_times_are_told_by_policy(tmp_path: Path) -> None:
+    warned = run(UNKNOWN_TRIPS, "--hardware", "H100-SXM", "--json", tmp_path / "s.json")
+    assert warned.exit_code == 0
+    assert warned.stdout.startswith("at least ")
+    assert "[simulate.assumed-trips]" in warned.stderr
+    assert validated(tmp_path / "s.json")["is_lower_bound"] is True
+    zero = run(UNKNOWN_TRIPS, "--hardware", "H100-SXM", "--missing", "zero")
+    assert zero.exit_code == 0
+    assert "at least" not in zero.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([UNKNOWN_TRIPS, "--hardware", "L4", "--missing", "error"], 4, "trip count known at run time only"),
+        ([STEP, "--missing", "error"], 4, "no duration for"),
+        ([UNKNOWN_OP, "--hardware", "L4", "--missing", "error"], 4, "no duration for"),
+        (["absent.mlir"], 3, "no such file"),
+        ([STEP, "--hardware", "H900"], 2, "H900"),
+        ([STEP, "--hardware", "L4", "--estimator", "guess"], 2, "unknown estimator 'guess'"),
+        ([STEP, "--from", "hlo"], 3, "hlo"),
+        ([STEP, "--missing", "guess"], 2, "guess"),
+        ([STEP, "--json", "absent/s.json"], 2, "absent"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_a_wrong_request_says_what_is_wrong(
+    arguments: list[str | Path],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.exit_code == code, done.output
+    assert message in re.sub(r"[\s│]+", " ", done.stderr)
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_ranks_are_one_row_each(tmp_path: Path) -> None:
+    s = Sketch()
+    s.add("compute", 5)
+    done = simulate(Workload.spmd(s.build(), 10_000))
+    document = api.simulation_document(done, "many", "", "", Diagnostics())
+    api.write_simulation_json(document, done.timeline, tmp_path / "s.json")
+    rows = cast("list[dict[str, float]]", validated(tmp_path / "s.json")["ranks"])
+    assert [row["rank"] for row in rows] == list(range(10_000))
+    assert {row["finish_ns"] for row in rows} == {5}
+
+
+def test_classes_that_do_not_wait_for_each_other_are_told(tmp_path: Path) -> None:
+    graphs: list[OpGraph] = []
+    for duration in (2000, 3000):
+        s = Sketch()
+        s.add("compute", duration)
+        graphs.append(s.build())
+    workload = Workload(name="two", classes=tuple(graphs), rank_class=np.array([0, 1], np.int32))
+    done = simulate(workload)
+    document = api.simulation_document(done, "two", "", "", Diagnostics())
+    api.write_simulation_json(document, done.timeline, tmp_path / "s.json")
+    rows = cast("list[dict[str, float]]", validated(tmp_path / "s.json")["ranks"])
+    assert [row["finish_ns"] for row in rows] == [2000, 3000]

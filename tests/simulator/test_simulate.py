@@ -1,0 +1,201 @@
+"""Where times come from, what happens where they are missing, and what many ranks share."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hespas import api
+from hespas.estimators import MissingPolicy
+from hespas.graph import Diagnostics, Profile, StringTable, Workload
+from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.frames import to_pandas
+from hespas.graph.passes import UnrollLoops, totals
+from hespas.simulator import ListScheduler, Simulator, simulate
+from tests.simulator.small_programs import Sketch
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def chain(*durations: float) -> Workload:
+    s = Sketch()
+    for node, duration in enumerate(durations):
+        s.add("compute", duration, *([node - 1] if node else []))
+    return Workload.spmd(s.build(), 2)
+
+
+# --- gaps
+
+
+def test_what_is_not_known_counts_as_none_and_makes_a_lower_bound() -> None:
+    found = Diagnostics()
+    done = simulate(chain(3, nan, 4), diagnostics=found)
+    assert (done.step_ns, done.is_lower_bound, done.classes[0].unknown) == (7, True, 1)
+    assert found.counts()["estimate.missing"] == 1
+
+
+def test_zero_means_it_and_error_refuses() -> None:
+    done = simulate(chain(3, nan, 4), missing="zero")
+    assert (done.step_ns, done.is_lower_bound) == (7, False)
+    with pytest.raises(UnsupportedError, match="no duration for 1 of 3 nodes"):
+        simulate(chain(3, nan, 4), missing="error")
+
+
+def test_communication_without_a_time_is_missing_too() -> None:
+    s = Sketch()
+    s.add("comm")
+    workload = Workload.spmd(s.build(), 4)
+    assert simulate(workload).classes[0].unknown == 1
+    assert not simulate(workload, [*api.estimate(workload, "H100-SXM").estimates]).is_lower_bound
+
+
+def test_nobody_misses_what_never_runs() -> None:
+    s = Sketch()
+    s.add("compute", nan, region=s.loop(0))
+    s.add("compute", 2)
+    done = simulate(Workload.spmd(s.build(), 1), missing="error")
+    assert (done.step_ns, done.is_lower_bound) == (2, False)
+
+
+@pytest.mark.parametrize(("missing", "step_ns", "unknown"), [("warn", 5, 1), ("zero", 2, 0)])
+def test_unknown_trips(missing: MissingPolicy, step_ns: float, unknown: int) -> None:
+    s = Sketch()
+    s.add("compute", 3, region=s.loop(nan))
+    s.add("compute", 2)
+    found = Diagnostics()
+    done = simulate(Workload.spmd(s.build(), 1), missing=missing, diagnostics=found)
+    assert (done.step_ns, done.classes[0].unknown) == (step_ns, unknown)
+    assert found.counts()["simulate.assumed-trips"] == 1
+
+
+def test_unknown_trips_may_be_refused() -> None:
+    s = Sketch()
+    s.add("compute", 3, region=s.loop(nan))
+    with pytest.raises(UnsupportedError, match="trip count known at run time only: loop"):
+        simulate(Workload.spmd(s.build(), 1), missing="error")
+
+
+def test_fractional_trips_are_rounded_and_told() -> None:
+    s = Sketch()
+    s.add("compute", 3, region=s.loop(2.6))
+    found = Diagnostics()
+    assert simulate(Workload.spmd(s.build(), 1), diagnostics=found).step_ns == 9
+    assert found.counts()["simulate.fractional-trips"] == 1
+
+
+@pytest.mark.parametrize("duration", [-1.0, inf])
+def test_times_that_cannot_be_are_refused(duration: float) -> None:
+    with pytest.raises(UnsupportedError, match="compute1 takes"):
+        simulate(chain(3, duration))
+
+
+@pytest.mark.parametrize("trips", [-1.0, inf])
+def test_trips_that_cannot_be_are_refused(trips: float) -> None:
+    s = Sketch()
+    s.add("compute", 3, region=s.loop(trips))
+    with pytest.raises(UnsupportedError, match="no countable number of trips"):
+        simulate(Workload.spmd(s.build(), 1))
+
+
+def test_a_profile_has_no_program() -> None:
+    strings = StringTable.from_strings([""])
+    nothing = np.empty(0)
+    with pytest.raises(UsageError, match="no program"):
+        api.simulate(Profile.of("p", (), strings, start_ns=nothing, duration_ns=nothing))
+
+
+# --- ranks and classes
+
+
+def test_ranks_of_a_class_share_its_spans() -> None:
+    done = simulate(chain(3, 4))
+    timeline = done.timeline
+    assert timeline.finish_ns.tolist() == [7, 7]
+    assert timeline.shown_by.tolist() == [0, 0]
+    assert timeline.rank.tolist() == [0, 0]
+    assert timeline.resource_ns("compute").tolist() == [7, 7]
+    assert np.isnan(timeline.resource_ns("disk")).all()
+    assert [row.num_ranks for row in done.classes] == [2]
+
+
+def test_classes_are_scheduled_each_for_itself_and_that_is_told() -> None:
+    s = Sketch()
+    s.add("comm", 10)
+    s.add("compute", 1, 0)
+    slow, fast, unused = s.build(), chain(3, 1).classes[0], chain(-1).classes[0]
+    workload = Workload(name="two", classes=(unused, slow, fast), rank_class=np.array([2, 1, 1, 2], np.int32))
+    found = Diagnostics()
+    done = simulate(workload, diagnostics=found)
+    assert found.counts()["simulate.ranks-not-synchronised"] == 1
+    timeline = done.timeline
+    assert timeline.finish_ns.tolist() == [4, 11, 11, 4]
+    assert timeline.exposed_comm_ns.tolist() == [0, 10, 10, 0]
+    assert timeline.shown_by.tolist() == [0, 1, 1, 0]
+    assert [(row.rank_class, row.rank, row.num_ranks) for row in done.classes] == [(1, 1, 2), (2, 0, 2)]
+    assert timeline.rank.tolist() == [1, 1, 0, 0]
+    assert timeline.cause.tolist() == [-1, 0, -1, 2]
+    assert done.step_ns == 11
+    assert len(to_pandas(timeline)) == 4
+
+
+def test_estimates_must_be_those_of_the_classes() -> None:
+    with pytest.raises(InvariantError):
+        simulate(chain(1), [])
+
+
+def test_streams_of_the_program_are_merged_and_that_is_told() -> None:
+    s = Sketch()
+    s.add("compute", 3, stream=7)
+    s.add("compute", 3, stream=9)
+    found = Diagnostics()
+    assert simulate(Workload.spmd(s.build(), 1), diagnostics=found).step_ns == 6
+    assert found.counts()["simulate.streams-merged"] == 1
+
+
+def test_the_scheduler_is_a_simulator() -> None:
+    scheduler = ListScheduler()
+    assert isinstance(scheduler, Simulator)
+    assert simulate(chain(1), simulator=scheduler).simulator == scheduler.name
+
+
+# --- whole programs
+
+
+PROGRAMS = (
+    "stablehlo/llama_fsdp_tp_local_N8.mlir.gz",
+    "stablehlo/scan_nested.mlir",
+    "stablehlo/scan_layers_train.mlir",
+    "hlo/pipeline_ring.hlo.txt",
+    "hlo/moe_all_to_all.hlo.txt",
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(program: str) -> None:
+    workload = api.read(FIXTURES / program)
+    assert isinstance(workload, Workload)
+    given = [graph.duration_ns.copy() for graph in workload.classes]
+    done = api.simulate(workload, "H100-SXM")
+    for graph, before in zip(workload.classes, given, strict=True):
+        np.testing.assert_array_equal(graph.duration_ns, before)
+    estimates = api.estimate(workload, "H100-SXM").estimates
+    for found in done.classes:
+        graph = workload.classes[found.rank_class]
+        work = np.nansum(estimates[found.rank_class].duration_ns * graph.multiplicity)
+        assert sum(found.busy_ns.values()) == pytest.approx(work)
+        assert max(found.busy_ns.values()) <= found.finish_ns * (1 + 1e-12) <= work * (1 + 1e-9)
+        assert sum(found.critical_path.class_ns.values()) == pytest.approx(found.finish_ns)
+        assert 0 <= found.exposed_comm_ns <= found.busy_ns["communication"] * (1 + 1e-12)
+
+
+def test_a_flat_program_read_with_its_times_runs_as_the_looped_one() -> None:
+    workload = api.read(FIXTURES / "stablehlo" / "scan_nested.mlir")
+    assert isinstance(workload, Workload)
+    estimated = api.graph_estimator("H100-SXM", "roofline", 1, "error")(workload.classes[0], Diagnostics())
+    flat = UnrollLoops()(estimated, Diagnostics())
+    one, other = (simulate(Workload.spmd(graph, 1)) for graph in (estimated, flat))
+    assert one.step_ns == other.step_ns > 0
+    assert len(one.timeline) == len(other.timeline) <= totals(flat).ops
