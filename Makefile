@@ -8,7 +8,8 @@ JOBS ?= 2
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       a sharded Llama training step -> Chakra traces of 8 ranks -> check -> time per class"
+	@echo "make demo       a sharded Llama training step -> Chakra traces of 8 ranks -> check -> time per class;"
+	@echo "                then one run on this CPU, estimated and compared: an HTML report"
 	@echo "make test       the tests"
 	@echo "make test-slow  the long suites: fuzzing, a million nodes"
 	@echo "make fuzz       damaged input to every reader (COUNT=20000), killed writers"
@@ -27,14 +28,14 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[stablehlo]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[stablehlo,report]' --group dev
 	@touch $@
 
 $(VENV)/.installed-jax: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[jax]'
+	$(BIN)/python -m pip install --quiet --editable '.[jax,report]'
 	@touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-jax
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
 
 test: $(VENV)/.installed-dev

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -31,6 +32,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Check workloads. See also hespas-convert and hespas.",
 )
+
+
+app.command()(accuracy)
+app.command()(compare)
 
 
 class _Profile(StrEnum):

@@ -28,7 +28,7 @@ from hespas.converters.source import read_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 
-__all__ = ["read_hlo", "workload_of"]
+__all__ = ["read_hlo", "source_of", "workload_of"]
 
 _LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
 _FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"
@@ -40,7 +40,7 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
     without jaxlib.
     """
     data = read_bytes(path, options.max_bytes)
-    module = parse_module(_source(data.removeprefix(BOM_UTF8), str(path)))
+    module = parse_module(source_of(data, str(path)))
     try:
         return workload_of(module, options, diagnostics)
     except FormatError as error:  # of an attribute: what was expected is known, what was meant is not
@@ -51,7 +51,9 @@ def read_hlo(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Work
         raise
 
 
-def _source(data: bytes, path: str) -> Source:
+def source_of(data: bytes, path: str) -> Source:
+    """The text of a module in any form. Raises ``FormatError`` where the bytes are none."""
+    data = data.removeprefix(BOM_UTF8)
     if is_text(data):
         try:
             return Source(data.decode("utf-8"), path)

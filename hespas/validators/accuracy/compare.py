@@ -1,0 +1,146 @@
+"""Two accuracy reports side by side: which errors grew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+
+import msgspec
+
+from hespas import __version__
+from hespas.converters.source import read_bytes
+from hespas.graph.errors import FormatError, UsageError
+from hespas.validators.accuracy.document import SCHEMA_ID
+
+__all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
+
+COMPARISON_SCHEMA_ID = "hespas.compare/1"
+_MOST_BYTES = 1 << 28
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    estimator: str
+    hardware: str
+    level: str
+    op_class: str
+    size: str
+    mape: float | None
+    median_ape: float | None
+    coverage: float | None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    source: str
+    hardware: str
+    estimator: str
+    basis: str
+    relative_error: float | None
+
+
+class _Report(msgspec.Struct, frozen=True):
+    schema: str
+    summary: list[_Summary]
+    end_to_end: list[_Run]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One figure of both reports; every one is an error: smaller is better, ``difference`` > 0 is worse."""
+
+    what: str
+    figure: str
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """How much the figure grew."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """``only_base`` and ``only_new`` name the figures that one report alone has."""
+
+    base: str
+    new: str
+    changes: tuple[Change, ...]
+    only_base: tuple[str, ...]
+    only_new: tuple[str, ...]
+
+    def regressions(self, limit: float) -> tuple[Change, ...]:
+        """The changes for the worse by more than ``limit`` (NaN: no limit)."""
+        return () if isnan(limit) else tuple(each for each in self.changes if each.difference > limit)
+
+
+def compare_reports(base: Path, new: Path) -> Comparison:
+    """Compare two documents that ``accuracy --json`` wrote.
+
+    Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
+    """
+    before, after = dict(_figures(_read(base))), dict(_figures(_read(new)))
+    shared = [key for key in before if key in after]
+    if not shared:
+        raise UsageError("the reports have no figure in common", path=str(new), hint="compare like with like")
+    return Comparison(
+        base=str(base),
+        new=str(new),
+        changes=tuple(
+            Change(what=what, figure=figure, before=before[what, figure], after=after[what, figure])
+            for what, figure in shared
+        ),
+        only_base=tuple(f"{figure} of {what}" for what, figure in before if (what, figure) not in after),
+        only_new=tuple(f"{figure} of {what}" for what, figure in after if (what, figure) not in before),
+    )
+
+
+def _read(path: Path) -> _Report:
+    if not path.is_file():
+        raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
+    try:
+        report = msgspec.json.decode(read_bytes(path, _MOST_BYTES), type=_Report)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"expected an accuracy report: {error}", path=str(path), hint="write it with accuracy --json FILE"
+        ) from error
+    if report.schema != SCHEMA_ID:
+        raise FormatError(
+            f"expected schema {SCHEMA_ID!r}, found {report.schema[:80]!r}",
+            path=str(path),
+            hint="write it with accuracy --json FILE",
+        )
+    return report
+
+
+def _figures(report: _Report) -> Iterator[tuple[tuple[str, str], float]]:
+    """Every figure of a report that both may have, by what it is of and its name."""
+    for row in report.summary:
+        part = " ".join(part for part in (row.op_class, row.size) if part != "all") or "all"
+        what = f"{row.estimator} on {row.hardware}, {part}, each {row.level}"
+        for figure, value in (("MAPE", row.mape), ("median", row.median_ape)):
+            if value is not None:
+                yield (what, figure), value
+        if row.coverage is not None:
+            yield (what, "not covered"), 1.0 - row.coverage
+    for run in report.end_to_end:
+        if run.relative_error is not None:
+            what = f"{run.estimator} on {run.hardware}, {run.source}, {run.basis}"
+            yield (what, "end to end"), abs(run.relative_error)
+
+
+def comparison_json(done: Comparison, limit: float) -> bytes:
+    """The document ``hespas.compare/1`` as indented JSON that ends in a newline."""
+    document = {
+        "schema": COMPARISON_SCHEMA_ID,
+        "hespas_version": __version__,
+        "inputs": [done.base, done.new],
+        "diagnostics": list[str](),
+        "max_regression": limit,
+        "changes": [asdict(each) | {"difference": each.difference} for each in done.changes],
+        "only_base": done.only_base,
+        "only_new": done.only_new,
+        "regressions": [asdict(each) | {"difference": each.difference} for each in done.regressions(limit)],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

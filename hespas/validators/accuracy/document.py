@@ -1,0 +1,72 @@
+"""The comparison as JSON: ``hespas/schemas/accuracy.schema.json``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+
+from hespas import __version__
+from hespas.validators.accuracy.result import Accuracy, Thresholds
+from hespas.validators.matching import Coverage
+
+__all__ = ["SCHEMA_ID", "accuracy_json"]
+
+SCHEMA_ID = "hespas.accuracy/1"
+"""What a document of this version says in ``schema``."""
+
+
+def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+    counts = done.diagnostics.counts()
+    document = {
+        "schema": SCHEMA_ID,
+        "hespas_version": __version__,
+        "inputs": done.inputs,
+        "estimators": done.estimators,
+        "thresholds": asdict(limits),
+        "exceeded": done.exceeded(limits),
+        "summary": [_summary(row) for row in done.summary],
+        "end_to_end": [asdict(run) | {"relative_error": run.relative_error} for run in done.end_to_end],
+        "noise": [{"hardware": name, **asdict(floor)} for name, floor in done.noise.items()],
+        "sources": [
+            {
+                "source": cases.source,
+                "workload": cases.workload,
+                "hardware": cases.hardware,
+                "cases": len(cases),
+                "shapes": len(cases.shapes),
+                "measured_ns": float(cases.measured_ns.sum()),
+            }
+            for cases in done.cases
+        ],
+        "coverage": [_coverage(source, found) for source, found in done.coverage.items()],
+        "speed_ups": [asdict(row) for row in done.speed_ups],
+        "trends": [asdict(row) for row in done.trends],
+        "contributions": [asdict(row) for row in done.contributions],
+        "lint": [asdict(finding) for finding in done.lint],
+        "diagnostics": [
+            {
+                "code": found.code,
+                "severity": found.severity.value,
+                "path": found.path,
+                "location": found.location,
+                "message": found.message,
+                "count": counts[found.code],
+            }
+            for found in done.diagnostics
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _summary(row: object) -> dict[str, object]:
+    """A row with the figures of its errors beside it."""
+    told: dict[str, object] = msgspec.to_builtins(row)
+    errors = msgspec.convert(told.pop("errors"), dict[str, float | None])
+    return {**told, **errors}
+
+
+def _coverage(source: str, found: Coverage) -> dict[str, object]:
+    told: dict[str, object] = msgspec.to_builtins(found)
+    return {"source": source, "time_share": found.time_share, "count_share": found.count_share, **told}

@@ -1,0 +1,90 @@
+"""A step end to end: what the simulator says, against the time between first and last event, and the time
+the device works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hespas.estimators import Estimator
+from hespas.graph import Diagnostics, Profile
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device
+from hespas.simulator import simulate
+from hespas.validators.accuracy.result import EndToEnd
+from hespas.validators.accuracy.sources import Source
+
+__all__ = ["busy_ns", "end_to_end", "span_ns"]
+
+
+def span_ns(profile: Profile) -> float:
+    """Median over runs of the time from the first start to the last end of any rank [ns]; NaN without events.
+
+    Ranks of one profile share a clock; profiles without runs count as one.
+    """
+    times = [float(end.max() - start.min()) for start, end in _by_run(profile, per_rank=False)]
+    return float(np.median(times)) if times else float("nan")
+
+
+def busy_ns(profile: Profile) -> float:
+    """Median over ranks and runs of the time during which any event runs [ns]; NaN without events."""
+    times: list[float] = []
+    for start, end in _by_run(profile, per_rank=True):
+        order = np.argsort(start, kind="stable")
+        reached = np.maximum.accumulate(end[order])
+        before = np.concatenate(([-np.inf], reached[:-1]))
+        times.append(float(np.maximum(reached - np.maximum(start[order], before), 0.0).sum()))
+    return float(np.median(times)) if times else float("nan")
+
+
+def _by_run(profile: Profile, *, per_rank: bool) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Starts and ends of each run; events outside of any run count only where there is none."""
+    inside = profile.run >= 0
+    chosen = np.flatnonzero(inside) if bool(inside.any()) else np.arange(len(profile))
+    rank = profile.rank[chosen].astype(np.int64) if per_rank else np.zeros(len(chosen), np.int64)
+    keys, place = np.unique(rank << 32 | profile.run[chosen].astype(np.int64) + 1, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    bounds = np.searchsorted(place[order], np.arange(len(keys) + 1))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        rows = chosen[order[first:last]]
+        yield profile.start_ns[rows], profile.start_ns[rows] + profile.duration_ns[rows]
+
+
+def end_to_end(
+    source: Source, device: Device, models: Sequence[Estimator], diagnostics: Diagnostics
+) -> Iterator[EndToEnd]:
+    """Rows of one source. A program is simulated and set against the span; in any case the sum of what is
+    predicted is set against the time measured for the same cases.
+    """
+    cases = source.cases
+    if source.program is not None and source.profile is not None:
+        span, busy = span_ns(source.profile), busy_ns(source.profile)
+        for model in models:
+            estimates = [model.estimate(graph, device) for graph in source.program.classes]
+            done = simulate(source.program, estimates, diagnostics=diagnostics)
+            for basis, measured in (("span", span), ("busy", busy)):
+                yield EndToEnd(
+                    workload=cases.workload,
+                    source=cases.source,
+                    hardware=cases.hardware,
+                    estimator=model.name,
+                    basis=basis,
+                    predicted_ns=done.step_ns,
+                    measured_ns=measured,
+                    is_lower_bound=done.is_lower_bound,
+                )
+    for said in cases.predictions:
+        known = ~np.isnan(said.duration_ns) & (cases.measured_ns > 0)
+        if known.any():
+            yield EndToEnd(
+                workload=cases.workload,
+                source=cases.source,
+                hardware=cases.hardware,
+                estimator=said.estimator,
+                basis="sum of operations",
+                predicted_ns=float(said.duration_ns[known].sum()),
+                measured_ns=float(cases.measured_ns[known].sum()),
+                is_lower_bound=not bool(known.all()),
+            )

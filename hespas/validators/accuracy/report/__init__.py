@@ -1,0 +1,18 @@
+"""The comparison for people and for scripts: one offline HTML page, Markdown, CSV."""
+
+from __future__ import annotations
+
+from hespas.validators.accuracy.report.markdown import accuracy_markdown
+from hespas.validators.accuracy.report.page import accuracy_html
+from hespas.validators.accuracy.report.provenance import FileFact, Provenance, provenance_of
+from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv
+
+__all__ = [
+    "CSV_COLUMNS",
+    "FileFact",
+    "Provenance",
+    "accuracy_csv",
+    "accuracy_html",
+    "accuracy_markdown",
+    "provenance_of",
+]

@@ -1,0 +1,85 @@
+"""The comparison as CSV: one row per case and estimator."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+
+from hespas.graph import OpClass
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.result import Accuracy
+from hespas.validators.accuracy.statistics import relative_error
+
+__all__ = ["CSV_COLUMNS", "accuracy_csv"]
+
+CSV_COLUMNS = (
+    "source",
+    "hardware",
+    "label",
+    "shape",
+    "op_class",
+    "measured_ns",
+    "spread_ns",
+    "repeats",
+    "flops",
+    "bytes",
+    "estimator",
+    "predicted_ns",
+    "low_ns",
+    "high_ns",
+    "relative_error",
+)
+"""The header."""
+
+
+def accuracy_csv(done: Accuracy) -> str:
+    """Every case of every source, once per estimator and baseline; an unknown figure is an empty field.
+
+    Figures are exact (the shortest text that reads back as the same number). Names stand as they are, except
+    that unpaired surrogates, which no file can hold, are written ``\\ud800``.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for cases in done.cases:
+        for said in cases.predictions or (_nobody(cases),):
+            writer.writerows(_rows(cases, said))
+    return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _nobody(cases: Cases) -> Prediction:
+    unknown = np.full(len(cases), np.nan)
+    return Prediction(estimator="", duration_ns=unknown, low_ns=unknown, high_ns=unknown)
+
+
+def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
+    shapes: list[int] = cases.shape.tolist()
+    classes: list[int] = cases.op_class.tolist()
+    names = {code: OpClass(code).name.lower() for code in set(classes)}
+    return zip(
+        repeat(cases.source),
+        repeat(cases.hardware),
+        cases.labels,
+        [cases.shapes[row] for row in shapes],
+        [names[code] for code in classes],
+        _figures(cases.measured_ns),
+        _figures(cases.spread_ns),
+        cases.repeats.tolist(),
+        _figures(cases.flops),
+        _figures(cases.bytes_moved),
+        repeat(said.estimator),
+        _figures(said.duration_ns),
+        _figures(said.low_ns),
+        _figures(said.high_ns),
+        _figures(relative_error(said.duration_ns, cases.measured_ns)),
+        strict=False,  # the repeated columns have no end
+    )
+
+
+def _figures(column: FloatArray | IntArray) -> list[float | str]:
+    return ["" if value != value else value for value in column.tolist()]  # noqa: PLR0124 (NaN)

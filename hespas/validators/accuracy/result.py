@@ -1,0 +1,139 @@
+"""What a comparison of estimators with measurements found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan
+
+from hespas.graph import Diagnostics
+from hespas.validators.accuracy.across import SpeedUp
+from hespas.validators.accuracy.cases import Cases
+from hespas.validators.accuracy.lint import LintFinding
+from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
+from hespas.validators.matching import Coverage
+
+__all__ = ["Accuracy", "Contribution", "EndToEnd", "SummaryRow", "Thresholds", "Trend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRow:
+    """Errors of one estimator on one device. ``level`` is ``instance`` or ``shape`` (each distinct shape
+    once); ``op_class`` and ``size`` are ``all`` or the part that is summarised.
+    """
+
+    estimator: str
+    hardware: str
+    level: str
+    op_class: str
+    size: str
+    errors: ErrorSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndToEnd:
+    """One step. ``basis`` says what is compared: ``span`` (first start to last end, against the simulated
+    step) or ``busy`` (time the device works, against the sum of what is predicted).
+    """
+
+    workload: str
+    source: str
+    hardware: str
+    estimator: str
+    basis: str
+    predicted_ns: float
+    measured_ns: float
+    is_lower_bound: bool
+
+    @property
+    def relative_error(self) -> float:
+        """(predicted - measured) / measured."""
+        return (self.predicted_ns - self.measured_ns) / self.measured_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """How much the cases of one shape add to the error of a whole source; ``share`` is signed, of the
+    measured time.
+    """
+
+    source: str
+    hardware: str
+    estimator: str
+    label: str
+    shape: str
+    op_class: str
+    count: int
+    predicted_ns: float
+    measured_ns: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """Over the sources of one device: Kendall's tau of predicted and measured totals, and the slope of
+    ln(predicted) over ln(measured): 1 where the estimator scales as the device does.
+    """
+
+    estimator: str
+    hardware: str
+    n: int
+    rank: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Limits a user set; NaN is none. Shares and relative errors, 0.1 is 10 %."""
+
+    max_mape: float
+    max_e2e: float
+    min_coverage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The whole. ``noise`` is by hardware, ``coverage`` by source."""
+
+    inputs: tuple[str, ...]
+    estimators: tuple[str, ...]
+    cases: tuple[Cases, ...]
+    summary: tuple[SummaryRow, ...]
+    end_to_end: tuple[EndToEnd, ...]
+    contributions: tuple[Contribution, ...]
+    speed_ups: tuple[SpeedUp, ...]
+    trends: tuple[Trend, ...]
+    noise: Mapping[str, NoiseFloor]
+    coverage: Mapping[str, Coverage]
+    lint: tuple[LintFinding, ...]
+    diagnostics: Diagnostics
+
+    def exceeded(self, limits: Thresholds) -> tuple[str, ...]:
+        """A sentence for each limit that an asked estimator passes; an error that is unknown passes every
+        limit.
+        """
+        told: list[str] = []
+        for row in self.summary:
+            whole = row.op_class == "all" and row.size == "all"
+            if not whole or row.estimator not in self.estimators:
+                continue
+            where = f"{row.estimator} on {row.hardware}"
+            if row.level == "shape" and not isnan(limits.max_mape) and not row.errors.mape <= limits.max_mape:
+                told.append(f"MAPE of {where} is {row.errors.mape:.1%}, the limit {limits.max_mape:.1%}")
+            coverage = row.errors.coverage
+            if (
+                row.level == "instance"
+                and not isnan(limits.min_coverage)
+                and not coverage >= limits.min_coverage
+            ):
+                told.append(
+                    f"{where} covers {coverage:.1%} of the time, the limit is {limits.min_coverage:.1%}"
+                )
+        for run in self.end_to_end:
+            error = abs(run.relative_error)
+            if run.estimator in self.estimators and not isnan(limits.max_e2e) and not error <= limits.max_e2e:
+                told.append(
+                    f"end to end ({run.basis}) of {run.source}, {run.estimator} on {run.hardware}: "
+                    f"{run.relative_error:+.1%}, the limit {limits.max_e2e:.1%}"
+                )
+        return tuple(told)

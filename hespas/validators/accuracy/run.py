@@ -1,0 +1,140 @@
+"""Compares estimators with measurements: the function behind ``hespas-validate accuracy``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hespas.estimators import Estimator, load_estimator
+from hespas.graph import Diagnostics, Profile, Workload
+from hespas.graph.columns import FloatArray
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, load_device
+from hespas.validators.accuracy.across import speed_ups
+from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
+from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
+from hespas.validators.accuracy.endtoend import end_to_end
+from hespas.validators.accuracy.lint import lint_cases, lint_profile
+from hespas.validators.accuracy.result import Accuracy, EndToEnd
+from hespas.validators.accuracy.sources import Source, hardware_for, sources_of
+from hespas.validators.accuracy.statistics import NoiseFloor, noise_floor
+from hespas.validators.accuracy.summaries import contributions, summaries, trends
+
+__all__ = ["accuracy"]
+
+
+def accuracy(
+    profiles: Sequence[Profile | Workload],
+    hardware: Sequence[str],
+    estimators: Sequence[str] = ("roofline",),
+    *,
+    workload: Workload | None = None,
+    inputs: Sequence[str] = (),
+    diagnostics: Diagnostics | None = None,
+) -> Accuracy:
+    """How far each estimator is from what was measured, always beside the naive baselines and the noise.
+
+    ``hardware`` are names or files of the devices the profiles were measured on. Without ``workload`` each
+    profile is compared with itself: see :func:`~hespas.validators.accuracy.sources.sources_of`. Raises
+    ``UsageError`` for unknown names and for profiles nothing can be compared with.
+    """
+    if not profiles or not hardware:
+        raise UsageError("nothing to compare", hint="give at least one profile and one device")
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    devices = {name: load_device(name) for name in hardware}
+    models = [load_estimator(spelling) for spelling in estimators]
+    sources: list[tuple[Source, str]] = []
+    for profile in profiles:
+        name = hardware_for(profile, hardware)
+        sources.extend((source, name) for source in sources_of(profile, workload, devices[name].name, found))
+    if not sources:
+        raise UsageError(
+            "no event of the profiles belongs to the program", hint="is it the program that ran?"
+        )
+    cases = _predicted(sources, devices, models, found)
+    runs = tuple(_end_to_end(sources, cases, devices, models, found))
+    measured = [profile for profile in profiles if isinstance(profile, Profile)]
+    lint = [finding for profile in measured for finding in lint_profile(profile)]
+    for each, (source, name) in zip(cases, sources, strict=True):
+        lint.extend(lint_cases(each, _naive(source, devices[name]), devices[name]))
+    return Accuracy(
+        inputs=tuple(inputs),
+        estimators=tuple(model.name for model in models),
+        cases=tuple(cases),
+        summary=tuple(summaries(cases)),
+        end_to_end=runs,
+        contributions=tuple(row for each in cases for row in contributions(each)),
+        speed_ups=tuple(speed_ups(cases)),
+        trends=tuple(trends(runs)),
+        noise={device.name: _noise(cases, device.name) for device in devices.values()},
+        coverage={
+            source.cases.source: source.coverage for source, _ in sources if source.coverage is not None
+        },
+        lint=tuple(lint),
+        diagnostics=found,
+    )
+
+
+def _naive(source: Source, device: Device) -> FloatArray:
+    return naive_ns(source.graph, device)[source.node] * source.times
+
+
+def _predicted(
+    sources: Sequence[tuple[Source, str]],
+    devices: dict[str, Device],
+    models: Sequence[Estimator],
+    found: Diagnostics,
+) -> list[Cases]:
+    """The cases of each source with what the estimators and the baselines say."""
+    cases: list[Cases] = []
+    for source, name in sources:
+        said = [_said(model, source, devices[name], found) for model in models]
+        cases.append(source.cases.with_predictions(said))
+    for name, device in devices.items():
+        places = [place for place, (_, each) in enumerate(sources) if each == name]
+        naive = [_naive(sources[place][0], device) for place in places]
+        if not places:
+            continue
+        rows = fitted_baselines([cases[place] for place in places], naive)
+        for place, baselines in zip(places, rows, strict=True):
+            cases[place] = cases[place].with_predictions(baselines)
+    return cases
+
+
+def _said(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
+    estimated = model.estimate(source.graph, device, found)
+    node, times = source.node, source.times
+    return Prediction(
+        estimator=model.name,
+        duration_ns=estimated.duration_ns[node] * times,
+        low_ns=estimated.low_ns[node] * times,
+        high_ns=estimated.high_ns[node] * times,
+    )
+
+
+def _end_to_end(
+    sources: Sequence[tuple[Source, str]],
+    cases: Sequence[Cases],
+    devices: dict[str, Device],
+    models: Sequence[Estimator],
+    found: Diagnostics,
+) -> list[EndToEnd]:
+    runs: list[EndToEnd] = []
+    for each, (source, name) in zip(cases, sources, strict=True):
+        runs.extend(end_to_end(replace(source, cases=each), devices[name], models, found))
+    return runs
+
+
+def _noise(cases: Sequence[Cases], hardware: str) -> NoiseFloor:
+    group = [each for each in cases if each.hardware == hardware]
+    if not group:
+        nothing = np.empty(0)
+        return noise_floor(nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int64))
+    return noise_floor(
+        np.concatenate([each.measured_ns for each in group]),
+        np.concatenate([each.spread_ns for each in group]),
+        np.concatenate([each.repeats for each in group]),
+        shared_shapes(group),
+    )

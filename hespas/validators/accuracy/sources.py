@@ -1,0 +1,298 @@
+"""From a profile, and a program if there is one, to the graph that is estimated and the cases it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from hespas.converters import ReadOptions, load_format
+from hespas.converters.measured_ops import costed_ops
+from hespas.graph import Diagnostics, EventColumns, HostOps, OpGraph, Profile, Workload
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import HespasError, UsageError
+from hespas.validators.accuracy.cases import Cases, case_labels, grouped_graph, measured_groups
+from hespas.validators.matching import Coverage, Matching, coverage_of, match_program
+
+__all__ = ["Source", "hardware_for", "sources_of"]
+
+_ATTACHED = "hlo/"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Source:
+    """One program in one profile. ``graph`` has one node per group; ``node`` is the node of each case and
+    ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations);
+    ``profile`` what was recorded (None: a graph that carries measured times itself).
+    """
+
+    profile: Profile | None
+    graph: OpGraph
+    node: IntArray
+    times: FloatArray
+    cases: Cases
+    coverage: Coverage | None
+    program: Workload | None
+
+
+def sources_of(
+    profile: Profile | Workload, workload: Workload | None, hardware: str, diagnostics: Diagnostics
+) -> Iterator[Source]:
+    """The cases of a profile: against ``workload``, else against the compiled programs it brings along, else
+    operation by operation with the costs its recorded shapes give. Of a workload with times: its nodes.
+
+    Raises ``UsageError`` for a profile without anything of these.
+    """
+    if isinstance(profile, Workload):
+        if workload is not None:
+            raise UsageError(
+                "a graph with times is its own program", path=profile.name, hint="leave --workload out"
+            )
+        yield from _timed(profile, hardware)
+        return
+    if workload is not None:
+        yield from _against(profile, workload, hardware, diagnostics)
+        return
+    programs = list(_attached(profile, diagnostics))
+    for module, program in programs:
+        part = _part(profile, module)
+        if len(part):
+            yield from _against(part, program, hardware, diagnostics)
+    if programs:
+        return
+    if not len(profile.host) and bool((profile.op_row > 0).any()) and bool((profile.shapes_row > 0).any()):
+        profile = _with_own_shapes(profile)
+    if not len(profile.host):
+        raise UsageError(
+            "the profile names no operations with shapes, and there is no program to match it with",
+            path=profile.name,
+            hint="give the program with --workload, or record shapes: profile(record_shapes=True)",
+        )
+    yield _operations(profile, hardware, diagnostics)
+
+
+def _attached(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
+    """The compiled programs of a profile that ran in it."""
+    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    read = load_format("hlo").read
+    for name, data in profile.attachments.items():
+        module = name.removeprefix(_ATTACHED)
+        if not name.startswith(_ATTACHED) or module not in ran or read is None:
+            continue
+        with TemporaryDirectory(prefix="hespas-") as folder:
+            path = Path(folder) / "module.pb"
+            path.write_bytes(data)
+            try:
+                value = read(path, ReadOptions(), diagnostics)
+            except HespasError as error:
+                diagnostics.warning(
+                    "accuracy.unreadable-module",
+                    profile.name,
+                    f"module {module} is left out: {error.message}",
+                )
+                continue
+        if isinstance(value, Workload):
+            yield module, replace(value, name=module)
+
+
+def _part(profile: Profile, module: str) -> Profile:
+    """The events of one module."""
+    rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
+    return _take(profile, np.flatnonzero(np.isin(profile.module_row, rows)), f"{profile.name}:{module}")
+
+
+_COLUMNS = tuple(EventColumns.__annotations__)
+
+
+def _take(profile: Profile, rows: IntArray, name: str) -> Profile:
+    """A profile of some events only; what they communicate is left behind."""
+    columns = {column: getattr(profile, column)[rows] for column in (*_COLUMNS, "start_ns", "duration_ns")}
+    return replace(profile, name=name, comms=type(profile.comms).empty(), **columns)
+
+
+def _against(
+    profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics
+) -> Iterator[Source]:
+    """Cases of each rank class."""
+    for number, graph in enumerate(workload.classes):
+        part = profile
+        if len(workload.classes) > 1:
+            within = np.minimum(profile.rank, len(workload.rank_class) - 1)
+            rows = np.flatnonzero(workload.rank_class[within] == number)
+            part = _take(profile, rows, f"{profile.name}, class {number}")
+        if len(part):
+            yield _matched(part, workload, graph, hardware, diagnostics)
+
+
+def _matched(
+    profile: Profile, workload: Workload, graph: OpGraph, hardware: str, diagnostics: Diagnostics
+) -> Source:
+    matching = match_program(graph, profile, diagnostics)
+    coverage = coverage_of(graph, profile, matching)
+    _tell(coverage, profile, diagnostics)
+    grouped, times = _grouped(graph, matching)
+    measured = measured_groups(profile, matching)
+    labels, shapes, shape = case_labels(grouped, measured.group)
+    cases = Cases(
+        source=profile.name,
+        workload=workload.name,
+        hardware=hardware,
+        labels=labels,
+        shapes=shapes,
+        shape=shape,
+        op_class=grouped.op_class[measured.group].astype(np.int8),
+        measured_ns=measured.measured_ns,
+        spread_ns=measured.spread_ns,
+        repeats=measured.repeats,
+        flops=grouped.flops[measured.group] * times[measured.group],
+        bytes_moved=grouped.bytes_moved[measured.group] * times[measured.group],
+    )
+    return Source(
+        profile=profile,
+        graph=grouped,
+        node=measured.group,
+        times=times[measured.group],
+        cases=cases,
+        coverage=coverage,
+        program=workload,
+    )
+
+
+def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
+    """The graph with one node per group, and how often a step runs each.
+
+    Members that run another number of times than the group's leading node count that much more or less: their
+    costs are scaled before they are added.
+    """
+    groups = len(matching)
+    lead = np.ones(groups)
+    inside = np.flatnonzero(matching.node_group >= 0)
+    runs = graph.multiplicity[inside]
+    most = np.zeros(groups)
+    np.maximum.at(most, matching.node_group[inside], np.nan_to_num(runs, nan=1.0))
+    lead = np.where(most > 0, most, 1.0)
+    scale = np.ones(len(graph))
+    scale[inside] = runs / lead[matching.node_group[inside]]
+    if bool((scale != 1.0).any()):
+        names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
+        graph = replace(graph, **{name: getattr(graph, name) * scale for name in names})
+    return grouped_graph(graph, matching.node_group, groups), lead
+
+
+def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> None:
+    missed = coverage.events - coverage.matched_events
+    if missed:
+        share = 1 - coverage.time_share
+        diagnostics.warning(
+            "match.unmatched-events",
+            profile.name,
+            f"events match nothing of the program: {share:.1%} of the device time",
+            count=missed,
+        )
+    diagnostics.info(
+        "match.unmatched-nodes",
+        profile.name,
+        "operations that cost something match no event: the compiler removed or merged them",
+        count=coverage.nodes - coverage.matched_nodes,
+    )
+
+
+def _with_own_shapes(profile: Profile) -> Profile:
+    """A table of operations, which states name and shapes of each: as many host operations, one for each."""
+    nothing = np.zeros(len(profile), np.int32)
+    host = HostOps(
+        name_row=profile.op_row,
+        thread_row=nothing,
+        parent=nothing - 1,
+        start_ns=profile.start_ns,
+        duration_ns=profile.duration_ns,
+        sequence=np.full(len(profile), -1, np.int64),
+        shapes_row=profile.shapes_row,
+        dtype_row=profile.dtype_row,
+        strides_row=nothing,
+        values_row=nothing,
+    )
+    return replace(profile, host=host, host_event=np.arange(len(profile), dtype=np.int32))
+
+
+def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
+    """The nodes of a graph that carry a time, once per rank class."""
+    for graph in workload.classes:
+        node = np.flatnonzero((graph.duration_ns > 0) & (graph.multiplicity > 0))
+        times = graph.multiplicity[node]
+        if len(node):
+            cases = _cases_of(graph, node, (graph.name, workload.name, hardware))
+            cases = replace(cases, measured_ns=cases.measured_ns * times)
+            yield Source(
+                profile=None, graph=graph, node=node, times=times, cases=cases, coverage=None, program=None
+            )
+
+
+def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> Source:
+    """Each operation of a trace as one case; equal shapes are repeats of one another, never averaged here."""
+    found = costed_ops(profile, diagnostics)
+    graph = found.graph
+    node = np.flatnonzero(found.busy_ns > 0)
+    cases = _cases_of(graph, node, (profile.name, profile.name, hardware))
+    return Source(
+        profile=profile,
+        graph=graph,
+        node=node,
+        times=np.ones(len(node)),
+        cases=cases,
+        coverage=None,
+        program=None,
+    )
+
+
+def _cases_of(graph: OpGraph, node: IntArray, names: tuple[str, str, str]) -> Cases:
+    """Nodes that carry measured times, one case each; ``names`` are source, workload and hardware."""
+    labels, shapes, shape = case_labels(graph, node)
+    return Cases(
+        source=names[0],
+        workload=names[1],
+        hardware=names[2],
+        labels=labels,
+        shapes=shapes,
+        shape=shape,
+        op_class=graph.op_class[node].astype(np.int8),
+        measured_ns=graph.duration_ns[node],
+        spread_ns=np.full(len(node), np.nan),
+        repeats=np.ones(len(node), np.int64),
+        flops=graph.flops[node],
+        bytes_moved=graph.bytes_moved[node],
+    )
+
+
+def hardware_for(profile: Profile | Workload, named: Sequence[str]) -> str:
+    """Which of the devices the user named a profile was measured on.
+
+    Raises ``UsageError`` where several are named and the profile's own name of its device fits none.
+    """
+    from hespas.hardware import find
+
+    if len(named) == 1:
+        return named[0]
+    devices = profile.devices if isinstance(profile, Profile) else ()
+    for device in devices:
+        try:
+            canonical = find(device)
+        except UsageError:
+            continue
+        for each in named:
+            if each == canonical or _canonical(each) == canonical:
+                return each
+    raise UsageError(
+        f"measured on {', '.join(devices) or 'an unnamed device'}: which --hardware is that?",
+        path=profile.name,
+        hint="give one --hardware per run, or a hardware file that has this name among its aliases",
+    )
+
+
+def _canonical(name: str) -> str:
+    from hespas.hardware import load_device
+
+    return load_device(name).name

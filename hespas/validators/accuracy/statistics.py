@@ -1,0 +1,155 @@
+"""Errors of predictions, with intervals. All errors are relative to the measurement: (p - m) / m."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+
+__all__ = [
+    "ErrorSummary",
+    "NoiseFloor",
+    "errors_of",
+    "noise_floor",
+    "relative_error",
+    "unique_shapes",
+]
+
+RESAMPLES = 1000
+_SEED = 20_240_601
+_CONFIDENCE = 0.95
+_MOST_CELLS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary:
+    """``n`` cases of ``of`` could be compared; ``coverage`` is their share of the measured time. ``bias`` is
+    the mean signed error, ``sum_error`` that of the sums, ``log_ratio`` the median of ln(p / m). ``ci_low``
+    and ``ci_high`` bound ``mape`` (95 %, percentile bootstrap over distinct shapes); NaN below two shapes.
+    """
+
+    n: int
+    of: int
+    shapes: int
+    coverage: float
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    sum_error: float
+    rmse_ns: float
+    log_ratio: float
+    ci_low: float
+    ci_high: float
+
+
+def relative_error(predicted: FloatArray, measured: FloatArray) -> FloatArray:
+    """(p - m) / m; NaN where nothing was measured or predicted."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(measured > 0, (predicted - measured) / measured, np.nan)
+
+
+def errors_of(predicted: FloatArray, measured: FloatArray, shape: IntArray) -> ErrorSummary:
+    """The summary of some cases; figures are NaN where none can be compared."""
+    error = relative_error(predicted, measured)
+    known = ~np.isnan(error)
+    total = float(measured.sum())
+    coverage = float(measured[known].sum()) / total if total else nan
+    if not known.any():
+        return ErrorSummary(
+            n=0, of=len(error), shapes=0, coverage=coverage, mape=nan, median_ape=nan, p90_ape=nan, bias=nan,
+            sum_error=nan, rmse_ns=nan, log_ratio=nan, ci_low=nan, ci_high=nan,
+        )  # fmt: skip
+    error, taken, real = error[known], predicted[known], measured[known]
+    size = np.abs(error)
+    low, high, shapes = _interval(size, shape[known])
+    positive = taken > 0
+    return ErrorSummary(
+        n=len(error),
+        of=len(known),
+        shapes=shapes,
+        coverage=coverage,
+        mape=float(size.mean()),
+        median_ape=float(np.median(size)),
+        p90_ape=float(np.quantile(size, 0.9)),
+        bias=float(error.mean()),
+        sum_error=float((taken.sum() - real.sum()) / real.sum()),
+        rmse_ns=float(np.sqrt(np.mean((taken - real) ** 2))),
+        log_ratio=float(np.median(np.log(taken[positive] / real[positive]))) if positive.any() else nan,
+        ci_low=low,
+        ci_high=high,
+    )
+
+
+def _interval(size: FloatArray, shape: IntArray) -> tuple[float, float, int]:
+    """Bounds of the mean of ``size``, resampling shapes with all their cases: equal shapes are not
+    independent.
+    """
+    _, place = np.unique(shape, return_inverse=True)
+    shapes = int(place.max()) + 1
+    if shapes < 2:
+        return nan, nan, shapes
+    sums, counts = np.bincount(place, size), np.bincount(place).astype(np.float64)
+    rng = np.random.default_rng(_SEED)
+    means: list[FloatArray] = []
+    step = max(1, _MOST_CELLS // shapes)
+    for start in range(0, RESAMPLES, step):
+        drawn = rng.integers(0, shapes, (min(step, RESAMPLES - start), shapes))
+        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+    tail = (1 - _CONFIDENCE) / 2
+    low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
+    return float(low), float(high), shapes
+
+
+def unique_shapes(
+    predicted: FloatArray, measured: FloatArray, shape: IntArray
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """One row per distinct shape: the median prediction and the median measurement of its cases."""
+    distinct = np.unique(shape)
+    return _medians(predicted, shape), _medians(measured, shape), distinct
+
+
+def _medians(values: FloatArray, shape: IntArray) -> FloatArray:
+    """The median of each distinct shape in order; NaN where any of its values is (they sort last)."""
+    order = np.lexsort((values, shape))
+    _, first, counts = np.unique(shape[order], return_index=True, return_counts=True)
+    ordered = values[order]
+    middle = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
+    return np.where(np.isnan(ordered[first + counts - 1]), np.nan, middle).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """The error of the best constant per shape: ``mape`` of predicting each shape's own median, over the
+    ``n`` cases whose shape was measured more than once, ``median_ape`` and ``p90_ape`` likewise. NaN where
+    nothing was repeated.
+    """
+
+    n: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+
+
+def noise_floor(
+    measured: FloatArray, spread_ns: FloatArray, repeats: IntArray, shape: IntArray
+) -> NoiseFloor:
+    """What no estimator can beat, from repeats of equal work within and between runs."""
+    real: BoolArray = measured > 0
+    measured, spread_ns, shape, repeats = measured[real], spread_ns[real], shape[real], repeats[real]
+    if not len(measured):
+        return NoiseFloor(0, nan, nan, nan)
+    _, place, counts = np.unique(shape, return_inverse=True, return_counts=True)
+    median = _medians(measured, shape)[place]
+    between = np.abs(median - measured) / measured
+    within = np.nan_to_num(spread_ns) / measured
+    several = (counts[place] > 1) | (repeats > 1)
+    if not several.any():
+        return NoiseFloor(0, nan, nan, nan)
+    error = np.hypot(between, within)[several]
+    return NoiseFloor(
+        int(several.sum()), float(error.mean()), float(np.median(error)), float(np.quantile(error, 0.9))
+    )

@@ -1,0 +1,109 @@
+"""How much of a profile and of a program is matched, and what is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from hespas.graph import OpGraph, Profile
+from hespas.graph.columns import BoolArray
+from hespas.graph.passes import is_free
+from hespas.validators.matching.groups import RULES, Matching
+
+__all__ = ["Coverage", "Unmatched", "coverage_of"]
+
+_LISTED = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """One kind of event or node that nobody matches; ``total_ns`` is NaN for nodes."""
+
+    name: str
+    count: int
+    total_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Shares are 0..1. ``nodes`` counts those that cost something. ``by_rule`` is matched time [ns];
+    ``compared_time_ns`` that of events in groups: an estimate of the same work stands against it."""
+
+    events: int
+    matched_events: int
+    time_ns: float
+    matched_time_ns: float
+    compared_time_ns: float
+    nodes: int
+    matched_nodes: int
+    by_rule: dict[str, float]
+    inferred_time_ns: float
+    unmatched_events: tuple[Unmatched, ...]
+    unmatched_nodes: tuple[Unmatched, ...]
+
+    @property
+    def time_share(self) -> float:
+        """Matched share of the device time; 1 where there is none."""
+        return self.matched_time_ns / self.time_ns if self.time_ns else 1.0
+
+    @property
+    def count_share(self) -> float:
+        """Matched share of the events."""
+        return self.matched_events / self.events if self.events else 1.0
+
+
+def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverage:
+    """What a matching covers, by count and by time. O(nodes + events)."""
+    matched = matching.matched
+    costs = ~is_free(graph) & (graph.multiplicity != 0)
+    listed = np.zeros(len(graph), np.bool_)
+    listed[[node for key in matching.keys for node in key.nodes]] = True
+    missed = costs & ~listed
+    time = profile.duration_ns
+    keys = matching.event_key[matched]
+    rules = np.array([key.rule for key in matching.keys], np.int64)[keys]
+    inferred = np.array([key.inferred for key in matching.keys], np.bool_)[keys]
+    return Coverage(
+        events=len(profile),
+        matched_events=int(matched.sum()),
+        time_ns=float(time.sum()),
+        matched_time_ns=float(time[matched].sum()),
+        compared_time_ns=float(time[matching.event_group >= 0].sum()),
+        nodes=int(costs.sum()),
+        matched_nodes=int(costs.sum()) - int(missed.sum()),
+        by_rule={
+            name: float(time[matched][rules == code].sum())
+            for code, name in enumerate(RULES)
+            if bool((rules == code).any())
+        },
+        inferred_time_ns=float(time[matched][inferred].sum()),
+        unmatched_events=_events(profile, ~matched),
+        unmatched_nodes=_nodes(graph, missed),
+    )
+
+
+def _events(profile: Profile, chosen: BoolArray) -> tuple[Unmatched, ...]:
+    """The kinds of events chosen, longest first."""
+    rows = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[chosen]
+    distinct, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    total = np.bincount(place, profile.duration_ns[chosen], len(distinct))
+    order = np.argsort(-total, kind="stable")[:_LISTED]
+    return tuple(
+        Unmatched(
+            name=profile.strings[int(distinct[row])] or "(unnamed)",
+            count=int(counts[row]),
+            total_ns=float(total[row]),
+        )
+        for row in order.tolist()
+    )
+
+
+def _nodes(graph: OpGraph, chosen: BoolArray) -> tuple[Unmatched, ...]:
+    """The operations chosen, most frequent first."""
+    counts = Counter[int](graph.op_row[chosen].tolist()).most_common(_LISTED)
+    return tuple(
+        Unmatched(name=graph.strings[row] or "(unnamed)", count=count, total_ns=float("nan"))
+        for row, count in counts
+    )
