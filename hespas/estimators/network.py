@@ -18,7 +18,7 @@ from hespas.graph import CollectiveKind, CollectiveTable, GroupSet, OpGraph, Per
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device, Link
 
-__all__ = ["Algorithm", "NetworkCosts", "collective_costs", "message_costs"]
+__all__ = ["Algorithm", "NetworkCosts", "collective_costs", "group_sizes", "message_costs"]
 
 Algorithm = Literal["auto", "ring", "tree"]
 """How many latencies a collective waits for: N-1 hops of a ring, or log2 N exchanges; ``auto``: by topology
@@ -124,6 +124,12 @@ def _is_ring(link: Link, algorithm: Algorithm) -> bool:
     return link.topology in ("ring", "torus2d", "torus3d")
 
 
+def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
+    """Ranks of each group set, shape ``(group sets + 1,)``; the last row is the group nobody stated."""
+    stated = [float(groups.max_group_size) for groups in graph.group_sets]
+    return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
+
+
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:
     """Time of each row of the collective table.
 
@@ -134,7 +140,7 @@ def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorith
     # One more row than group sets: -1 (all ranks) indexes the last.
     sets: list[GroupSet | None] = [*graph.group_sets]
     sets.append(StridedGroups.all_ranks(num_ranks) if num_ranks > 0 else None)
-    sizes = np.array([nan if groups is None else groups.max_group_size for groups in sets])
+    sizes = group_sizes(graph, num_ranks=num_ranks)
     fits = [groups is not None and _groups_fit(groups, domain) for groups in sets]
     links = [_choose_link(device, fit) for fit in fits]
     beta = np.array([nan if link is None else 1e9 / link.bandwidth_bytes_per_s for link in links])

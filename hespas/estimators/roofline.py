@@ -19,6 +19,7 @@ from math import isnan
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.free import takes_no_time, transcendentals
 from hespas.estimators.network import Algorithm, NetworkCosts, collective_costs, message_costs
 from hespas.estimators.rates import (
     MATRIX_CLASSES,
@@ -121,7 +122,7 @@ class Roofline:
             "nodes state FLOPs but no transcendentals: taken as none",
             count=int(uncounted.sum()),
         )
-        free = _is_free(graph)
+        free = takes_no_time(graph)
         duration = np.where(free, 0.0, duration)
         bound[free] = _FREE
         unknown = np.isnan(duration)
@@ -145,7 +146,7 @@ class Roofline:
         dtype = arithmetic_dtype(graph, UNKNOWN_DTYPE if default is None else default.code)
         matrix_ns, in_products = self._products(graph, device, fits)
         flops = self._flops_outside(graph, in_products)
-        flops = flops + self.transcendental_weight * _transcendentals(graph)
+        flops = flops + self.transcendental_weight * transcendentals(graph)
         on_matrix = np.isin(graph.op_class, [int(op_class) for op_class in MATRIX_CLASSES])
         on_matrix &= in_products == 0
         rate = np.where(on_matrix, unit_rate(device, "matrix")[dtype], unit_rate(device, "vector")[dtype])
@@ -204,11 +205,6 @@ class Roofline:
 _TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 
 
-def _transcendentals(graph: OpGraph) -> FloatArray:
-    """Transcendentals per node; 0 where a format counts only FLOPs (they are then among those)."""
-    return np.where(np.isnan(graph.transcendentals) & ~np.isnan(graph.flops), 0.0, graph.transcendentals)
-
-
 def _host_ns(graph: OpGraph, device: Device) -> FloatArray:
     """Time of the traffic over the host link [ns]; NaN without one."""
     link = device.link("pcie")
@@ -225,14 +221,3 @@ def _is_device_compute(graph: OpGraph, device: Device) -> BoolArray:
         return computes
     computes &= graph.resource != int(Resource.HOST)
     return computes
-
-
-def _is_free(graph: OpGraph) -> BoolArray:
-    """Nodes that take no time: metadata, and compute or structure that states no cost at all."""
-    work = (graph.flops > 0) | (graph.transcendentals > 0) | (graph.bytes_moved > 0)
-    nothing = (graph.flops == 0) & (_transcendentals(graph) == 0) & (graph.bytes_moved == 0)
-    structural = np.isin(graph.op_class, (int(OpClass.FREE), int(OpClass.CONTROL)))
-    compute = graph.kind == int(NodeKind.COMPUTE)
-    free: BoolArray = compute & (nothing | (structural & ~work))
-    free |= graph.kind == int(NodeKind.METADATA)
-    return free

@@ -1,0 +1,93 @@
+"""Reading a table: its columns tell which of the known tables it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from hespas.estimators.measurements.aiconfigurator import AICONFIGURATOR
+from hespas.estimators.measurements.columns import Columns, read_columns
+from hespas.estimators.measurements.made import Dialect
+from hespas.estimators.measurements.model import Measurements
+from hespas.estimators.measurements.research import RESEARCH
+from hespas.estimators.measurements.tidy import TIDY
+from hespas.estimators.operations import Labels
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError, UsageError
+from hespas.hardware import find
+
+__all__ = ["read_measurements"]
+
+_DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *AICONFIGURATOR)
+
+
+def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
+    """The measured operations of a table (CSV, CSV.gz, Parquet), or those of one split or device.
+
+    Raises ``FormatError`` for a file that is none of the known tables or malformed, ``UsageError`` where
+    ``split`` or ``hardware`` names nothing in it.
+    """
+    where = Path(path)
+    columns = read_columns(where)
+    dialect = _dialect(columns)
+    wanted = np.arange(len(columns))
+    if split:
+        wanted = _named(columns, "split", split, wanted)
+    devices = _devices(columns.texts(dialect.hardware_column))
+    if hardware:
+        wanted = wanted[np.isin(wanted, devices.where(_canonical(hardware)))]
+        if not len(wanted):
+            listed = ", ".join(sorted(devices.used()))
+            raise UsageError(f"no row of {where.name} is of {hardware}", hint=f"it has {listed}")
+    columns = columns.take(wanted)
+    made = dialect.make(columns)
+    known = np.isfinite(made.duration_ns) & (made.duration_ns > 0) & (made.kept)
+    reasons = [("no positive duration", int((~(made.duration_ns > 0) & made.kept).sum()))]
+    reasons.append((dialect.left_out, int((~made.kept).sum())))
+    result = Measurements(
+        name=where.name,
+        provenance=dialect.provenance,
+        ops=made.ops,
+        duration_ns=made.duration_ns,
+        spread_ns=made.spread_ns,
+        hardware=devices.take(wanted),
+        split=columns.texts("split", ""),
+        left_out=tuple((reason, count) for reason, count in reasons if count),
+    )
+    return result.take(np.flatnonzero(known))
+
+
+def _dialect(columns: Columns) -> Dialect:
+    for dialect in _DIALECTS:
+        if dialect.marks <= columns.names:
+            return dialect
+    listed = "; ".join(f"{each.title}: {', '.join(sorted(each.marks))}" for each in _DIALECTS)
+    raise FormatError(
+        "the columns are those of no known table of measured operations",
+        path=str(columns.path),
+        position=f"columns {', '.join(sorted(columns.names)[:12])}",
+        hint=f"known are {listed}",
+    )
+
+
+def _named(columns: Columns, column: str, text: str, rows: IntArray) -> IntArray:
+    labels = columns.texts(column, "")
+    found = labels.where(text)
+    if not len(found):
+        listed = ", ".join(sorted(name for name in labels.names if name)) or "no such column"
+        raise UsageError(f"no row of {columns.path.name} has {column} {text!r}", hint=f"it has {listed}")
+    return rows[found]
+
+
+def _devices(labels: Labels) -> Labels:
+    return Labels(labels.row, tuple(_canonical(name) for name in labels.names))
+
+
+def _canonical(name: str) -> str:
+    """The library's name of a device; the spelling itself where the library has none."""
+    try:
+        return find(name)
+    except UsageError:
+        return name

@@ -1,0 +1,25 @@
+"""Operations apart from any graph: what models of time are fitted on, and what they are asked."""
+
+from __future__ import annotations
+
+from hespas.estimators.operations.from_graph import operations_of
+from hespas.estimators.operations.model import KINDS, Labels, Operations, chosen
+from hespas.estimators.operations.naming import canonical_op
+from hespas.estimators.operations.rates import MATRIX_KINDS, PeakTimes, peak_times, rate_flops_per_s
+from hespas.estimators.operations.schemes import SCHEMES, Scheme, find_scheme
+
+__all__ = [
+    "KINDS",
+    "MATRIX_KINDS",
+    "SCHEMES",
+    "Labels",
+    "Operations",
+    "PeakTimes",
+    "Scheme",
+    "canonical_op",
+    "chosen",
+    "find_scheme",
+    "operations_of",
+    "peak_times",
+    "rate_flops_per_s",
+]

@@ -1,0 +1,229 @@
+"""The operations of a graph, so that models fitted on measured tables speak of programs and traces too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hespas.estimators.network import group_sizes
+from hespas.estimators.operations.model import KINDS, Labels, Operations
+from hespas.estimators.operations.naming import canonical_op
+from hespas.estimators.rates import arithmetic_dtype
+from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+
+__all__ = ["operations_of"]
+
+_KIND_OF: Mapping[OpClass, str] = {
+    OpClass.ELEMENTWISE: "vector",
+    OpClass.TRANSCENDENTAL: "vector",
+    OpClass.MAP: "vector",
+    OpClass.FUSION: "vector",
+    OpClass.REDUCTION: "reduction",
+    OpClass.NORMALIZATION: "normalization",
+    OpClass.QUANTIZE: "quantize",
+    OpClass.WINDOW: "pooling",
+    OpClass.GATHER: "gather",
+    OpClass.SCATTER: "gather",
+    OpClass.MOVE: "move",
+    OpClass.SLICE: "move",
+    OpClass.UPDATE: "move",
+    OpClass.BROADCAST: "move",
+    OpClass.GENERATE: "move",
+}
+_NAMES = (
+    "other",
+    *dict.fromkeys(_KIND_OF.values()),
+    "matmul",
+    "convolution",
+    "attention.context",
+    "attention.generation",
+    "attention.encoder",
+    "collective",
+)
+_SAYS_ALL = frozenset(
+    {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder"}
+)
+_PLACE: Mapping[str, int] = {name: place for place, name in enumerate(_NAMES)}
+_WEIGHT_ONLY: Mapping[tuple[str, str], str] = {
+    ("bf16", "i8"): "int8_wo",
+    ("f16", "i8"): "int8_wo",
+    ("bf16", "i4"): "int4_wo",
+    ("f16", "i4"): "int4_wo",
+}
+_UNKNOWN_TYPE = len(DTYPES)
+
+
+def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
+    """One operation per node. A node with one product is that product; others are told by their operation
+    and the extents of their first result (of the first operand where that is larger, as in a reduction).
+
+    ``num_ranks`` is the size of collectives whose groups nobody stated. O(nodes).
+    """
+    kind = np.array([_PLACE[_KIND_OF.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
+    kind[graph.kind == int(NodeKind.COLLECTIVE)] = _PLACE["collective"]
+    kind[np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))] = 0
+    dims = _extents(graph)
+    scheme, names = _schemes(graph)
+    _products(graph, kind, dims, scheme, names)
+    _attention(graph, kind, dims)
+    op, op_names = _operation_names(graph, kind)
+    _collectives(graph, dims, num_ranks)
+    _only_its_own(kind, dims)
+    return Operations(
+        kind=Labels(kind, _NAMES),
+        op=Labels(op, op_names),
+        scheme=Labels(scheme, tuple(names)),
+        variant=Labels.constant("", len(graph)),
+        dims=dims,
+        flops=np.where(np.isnan(graph.useful_flops), graph.flops, graph.useful_flops),
+        transcendentals=graph.transcendentals,
+        bytes_moved=graph.bytes_moved,
+    )
+
+
+def _only_its_own(kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Forget dimensions that do not decide the time of a kind."""
+    for name, column in dims.items():
+        has = np.array([name in KINDS[each] for each in _NAMES], np.bool_)[kind]
+        column[~has] = np.nan
+
+
+def _operation_names(graph: OpGraph, kind: SmallIntArray) -> tuple[SmallIntArray, tuple[str, ...]]:
+    """The operation within its kind: empty where the kind says all."""
+    rows: dict[str, int] = {"": 0}
+    used = np.unique(graph.op_row).tolist()
+    number = np.zeros(len(graph.strings), np.int32)
+    for row in used:
+        name = canonical_op(graph.strings[row])
+        number[row] = rows.setdefault(name, len(rows))
+    said = np.array([name in _SAYS_ALL for name in _NAMES], np.bool_)[kind]
+    op = np.where(said, 0, number[graph.op_row]).astype(np.int32)
+    for each in CollectiveKind:
+        found = graph.collectives.node[graph.collectives.kind == int(each)]
+        if len(found):
+            op[found] = rows.setdefault(each.name.lower(), len(rows))
+    return op, tuple(rows)
+
+
+def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
+    """The first type row of each node, ``default`` where it has none."""
+    starts, ends = offsets[:-1], offsets[1:]
+    if not len(values):
+        return np.full(len(starts), default, np.int64)
+    return np.where(ends > starts, values[np.minimum(starts, len(values) - 1)], default).astype(np.int64)
+
+
+def _extents(graph: OpGraph) -> dict[str, FloatArray]:
+    """``rows`` and ``columns`` of the larger of first result and first operand; NaN where unknown."""
+    types = len(graph.types)
+    rows, columns = np.full(types + 1, np.nan), np.full(types + 1, np.nan)
+    for row in range(types):
+        shape = graph.types.shape(row)
+        if -1 in shape:
+            continue
+        last = float(shape[-1]) if shape else 1.0
+        columns[row] = last
+        rows[row] = float(np.prod(np.array(shape[:-1], np.float64)))
+    result = _first(graph.results.values, graph.results.offsets, types)
+    operand = _first(graph.operands.values, graph.operands.offsets, types)
+    elements = rows * columns
+    larger = np.nan_to_num(elements[operand]) > np.nan_to_num(elements[result])
+    larger &= ~np.isin(graph.op_class, (int(OpClass.GATHER), int(OpClass.SLICE)))
+    chosen = np.where(larger, operand, result)
+    return {"rows": rows[chosen], "columns": columns[chosen]}
+
+
+def _schemes(graph: OpGraph) -> tuple[SmallIntArray, list[str]]:
+    """The arithmetic type of each node, as rows of all element types and "" (unknown)."""
+    names = [*(entry.name for entry in DTYPES), ""]
+    code = arithmetic_dtype(graph, -1).astype(np.int32)
+    return np.where(code < 0, _UNKNOWN_TYPE, code).astype(np.int32), names
+
+
+def _named(name: str, names: list[str]) -> int:
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def _products(
+    graph: OpGraph,
+    kind: SmallIntArray,
+    dims: dict[str, FloatArray],
+    scheme: SmallIntArray,
+    names: list[str],
+) -> None:
+    """Nodes whose work is one product: its sizes and number format. Fusions of several stay what they are."""
+    table = graph.contractions
+    for name in ("batch", "m", "n", "k"):
+        dims[name] = np.full(len(graph), np.nan)
+    if not len(table):
+        return
+    count = np.bincount(table.node, minlength=len(graph))
+    mine = np.flatnonzero((count[table.node] == 1) & (graph.op_class[table.node] != int(OpClass.ATTENTION)))
+    node = table.node[mine]
+    convolves = graph.op_class[node] == int(OpClass.CONVOLUTION)
+    kind[node] = np.where(convolves, _PLACE["convolution"], _PLACE["matmul"])
+    for name, column in (("batch", table.batch), ("m", table.m), ("n", table.n), ("k", table.k)):
+        dims[name][node] = np.where(column[mine] < 0, np.nan, column[mine])
+    key = np.stack((table.lhs[mine], table.rhs[mine], table.products[mine]))
+    distinct, place = np.unique(key, axis=1, return_inverse=True)
+    triples: list[list[int]] = distinct.T.tolist()
+    rows = np.array([_named(_product_scheme(*triple), names) for triple in triples], np.int32)
+    scheme[node] = rows[place.reshape(-1)]
+
+
+def _product_scheme(lhs: int, rhs: int, products: int) -> str:
+    """The number format of a product from its operands' types."""
+    if lhs < 0 or rhs < 0:
+        return ""
+    left, right = DTYPES[lhs], DTYPES[rhs]
+    if left.name == "f32" and right.name == "f32" and products >= 6:
+        return "f32_full"
+    mixed = _WEIGHT_ONLY.get((left.name, right.name)) or _WEIGHT_ONLY.get((right.name, left.name))
+    if mixed:
+        return mixed
+    return left.name if left.bits >= right.bits else right.name
+
+
+def _attention(graph: OpGraph, kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Fused attention by the shapes of q and k: one query is generation, more are context."""
+    found = np.flatnonzero(graph.op_class == int(OpClass.ATTENTION))
+    names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs")
+    for name in names:
+        if name not in dims:
+            dims[name] = np.full(len(graph), np.nan)
+    operands: list[list[int]] = graph.operands.take(found).to_lists()
+    numbers: list[int] = found.tolist()
+    for node, types in zip(numbers, operands, strict=True):
+        sizes = _attention_sizes(graph, node, types)
+        if sizes is None:
+            continue
+        kind[node] = _PLACE["attention.generation" if sizes[1] == 1 else "attention.context"]
+        for name, size in zip(names[:-1], sizes, strict=True):
+            dims[name][node] = size
+        batch, _, _, heads, _, head_dim = sizes
+        dims["pairs"][node] = graph.flops[node] / (4 * batch * heads * head_dim)
+
+
+def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[float, ...] | None:
+    """Batch, query and key lengths, heads, key heads, head size; None where the operands do not show them."""
+    shapes = [graph.types.shape(row) for row in types[:2]]
+    if len(shapes) < 2 or any(len(shape) != 4 or -1 in shape or 0 in shape for shape in shapes):
+        return None
+    (batch, q_heads, q_len, head_dim), (_, k_heads, k_len, _) = shapes
+    name = graph.op_name(node)
+    if "scaled_dot_product" not in name:  # the libraries' own entries hold (batch, length, heads, size)
+        q_heads, q_len, k_heads, k_len = q_len, q_heads, k_len, k_heads
+    return tuple(float(size) for size in (batch, q_len, k_len, q_heads, k_heads, head_dim))
+
+
+def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) -> None:
+    table = graph.collectives
+    for name in ("ranks", "message_bytes"):
+        dims[name] = np.full(len(graph), np.nan)
+    if len(table):
+        dims["ranks"][table.node] = group_sizes(graph, num_ranks=num_ranks)[table.group_set]
+        dims["message_bytes"][table.node] = table.comm_bytes
