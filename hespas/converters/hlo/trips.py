@@ -8,10 +8,12 @@ constant. Views, copies, conversions and fusions on the way are looked through.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 
 from hespas.converters.hlo.attributes import backend_config, integer, names
 from hespas.converters.hlo.module import Computation, HloModule
+from hespas.converters.hlo.shapes import Shape
+from hespas.graph.dtypes import DTypeKind
 
 __all__ = ["Trips", "loop_trips"]
 
@@ -141,7 +143,7 @@ def loop_trips(
         return Trips(float(stated), stated=True)
     try:
         return Trips(_inferred(module, (computation, index), condition, body))
-    except ValueError:
+    except (ValueError, IndexError):
         return Trips(nan)
 
 
@@ -166,7 +168,20 @@ def _inferred(
     step = _step(module, body, left.element)
     if start is None or limit is None or step is None:
         return nan
-    return _counted(direction, start + left.offset, limit, step)
+    trips = _counted(direction, start + left.offset, limit, step)
+    values = _values(module.shape_of(*loop), left.element)
+    held = not isnan(trips) and all(value in values for value in (start, start + int(trips) * step))
+    return trips if held else nan
+
+
+def _values(state: Shape, element: int) -> range:
+    """What the counter's type holds: past its last value a count starts over, and trips are not inferred."""
+    leaves = state.leaves if element < 0 else state.element(element).leaves
+    dtype = leaves[0].dtype if leaves else None
+    if dtype is None or dtype.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
+        return range(0)
+    low = -(1 << dtype.bits - 1) if dtype.kind is DTypeKind.SIGNED else 0
+    return range(low, low + (1 << dtype.bits))
 
 
 def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> int | None:

@@ -167,6 +167,10 @@ def test_trip_counts(read_text: ReadText, text: str, trips: int) -> None:
         _loop(COMPARE + "LT", step="subtract(i, one)"),
         _loop(COMPARE + "NE", start="c20"),
         _loop("ROOT c = pred[] constant(true)"),
+        # A counter of 8 bits never gets past 127, and a step of 100 leaps over it.
+        _loop(COMPARE + "LT", step="add(i, two)")
+        .replace("s32", "s8")
+        .replace("constant(10)", "constant(127)"),
         _loop("x = s32[] multiply(i, i)\n  ROOT c = pred[] compare(x, ten), direction=LT"),
     ],
 )
