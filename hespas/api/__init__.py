@@ -21,6 +21,7 @@ __all__ = [
     "NodeEstimates",
     "Preparation",
     "Summary",
+    "check_timeline",
     "class_totals",
     "conversion_document",
     "convert",
@@ -39,6 +40,7 @@ __all__ = [
     "write_estimates_csv",
     "write_json",
     "write_simulation_json",
+    "write_timeline",
 ]
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from hespas.api.simulation import simulate, simulation_document, write_simulation_json
     from hespas.api.summary import Summary, summarise, summary_document
     from hespas.api.tables import write_estimates_csv
+    from hespas.api.timelines import check_timeline, write_timeline
     from hespas.api.validation import CheckOptions, CheckResult, validate
 
 _HOMES = {
@@ -87,6 +90,7 @@ _HOMES = {
     "hespas.api.simulation": ("simulate", "simulation_document", "write_simulation_json"),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),
     "hespas.api.tables": ("write_estimates_csv",),
+    "hespas.api.timelines": ("check_timeline", "write_timeline"),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
 }
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from hespas.api.io import check_version, read, write
-from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
+from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation, rank_totals
+from hespas.api.streams import STANDARD_STREAM, check_streams, spooled_input, spooled_output
 from hespas.converters import (
     Format,
     ReadOptions,
@@ -22,10 +26,12 @@ from hespas.converters.output import check_destination
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.passes import Totals
 
 __all__ = ["Conversion", "convert"]
 
-_STANDARD_STREAM = "-"
+_NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source_row", "framework_row"})
+"""Columns that no account sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,38 +73,34 @@ def convert(
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations. ``missing`` says what to do about those whose time or trip count nobody knows. ``..._version``
-    names the version of a format to read or write; ``recover`` keeps the whole records before a cut. Findings
-    go to ``diagnostics`` also where an error ends it. Raises what :func:`hespas.api.read` and
-    :func:`hespas.api.write` raise; nothing is written then.
+    operations; ``missing`` is what to do about those of unknown time or trip count. ``..._version`` is that
+    of a format to read or write; ``recover`` keeps the records before a cut. Findings go to ``diagnostics``
+    also where it fails: what :func:`hespas.api.read` and ``write`` raise, nothing written.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    target = format_for_output(Path(str(destination)), target_format)
-    check_version(target_version, target.write_versions, target.name, "--to-version")
-    _check_request(destination, hardware, estimator, overwrite=overwrite)
+    target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
+    _check_estimator(hardware, estimator)
     reading = ReadOptions(num_devices=num_devices, version=source_version, recover=recover, progress=progress)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     preparation = Preparation(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, flat=target.flat
     )
     with ExitStack() as stack:
-        path = _spooled(source, stack)
-        origin = find_format(path, source_format)
-        value = _read_named(str(source), path, origin.name, reading, found)
+        value, origin = _opened(source, source_format, reading, found, stack)
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         noted = found.counts()
+        put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)
         with _placed(destination, stack) as place:
-            written = write(
-                value, place, format=target.name, overwrite=overwrite, options=writing, diagnostics=found
-            )
+            size = put(value, place)
+            account = _as_written(conservation, Path(place), target, ranks, _told(noted, found))
     return Conversion(
         source=str(source),
         destination=str(destination),
         source_format=origin.name,
         target_format=target.name,
         value=value,
-        bytes_written=written,
-        conservation=_with_writer_losses(conservation, noted, found),
+        bytes_written=size,
+        conservation=_with_losses(account, _told(noted, found), found),
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         diagnostics=found,
@@ -116,10 +118,18 @@ def _prepared(
     return preparation.run(value, _chosen_ranks(value, ranks), found)
 
 
-def _check_request(destination: str | Path, hardware: str | None, estimator: str, *, overwrite: bool) -> None:
-    """Find what cannot work before a long read: a bad destination, an unknown device or estimator."""
-    if str(destination) != _STANDARD_STREAM:
+def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
+    """The format to write. Finds before a long read where that, its version or the destination cannot be."""
+    target = format_for_output(Path(destination), name)
+    check_version(version, target.write_versions, target.name, "--to-version")
+    check_streams(source, destination)
+    if destination != STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
+    return target
+
+
+def _check_estimator(hardware: str | None, estimator: str) -> None:
+    """Find an unknown device or estimator before a long read."""
     if hardware is None:
         return
     from hespas.estimators import load_estimator
@@ -129,26 +139,23 @@ def _check_request(destination: str | Path, hardware: str | None, estimator: str
     load_estimator(estimator)
 
 
-def _scratch(stack: ExitStack) -> Path:
-    """A folder that goes when the conversion ends."""
-    import tempfile
-
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hespas-")))
+def _opened(
+    source: str | Path, name: str | None, reading: ReadOptions, found: Diagnostics, stack: ExitStack
+) -> tuple[Value, Format]:
+    """What is read, and the format it was in."""
+    path = _spooled(source, stack)
+    origin = find_format(path, name)
+    return _read_named(str(source), path, origin.name, reading, found), origin
 
 
 def _spooled(source: str | Path, stack: ExitStack) -> Path:
     """The path to read: standard input is copied to a file first, since formats are told by content.
     Errors that pass the stack name ``source``.
     """
-    if str(source) != _STANDARD_STREAM:
+    if str(source) != STANDARD_STREAM:
         stack.enter_context(_named(str(source), Path(source)))
         return Path(source)
-    import shutil
-    import sys
-
-    spool = _scratch(stack) / "stdin"
-    with spool.open("wb") as stream:
-        shutil.copyfileobj(sys.stdin.buffer, stream)
+    spool = spooled_input(stack)
     stack.enter_context(_named(str(source), spool))
     return spool
 
@@ -207,16 +214,11 @@ def _named(name: str, path: Path) -> Generator[None]:
 @contextmanager
 def _placed(destination: str | Path, stack: ExitStack) -> Generator[str]:
     """Where to write: the destination, or a file that goes to standard output when it is finished."""
-    if str(destination) != _STANDARD_STREAM:
+    if str(destination) != STANDARD_STREAM:
         yield str(destination)
         return
-    spool = _scratch(stack) / "standard.output"
-    yield str(spool)
-    import shutil
-    import sys
-
-    with spool.open("rb") as stream:
-        shutil.copyfileobj(stream, sys.stdout.buffer)
+    with spooled_output(stack) as spool:
+        yield str(spool)
 
 
 def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
@@ -231,16 +233,46 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
     return ranks
 
 
-def _with_writer_losses(
-    conservation: Conservation | None, noted: dict[str, int], found: Diagnostics
+def _told(noted: Mapping[str, int], found: Diagnostics) -> dict[str, int]:
+    """How many findings of each code there are beyond those ``noted``."""
+    counts = ((code, count - noted.get(code, 0)) for code, count in found.counts().items())
+    return {code: count for code, count in counts if count > 0}
+
+
+def _as_written(
+    conservation: Conservation | None,
+    place: Path,
+    target: Format,
+    ranks: range | None,
+    told: Mapping[str, int],
+) -> Conservation | None:
+    """The account with the sums of the file where its writer told that they are others. A trace holds what
+    its writer is given but for what it reports.
+    """
+    differs = any(code in told and not set(columns) <= _NOT_SUMMED for code, columns in target.losses.items())
+    if conservation is None or target.flat or target.read is None or not differs:
+        return conservation
+    again = read(place, format=target.name, options=ReadOptions(locations=False))
+    if not isinstance(again, Workload):  # events have no such sums
+        return conservation
+    chosen = range(conservation.num_ranks) if ranks is None else ranks
+    return replace(conservation, after=_sums_written(again, chosen))
+
+
+def _with_losses(
+    conservation: Conservation | None, told: Mapping[str, int], found: Diagnostics
 ) -> Conservation | None:
     """The account with what the writer reported: it happened after the sums were taken."""
     if conservation is None:
         return None
     examples = {diagnostic.code: diagnostic.message for diagnostic in found}
-    told = tuple(
-        Dropped(code, examples.get(code, ""), count - noted.get(code, 0))
-        for code, count in found.counts().items()
-        if count > noted.get(code, 0)
-    )
-    return replace(conservation, dropped=(*conservation.dropped, *told))
+    dropped = tuple(Dropped(code, examples.get(code, ""), count) for code, count in told.items())
+    return replace(conservation, dropped=(*conservation.dropped, *dropped))
+
+
+def _sums_written(again: Workload, ranks: range) -> Totals:
+    """The sums over the written ranks of a file that was read again."""
+    if len(again.classes) == 1:  # a program of all ranks need not say how many these are
+        return rank_totals(again.classes, [len(ranks)])
+    of_class = again.rank_class[ranks.start : ranks.stop]
+    return rank_totals(again.classes, np.bincount(of_class, minlength=len(again.classes)).tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output
+from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
 from hespas.converters.output import check_destination, write_atomically
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UsageError
@@ -31,7 +31,9 @@ def read(
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
     settings = options or ReadOptions()
     check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
-    return chosen.read(source, settings, diagnostics if diagnostics is not None else Diagnostics())
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    note_left_out(source, chosen, found)
+    return chosen.read(source, settings, found)
 
 
 def write(

@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from hespas.api.substitution import SimulatedCollectives
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
-__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation"]
+__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation", "rank_totals"]
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
@@ -68,7 +69,9 @@ class _Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """How to prepare. A ``flat`` target wants loops unrolled and, with ``folds``, no free operations."""
+    """How to prepare. A ``flat`` target wants loops unrolled and, with ``folds``, no free operations and only
+    collectives that simulators have an algorithm for.
+    """
 
     granularity: Granularity | None
     missing: Missing
@@ -93,8 +96,8 @@ class Preparation:
         conservation = Conservation(
             len(ranks),
             sum(count > 0 for count in counts),
-            _summed(workload.classes, counts),
-            _summed(classes, counts),
+            rank_totals(workload.classes, counts),
+            rank_totals(classes, counts),
             tuple(account.dropped.values()),
         )
         return replace(workload, classes=classes), conservation
@@ -113,6 +116,12 @@ class Preparation:
             trips = {"error": None, "warn": 1, "zero": 0}[self.missing]
             after.append(
                 _Step("pass.unrolled", "stand in loops that never run", UnrollLoops(unknown_trips=trips))
+            )
+        if self.flat and self.folds:
+            after.append(
+                _Step(
+                    "pass.substituted-collective", "have no algorithm in simulators", SimulatedCollectives()
+                )
             )
         return before, after
 
@@ -156,8 +165,8 @@ def _apply(step: _Step, graph: OpGraph, ranks: int, account: _Account, diagnosti
     return rewritten
 
 
-def _summed(classes: tuple[OpGraph, ...], ranks: list[int]) -> Totals:
-    """Sums over all ranks; ``unknown_ops`` counts each class once."""
+def rank_totals(classes: tuple[OpGraph, ...], ranks: list[int]) -> Totals:
+    """Sums over all ranks, ``ranks`` of each class; ``unknown_ops`` counts each class once."""
     rows = [(asdict(totals(graph)), count) for graph, count in zip(classes, ranks, strict=True) if count]
     summed = {
         name: sum(row[name] * (1 if name == "unknown_ops" else count) for row, count in rows)

@@ -87,7 +87,7 @@ def _scratch(stack: ExitStack) -> Path:
     try:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hespas-")))
     except OSError as error:
-        raise _no_room(error, Path(os.environ.get("TMPDIR", "/tmp"))) from error  # noqa: S108 # only told
+        raise _no_room(error, Path(os.environ.get("TMPDIR", "/tmp"))) from error  # only told
 
 
 def _no_room(error: OSError, folder: Path) -> OutputError:

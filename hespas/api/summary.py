@@ -20,9 +20,11 @@ from hespas.graph import (
     OpGraph,
     Profile,
     RegionKind,
+    StridedGroups,
     Workload,
 )
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.groups import GroupSet
 from hespas.graph.passes import find_cycle, levels
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "summarise",
     "summary_document",
 ]
+
+_FIRST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,16 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """Collectives of one kind over one way to group the ranks; ``comm_bytes`` per rank and step."""
+    """Collectives of one kind over one way to group the ranks; ``comm_bytes`` per rank and step.
+
+    ``group_size`` is -1 where groups differ; ``first_group`` lists at most its first eight ranks.
+    """
 
     kind: str
     groups: str
+    num_groups: int
     group_size: int
+    first_group: tuple[int, ...]
     nodes: int
     executions: float
     comm_bytes: float
@@ -133,7 +142,8 @@ def summarise(value: Value, format_name: str) -> Summary:
     """Figures of a workload or a profile. O(nodes + edges), vectorised."""
     if isinstance(value, Profile):
         return Summary(value.name, format_name, dict(value.metadata), 0, (), _profile(value))
-    classes = tuple(_rank_class(value, index) for index in range(len(value.classes)))
+    with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
+        classes = tuple(_rank_class(value, index) for index in range(len(value.classes)))
     return Summary(value.name, format_name, dict(value.metadata), value.num_ranks, classes, None)
 
 
@@ -226,15 +236,34 @@ def _collectives(graph: OpGraph, num_ranks: int) -> Iterator[CollectiveRow]:
     distinct: list[list[int]] = keys.T.tolist()
     for row, (kind, which) in enumerate(distinct):
         mine = place.reshape(-1) == row
-        groups = graph.group_sets[which] if which >= 0 else None
-        size = groups.group_size if groups else num_ranks
-        told = (
-            f"{groups.num_groups:,} of {size:,}" if groups and not groups.is_world(num_ranks) else "all ranks"
-        )
-        total = float((table.comm_bytes[mine] * runs[mine]).sum())
+        groups = graph.group_sets[which] if which >= 0 else StridedGroups.all_ranks(num_ranks)
         yield CollectiveRow(
-            CollectiveKind(kind).name.lower(), told, size, int(mine.sum()), float(runs[mine].sum()), total
+            kind=CollectiveKind(kind).name.lower(),
+            groups=_groups_text(groups, num_ranks),
+            num_groups=groups.num_groups,
+            group_size=groups.group_size,
+            first_group=_first_group(groups),
+            nodes=int(mine.sum()),
+            executions=float(runs[mine].sum()),
+            comm_bytes=float((table.comm_bytes[mine] * runs[mine]).sum()),
         )
+
+
+def _first_group(groups: GroupSet) -> tuple[int, ...]:
+    first: list[int] = groups.members(0)[:_FIRST_RANKS].tolist() if groups.num_groups else []
+    return tuple(first)
+
+
+def _groups_text(groups: GroupSet, num_ranks: int) -> str:
+    """``4 groups of 2, the first 0 4``: grouping the same ranks otherwise reads otherwise."""
+    if groups.is_world(num_ranks):
+        return "all ranks"
+    size = f"{groups.group_size:,}" if groups.group_size >= 0 else f"up to {groups.max_group_size:,}"
+    first = _first_group(groups)
+    more = " ..." if groups.group_size > len(first) else ""
+    plural = "" if groups.num_groups == 1 else "s"
+    which = f", the first {' '.join(map(str, first))}{more}" if first else ""
+    return f"{groups.num_groups:,} group{plural} of {size}{which}"
 
 
 def _regions(graph: OpGraph) -> Iterator[RegionRow]:

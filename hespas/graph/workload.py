@@ -38,7 +38,8 @@ class Workload:
             raise InvariantError(f"workload {self.name!r} has no rank class")
         if len(self.rank_class) == 0:
             raise InvariantError(f"workload {self.name!r} has no rank")
-        if int(self.rank_class.min()) < 0 or int(self.rank_class.max()) >= len(self.classes):
+        distinct = self.rank_class[:1] if self.rank_class.strides == (0,) else self.rank_class
+        if int(distinct.min()) < 0 or int(distinct.max()) >= len(self.classes):
             raise InvariantError(f"workload {self.name!r}: a rank has no class")
 
     @classmethod

@@ -24,6 +24,8 @@ _HEAD_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BYTE = re.compile(r"byte (\d+)")
 _GZIP = b"\x1f\x8b"
+_BETWEEN = b", \t\r\n"
+"""What may stand between two events."""
 
 
 Block = tuple[list[TraceEvent], bytes]
@@ -61,13 +63,14 @@ class EventStream:
                 if block is not None:
                     yield block
                 if closed >= 0:
-                    if text[taken:closed].strip(b", \t\r\n"):
+                    if text[taken:closed].strip(_BETWEEN):
                         raise self._error("no trace event", self._parsed_bytes + taken)
                     break
                 more = next(chunks, b"")
                 if not more and not taken:
                     raise self._error("the list of events is not closed", self._read_bytes)
-                text = (text[taken:] + more).lstrip(b", \t\r\n")
+                rest = text[taken:].lstrip(_BETWEEN)
+                text = rest + more if rest else more.lstrip(_BETWEEN)
                 self._parsed_bytes = self._read_bytes - len(text)
             self.header = self._rest(before, text[closed:], chunks)
 
@@ -109,7 +112,7 @@ class EventStream:
         """
         likely = likely_cut(text)
         if likely:
-            array = b"[" + text[:likely] + b"]"
+            array = b"".join((b"[", memoryview(text)[:likely], b"]"))
             try:
                 return likely, -1, (_EVENTS.decode(array), array)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -119,7 +122,7 @@ class EventStream:
         return found.behind, found.closed, block
 
     def _decoded(self, text: bytes, cut: int) -> Block:
-        array = b"[" + text[:cut] + b"]"
+        array = b"".join((b"[", memoryview(text)[:cut], b"]"))
         try:
             return _EVENTS.decode(array), array
         except UnicodeDecodeError:

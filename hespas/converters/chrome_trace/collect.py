@@ -42,6 +42,8 @@ class _Args(msgspec.Struct, gc=False):
     op_class: str = ""
     run: int | None = None
     bytes: int | float | None = None
+    start_ns: int | float | None = None
+    duration_ns: int | float | None = None
 
 
 _NOTHING = _Args()
@@ -53,8 +55,10 @@ _ARGS = msgspec.json.Decoder(_Args)
 class Collected:
     """Slices as columns of shape ``(slices,)``; ``track`` numbers ``tracks`` (process, thread).
 
-    Times are whole ns; ``*_part_ns`` are the fractions behind them. ``skipped`` counts events without a
-    duration by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a begin.
+    Times are whole ns; ``*_part_ns`` are the fractions behind them. ``told_*_ns`` are what arguments of these
+    names tell (NaN: nothing), which only from our writer are the exact times. ``skipped`` counts events
+    without a duration by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a
+    begin.
     """
 
     strings: StringTable
@@ -72,6 +76,8 @@ class Collected:
     start_part_ns: FloatArray
     duration_ns: IntArray
     duration_part_ns: FloatArray
+    told_start_ns: FloatArray
+    told_duration_ns: FloatArray
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
@@ -159,6 +165,8 @@ class Collector:
         self._keep("op_class", np.array([_CLASSES.get(each.op_class, 0) for each in args], np.int8))
         self._keep("run", np.array([_run(each.run) for each in args], np.int32))
         self._keep("bytes", np.array([_size(each.bytes) for each in args], np.float64))
+        self._keep("told_start_ns", np.array([_size(each.start_ns) for each in args], np.float64))
+        self._keep("told_duration_ns", np.array([_size(each.duration_ns) for each in args], np.float64))
 
     @staticmethod
     def _decoded(event: TraceEvent) -> _Args:
@@ -209,6 +217,8 @@ class Collector:
             start_part_ns=part_ns[row],
             duration_ns=np.concatenate([duration_ns[whole], end_ns - start_ns[begin]]),
             duration_part_ns=np.concatenate([duration_part_ns[whole], end_part_ns - part_ns[begin]]),
+            told_start_ns=self._column("told_start_ns", np.float64)[row].astype(np.float64),
+            told_duration_ns=self._column("told_duration_ns", np.float64)[row].astype(np.float64),
             skipped=self._skipped,
             unfinished=int((~ended).sum()),
             orphans=pairs.orphans,

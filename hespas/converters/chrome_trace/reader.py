@@ -81,12 +81,17 @@ def _profile(path: Path, found: Collected, facts: dict[str, str], *, ours: bool)
     if not ours:
         metadata["first_event_ns"] = str(base_ns)
     op_row, kernel_row = _names(found, ours=ours)
+    start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
+    duration_ns = _joined(found.duration_ns, found.duration_part_ns)
+    if ours:
+        start_ns = _exactly(start_ns, found.told_start_ns)
+        duration_ns = _exactly(duration_ns, found.told_duration_ns)
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
         places.devices,
         found.strings,
-        start_ns=_joined(found.start_ns - base_ns, found.start_part_ns),
-        duration_ns=_joined(found.duration_ns, found.duration_part_ns),
+        start_ns=start_ns,
+        duration_ns=duration_ns,
         op_row=op_row,
         kernel_row=kernel_row,
         module_row=found.arguments["module"],
@@ -109,6 +114,11 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
         return whole_ns.astype(np.float64)
     steps = whole_ns * 1000 + np.rint(part_ns * 1000).astype(np.int64)
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
+
+
+def _exactly(shown_ns: FloatArray, told_ns: FloatArray) -> FloatArray:
+    """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
+    return np.where(np.abs(told_ns - shown_ns) < 2.0, told_ns, shown_ns)
 
 
 def _names(found: Collected, *, ours: bool) -> tuple[SmallIntArray, SmallIntArray]:

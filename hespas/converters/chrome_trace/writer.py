@@ -1,9 +1,15 @@
-"""Writes tracks as Chrome-trace JSON: metadata, then slices, then arrows. Times are decimal text, exactly."""
+"""Writes tracks as Chrome-trace JSON: metadata, then slices, then arrows. Times are decimal text.
+
+Viewers round times to whole ns, start and length each for itself, and drop what then runs into the next
+slice. So times are told in whole ns that fit each other; what has fractions of a ns says so exactly in its
+arguments, which our reader takes up. What still runs over others of its track stands on a lane of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,14 +19,17 @@ import numpy as np
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.packed import open_output
 from hespas.converters.tracks import Displayed, Scene, scene_of, side_by_side
-from hespas.converters.tracks.scene import Chunk, Label, shown
+from hespas.converters.tracks.lanes import is_whole, lanes_of, shown_ns
+from hespas.converters.tracks.scene import Chunk, Label, Tracks, shown
 from hespas.graph import Diagnostics, Profile
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import FloatArray, SmallIntArray
 from hespas.graph.errors import UsageError
 
-__all__ = ["SCHEMA_ID", "write_chrome_trace", "write_displayed", "write_scene"]
+__all__ = ["EXACT", "SCHEMA_ID", "write_chrome_trace", "write_displayed", "write_scene"]
 
 SCHEMA_ID = "hespas.chrome-trace/1"
+EXACT = ("start_ns", "duration_ns")
+"""Arguments that tell times with fractions of a ns."""
 _CHUNK_ROWS = 1 << 15
 _LARGEST_NS = float(1 << 53)
 """Above this a float holds no odd number of ns."""
@@ -60,21 +69,44 @@ def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
         _Writer(stream, scene, options.progress).write()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Threads:
+    """The lanes of all tracks of one part: ``name`` and ``identity`` by lane, ``lane`` by slice."""
+
+    name: tuple[str, ...]
+    identity: tuple[str, ...]
+    lane: SmallIntArray
+
+    @classmethod
+    def of(cls, tracks: Tracks, first_process: int, first: int) -> _Threads:
+        """Lanes of a track share its name, stand one behind the other, and count on from ``first``."""
+        lane = lanes_of(tracks)
+        counts = np.ones(len(tracks.track_name), np.int64)
+        np.maximum.at(counts, tracks.track, lane + 1)
+        begin = np.cumsum(counts) - counts
+        owners = [track for track, count in enumerate(counts.tolist()) for _ in range(count)]
+        return cls(
+            tuple(tracks.track_name[track] for track in owners),
+            tuple(
+                f'"pid":{first_process + tracks.track_process[track]},"tid":{first + row}'
+                for row, track in enumerate(owners)
+            ),
+            (begin[tracks.track] + lane).astype(np.int32),
+        )
+
+
 class _Writer:
-    """Processes have the numbers 1, 2, ...; tracks go on behind them, as viewers want distinct numbers."""
+    """Processes have the numbers 1, 2, ...; threads go on behind them, as viewers want distinct numbers."""
 
     def __init__(self, stream: BinaryIO, scene: Scene, progress: Callable[[int, int], None] | None) -> None:
         self._stream = stream
         self._scene = scene
         self._progress = progress
-        processes = sum(len(part.processes) for part in scene.parts)
-        self._identity: list[list[str]] = []
-        for part, process, track in zip(scene.parts, scene.first_process, scene.first_track, strict=True):
-            tracks = enumerate(part.track_process)
-            base = 1 + processes + track
-            self._identity.append(
-                [f'"pid":{1 + process + owner},"tid":{base + row}' for row, owner in tracks]
-            )
+        first = 1 + sum(len(part.processes) for part in scene.parts)
+        self._threads: list[_Threads] = []
+        for part, process in zip(scene.parts, scene.first_process, strict=True):
+            self._threads.append(_Threads.of(part, 1 + process, first))
+            first += len(self._threads[-1].name)
 
     def write(self) -> None:
         facts = {shown(key): shown(text) for key, text in self._scene.metadata.items()}
@@ -92,19 +124,19 @@ class _Writer:
     def _metadata(self) -> Iterator[str]:
         """Names of processes and tracks, and their order."""
         scene = self._scene
-        for part, first, identity in zip(scene.parts, scene.first_process, self._identity, strict=True):
+        for part, first, threads in zip(scene.parts, scene.first_process, self._threads, strict=True):
             for row, name in enumerate(part.processes):
                 pid = f'"pid":{1 + first + row},"tid":0'
                 yield f'{{"ph":"M","name":"process_name",{pid},"args":{{"name":{_text(name)}}}}}'
                 yield f'{{"ph":"M","name":"process_sort_index",{pid},"args":{{"sort_index":{first + row}}}}}'
-            for row, (name, where) in enumerate(zip(part.track_name, identity, strict=True)):
+            for row, (name, where) in enumerate(zip(threads.name, threads.identity, strict=True)):
                 yield f'{{"ph":"M","name":"thread_name",{where},"args":{{"name":{_text(name)}}}}}'
                 yield f'{{"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{row}}}}}'
 
     def _slices(self) -> Iterator[str]:
         total = len(self._scene)
         for chunk in self._scene.chunks(_CHUNK_ROWS):
-            yield ",\n".join(_spelled_slices(chunk, self._identity[chunk.index]))
+            yield ",\n".join(_spelled_slices(chunk, self._threads[chunk.index]))
             if self._progress:
                 self._progress(chunk.first + chunk.part.stop - chunk.part.start, total)
 
@@ -113,11 +145,11 @@ class _Writer:
         scene, flows = self._scene, self._scene.flows
         if not len(flows):
             return
-        track = np.concatenate(
-            [part.track + first for part, first in zip(scene.parts, scene.first_track, strict=True)]
-        )
-        start_ns = np.concatenate([part.start_ns for part in scene.parts])
-        identity = [each for part in self._identity for each in part]
+        first = list(accumulate((len(threads.name) for threads in self._threads), initial=0))[:-1]
+        lanes = zip(self._threads, first, strict=True)
+        lane = np.concatenate([threads.lane + base for threads, base in lanes])
+        start_ns = np.concatenate([shown_ns(part.start_ns, part.duration_ns)[0] for part in scene.parts])
+        identity = [each for threads in self._threads for each in threads.identity]
         for begin in range(0, len(flows), _CHUNK_ROWS):
             part = slice(begin, begin + _CHUNK_ROWS)
             lines: list[str] = []
@@ -125,7 +157,7 @@ class _Writer:
             kinds = [flows.kinds[code] for code in codes]
             ends = [(flows.source[part], "s", ""), (flows.target[part], "f", ',"bp":"e"')]
             spelled = [
-                (phase, tail, track[slices].tolist(), _microseconds(start_ns[slices]))
+                (phase, tail, lane[slices].tolist(), _microseconds(start_ns[slices]))
                 for slices, phase, tail in ends
             ]
             for row, kind in enumerate(kinds):
@@ -137,24 +169,38 @@ class _Writer:
             yield ",\n".join(lines)
 
 
-def _spelled_slices(chunk: Chunk, identity: list[str]) -> Iterator[str]:
-    tracks, part = chunk.tracks, chunk.part
-    labels = [_label(label) for label in chunk.labels]
-    start, duration = _microseconds(tracks.start_ns[part]), _microseconds(tracks.duration_ns[part])
-    rows = zip(tracks.track[part].tolist(), start, duration, chunk.label.tolist(), strict=True)
-    for track, begin, length, label in rows:
-        yield f'{{"ph":"X",{identity[track]},"ts":{begin},"dur":{length},{labels[label]}}}'
+def _spelled_slices(chunk: Chunk, threads: _Threads) -> Iterator[str]:
+    tracks, part, identity = chunk.tracks, chunk.part, threads.identity
+    exact_ns = tracks.start_ns[part], np.nan_to_num(tracks.duration_ns[part], nan=0.0)
+    start, duration = map(_microseconds, shown_ns(*exact_ns))
+    names, arguments = [_name(label) for label in chunk.labels], [_arguments(label) for label in chunk.labels]
+    whole = is_whole(*exact_ns)
+    exactly = [""] * len(whole)
+    partial: list[int] = np.flatnonzero(~whole).tolist()
+    for row in partial:
+        begin, length = (float(column[row]) for column in exact_ns)
+        exactly[row] = f'"{EXACT[0]}":{begin!r},"{EXACT[1]}":{length!r}'
+    lanes: list[int] = threads.lane[part].tolist()
+    places: list[int] = chunk.label.tolist()
+    for lane, begin_us, length_us, label, times in zip(lanes, start, duration, places, exactly, strict=True):
+        told = ",".join(filter(None, (times, arguments[label])))
+        tail = f',"args":{{{told}}}' if told else ""
+        yield f'{{"ph":"X",{identity[lane]},"ts":{begin_us},"dur":{length_us},{names[label]}{tail}}}'
 
 
 def _text(text: str) -> str:
     return msgspec.json.encode(shown(text)).decode()
 
 
-def _label(label: Label) -> str:
-    arguments = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
-    told = f',"args":{msgspec.json.encode(arguments).decode()}' if arguments else ""
+def _name(label: Label) -> str:
     category = f',"cat":{_text(label.category)}' if label.category else ""
-    return f'"name":{_text(label.name)}{category}{told}'
+    return f'"name":{_text(label.name)}{category}'
+
+
+def _arguments(label: Label) -> str:
+    """What stands between the braces."""
+    told = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
+    return msgspec.json.encode(told).decode()[1:-1]
 
 
 def _number(value: float) -> int | float:
@@ -163,26 +209,11 @@ def _number(value: float) -> int | float:
 
 
 def _microseconds(times_ns: FloatArray) -> list[str]:
-    """Decimal texts of us with as many places as the ns have: 3 where they are whole, else 6 (ps).
-
-    An unknown time is 0. Whole ns are exact at any size, ps below 2**53 of them.
-    """
-    known_ns = np.nan_to_num(times_ns, nan=0.0)
-    whole_ns = np.rint(known_ns)
-    if not (whole_ns == known_ns).all() or float(np.abs(whole_ns).max(initial=0)) > _LARGEST_NS:
-        return [_fraction(value) for value in known_ns.tolist()]
-    numbers: list[int] = whole_ns.astype(np.int64).tolist()
+    """Decimal texts of us with three places; times are whole ns, and exact at any size."""
+    if float(np.abs(times_ns).max(initial=0)) > _LARGEST_NS:
+        numbers = [int(value) for value in times_ns.tolist()]
+    else:
+        numbers = times_ns.astype(np.int64).tolist()
     if len(numbers) and min(numbers) < 0:
         return [f"-{-n // 1000}.{-n % 1000:03d}" if n < 0 else f"{n // 1000}.{n % 1000:03d}" for n in numbers]
     return [f"{n // 1000}.{n % 1000:03d}" for n in numbers]
-
-
-def _fraction(time_ns: float) -> str:
-    whole = time_ns.is_integer()
-    steps = int(time_ns) if whole else round(time_ns * 1000)
-    sign, steps = ("-", -steps) if steps < 0 else ("", steps)
-    return (
-        f"{sign}{steps // 1000}.{steps % 1000:03d}"
-        if whole
-        else f"{sign}{steps // 1000000}.{steps % 1000000:06d}"
-    )

@@ -33,7 +33,7 @@ _ENCODER = msgspec.json.Encoder()
 def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write a workload; extra memory is small whatever the number of nodes.
 
-    Raises ``UsageError`` for what is no workload and ``OutputError`` where the disk refuses.
+    Raises as :func:`check_writable` does, and ``OutputError`` where the disk refuses.
     """
     del diagnostics  # nothing is lost: every column has a field
     workload = check_writable(value, path, options)

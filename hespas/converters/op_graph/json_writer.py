@@ -22,6 +22,7 @@ from hespas.converters.op_graph.document import (
     TensorType,
 )
 from hespas.converters.op_graph.json_chunks import NodeSpeller, type_spellings
+from hespas.converters.op_graph.legality import oversized_type
 from hespas.converters.op_graph.ranks import encode_ranks
 from hespas.converters.op_graph.spelling import (
     default_type_bytes,
@@ -29,9 +30,10 @@ from hespas.converters.op_graph.spelling import (
     spell_groups,
     spell_number,
     spell_permutation,
+    spell_type,
 )
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Workload
-from hespas.graph.errors import OutputError, UsageError
+from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 
 __all__ = ["check_writable", "write_json"]
 
@@ -54,7 +56,9 @@ _Entry = (
 
 
 def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
-    """The workload to write. Raises ``UsageError`` for a profile, or where only some ranks are asked for."""
+    """The workload to write. Raises ``UsageError`` for a profile, or where only some ranks are asked for, and
+    ``UnsupportedError`` for a type that our readers refuse.
+    """
     if not isinstance(value, Workload):
         raise UsageError(
             "an op graph holds a workload, not a profile", path=str(path), hint="choose another --to"
@@ -65,13 +69,21 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
             path=str(path),
             hint="drop --ranks; rank classes make a file of 65,536 ranks as small as one of 8",
         )
+    for graph in value.classes:
+        row = oversized_type(graph.types)
+        if row >= 0:
+            types = graph.types
+            shown = spell_type(int(types.dtype[row]), types.shape(row), bool(types.bounded[row]))
+            raise UnsupportedError(
+                f"{graph.name}: a tensor of more than 2**63 elements: {shown}", hint="correct the shape"
+            )
     return value
 
 
 def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write a workload; memory is one chunk of nodes. A name that ends in ``.gz`` is compressed.
 
-    Raises ``UsageError`` for what is no workload and ``OutputError`` where the disk refuses.
+    Raises as :func:`check_writable` does, and ``OutputError`` where the disk refuses.
     """
     del diagnostics  # nothing is lost: every column has a field
     workload = check_writable(value, path, options)

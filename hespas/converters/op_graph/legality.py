@@ -5,14 +5,20 @@ A strict read raises. A lenient one goes on: the values stand in the graph for t
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
+from hespas.converters.op_graph.spelling import MAX_ELEMENTS
 from hespas.converters.op_graph.structure import Fault
 from hespas.converters.replica_groups import check_groups
-from hespas.graph import OpGraph
+from hespas.graph import OpGraph, TensorTypes
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 
-__all__ = ["check_values"]
+__all__ = ["check_values", "oversized_type"]
+
+_SURELY_FITTING_DIGITS = 62.5
+"""Binary digits of a number of elements; sums of logarithms are not exact."""
 
 _NODE_COSTS = (
     "flops",
@@ -25,6 +31,7 @@ _NODE_COSTS = (
 )
 _COST_HINT = "costs, sizes and trip counts are 0 or more and finite; null (NaN) says unknown"
 _EXTENT_HINT = "extents are 0 or more; -1 says unknown"
+_SHAPE_HINT = "no machine could hold it: correct the shape"
 _RANK_HINT = "state num_ranks, with every rank once in a group set at most and below num_ranks"
 
 
@@ -37,6 +44,9 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
     _check_table_costs(graph, fault)
     _check_rows(graph.regions.trips, "trips", f"{where}regions", fault)
     _check_rows(graph.types.bytes, "bytes", f"{where}types", fault)
+    oversized = oversized_type(graph.types)
+    if oversized >= 0:
+        fault.report(f"{where}types[{oversized}]", "the tensor has more than 2**63 elements", _SHAPE_HINT)
     _check_group_sets(graph, num_ranks, fault, where)
     for row, permutation in enumerate(graph.permutations):
         if permutation.num_ranks > num_ranks:
@@ -45,6 +55,17 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
                 f"the permutation is over {permutation.num_ranks} ranks, the job has {num_ranks}",
                 _RANK_HINT,
             )
+
+
+def oversized_type(types: TensorTypes) -> int:
+    """The first type of more elements than both spellings can state, -1 for none. O(extents)."""
+    owners = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
+    digits = np.bincount(owners, weights=np.log2(np.maximum(types.dims, 1)), minlength=len(types))
+    for row in np.flatnonzero(digits > _SURELY_FITTING_DIGITS).tolist():
+        exceeds = digits[row] > _SURELY_FITTING_DIGITS + 1
+        if exceeds or prod(max(extent, 1) for extent in types.shape(row)) > MAX_ELEMENTS:
+            return int(row)
+    return -1
 
 
 def _first_illegal(values: FloatArray) -> int:

@@ -28,6 +28,7 @@ from hespas.graph.dtypes import find_dtype
 from hespas.graph.groups import Digit
 
 __all__ = [
+    "MAX_ELEMENTS",
     "UNKNOWN_NAME",
     "default_type_bytes",
     "escape_text",
@@ -51,7 +52,9 @@ UNKNOWN_NAME = "?"
 
 _ESCAPE = "\x00"
 _MAX_EXACT = 2.0**53
-_MAX_ELEMENTS = 2**63 - 1
+MAX_ELEMENTS = 2**63 - 1
+"""Of a tensor, unknown and empty extents counted as 1."""
+
 _MAX_DIMS = 4096
 """Programs stay below ten."""
 _SHOWN_CHARACTERS = 120
@@ -153,7 +156,7 @@ def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
     if dims.count(",") >= _MAX_DIMS:
         raise ValueError(f"{_shown(text)} has more than {_MAX_DIMS:,} extents")
     shape = tuple(_extent(extent, text) for extent in dims.split(",")) if dims else ()
-    if prod(max(extent, 1) for extent in shape) > _MAX_ELEMENTS:
+    if prod(max(extent, 1) for extent in shape) > MAX_ELEMENTS:
         raise ValueError(f"{_shown(text)} has more than 2**63 elements")
     return parse_dtype(match["name"].strip()), shape, match["bounded"] is not None
 

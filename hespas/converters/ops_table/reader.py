@@ -20,6 +20,8 @@ from hespas.graph.errors import FormatError
 __all__ = ["Chosen", "choose_columns", "read_ops_table"]
 
 _PARQUET = b"PAR1"
+_LARGEST_NS = float(1 << 61)
+"""73 years; sums of two such times fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,9 @@ def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnost
     if not rows:
         raise FormatError("the table has no rows", path=str(path), hint="was the measurement interrupted?")
     duration_ns = _nanoseconds(found.number(chosen.duration), DURATIONS[chosen.duration])
+    start_ns = found.number("start_ns")
+    for name, column in ((chosen.duration, duration_ns), ("start_ns", start_ns)):
+        _check_times(name, column, str(path))
     devices, device_index = found.devices()
     op_class, unknown = found.op_class()
     _report(duration_ns, unknown, diagnostics, str(path))
@@ -101,7 +106,7 @@ def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnost
         path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
         found.strings.build(),
-        start_ns=found.number("start_ns"),
+        start_ns=start_ns,
         duration_ns=duration_ns,
         op_row=found.text("op"),
         kernel_row=found.text("kernel"),
@@ -117,7 +122,19 @@ def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnost
 
 def _nanoseconds(column: FloatArray, factor: float) -> FloatArray:
     """Decimal units to ns without the last bits that the product of two floats makes up."""
-    return column if factor == 1 else np.round(column * factor, 6)
+    if factor == 1:
+        return column
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused by name
+        return np.round(column * factor, 6)
+
+
+def _check_times(name: str, times_ns: FloatArray, path: str) -> None:
+    wrong = np.flatnonzero(np.abs(times_ns) > _LARGEST_NS)
+    if len(wrong):
+        raise FormatError(
+            f"column {name} holds a time too large for 64 bits of nanoseconds", path=path,
+            position=f"row {int(wrong[0]) + 1}", hint="is the unit of the column as its name says?",
+        )  # fmt: skip
 
 
 def _small(rank: NDArray[np.int64], path: str) -> NDArray[np.int32]:

@@ -17,10 +17,10 @@ import numpy as np
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.packed import open_output
 from hespas.converters.perfetto.interning import Interning
-from hespas.converters.perfetto.lanes import End, Lanes
 from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
 from hespas.converters.perfetto.wire import field_bytes, fixed64, varint
 from hespas.converters.tracks import Displayed, Scene, scene_of, side_by_side
+from hespas.converters.tracks.lanes import End, Lanes, shown_ns
 from hespas.converters.tracks.scene import Chunk, Label, shown
 from hespas.graph import Csr, Diagnostics, Profile
 from hespas.graph.errors import UsageError
@@ -193,11 +193,10 @@ class _Writer:
         if new:
             self._stream.write(_packet(_REFERS + field_bytes(PacketField.INTERNED_DATA, new)))
         start_ns, duration_ns = tracks.start_ns[part], tracks.duration_ns[part]
-        begin_ns = np.floor(start_ns) + self._base_ns
-        length_ns = np.rint(np.nan_to_num(np.maximum(duration_ns, 0.0), nan=0.0))
-        same = (np.floor(start_ns) == start_ns) & (length_ns == duration_ns)
-        begins: list[int] = begin_ns.astype(np.int64).tolist()
-        ends: list[int] = (begin_ns + length_ns).astype(np.int64).tolist()
+        begin_ns, length_ns = shown_ns(start_ns, np.maximum(duration_ns, 0.0))
+        same = (begin_ns == start_ns) & (length_ns == duration_ns)
+        begins: list[int] = (begin_ns + self._base_ns).astype(np.int64).tolist()
+        ends: list[int] = (begin_ns + self._base_ns + length_ns).astype(np.int64).tolist()
         where: list[int] = tracks.track[part].tolist()
         label: list[int] = chunk.label.tolist()
         exact: list[bool] = same.tolist()

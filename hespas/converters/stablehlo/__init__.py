@@ -2,7 +2,7 @@
 write.
 
 A graph that was read from a program is written as that program; any other as a replay, which does the same
-work in the same order (:mod:`.replay`).
+work in the same order (:mod:`.replay`). Several rank classes are a folder of replays (:mod:`.folder`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ _VERSIONS = ("0.9.0", *(f"1.{minor}.0" for minor in range(18)))
 """Versions of the portable artifact: the oldest that is read, and all since it is stable."""
 
 _LOSSES = {
-    "": ("metadata", "attachments", "source_row"),
+    "": ("attachments", "source_row"),
+    "stablehlo.metadata": ("metadata",),
     "stablehlo.replay": ("*",),
+    "stablehlo.replay-flops": ("flops", "useful_flops"),
+    "stablehlo.replay-bytes": ("bytes_read", "bytes_written"),
+    "stablehlo.comm-bytes": ("collectives", "p2p"),
+    "stablehlo.reduction": ("collectives",),
     "stablehlo.durations": ("duration_ns",),
     "stablehlo.streams": ("stream", "resource"),
     "stablehlo.names": ("id", "name", "name_row", "framework_row", "regions.label"),

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from hespas.converters.stablehlo.literals import unescaped
 from hespas.converters.stablehlo.mlir import Attribute, Operation
 from hespas.graph.columns import IntArray
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_true",
     "members_of",
     "splat_int",
+    "string_in",
     "symbol_of",
     "text_of",
 ]
@@ -57,14 +59,33 @@ def text_of(operation: Operation, name: str) -> str:
     attribute = operation.attributes.get(name)
     if attribute is None:
         return ""
-    value = getattr(attribute, "value", None)
-    return value if isinstance(value, str) else str(attribute)
+    return string_in(attribute)
 
 
 def symbol_of(operation: Operation, name: str) -> str:
-    """A symbol reference attribute without its ``@``, ``""`` where absent."""
-    value = _value(operation, name)
-    return "" if value is None else str(value)
+    """A symbol reference or string attribute without its ``@``, ``""`` where absent."""
+    attribute = operation.attributes.get(name)
+    return "" if attribute is None else string_in(attribute)
+
+
+def string_in(attribute: Attribute) -> str:
+    """What a string or a symbol says, anything else as MLIR prints it. Bytes that are no UTF-8, as in the
+    configurations of GPU kernels, become ``\\xff``.
+    """
+    content = getattr(attribute, "value_bytes", None)
+    if isinstance(content, bytes):
+        return content.decode("utf-8", "backslashreplace")
+    try:
+        value = getattr(attribute, "value", None)
+    except (RuntimeError, UnicodeDecodeError):
+        return _unescaped(str(attribute))
+    return value if isinstance(value, str) else str(attribute)
+
+
+def _unescaped(symbol: str) -> str:
+    """The name of a symbol that MLIR prints as ``@"..."``, with bytes as hexadecimal digits."""
+    printed = symbol.removeprefix("@").removeprefix('"').removesuffix('"').encode()
+    return unescaped(printed).decode("utf-8", "backslashreplace")
 
 
 def is_true(operation: Operation, name: str, *, default: bool = False) -> bool:

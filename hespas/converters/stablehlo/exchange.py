@@ -22,10 +22,10 @@ from hespas.converters.replica_groups import (
     highest_id,
     mesh_groups,
 )
-from hespas.converters.stablehlo.attributes import int_array, is_true
+from hespas.converters.stablehlo.attributes import int_array, is_true, string_in
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Attribute, Operation
-from hespas.converters.stablehlo.quoting import place_of
+from hespas.converters.stablehlo.quoting import place_of, quoted
 from hespas.converters.stablehlo.types import TypeInfo
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
@@ -219,10 +219,10 @@ class ExchangeReader:
         """``replica_group_mesh_axes``: a mesh, inline or of the module, and the axes a group varies over."""
         dialect = self._bindings.stablehlo
         stated = dialect.ReplicaGroupMeshAxesAttr(attribute)
-        symbol = getattr(stated.mesh, "value", None)
-        mesh = self._meshes.get(str(symbol)) if symbol is not None else read_mesh(stated.mesh, dialect)
+        is_inline = not str(stated.mesh).startswith("@")
+        mesh = read_mesh(stated.mesh, dialect) if is_inline else self._meshes.get(string_in(stated.mesh))
         if mesh is None:
-            raise ValueError(f"the module has no mesh @{symbol}")
+            raise ValueError(f"the module has no mesh {quoted(str(stated.mesh))}")
         names = [name for name, _ in mesh.axes]
         axes: list[tuple[int, int, int]] = []
         for each in cast("Sequence[Attribute]", stated.axes):

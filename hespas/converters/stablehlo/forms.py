@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
+from hespas.converters.stablehlo.literals import misnamed_op_place
 from hespas.converters.stablehlo.mlir import Module
 from hespas.converters.stablehlo.quoting import excerpt, shortened
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
@@ -208,6 +209,14 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
             path=path,
             position=_deep_place(data, _MAX_NESTING),
             hint="print generated programs without inlined nesting",
+        )
+    misnamed = misnamed_op_place(data)
+    if misnamed:
+        raise FormatError(
+            "an operation's name is no text (UTF-8)",  # the bindings would end the process
+            path=path,
+            position=misnamed,
+            hint=_INVALID,
         )
     try:
         is_vhlo = "vhlo." in text and "vhlo.func" in text

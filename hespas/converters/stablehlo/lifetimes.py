@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-from hespas.converters.stablehlo.mlir import (
-    Attribute,
-    Block,
-    Operation,
-    Value,
-    View,
-    argument_block,
-    defining_op,
-)
+from hespas.converters.stablehlo.attributes import text_of
+from hespas.converters.stablehlo.mlir import Block, Operation, Value, View, argument_block, defining_op
 
 __all__ = ["CONSTANTS", "Lifetimes"]
 
@@ -68,7 +61,7 @@ class Lifetimes:
         if parent.name != _FUNCTION:
             return True
         number = cast("_Argument", value).arg_number
-        name = str(cast("_Named", parent.attributes.get("sym_name")).value)
+        name = text_of(parent, "sym_name")
         if name == self._entry:
             return number in self._donated
         key = (name, number)
@@ -85,11 +78,6 @@ class Lifetimes:
 class _Owned(Protocol):
     @property
     def owner(self) -> View: ...
-
-
-class _Named(Protocol):
-    @property
-    def value(self) -> Attribute: ...
 
 
 def _is_read_later(op: Operation, value: Value) -> bool:

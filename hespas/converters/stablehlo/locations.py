@@ -31,19 +31,45 @@ class Locations:
         self._path = path
         self.enabled = enabled
         self._known: dict[Location, int] = {}
+        self._names = [""]
+        self._within: dict[tuple[int, int], int] = {}
 
     def row(self, location: Location) -> int:
         """The row of a location, 0 where it says nothing. Ask only where they are ``enabled``."""
         row = self._known.get(location)
         if row is None:
             source, name = self.describe(location)
-            pair = (self._strings.add(source), self._strings.add(name))
-            row = 0
-            if pair != (0, 0):
-                row = len(self.rows)
-                self.rows.append(pair)
-            self._known[location] = row
+            row = self._known[location] = self._add(self._strings.add(source), name)
         return row
+
+    def _add(self, source_row: int, name: str) -> int:
+        pair = (source_row, self._strings.add(name))
+        if pair == (0, 0):
+            return 0
+        self.rows.append(pair)
+        self._names.append(name)
+        return len(self.rows) - 1
+
+    def within(self, call: int, rows: list[int]) -> list[int]:
+        """The rows of a function's operations as the call at row ``call`` runs them.
+
+        Frameworks name the operations of a function from its own start (``select_n``); XLA puts the name of
+        the call before it where it inlines one, so that profiles say ``jit(step)/jit(_where)/select_n``.
+        """
+        if not call or not self._names[call]:
+            return rows
+        known = self._within
+        return [known.get((call, row)) or self._prefixed(call, row) for row in rows]
+
+    def _prefixed(self, call: int, row: int) -> int:
+        outer, inner = self._names[call], self._names[row]
+        source = self.rows[row][0] or self.rows[call][0]
+        if not inner:
+            inner = outer
+        elif inner.partition("/")[0] != outer.partition("/")[0]:
+            inner = f"{outer}/{inner}"
+        found = self._within[call, row] = self._add(source, inner)
+        return found
 
     def describe(self, location: Location) -> tuple[str, str]:
         """Source position and framework name of a location, each ``""`` where absent."""

@@ -21,11 +21,16 @@ class _Dictionary(Protocol):
     def __contains__(self, name: str, /) -> bool: ...
 
 
+class _Entries(_Dictionary, Protocol):
+    def __getitem__(self, name: str, /) -> object: ...
+
+
 class Frame(NamedTuple):
     """What a module says outside its operations.
 
     ``num_replicas`` and ``num_partitions`` are 0 where it does not say. ``donated`` are positions of entry
-    arguments whose buffers may be overwritten.
+    arguments whose buffers may be overwritten. ``ranks`` is the part of the job that a replay of one rank
+    class stands for (see :mod:`.ranks`), empty for all.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Frame(NamedTuple):
     meshes: Mapping[str, Mesh]
     num_replicas: int
     num_partitions: int
+    ranks: str = ""
 
     def body(self, name: str) -> Block | None:
         """The entry block of a function, None where it has no body or does not exist."""
@@ -72,6 +78,7 @@ def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame
         meshes,
         _positive(top, "mhlo.num_replicas", path),
         _positive(top, "mhlo.num_partitions", path),
+        _ranks(top),
     )
 
 
@@ -86,6 +93,16 @@ def _positive(top: Operation, name: str, path: str) -> int:
     if count < 0 or (name in top.attributes and count == 0):
         raise FormatError(f"{name} = {count}", path=path, position=_header_place(top), hint=hint)
     return count
+
+
+def _ranks(top: Operation) -> str:
+    """The ranks of a replay of one rank class, empty where it does not say. Any bytes may stand there."""
+    marks = top.attributes.get("hespas.replay")
+    if marks is None or not hasattr(marks, "__contains__"):
+        return ""
+    entries = cast("_Entries", marks)
+    stated = getattr(entries["ranks"], "value_bytes", b"") if "ranks" in entries else b""
+    return stated.decode("utf-8", "backslashreplace") if isinstance(stated, bytes) else ""
 
 
 def _header_place(top: Operation) -> str:

@@ -1,4 +1,6 @@
-"""Reads a StableHLO program into a workload: every device runs the same graph."""
+"""Reads a StableHLO program into a workload: every device runs the same graph. For folders see
+:mod:`.folder`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.forms import Form, Parsed, parse_program
 from hespas.converters.stablehlo.library import FunctionLibrary, call_sites
 from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.literals import undecodable_place
 from hespas.converters.stablehlo.locations import Locations
 from hespas.converters.stablehlo.module import Frame, read_frame
 from hespas.converters.stablehlo.signatures import Signatures
@@ -38,11 +41,11 @@ _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLoc
 
 
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read a file in any form. Raises ``FormatError``, ``UsageError`` or ``UnsupportedError``."""
+    """Read a file in any form or a folder. Raises ``FormatError``, ``UsageError`` or ``UnsupportedError``."""
     if path.is_dir():
-        raise UnsupportedError(
-            "a folder of programs", path=str(path), hint="each is of another rank class: read them one by one"
-        )
+        from hespas.converters.stablehlo.folder import read_folder
+
+        return read_folder(path, options, diagnostics)
     data = read_bytes(path, options.max_bytes)
     if BYTECODE_MAGIC in data[:_HEAD_BYTES]:
         from hespas.converters.stablehlo.trial import survive
@@ -66,6 +69,14 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
             hint="no compiler writes such programs",
         ) from None
     except (RuntimeError, MemoryError, UnicodeDecodeError) as error:
+        place = undecodable_place(data) if parsed.form is Form.TEXT else ""
+        if place:
+            raise FormatError(
+                "a name or type is no text (UTF-8)",
+                path=path,
+                position=place,
+                hint="bytes are read in strings of attributes and in names of functions only",
+            ) from error
         if parsed.form is Form.TEXT:
             raise
         raise FormatError(
@@ -123,6 +134,7 @@ def _read(
         "producer": parsed.producer,
         "num_replicas": str(devices.num_replicas),
         "num_partitions": str(devices.num_partitions),
+        "ranks": frame.ranks,
     }
     return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
 

@@ -8,7 +8,9 @@ nothing uses are results of ``@main``. The graph is flat. All ranks run the prog
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 from math import isnan
 
 from hespas.converters.costs.table import canonical_name
@@ -20,9 +22,11 @@ from hespas.converters.stablehlo.replay_exchange import (
     SUBSTITUTES,
     Groups,
     Link,
+    applied_reduction,
     collective,
     devices_for,
     pairs_of,
+    payload_bytes,
     permute,
     ranks_of,
 )
@@ -32,6 +36,7 @@ from hespas.converters.stablehlo.replay_products import fused_products, single_p
 from hespas.converters.stablehlo.replay_tensors import TensorList
 from hespas.converters.stablehlo.replay_work import MOST_PASSES, complete
 from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 from hespas.graph.passes import all_deps, topological_order
 
@@ -41,6 +46,7 @@ _RECIPES: dict[str, Recipe] = {**ARITHMETIC, **MOVES}
 _VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
 _NO_WORK = {NodeKind.METADATA, NodeKind.INVALID}
 _LONGEST_ROW = 1 << 28
+_LAST_CHANNEL = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -54,6 +60,8 @@ class Replayed:
     synthesised: Counter[str] = field(default_factory=Counter[str])
     substituted: Counter[str] = field(default_factory=Counter[str])
     types: Counter[str] = field(default_factory=Counter[str])
+    comm_bytes: Counter[str] = field(default_factory=Counter[str])
+    reductions: Counter[str] = field(default_factory=Counter[str])
     unknown_flops: int = 0
     unknown_peers: int = 0
     early_messages: int = 0
@@ -96,7 +104,7 @@ class _Writer:
         self.groups: dict[int, Groups] = {}
         self.pairs: dict[int, str] = {}
         self.channels: set[int] = set()
-        self.next_channel = max(0, int(graph.collectives.channel.max(initial=0)))
+        self.free_channels = _free_channels(graph.collectives.channel)
         self.sent: dict[tuple[int, float, int], list[tuple[NodeKind, list[Value]]]] = {}
 
     def emit(self, number: int) -> None:
@@ -182,7 +190,17 @@ class _Writer:
         elif kind is not meant:
             self.done.substituted[f"{kind.name.lower()} as {meant.name.lower()}"] += 1
         made = collective(node, link)
+        self._note_bytes(kind.name.lower(), link.comm_bytes, payload_bytes(link, made))
+        changed = applied_reduction(link, made)
+        if changed:
+            self.done.reductions[changed] += 1
         return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+
+    def _note_bytes(self, what: str, stated: float, made: float) -> None:
+        """Note a payload that is not the one stated."""
+        if made != stated:
+            before = "unknown" if isnan(stated) else f"{stated:,.15g} B"
+            self.done.comm_bytes[f"{what} of {before} as {made:,.15g} B"] += 1
 
     def _groups(self, row: int) -> Groups:
         """A group set in the program's words, spelled out once."""
@@ -205,8 +223,7 @@ class _Writer:
             self.channels.add(stated)
             return stated
         self.done.renumbered += 1
-        self.next_channel += 1
-        return self.next_channel if operands == 1 else -1
+        return next(self.free_channels) if operands == 1 else -1
 
     def _viewed(self, node: Node, made: list[Value]) -> list[Value]:
         """What was made, and views of it in the types the node states."""
@@ -229,9 +246,17 @@ class _Writer:
         if number not in self.pairs:
             self.pairs[number] = pairs_of(self.graph.permutations[number], self.emitter)
         made = permute(node, self.pairs[number], key[1])
+        self._note_bytes("message", key[1], float(made[0].type.size_bytes))
         if kind is not NodeKind.PERMUTE:
             waiting.append((kind, made))
         return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+
+
+def _free_channels(stated: IntArray) -> Iterator[int]:
+    """Channels that no collective states: past the largest, and from 1 on where a program has none there."""
+    taken = set(stated.tolist())
+    past = range(max(taken, default=0) + 1, _LAST_CHANNEL + 1)
+    return (channel for channel in chain(past, count(1)) if channel > 0 and channel not in taken)
 
 
 def _contractions(graph: OpGraph) -> dict[int, tuple[Contraction, ...]]:

@@ -51,7 +51,7 @@ class Binder:
     ) -> list[Value]:
         """Operands of the ``wanted`` types that together wait for every producer.
 
-        ``op`` tells operations apart: two of one ``op`` never get the same operands. With ``stretch`` smaller
+        Two of one ``op`` never get the same operands, nor do any two with a choice. With ``stretch`` smaller
         results are repeated to fill operands, but not all of them: work on copies of one number is none.
         ``wanted`` must not be empty where there are producers.
         """
@@ -125,8 +125,12 @@ class Binder:
         return adapted
 
     def _number_of_twins(self, op: str, slots: Sequence[Value | None], wanted: Sequence[Tensor]) -> int:
-        """How many operations before had the same operands where they come from producers."""
-        key = (op, tuple(slot.name if slot else None for slot in slots), tuple(wanted))
+        """How many operations before had the same operands where they come from producers. Names do not tell
+        operations apart, since many are written alike; where all operands are given,
+        :meth:`Emitter.add` sees to those of other names.
+        """
+        given = tuple(slot.name if slot else None for slot in slots)
+        key = (op if None not in given else "", given, tuple(wanted))
         number = self._twins.get(key, 0)
         self._twins[key] = number + 1
         return number

@@ -6,6 +6,7 @@ what is still to be done of the work a node stands for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
@@ -17,6 +18,7 @@ __all__ = ["F32", "Emitter", "Tensor", "Value", "broadcast_axes"]
 
 F32 = dtype("f32")
 _SEEDS = 1024
+_NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
 class Tensor(NamedTuple):
@@ -88,7 +90,10 @@ def broadcast_axes(part: Sequence[int], whole: Sequence[int]) -> list[int] | Non
 
 
 class Emitter:
-    """Collects the body of ``@main`` line by line. ``location`` is put behind each operation."""
+    """Collects the body of ``@main`` line by line. ``location`` is put behind each operation.
+
+    XLA makes one of operations that are alike but for their location: :meth:`add` never writes two such.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -100,29 +105,61 @@ class Emitter:
         self._next = 0
         self._seeds = 0
         self._seed_argument: Value | None = None
+        self._written: dict[str, Value] = {}
+        self._values: dict[str, Value] = {}
 
     def argument(self, tensor: Tensor) -> Value:
         """A new argument of the function."""
         self.arguments.append(tensor)
-        return Value(f"%arg{len(self.arguments) - 1}", tensor)
+        return self._known(Value(f"%arg{len(self.arguments) - 1}", tensor))
 
     def alias(self, prefix: str, attribute: str) -> str:
         """The name of an attribute that is written once for the whole module."""
         return self.aliases.setdefault(attribute, f"#{prefix}{len(self.aliases)}")
 
     def add(self, text: str, result: Tensor) -> Value:
-        """One operation with one result; ``text`` stands right of the equals sign."""
-        value = Value(f"%{self._next}", result)
+        """One operation with one result; ``text`` stands right of the equals sign. One that was written
+        before gets an operand that differs in one element.
+        """
+        text = self._unlike(text)
+        value = self._known(Value(f"%{self._next}", result))
         self._next += 1
+        self._written[text] = value
         self.lines.append(f"    {value} = {text}{self.location}")
         return value
 
     def add_many(self, text: str, results: Sequence[Tensor]) -> list[Value]:
         """One operation with several results."""
+        text = self._unlike(text)
         name = f"%{self._next}"
         self._next += 1
+        values = [self._known(Value(f"{name}#{place}", result)) for place, result in enumerate(results)]
+        self._written[text] = values[0]
         self.lines.append(f"    {name}:{len(results)} = {text}{self.location}")
-        return [Value(f"{name}#{place}", result) for place, result in enumerate(results)]
+        return values
+
+    def share(self, text: str, result: Tensor, *, flops: float = 0.0) -> Value:
+        """An operation that is no work of a node's, such as a view: the one written before, or a new one."""
+        if text not in self._written:
+            self.work(flops=flops)
+            return self.add(text, result)
+        return self._written[text]
+
+    def _known(self, value: Value) -> Value:
+        self._values[value.name] = value
+        return value
+
+    def _unlike(self, text: str) -> str:
+        """``text``, or where it was written before, the same of an operand that nothing else has."""
+        if text not in self._written:
+            return text
+        named = (self._values.get(name) for name in dict.fromkeys(_NAME.findall(text)))
+        able = [value for value in named if value is not None and value.type.elements]
+        if not able:
+            return text
+        old = min(able, key=lambda value: value.type.size_bytes)
+        new = self.put(old, self.seed())
+        return _NAME.sub(lambda found: new.name if found[0] == old.name else found[0], text)
 
     def work(self, *, flops: float = 0.0, transcendentals: float = 0.0) -> None:
         """Note what XLA counts for the operations just added."""
@@ -137,34 +174,37 @@ class Emitter:
         self._seeds += 1
         taken = f"stablehlo.slice {self._seed_argument} [{place}:{place + 1}]"
         one = Tensor(F32, (1,))
-        return self.reshape(self.add(f"{taken} : ({self._seed_argument.type}) -> {one}", one), ())
+        return self.reshape(self.share(f"{taken} : ({self._seed_argument.type}) -> {one}", one), ())
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         """The same elements in another shape."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
-        return self.add(f"stablehlo.reshape {value} : ({value.type}) -> {result}", result)
+        return self.share(f"stablehlo.reshape {value} : ({value.type}) -> {result}", result)
 
-    def front(self, value: Value, shape: Sequence[int]) -> Value:
-        """The leading part of each dimension."""
+    def front(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
+        """The leading part of each dimension; with ``shared`` that of another operation may do."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
         ranges = ", ".join(f"0:{extent}" for extent in shape)
-        return self.add(f"stablehlo.slice {value} [{ranges}] : ({value.type}) -> {result}", result)
+        text = f"stablehlo.slice {value} [{ranges}] : ({value.type}) -> {result}"
+        return self.share(text, result) if shared else self.add(text, result)
 
-    def stretched(self, value: Value, shape: Sequence[int]) -> Value:
-        """All elements, repeated until they fill a shape whose size is a multiple of theirs."""
+    def stretched(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
+        """All elements, repeated until they fill a shape whose size is a multiple of theirs; with ``shared``
+        those of another operation may do.
+        """
         axes = broadcast_axes(value.type.shape, shape)
         if axes is not None:
             result = value.type.reshaped(shape)
             text = f"stablehlo.broadcast_in_dim {value}, dims = {axes} : ({value.type}) -> {result}"
-            return self.add(text, result)
+            return self.share(text, result) if shared else self.add(text, result)
         flat = self.reshape(value, (value.type.elements,))
         wide = flat.type.reshaped((prod(shape) // value.type.elements, value.type.elements))
         text = f"stablehlo.broadcast_in_dim {flat}, dims = [1] : ({flat.type}) -> {wide}"
-        return self.reshape(self.add(text, wide), shape)
+        return self.reshape(self.share(text, wide) if shared else self.add(text, wide), shape)
 
     def first(self, value: Value) -> Value:
         """The first element, as a scalar."""
@@ -174,18 +214,16 @@ class Emitter:
         """The same values in another element type."""
         if value.type.element is element:
             return value
+        count = value.type.elements
         if value.type.is_complex:
             part = Tensor(dtype("f32" if value.type.element.bits == 64 else "f64"), value.type.shape)
-            real = self.add(f"stablehlo.real {value} : ({value.type}) -> {part}", part)
-            self.work(flops=part.elements)
+            real = self.share(f"stablehlo.real {value} : ({value.type}) -> {part}", part, flops=count)
             return self.converted(real, element)
         result = Tensor(element, value.type.shape)
         if result.is_complex:
             both = self.converted(value, dtype("f32" if element.bits == 64 else "f64"))
-            self.work(flops=both.type.elements)
-            return self.add(f"stablehlo.complex {both}, {both} : {result}", result)
-        self.work(flops=result.elements)
-        return self.add(f"stablehlo.convert {value} : ({value.type}) -> {result}", result)
+            return self.share(f"stablehlo.complex {both}, {both} : {result}", result, flops=count)
+        return self.share(f"stablehlo.convert {value} : ({value.type}) -> {result}", result, flops=count)
 
     def unary(self, op: str, value: Value) -> Value:
         """An operation of one operand that keeps its type."""
@@ -205,8 +243,8 @@ class Emitter:
         scalar = self.converted(number, target.type.element)
         if target.type.elements == 1:
             op = "or" if target.type.is_bool else "add" if target.type.is_complex else "maximum"
-            self.work(flops=1)
-            return self.binary(op, target, self.reshape(scalar, target.type.shape))
+            one = self.reshape(scalar, target.type.shape)
+            return self.share(f"stablehlo.{op} {target}, {one} : {target.type}", target.type, flops=1)
         update = self.reshape(scalar, (1,) * len(target.type.shape))
         return self.overwrite(target, update)
 
@@ -214,7 +252,7 @@ class Emitter:
         """``target`` with its leading part replaced."""
         rank = len(target.type.shape)
         places, kinds = ", ".join(["%zero"] * rank), ", ".join(["tensor<i32>"] * rank)
-        return self.add(
+        return self.share(
             f"stablehlo.dynamic_update_slice {target}, {update}, {places} : "
             f"({target.type}, {update.type}, {kinds}) -> {target.type}",
             target.type,
@@ -226,14 +264,13 @@ class Emitter:
         flat = self.reshape(value, (count,))
         if count == 1:
             return self.reshape(flat, ())
-        self.work(flops=count - 1)
         scalar = value.type.reshaped(())
         start = self.reshape(self.front(flat, (1,)), ())
         text = (
             f"stablehlo.reduce({flat} init: {start}) applies stablehlo.maximum across dimensions = [0] : "
             f"({flat.type}, {scalar}) -> {scalar}"
         )
-        return self.add(text, scalar)
+        return self.share(text, scalar, flops=count - 1)
 
     def joined(self, scalars: Iterable[Value], element: DType) -> Value:
         """One scalar that waits for all of ``scalars``."""
@@ -244,4 +281,4 @@ class Emitter:
         row = Tensor(element, (len(ones),))
         kinds = ", ".join(str(one.type) for one in ones)
         text = f"stablehlo.concatenate {', '.join(map(str, ones))}, dim = 0 : ({kinds}) -> {row}"
-        return self.largest(self.add(text, row))
+        return self.largest(self.share(text, row))

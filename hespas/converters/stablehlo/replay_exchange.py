@@ -18,7 +18,18 @@ from hespas.graph.columns import IntArray
 from hespas.graph.dtypes import dtype
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["SUBSTITUTES", "Groups", "Link", "collective", "devices_for", "pairs_of", "permute", "ranks_of"]
+__all__ = [
+    "SUBSTITUTES",
+    "Groups",
+    "Link",
+    "applied_reduction",
+    "collective",
+    "devices_for",
+    "pairs_of",
+    "payload_bytes",
+    "permute",
+    "ranks_of",
+]
 
 SUBSTITUTES: dict[CollectiveKind, CollectiveKind] = {
     CollectiveKind.REDUCE: CollectiveKind.ALL_REDUCE,
@@ -32,6 +43,8 @@ SUBSTITUTES: dict[CollectiveKind, CollectiveKind] = {
 
 _WITH_GLOBAL_IDS = {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER}
 """Kinds whose channel does not turn replica ids into partition ids."""
+
+_REDUCING = {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
 
 _REDUCTIONS = {
     "add": "add",
@@ -178,11 +191,48 @@ def _region_free(
     return node.emitter.add_many(f"{text}({made})", results)
 
 
-def _reducer(link: Link, element: Tensor) -> str:
+def _kind_written(link: Link) -> CollectiveKind:
+    """The kind that the program has: groups of different sizes only reduce, and so does a barrier."""
+    if link.kind is CollectiveKind.BARRIER or not link.groups.even:
+        return CollectiveKind.ALL_REDUCE
+    return link.kind
+
+
+def payload_bytes(link: Link, made: Sequence[Value]) -> float:
+    """The payload of a collective that was written: the bytes of its operands."""
+    results = float(sum(value.type.size_bytes for value in made))
+    match _kind_written(link):
+        case CollectiveKind.ALL_GATHER:
+            return results / link.groups.size
+        case CollectiveKind.REDUCE_SCATTER:
+            return results * link.groups.size
+        case _:
+            return results
+
+
+def applied_reduction(link: Link, made: Sequence[Value]) -> str:
+    """What a collective that was written does with its elements, empty where it is as stated: sums where the
+    reduction is unknown or the type does not have it.
+    """
+    if link.kind not in _REDUCING or not made:
+        return ""
+    stated = link.reduction.rpartition(".")[2]
+    used = _reduction(link, made[0].type)
+    if _REDUCTIONS.get(stated) == used:
+        return ""
+    return f"{stated or 'unknown'} as {used}"
+
+
+def _reduction(link: Link, element: Tensor) -> str:
     op = _REDUCTIONS.get(link.reduction.rpartition(".")[2], "add")
     logical = element.is_integer or element.is_bool
     if (op in {"and", "or", "xor"} and not logical) or (op in {"maximum", "minimum"} and element.is_complex):
-        op = "add"
+        return "add"
+    return op
+
+
+def _reducer(link: Link, element: Tensor) -> str:
+    op = _reduction(link, element)
     scalar = element.reshaped(())
     return (
         f"({{\n    ^bb0(%x: {scalar}, %y: {scalar}):\n      %z = stablehlo.{op} %x, %y : {scalar}\n"
@@ -265,10 +315,10 @@ def _sized(node: Node, link: Link) -> list[Value]:
     size = link.groups.size
     stated = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
     count = int(link.comm_bytes) if link.comm_bytes > 0 else stated
-    element = F32 if count % F32.storage_bytes(1) == 0 else _BYTE
-    length = max(1, count // element.storage_bytes(1))
-    if link.kind not in {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST}:
-        length = -(-length // size) * size
+    is_whole = link.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST}
+    parts = 1 if is_whole else size
+    element = F32 if count % (F32.storage_bytes(1) * parts) == 0 else _BYTE
+    length = -(-max(1, count // element.storage_bytes(1)) // parts) * parts
     row = Tensor(element, (length,))
     if link.kind is CollectiveKind.ALL_REDUCE or not link.groups.even:
         return _all_reduce(node, link, (row,)) or []

@@ -46,7 +46,7 @@ def _broadcast(node: Node) -> list[Value] | None:
         return None
     if broadcast_axes(node.operands[0].shape, result.shape) is None:
         return None
-    return [node.emitter.stretched(node.bound()[0], result.shape)]
+    return [node.emitter.stretched(node.bound()[0], result.shape, shared=False)]
 
 
 def _concatenate(node: Node) -> list[Value] | None:
@@ -89,7 +89,7 @@ def _slice(node: Node) -> list[Value] | None:
         return None
     if result == node.operands[0]:
         return None
-    return [node.emitter.front(node.bound()[0], result.shape)]
+    return [node.emitter.front(node.bound()[0], result.shape, shared=False)]
 
 
 def _pad(node: Node) -> list[Value] | None:

@@ -17,12 +17,16 @@ _LARGEST = 1 << 48
 
 _STAND_INS: dict[str, str] = {
     "tf32": "f32",
+    "f6E2M3FN": "f8E4M3FN",
+    "f6E3M2FN": "f8E4M3FN",
     "mxfp8": "f8E4M3FN",
     "mxfp6": "f8E4M3FN",
     "mxfp4": "f4E2M1FN",
     "mxint8": "i8",
     "nvfp4": "f4E2M1FN",
 }
+"""Types that StableHLO lacks, and those of 6 bits, which XLA:CPU does not compile."""
+
 _VALUELESS = {DTypeKind.TOKEN, DTypeKind.OPAQUE}
 
 
@@ -74,7 +78,7 @@ class TensorList:
 
 
 def stand_in(code: int) -> DType:
-    """The element type that a program has for one of the hub's: itself where StableHLO knows it."""
+    """The element type that a program has for one of the hub's: itself where XLA compiles it."""
     if code < 0:
         return F32
     return dtype(_STAND_INS.get(DTYPES[code].name, DTYPES[code].name))

@@ -143,8 +143,12 @@ class Scope:
             if max(before, default=-1) < first:
                 template.control[node] = tuple(dict.fromkeys((*before, *self._deps([decision], node))))
 
-    def copy(self, callee: Template, arguments: Sequence[Value], region: int) -> list[Value]:
-        """Append the nodes of a called function and return the flows of its results."""
+    def copy(
+        self, callee: Template, arguments: Sequence[Value], region: int, locations: Sequence[int]
+    ) -> list[Value]:
+        """Append the nodes of a called function, which run at ``locations``, and return the flows of its
+        results.
+        """
         template = self.template
         base, first_region = len(template), len(template.regions)
         if base + len(callee) > MAX_NODES:
@@ -160,7 +164,7 @@ class Scope:
                 inputs = [(base + dep,) if dep >= 0 else flows[-1 - dep] for dep in deps]
                 template.deps.append(self._deps(inputs, base + offset))
         template.signature.extend(callee.signature)
-        template.location.extend(callee.location)
+        template.location.extend(locations)
         template.region.extend([first_region + row if row >= 0 else region for row in callee.region])
         for row in callee.regions:
             parent = first_region + row.parent if row.parent >= 0 else region

@@ -1,20 +1,21 @@
 """How often a ``while`` runs, read off its counter.
 
 The condition compares a carried counter with a limit; the body adds a constant to it. Start, step and limit
-may be constants of any enclosing scope, carried unchanged, or pass through calls. Anything else is unknown
-(NaN), never 1.
+may be constants of any enclosing scope, carried unchanged, or pass through calls. Sums wrap as integers of
+their type do. Anything else is unknown (NaN), never 1, and so is a loop that does not end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import nan
+from collections.abc import Callable, Sequence
+from math import isnan, nan
 from typing import NamedTuple, Protocol, cast
 
 from hespas.converters.stablehlo.attributes import enum_name, splat_int, symbol_of
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Block, Operation, Value, argument_block, defining_op, terminator
 from hespas.converters.stablehlo.names import short_name
+from hespas.graph import DTypeKind, find_dtype
 
 __all__ = ["TripCounter", "count_trips"]
 
@@ -22,33 +23,107 @@ _MAX_STEPS = 64
 _VIEWS = frozenset({"convert", "reshape", "broadcast_in_dim", "bitcast_convert", "optimization_barrier"})
 _FLIPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
+_ENDINGS: dict[str, Callable[[int, range], range]] = {
+    "LT": lambda limit, values: range(limit, values.stop),
+    "LE": lambda limit, values: range(limit + 1, values.stop),
+    "GT": lambda limit, values: range(values.start, limit + 1),
+    "GE": lambda limit, values: range(values.start, limit),
+    "EQ": lambda limit, values: range(limit + 1, limit + values.stop - values.start),
+    "NE": lambda limit, _: range(limit, limit + 1),
+}
+"""The values of a type that end a loop; past the last value they go on with the first."""
 
-def count_trips(direction: str, start: int, limit: int, step: int) -> float:
-    """Trips of ``for (i = start; i <direction> limit; i += step)``; NaN where it does not end by counting."""
-    gap = limit - start
-    if direction == "EQ":
-        return 0.0 if gap else (1.0 if step else nan)
-    if direction == "NE":
-        return (
-            gap // step * 1.0 if step and gap % step == 0 and gap // step >= 0 else (0.0 if not gap else nan)
-        )
-    if direction in {"GT", "GE"}:
-        gap, step = -gap, -step
-    if direction not in {"LT", "LE", "GT", "GE"}:
+
+def count_trips(direction: str, start: int, limit: int, step: int, values: range) -> float:
+    """Trips of ``for (i = start; i <direction> limit; i += step)``; NaN where it does not end.
+
+    ``values`` are those of the counter's type, as many as a power of two; past the last comes the first.
+    """
+    endings = _ENDINGS.get(direction)
+    ends = endings(limit, values) if endings else None
+    if not ends:
         return nan
-    inclusive = direction in {"LE", "GE"}
-    if gap < 0 or (gap == 0 and not inclusive):
-        return 0.0
-    if step <= 0:
-        return nan
-    return float(gap // step + 1) if inclusive else float(-(-gap // step))
+    size = values.stop - values.start
+    first, last = (ends[0] - start) % size, (ends[-1] - start) % size
+    # A stretch that runs past the largest remainder holds 0, the start itself.
+    trips = 0 if first > last else _first_multiple(step % size, size, first, last)
+    return nan if trips is None else float(trips)
+
+
+def _first_multiple(step: int, size: int, first: int, last: int) -> int | None:
+    """The least ``n >= 0`` with ``first <= n * step % size <= last``, None where there is none.
+
+    As Euclid's algorithm: either a multiple lies there before the first turn, or the number of turns is the
+    answer to the same question about remainders. ``size`` falls fast: 64 bits are 92 calls at most.
+    """
+    if first == 0:
+        return 0
+    if step == 0:
+        return None
+    least = -(-first // step)
+    if least * step <= last:
+        return least
+    turns = _first_multiple(size % step, step, -last % step, -first % step)
+    return None if turns is None else -(-(first + turns * size) // step)
+
+
+class _Integer(NamedTuple):
+    """An integer type."""
+
+    bits: int
+    is_signed: bool
+
+    @property
+    def values(self) -> range:
+        """What it holds."""
+        low = -(1 << self.bits - 1) if self.is_signed else 0
+        return range(low, low + (1 << self.bits))
+
+    def wrapped(self, value: int) -> int:
+        """The value that stands for a number past the ends."""
+        low = self.values.start
+        return low + (value - low) % (1 << self.bits)
+
+
+_WIDEST = _Integer(128, is_signed=True)
+"""Wider than any counter: in it nothing wraps."""
 
 
 class _Affine(NamedTuple):
-    """``slot + offset``, or the constant ``offset`` where ``slot`` is None."""
+    """``slot + offset``, or the constant ``offset`` where ``slot`` is None. ``types`` are those it has on its
+    way, the last first.
+    """
 
     slot: int | None
     offset: int
+    types: tuple[_Integer, ...]
+
+    def settled(self) -> int | None:
+        """A constant as its type holds it; None where it does not fit a type on its way."""
+        if self.slot is not None:
+            return None
+        if _is_one_width(self.types):
+            return self.types[0].wrapped(self.offset)
+        return self.offset if all(self.offset in kind.values for kind in self.types) else None
+
+
+class _Sum(NamedTuple):
+    """``value + added``."""
+
+    value: Value
+    added: int
+
+
+class _Trail(NamedTuple):
+    """The way from a value back to its origin: calls that it is inside, types that it had, the last first."""
+
+    calls: list[Operation]
+    types: list[_Integer]
+
+
+class _Typed(Protocol):
+    @property
+    def element_type(self) -> object: ...
 
 
 class _Numbered(Protocol):
@@ -79,11 +154,12 @@ class TripCounter:
             limit = self._constant(loop, body, right)
         if left.slot is None or limit is None:
             return nan
-        start = self._scope(loop.operands[left.slot])
+        initial = self._scope(loop.operands[left.slot])
+        start = None if initial is None else initial.settled()
         step = self._step(body, left.slot)
-        if start is None or start.slot is not None or step is None:
+        if start is None or step is None:
             return nan
-        return count_trips(direction, start.offset + left.offset, limit, step)
+        return _counted(direction, start, limit, left, step)
 
     def _comparison(self, condition: Block) -> tuple[str, _Affine, _Affine] | None:
         """Direction and sides of the comparison a condition returns."""
@@ -103,68 +179,86 @@ class TripCounter:
         one.
         """
         if side.slot is None:
-            return side.offset
-        if self._step(body, side.slot) != 0:
-            return None
+            return side.settled()
+        step = self._step(body, side.slot)
         start = self._scope(loop.operands[side.slot])
-        return None if start is None or start.slot is not None else start.offset + side.offset
+        if step is None or step.offset != 0 or start is None:
+            return None
+        types = (*side.types, *step.types, *start.types)
+        return _Affine(start.slot, start.offset + side.offset, types).settled()
 
-    def _step(self, body: Block, slot: int) -> int | None:
+    def _step(self, body: Block, slot: int) -> _Affine | None:
         """What the body adds to a slot, None where it does anything else."""
         returned = terminator(body)
         if returned is None or slot >= len(returned.operands):
             return None
         after = self._affine(returned.operands[slot], body)
-        return after.offset if after is not None and after.slot == slot else None
+        return after if after is not None and after.slot == slot else None
 
     def _scope(self, value: Value) -> _Affine | None:
         return self._affine(value, None)
 
     def _affine(self, value: Value, block: Block | None) -> _Affine | None:
         """A value as slot of ``block`` plus offset; follows constants, additions, views and calls."""
+        trail = _Trail([], [])
         offset = 0
-        calls: list[Operation] = []
         for _ in range(_MAX_STEPS):
+            kind = _integer(value)
+            if kind is None:
+                return None
+            trail.types.append(kind)
             op = defining_op(value)
-            if op is None:
-                number = cast("_Numbered", value).arg_number
-                owner = argument_block(value)
-                if not calls:
-                    return _Affine(number, offset) if block is not None and owner == block else None
-                if owner != self._function_body(symbol_of(calls[-1], "callee")):
-                    return None
-                value = calls.pop().operands[number]
-                continue
-            short = short_name(op.name)
-            if short == "constant":
-                constant = splat_int(op.attributes.get("value"))
-                return None if constant is None else _Affine(None, offset + constant)
-            if op.name == "func.call":
-                returned = self._returned(op)
-                if returned is None:
-                    return None
-                calls.append(op)
-                value = returned.operands[cast("_Numbered", value).result_number]
-                continue
-            onward = self._onward(op, short)
+            onward = (
+                self._from_argument(value, trail, block) if op is None else self._onward(op, value, trail)
+            )
+            if isinstance(onward, _Affine):
+                return _Affine(onward.slot, onward.offset + offset, onward.types)
             if onward is None:
                 return None
             value, added = onward
             offset += added
         return None
 
-    def _onward(self, op: Operation, short: str) -> tuple[Value, int] | None:
-        """The operand that a sum or view builds on, and what it adds to it."""
+    def _from_argument(self, value: Value, trail: _Trail, block: Block | None) -> _Affine | _Sum | None:
+        """A slot of ``block``, or what a function is called with."""
+        number = cast("_Numbered", value).arg_number
+        owner = argument_block(value)
+        if not trail.calls:
+            is_slot = block is not None and owner == block
+            return _Affine(number, 0, tuple(trail.types)) if is_slot else None
+        if owner != self._function_body(symbol_of(trail.calls[-1], "callee")):
+            return None
+        return _Sum(trail.calls.pop().operands[number], 0)
+
+    def _onward(self, op: Operation, value: Value, trail: _Trail) -> _Affine | _Sum | None:
+        """A constant, or what a call, a view or a sum builds on."""
+        short = short_name(op.name)
+        if short == "constant":
+            constant = splat_int(op.attributes.get("value"))
+            return None if constant is None else _Affine(None, constant, tuple(trail.types))
+        if op.name == "func.call":
+            returned = self._returned(op)
+            if returned is None:
+                return None
+            trail.calls.append(op)
+            return _Sum(returned.operands[cast("_Numbered", value).result_number], 0)
         if short in _VIEWS and len(op.operands) == 1:
-            return op.operands[0], 0
+            return _Sum(op.operands[0], 0)
+        found = self._sum(op, short)
+        if found is None or any(kind.bits > trail.types[-1].bits for kind in trail.types):
+            return None  # it may wrap before it is widened
+        return found
+
+    def _sum(self, op: Operation, short: str) -> _Sum | None:
+        """The operand to which a sum adds a constant."""
         if short not in {"add", "subtract"}:
             return None
         left, right = op.operands[0], op.operands[1]
         added = self._literal(right)
         if added is not None:
-            return left, added if short == "add" else -added
+            return _Sum(left, added if short == "add" else -added)
         added = self._literal(left) if short == "add" else None
-        return None if added is None else (right, added)
+        return None if added is None else _Sum(right, added)
 
     def _returned(self, call: Operation) -> Operation | None:
         body = self._function_body(symbol_of(call, "callee"))
@@ -172,14 +266,44 @@ class TripCounter:
 
     def _literal(self, value: Value) -> int | None:
         """The constant a value is, seen through views."""
+        types: list[_Integer] = []
         for _ in range(_MAX_STEPS):
-            op = defining_op(value)
-            if op is None:
+            op, kind = defining_op(value), _integer(value)
+            if op is None or kind is None:
                 return None
+            types.append(kind)
             short = short_name(op.name)
             if short == "constant":
-                return splat_int(op.attributes.get("value"))
+                constant = splat_int(op.attributes.get("value"))
+                return None if constant is None else _Affine(None, constant, tuple(types)).settled()
             if short not in _VIEWS or len(op.operands) != 1:
                 return None
             value = op.operands[0]
         return None
+
+
+def _counted(direction: str, start: int, limit: int, left: _Affine, step: _Affine) -> float:
+    """Trips of a counter. Where it changes its width on the way no value may wrap, or they are unknown."""
+    types = (*left.types, *step.types)
+    first = start + left.offset
+    if _is_one_width(types):
+        compared = left.types[0]
+        return count_trips(direction, compared.wrapped(first), limit, step.offset, compared.values)
+    trips = count_trips(direction, first, limit, step.offset, _WIDEST.values)
+    reached = () if isnan(trips) else (start, start + int(trips) * step.offset)
+    shifted = [value + added for value in reached for added in (0, left.offset)]
+    return trips if reached and all(value in kind.values for value in shifted for kind in types) else nan
+
+
+def _is_one_width(types: Sequence[_Integer]) -> bool:
+    return len({kind.bits for kind in types}) == 1
+
+
+def _integer(value: Value) -> _Integer | None:
+    """The element type of a value where sums in it wrap as those of integers do."""
+    if not hasattr(value.type, "element_type"):
+        return None
+    element = find_dtype(str(cast("_Typed", value.type).element_type))
+    if element is None or element.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
+        return None
+    return _Integer(element.bits, element.kind is DTypeKind.SIGNED)

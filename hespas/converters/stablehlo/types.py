@@ -5,17 +5,23 @@ decoded once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Protocol, cast
 
 from hespas.converters.costs import Tensor
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Type
 from hespas.converters.stablehlo.quantized import read_quantised
+from hespas.converters.stablehlo.quoting import quoted
 from hespas.graph import DYNAMIC, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
+from hespas.graph.errors import UnsupportedError
 from hespas.graph.tensors import TensorTypesBuilder
 
 __all__ = ["TypeInfo", "TypeTable"]
+
+_MAX_ELEMENTS = 2**63 - 1
+"""As in op graphs: no format of ours holds more."""
 
 
 class _Shaped(Protocol):
@@ -128,6 +134,10 @@ class TypeTable:
                     bound if extent == DYNAMIC and bound != unknown else extent
                     for extent, bound in zip(shape, bounds, strict=True)
                 ]
+        if prod(max(extent, 1) for extent in shape) > _MAX_ELEMENTS:
+            raise UnsupportedError(
+                f"a tensor of more than 2**63 elements: {quoted(str(kind))}", hint="correct the shape"
+            )
         encoding = self._strings.add(" ".join(said))
         row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded, extra_bytes=extra_bytes)
         return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes),), is_bounded)

@@ -151,6 +151,13 @@ class Walker:
         """The flows of an operation's operands."""
         return [self.environment[value][0] for value in op.operands]
 
+    def called(self, op: Operation, callee: Template, region: int) -> list[Value]:
+        """Append what a function does, called by ``op``, and return the flows of its results."""
+        locations = callee.location
+        if self._keeps_locations:
+            locations = self.shared.locations.within(self.shared.locations.row(op.location), locations)
+        return self.scope.copy(callee, self.flows(op), region, locations)
+
     def plain(self, op: Operation, name: str, region: int) -> int:
         """Add the node of an operation whose results all come from it."""
         environment, types = self.environment, self._types
@@ -284,7 +291,7 @@ def _get_tuple_element(walker: Walker, op: Operation, region: int, depth: int) -
 def _call(walker: Walker, op: Operation, region: int, depth: int) -> None:
     del depth
     callee = walker.shared.library.template(symbol_of(op, "callee"))
-    walker.bind(op.results, walker.scope.copy(callee, walker.flows(op), region))
+    walker.bind(op.results, walker.called(op, callee, region))
 
 
 def _composite(walker: Walker, op: Operation, region: int, depth: int) -> None:
@@ -292,7 +299,7 @@ def _composite(walker: Walker, op: Operation, region: int, depth: int) -> None:
     del depth
     row = walker.scope.open_region(RegionRow(RegionKind.COMPOSITE, region, 1.0, text_of(op, "name")))
     callee = walker.shared.library.template(symbol_of(op, "decomposition"))
-    walker.bind(op.results, walker.scope.copy(callee, walker.flows(op), row))
+    walker.bind(op.results, walker.called(op, callee, row))
 
 
 def _inline_region(kind: RegionKind, label: str) -> Handler:
@@ -302,7 +309,7 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
         row = walker.scope.open_region(RegionRow(kind, region, 1.0, text_of(op, "name") or label))
         callee = symbol_of(op, "called_computation")
         if callee:
-            yielded = walker.scope.copy(walker.shared.library.template(callee), walker.flows(op), row)
+            yielded = walker.called(op, walker.shared.library.template(callee), row)
         else:
             block = op.regions[0].blocks[0]
             walker.bind(block.arguments, walker.flows(op))

@@ -13,16 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.format import Value, WriteOptions
-from hespas.converters.stablehlo.bindings import Bindings, ParseFailure, load_bindings
+from hespas.converters.format import ReadOptions, Value, WriteOptions
+from hespas.converters.stablehlo.bindings import Bindings, load_bindings
 from hespas.converters.stablehlo.forms import Form
+from hespas.converters.stablehlo.ranks import ranks_text
+from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.replay import Replayed, replay
-from hespas.converters.stablehlo.replay_text import module_text
+from hespas.converters.stablehlo.replay_figures import compare
+from hespas.converters.stablehlo.replay_text import Origin, Share, module_text
 from hespas.converters.stablehlo.write_classes import chosen_classes
 from hespas.converters.stablehlo.write_exact import ATTACHMENT, original_of
 from hespas.converters.stablehlo.write_forms import form_of_name, in_form
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
-from hespas.graph.errors import OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
 
 __all__ = ["write"]
@@ -30,8 +33,12 @@ __all__ = ["write"]
 _MOST_OPERATIONS = 500_000
 """Of an unrolled program; XLA takes hours for fewer."""
 
-_FLOPS_TOLERANCE = 0.01
 _FEW = 6
+_GUESSES = {"comm-bytes", "reduction"}
+"""Changes that no longer are what the graph says."""
+
+_OF_FILE = frozenset({"format", "version", "form"})
+"""Metadata that a reader of any file states anew."""
 
 _ABSENT: dict[str, str] = {
     "durations": "times are not in a StableHLO program",
@@ -66,12 +73,13 @@ def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnost
     job = _Job(value, form, options.version, load_bindings(), diagnostics)
     programs = {index: job.program(index) for index in classes}
     _report_ranks(value, classes, options, diagnostics)
+    _report_metadata(value, programs[classes[0]].facts, diagnostics)
     if len(classes) == 1:
-        _put(path, programs[classes[0]], packed=name.endswith(".gz"))
+        _put(path, programs[classes[0]].content, packed=name.endswith(".gz"))
         return
     path.mkdir()
     for index, program in programs.items():
-        _put(path / f"{name}.{index}.mlir", program, packed=False)
+        _put(path / f"{name}.{index}.mlir", program.content, packed=False)
 
 
 def _put(path: Path, content: bytes, *, packed: bool) -> None:
@@ -85,6 +93,13 @@ def _put(path: Path, content: bytes, *, packed: bool) -> None:
         ) from error
 
 
+class _Program(NamedTuple):
+    """A file's content, and the facts about the job that its reader finds in it."""
+
+    content: bytes
+    facts: Mapping[str, str]
+
+
 class _Job(NamedTuple):
     """A workload on its way out."""
 
@@ -94,7 +109,7 @@ class _Job(NamedTuple):
     bindings: Bindings
     diagnostics: Diagnostics
 
-    def program(self, index: int) -> bytes:
+    def program(self, index: int) -> _Program:
         """The program of one class: itself, or a replay."""
         graph, ranks = self.workload.classes[index], self.workload.num_ranks
         reason = "several rank classes are several programs" if ATTACHMENT in graph.attachments else ""
@@ -102,44 +117,59 @@ class _Job(NamedTuple):
             original, reason = original_of(graph, ranks)
             if original is not None:
                 _report_absent(graph.name, original.beyond, self.diagnostics)
-                return in_form(original.data, original.form, self.form, self.version, self.bindings)
-        source = self.workload.metadata.get("format", "op-graph")
-        text = _replay_text(graph, ranks, source, reason, self.diagnostics)
+                same = self.form is original.form and not self.version
+                kept = {key: fact for key, fact in original.metadata.items() if same or key != "producer"}
+                return _Program(self._in_form(original.data, original.form), kept)
+        text, facts = self._replay(index, reason)
+        return _Program(self._in_form(text.encode(), Form.TEXT), facts)
+
+    def _in_form(self, data: bytes, form: Form) -> bytes:
+        return in_form(data, form, self.form, self.version, self.bindings)
+
+    def _replay(self, index: int, reason: str) -> tuple[str, Mapping[str, str]]:
+        """The replay of one class, its losses reported and listed in it, and what its reader finds."""
+        graph, found = self.workload.classes[index], self.diagnostics
+        flat = _flat(graph, found)
+        replayed = replay(flat, self.workload.num_ranks)
+        absent = _absent(graph)
+        changed = _changes(replayed)
+        because = f" ({reason})" if reason else ""
+        message = (
+            "operations replayed: the program does the same work in the same order, but is not the one the "
+            f"graph came from{because}"
+        )
+        found.warning("stablehlo.replay", graph.name, message, count=len(flat))
+        _report_absent(graph.name, absent, found)
+        _report_changed(graph.name, changed, found)
+        if replayed.num_ranks > self.workload.num_ranks:
+            message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
+            found.info("stablehlo.devices", graph.name, message)
+        counts = {**absent, **{code: count for code, (count, _) in changed.items()}}
+        origin = Origin(graph.name, self.workload.metadata.get("format", "op-graph"), len(flat))
+        lines = [f"{what}: {count}" for what, count in counts.items() if count]
+        text = module_text(replayed, origin, lines, self._share(index))
+        again = self._as_read(text, graph.name)
+        compare(flat, replayed, again.classes[0], found)
+        return text, again.metadata
+
+    def _share(self, index: int) -> Share | None:
+        """Which of several classes a program is of."""
+        if len(self.workload.classes) == 1:
+            return None
+        return Share(index, len(self.workload.classes), ranks_text(self.workload.ranks_of(index)))
+
+    def _as_read(self, text: str, name: str) -> Workload:
+        """The replay as its reader sees it: what the file holds. Raises ``UnsupportedError`` where it is no
+        program.
+        """
         try:
-            self.bindings.parse(text)
-        except ParseFailure as failure:
+            return read_program(text.encode(), "", ReadOptions(locations=False), Diagnostics())
+        except FormatError as error:
             raise UnsupportedError(
-                f"{graph.name}: no replay of this graph is a valid program: {failure.message} "
-                f"(line {failure.line}:{failure.column} of the replay)",
+                f"{name}: no replay of this graph is a valid program: {error.message} "
+                f"({error.position} of the replay)",
                 hint="`hespas-validate check` finds what is wrong with a graph",
             ) from None
-        return in_form(text.encode(), Form.TEXT, self.form, self.version, self.bindings)
-
-
-def _replay_text(graph: OpGraph, num_ranks: int, source: str, reason: str, diagnostics: Diagnostics) -> str:
-    """The replay of one class, its losses reported and listed in it."""
-    flat = _flat(graph, diagnostics)
-    replayed = replay(flat, num_ranks)
-    because = f" ({reason})" if reason else ""
-    diagnostics.warning(
-        "stablehlo.replay",
-        graph.name,
-        f"operations replayed: the program does the same work in the same order, but is not the one the "
-        f"graph came from{because}",
-        count=len(flat),
-    )
-    absent = _absent(graph)
-    _report_absent(graph.name, absent, diagnostics)
-    if replayed.num_ranks > num_ranks:
-        message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
-        diagnostics.info("stablehlo.devices", graph.name, message)
-    changed = _changes(replayed)
-    for code, (count, message) in changed.items():
-        diagnostics.info(f"stablehlo.{code}", graph.name, message, count=count)
-    _report_flops(flat, replayed, diagnostics)
-    counts = {**absent, **{code: count for code, (count, _) in changed.items()}}
-    lines = [f"{what}: {count}" for what, count in counts.items() if count]
-    return module_text(replayed, graph.name, source, len(flat), lines)
 
 
 def _flat(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
@@ -169,6 +199,12 @@ def _report_absent(name: str, counts: Mapping[str, int], diagnostics: Diagnostic
         diagnostics.info(f"stablehlo.{what}", name, _ABSENT[what], count=count)
 
 
+def _report_changed(name: str, changed: Mapping[str, tuple[int, str]], diagnostics: Diagnostics) -> None:
+    for code, (count, message) in changed.items():
+        report = diagnostics.warning if code in _GUESSES else diagnostics.info
+        report(f"stablehlo.{code}", name, message, count=count)
+
+
 def _changes(replayed: Replayed) -> dict[str, tuple[int, str]]:
     """What a replay does in another way: code -> how often, and a message."""
     return {
@@ -180,6 +216,14 @@ def _changes(replayed: Replayed) -> dict[str, tuple[int, str]]:
         "substituted": (
             replayed.substituted.total(),
             f"collectives StableHLO does not have: {_listed(replayed.substituted)}",
+        ),
+        "comm-bytes": (
+            replayed.comm_bytes.total(),
+            f"payloads that are not those of the graph: {_listed(replayed.comm_bytes)}",
+        ),
+        "reduction": (
+            replayed.reductions.total(),
+            f"reductions that are not those of the graph: {_listed(replayed.reductions)}",
         ),
         "types": (replayed.types.total(), f"not kept of tensor types: {_listed(replayed.types)}"),
         "unknown-flops": (
@@ -203,16 +247,12 @@ def _listed(counts: Counter[str]) -> str:
     return f"{shown}, ..." if len(counts) > _FEW else shown
 
 
-def _report_flops(flat: OpGraph, replayed: Replayed, diagnostics: Diagnostics) -> None:
-    """Say so where XLA will count noticeably more or less than the graph says."""
-    stated = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
-    wanted = float(np.nansum(stated))
-    if abs(replayed.flops - wanted) > _FLOPS_TOLERANCE * wanted:
-        message = (
-            f"XLA counts {replayed.flops:,.0f} FLOPs for the replay, the graph {wanted:,.0f}: sums of "
-            "all-reduce count there, and so does what ties operations together"
-        )
-        diagnostics.warning("stablehlo.replay-flops", flat.name, message)
+def _report_metadata(workload: Workload, facts: Mapping[str, str], diagnostics: Diagnostics) -> None:
+    """Facts about the job that a reader of the program does not find, or finds otherwise."""
+    stated = workload.metadata.items()
+    lost = [key for key, fact in stated if key not in _OF_FILE and facts.get(key) != fact]
+    message = f"facts about the job are not in a StableHLO program: {', '.join(lost[:_FEW])}"
+    diagnostics.info("stablehlo.metadata", workload.name, message, count=len(lost))
 
 
 def _report_ranks(

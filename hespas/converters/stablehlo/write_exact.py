@@ -6,6 +6,7 @@ times, streams, names, costs. Another structure, as passes make, is another prog
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -53,11 +54,14 @@ _ANNOTATIONS: dict[str, str] = {
 
 
 class Original(NamedTuple):
-    """A program as stored, and how many values of what kind the graph has beyond it."""
+    """A program as stored, how many values of what kind the graph has beyond it, and what its reader says of
+    the file.
+    """
 
     data: bytes
     form: Form
     beyond: dict[str, int]
+    metadata: Mapping[str, str]
 
 
 class Verdict(NamedTuple):
@@ -89,7 +93,7 @@ def original_of(graph: OpGraph, num_ranks: int) -> Verdict:
             beyond[what] = beyond.get(what, 0) + difference.count
     if changed:
         return Verdict(None, f"passes or edits changed the program it was read from: {', '.join(changed)}")
-    return Verdict(Original(data, Form(again.metadata["form"]), beyond))
+    return Verdict(Original(data, Form(again.metadata["form"]), beyond, again.metadata))
 
 
 def _read_again(data: bytes, num_ranks: int) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 
 __all__ = ["Pairs", "enclosing", "overlapping", "pair"]
 
@@ -49,7 +49,9 @@ def pair(track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_]) -> Pairs
     return Pairs(np.array(begin, np.int64), np.array(end, np.int64), orphans)
 
 
-def overlapping(track: IntArray, start_ns: IntArray, duration_ns: IntArray) -> BoolArray:
+def overlapping(
+    track: NDArray[np.integer], start_ns: IntArray | FloatArray, duration_ns: IntArray | FloatArray
+) -> BoolArray:
     """Which slices start before an earlier one of their track ends."""
     inside = np.zeros(len(track), np.bool_)
     order = np.lexsort((-duration_ns, start_ns, track))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -14,8 +15,10 @@ from hespas.graph import Diagnostics, OpClass, OpGraph, StringTableBuilder, Time
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
 
-__all__ = ["scene_of_timeline"]
+__all__ = ["SIMULATED", "classes_of_spans", "scene_of_timeline", "span_names"]
 
+SIMULATED = MappingProxyType({"timeline": "simulated"})
+"""What a file of tracks says of itself where they were not measured."""
 _CLASSES = ("", *(member.name.lower() for member in OpClass))
 _CRITICAL = ("", "yes")
 
@@ -26,11 +29,25 @@ def scene_of_timeline(
     """One part per rank class that has spans. Raises ``UsageError`` where numbers of ranks or nodes are not
     those of the workload.
     """
+    parts: list[Tracks] = []
+    spans: list[tuple[int, IntArray]] = []
+    for index, mine in _spans_by_class(timeline, workload):
+        tracks, ordered = _rank_tracks(timeline, workload.classes[index], mine)
+        parts.append(tracks)
+        spans.append((index, ordered))
+    flows = _arrows(timeline, workload, spans, diagnostics) if arrows else Flows.none()
+    return Scene(workload.name, tuple(parts), flows, SIMULATED)
+
+
+def classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
+    """Each rank class that has spans, and which. Raises ``UsageError`` as :func:`scene_of_timeline` does."""
+    return ((workload.classes[index], spans) for index, spans in _spans_by_class(timeline, workload))
+
+
+def _spans_by_class(timeline: Timeline, workload: Workload) -> Iterator[tuple[int, IntArray]]:
     if len(timeline) and not 0 <= int(timeline.rank.min()) <= int(timeline.rank.max()) < workload.num_ranks:
         raise UsageError(f"the timeline has ranks that workload {workload.name!r} does not have")
     span_class = workload.rank_class[timeline.rank]
-    parts: list[Tracks] = []
-    spans: list[tuple[int, IntArray]] = []
     for index, graph in enumerate(workload.classes):
         mine = np.flatnonzero(span_class == index)
         if not len(mine):
@@ -40,11 +57,7 @@ def scene_of_timeline(
         fits = -1 <= int(nodes.min()) <= int(nodes.max()) < len(graph)
         if not fits or not ((blocks >= 0) & (blocks < len(graph.regions))).all():
             raise UsageError(f"the timeline has nodes or loops that graph {graph.name!r} does not have")
-        tracks, ordered = _rank_tracks(timeline, graph, mine)
-        parts.append(tracks)
-        spans.append((index, ordered))
-    flows = _arrows(timeline, workload, spans, diagnostics) if arrows else Flows.none()
-    return Scene(workload.name, tuple(parts), flows, {})
+        yield index, mine
 
 
 def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[Tracks, IntArray]:
@@ -63,7 +76,7 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
         track_process=tuple(owner for owner, _ in pairs),
         track_name=tuple(timeline.resources[resource] for _, resource in pairs),
         track=track.astype(np.int32),
-        name=_names(timeline, graph, spans),
+        name=span_names(timeline, graph, spans),
         category=TextColumn(
             _of_nodes(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES
         ),
@@ -79,7 +92,7 @@ def _rank_name(rank: int, alike: int) -> str:
     return f"rank {rank}: and {alike - 1:,} alike" if alike > 1 else f"rank {rank}"
 
 
-def _names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
+def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
     """The nodes' names, else their operations; a block of trips is named by its loop."""
     node = timeline.node[spans]
     rows = _of_nodes(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)

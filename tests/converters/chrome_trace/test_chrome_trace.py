@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from collections import defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -12,6 +15,7 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hespas.api import read as read_any
 from hespas.converters import sniff
@@ -22,7 +26,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UsageError
-from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated
+from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated, spans
 
 GOLDEN = Path(__file__).parent
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
@@ -51,6 +55,25 @@ def trace(path: Path, *listed: Event, **header: object) -> Path:
 
 def slice_of(name: str, ts: float | str, dur: float, **more: object) -> Event:
     return {"ph": "X", "name": name, "pid": 4, "tid": 8, "ts": ts, "dur": dur, **more}
+
+
+def run_into_others(path: Path) -> list[tuple[int, int]]:
+    """The slices that a viewer drops: rounded to ns as Perfetto's importer does, they cross others' ends."""
+    threads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            threads[event["tid"]].append((start, start + round(event["dur"] * 1000)))
+    crossing: list[tuple[int, int]] = []
+    for slices in threads.values():
+        opened: list[int] = []
+        for start, end in sorted(slices, key=lambda each: (each[0], -each[1])):
+            while opened and opened[-1] <= start:
+                opened.pop()
+            if opened and end > opened[-1]:
+                crossing.append((start, end))
+            opened.append(end)
+    return crossing
 
 
 @pytest.mark.parametrize("name", ["measured.json", "side_by_side.json"])
@@ -104,13 +127,47 @@ def test_any_times_and_names_read_back_exactly(profile: Profile, tmp_path: Path)
     path = write(profile, tmp_path / "t.json")
     raw = json.loads(path.read_text(), parse_float=Decimal)["traceEvents"]
     written = sorted(event["ts"] * 1000 for event in raw if event["ph"] == "X")
-    assert written == sorted(round(Decimal(start), 3) for start in profile.start_ns.tolist())
+    assert written == sorted(math.floor(start) for start in profile.start_ns.tolist())
+    assert not run_into_others(path)
     back = read(path)
     # a name without a kernel is the operation's or else the category's, which nothing in a file tells
     assert [event[:5] for event in events(back)] == [event[:5] for event in events(profile)]
     named = [row > 0 for row in profile.kernel_row.tolist()]
     if all(named):
         assert events(back) == events(profile)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30))
+def test_what_follows_without_a_gap_stays_on_one_thread(lengths: list[float], tmp_path: Path) -> None:
+    _, workload = simulated()
+    end_ns = np.cumsum(lengths)
+    start_ns = np.concatenate([[0.0], end_ns[:-1]])
+    run = spans(node=[0] * len(lengths), rank=[0] * len(lengths), start_ns=start_ns.tolist())
+    timeline = replace(run, end_ns=end_ns)
+    path = tmp_path / "t.json"
+    write_displayed([("", Simulated(timeline, workload))], path, WriteOptions(), Diagnostics())
+    listed = json.loads(path.read_text())["traceEvents"]
+    assert len({event["tid"] for event in listed if event["ph"] == "X"}) == 1
+    assert not run_into_others(path)
+    back = read(path)
+    assert sorted(back.start_ns.tolist()) == sorted(start_ns.tolist())
+    assert sorted(back.duration_ns.tolist()) == sorted((end_ns - start_ns).tolist())
+
+
+def test_overlapping_slices_stand_on_threads_of_one_name(tmp_path: Path) -> None:
+    profile = Profile.of(
+        "p", ("d",), StringTable.from_strings(["", "a", "b", "c"]), start_ns=np.array([0.0, 5.0, 6.0]),
+        duration_ns=np.array([10.0, 10.0, 1.0]), kernel_row=np.array([1, 2, 3], np.int32),
+        stream=np.array([4, 4, 4], np.int64),
+    )  # fmt: skip
+    path = write(profile, tmp_path / "t.json")
+    listed = json.loads(path.read_text())["traceEvents"]
+    named = [event["args"]["name"] for event in listed if event["name"] == "thread_name"]
+    assert named == ["stream 4", "stream 4"]
+    assert not run_into_others(path)
+    diagnostics = Diagnostics()
+    assert events(read(path, diagnostics)) == events(profile)
 
 
 def test_the_shared_stream_of_events_reads_what_is_written(tmp_path: Path) -> None:

@@ -263,6 +263,18 @@ def test_illegal_values_are_refused(column: str, value: float, make_graph: MakeG
     assert read_arrow(path, ReadOptions(lenient=True), Diagnostics()).num_ranks == 16
 
 
+def test_a_tensor_no_json_can_state_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
+    columns = columns_of(make_graph(1, 40), tmp_path)
+    offsets, extents = columns.ragged["types.dims"].offsets, columns.ragged["types.dims"].values
+    columns.ragged["types.dims"] = Ragged(offsets, np.full(len(extents), 2**32, extents.dtype))
+    path = tmp_path / "damaged.opgraph"
+    save_arrow(path, HEADER, [columns])
+    with pytest.raises(FormatError, match=r"more than 2\*\*63 elements") as caught:
+        read(path)
+    row = int(np.flatnonzero(np.diff(offsets) > 1)[0])
+    assert caught.value.position == f"field types[{row}]"
+
+
 def test_groups_outside_the_job_are_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
     path = write(Workload.spmd(make_graph(1, 40), 4), tmp_path / "small.opgraph")
     with pytest.raises(FormatError, match="not all within"):

@@ -10,9 +10,9 @@ import pytest
 import hespas
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.registry import format_for_output, load_format, sniff
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, dtype
 from hespas.graph.compare import workloads_equal
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import UnsupportedError, UsageError
 
 
 @pytest.mark.parametrize("name", ["op-graph", "op-graph-arrow"])
@@ -63,3 +63,26 @@ def test_a_gz_name_compresses_json_and_is_refused_for_arrow(tmp_path: Path) -> N
     assert workloads_equal(workload, again) == []
     with pytest.raises(UsageError, match="not compressed"):
         hespas.write(workload, tmp_path / "g.arrow.gz")
+
+
+def _with_tensor(*shape: int) -> Workload:
+    builder = GraphBuilder("made")
+    name, op = builder.strings.add("a"), builder.strings.add("abs")
+    operands = [builder.types.add(dtype("i8"), shape)]
+    builder.add_node(name_row=name, op_row=op, op_class=OpClass.ELEMENTWISE, operands=operands)
+    return Workload.spmd(builder.build(), 1)
+
+
+@pytest.mark.parametrize("file_name", ["g.json", "g.arrow"])
+def test_the_largest_tensor_is_written_and_read_and_a_larger_one_refused(
+    file_name: str, tmp_path: Path
+) -> None:
+    largest = _with_tensor(7, (2**63 - 1) // 7, 1)
+    hespas.write(largest, tmp_path / file_name)
+    again = hespas.read(tmp_path / file_name)
+    assert isinstance(again, Workload)
+    assert workloads_equal(largest, again) == []
+    for shape in [(2**62, 2), (2**62, -1, 0, 2), (2**62,) * 16]:
+        with pytest.raises(UnsupportedError, match=r"more than 2\*\*63 elements: i8\[4611686018427387904,"):
+            hespas.write(_with_tensor(*shape), tmp_path / f"larger.{file_name}")
+    assert [entry.name for entry in tmp_path.iterdir()] == [file_name]

@@ -172,6 +172,24 @@ def test_a_broken_line_is_named(text: bytes, line: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "column", "row"),
+    [
+        (b"op,start_ns,duration_ns\na,0,1\nb,inf,1\n", "start_ns", 2),
+        (b"op,start_ns,duration_ns\na,0,-inf\n", "duration_ns", 1),
+        (b"op,latency_s\na,1\nb,2\nc,1e300\n", "latency_s", 3),
+        (b"op,latency_s\na,1e308\n", "latency_s", 1),
+        (b"op,start_ns,duration_ns\na,2.4e18,1\n", "start_ns", 1),
+    ],
+)
+def test_times_that_no_clock_shows_are_refused(text: bytes, column: str, row: int, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text)
+    with pytest.raises(FormatError, match=f"column {column} holds a time too large") as caught:
+        read(path)
+    assert caught.value.position == f"row {row}"
+
+
+@pytest.mark.parametrize(
     "text", [b"op,latency_us\n", b"\n", b"op", b'"op,latency_us', b"x" * 2_000_000, b"op,latency_us\n\n"]
 )
 def test_what_is_no_table_is_refused(text: bytes, tmp_path: Path) -> None:

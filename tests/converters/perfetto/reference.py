@@ -99,7 +99,7 @@ def trace(*packets: dict[str, Any]) -> bytes:
 
 def _fill(message: Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
-        listed = cast("list[Any]", value) if isinstance(value, list) else []
+        listed: list[Any] = [*value] if isinstance(value, list) else []
         if isinstance(value, dict):
             getattr(message, name).SetInParent()
             _fill(getattr(message, name), cast("dict[str, Any]", value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from hespas.converters.tracks import Displayed, Simulated
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from tests.converters.perfetto.reference import Trace, trace
-from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated
+from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated, spans
 
 GOLDEN = Path(__file__).parent
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
@@ -170,6 +171,19 @@ def test_overlapping_slices_stand_on_lanes_of_one_name(tmp_path: Path) -> None:
     tracks = [packet.track_descriptor for packet in listed if packet.track_descriptor.parent_uuid]
     assert [track.name for track in tracks] == ["stream 4", "stream 4"]
     assert events(read(path)) == events(profile)
+
+
+def test_what_follows_without_a_gap_stays_on_one_lane(tmp_path: Path) -> None:
+    ends = np.cumsum(np.random.default_rng(0).uniform(0.0, 9.0, 500))
+    starts = np.concatenate([[0.0], ends[:-1]])
+    timeline = replace(spans([0] * 500, [0] * 500, starts.tolist()), end_ns=ends)
+    path = tmp_path / "t.pftrace"
+    write_displayed([("", Simulated(timeline, simulated()[1]))], path, WriteOptions(), Diagnostics())
+    listed = Trace.FromString(path.read_bytes()).packet
+    assert sum(packet.track_descriptor.parent_uuid > 0 for packet in listed) == 1
+    back = read(path)
+    assert sorted(back.start_ns.tolist()) == starts.tolist()
+    assert sorted(back.duration_ns.tolist()) == sorted((ends - starts).tolist())
 
 
 def test_interned_texts_are_of_a_sequence_and_until_it_starts_anew(tmp_path: Path) -> None:

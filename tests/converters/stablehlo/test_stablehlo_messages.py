@@ -55,6 +55,17 @@ def test_a_short_text_does_not_fill_memory() -> None:
         int_array(attribute)
 
 
+@pytest.mark.parametrize(
+    "shape", ["2147483648x2147483648x4x", "0x4611686018427387904x2x", "4611686018427387904x" * 20]
+)
+def test_tensors_that_no_op_graph_can_state_are_not_read(read_text: ReadText, shape: str) -> None:
+    kind = f"tensor<{shape}f64>"
+    error = _refusal(read_text, f"func.func @main(%a: {kind}) -> {kind} {{ return %a : {kind} }}")
+    assert isinstance(error, UnsupportedError)
+    assert error.message.startswith("a tensor of more than 2**63 elements: tensor<")
+    assert error.path == "test.mlir"
+
+
 def test_more_devices_than_are_read(read_text: ReadText) -> None:
     header = "attributes {mhlo.num_replicas = 65536 : i32, mhlo.num_partitions = 65536 : i32}"
     error = _refusal(read_text, _permute("dense<0> : tensor<1x2xi64>", header))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -18,12 +18,9 @@ from hespas.graph import (
     CollectiveKind,
     Diagnostics,
     ExplicitGroups,
-    GraphBuilder,
-    GroupSet,
     NodeKind,
     OpClass,
     OpGraph,
-    Permutation,
     RegionKind,
     StridedGroups,
     Workload,
@@ -31,77 +28,12 @@ from hespas.graph import (
 )
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from tests.converters.stablehlo.replays import write_bytes, xla_flops
+from tests.converters.stablehlo.steps import RANKS, Steps
 
 pytest.importorskip("jaxlib")
 
-RANKS = 4
 Write = Callable[..., tuple[str, Diagnostics]]
 PAIRS = StridedGroups(((2, 2),), ((2, 1),))
-
-
-class Steps:
-    """A graph written down: each call adds an operation and returns its number."""
-
-    def __init__(self) -> None:
-        self.builder = GraphBuilder("steps")
-
-    def op(
-        self,
-        name: str = "step",
-        *,
-        deps: Sequence[int] = (),
-        shape: Sequence[int] | None = None,
-        element: str = "f32",
-        kind: NodeKind = NodeKind.COMPUTE,
-        flops: float = 0.0,
-        moved: float = 0.0,
-        region: int = -1,
-    ) -> int:
-        b = self.builder
-        types = [] if shape is None else [b.types.add(dtype(element), shape)]
-        return b.add_node(
-            name_row=b.strings.add(f"{name}.{len(b)}"),
-            op_row=b.strings.add(name),
-            op_class=OpClass.UNKNOWN,
-            kind=kind,
-            data_deps=deps,
-            operands=types,
-            results=types,
-            flops=flops,
-            transcendentals=0.0,
-            bytes_read=moved / 2,
-            bytes_written=moved / 2,
-            region=region,
-        )
-
-    def collective(
-        self,
-        kind: CollectiveKind,
-        *,
-        deps: Sequence[int] = (),
-        groups: GroupSet | None = None,
-        size: float = 64.0,
-        shape: Sequence[int] | None = None,
-        channel: int = -1,
-        reduction: str = "",
-    ) -> int:
-        node = self.op("collective", deps=deps, kind=NodeKind.COLLECTIVE, shape=shape)
-        row = -1 if groups is None else self.builder.group_set(groups)
-        self.builder.add_collective(
-            node, kind, group_set=row, comm_bytes=size, channel=channel, reduction=reduction
-        )
-        return node
-
-    def message(
-        self, kind: NodeKind, pairs: list[tuple[int, int]] | None, *, deps: Sequence[int] = (), tag: int = -1
-    ) -> int:
-        node = self.op("message", deps=deps, kind=kind)
-        row = -1 if pairs is None else self.builder.permutation(Permutation.from_pairs(pairs, RANKS))
-        self.builder.add_p2p(node, permutation=row, comm_bytes=256.0, tag=tag)
-        return node
-
-    def graph(self) -> OpGraph:
-        return self.builder.build()
 
 
 @pytest.fixture
@@ -246,6 +178,101 @@ def test_channels_are_kept_and_never_shared(write: Write) -> None:
     assert found.counts()["stablehlo.channels"] == 1
 
 
+def test_channels_go_on_from_the_first_free_one_past_the_last(write: Write) -> None:
+    steps = Steps()
+    for channel in (2**63 - 1, 2**63 - 1, 1, 1):
+        steps.collective(CollectiveKind.ALL_REDUCE, channel=channel, shape=(8,))
+    assert _read(write(steps)[0]).collectives.channel.tolist() == [2**63 - 1, 2, 1, 3]
+
+
+@pytest.mark.parametrize("element", ["f6E2M3FN", "f6E3M2FN"])
+def test_types_of_six_bits_become_those_that_compile(element: str, write: Write) -> None:
+    steps = Steps()
+    steps.op("add", shape=(8,), element=element)
+    text, found = write(steps)
+    assert "f6E" not in text.split("func.func", 1)[1].replace(f"{element}, taken", "")
+    assert "tensor<8xf8E4M3FN>" in text
+    told = [entry.message for entry in found if entry.code == "stablehlo.types"]
+    assert len(told) == 1
+    assert f"{element}, taken as f8E4M3FN" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "written"),
+    [
+        (CollectiveKind.ALL_GATHER, nan, 4.0),
+        (CollectiveKind.ALL_REDUCE, nan, 4.0),
+        (CollectiveKind.ALL_TO_ALL, 1001.0, 1004.0),
+        (CollectiveKind.REDUCE_SCATTER, 66.0, 68.0),
+        (CollectiveKind.BARRIER, 0.0, 4.0),
+    ],
+)
+def test_bytes_that_are_not_those_of_the_graph_are_reported(
+    kind: CollectiveKind, size: float, written: float, write: Write
+) -> None:
+    steps = Steps()
+    steps.collective(kind, size=size, reduction="add")
+    text, found = write(steps)
+    assert _read(text).collectives.comm_bytes.tolist() == [written]
+    assert found.counts()["stablehlo.comm-bytes"] == 1
+    assert 'comm-bytes: 1"' in text
+    (message,) = [each.message for each in found if each.code == "stablehlo.comm-bytes"]
+    stated = "unknown" if np.isnan(size) else f"{size:,.0f} B"
+    assert f"{kind.name.lower()} of {stated} as {written:,.0f} B (1)" in message
+
+
+def test_bytes_of_the_types_are_reported_where_the_graph_says_others(write: Write) -> None:
+    steps = Steps()
+    steps.collective(CollectiveKind.ALL_REDUCE, shape=(4, 4), size=999.0, reduction="add")
+    text, found = write(steps)
+    assert _read(text).collectives.comm_bytes.tolist() == [64.0]
+    assert found.counts()["stablehlo.comm-bytes"] == 1
+
+
+def test_bytes_that_are_kept_are_not_reported(write: Write) -> None:
+    steps = Steps()
+    for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
+        steps.collective(kind, size=1000.0, reduction="max")
+        steps.collective(kind, size=1000.0, groups=PAIRS, reduction="max")
+    steps.collective(CollectiveKind.ALL_REDUCE, shape=(8,), size=32.0, reduction="sum")
+    steps.message(NodeKind.PERMUTE, [(0, 1)])
+    text, found = write(steps)
+    graph = _read(text)
+    assert sorted(graph.collectives.comm_bytes.tolist()) == [32.0, *[1000.0] * 6]
+    assert not {"stablehlo.comm-bytes", "stablehlo.reduction"} & found.counts().keys()
+
+
+def test_a_message_of_unknown_size_is_reported(write: Write) -> None:
+    steps = Steps()
+    steps.message(NodeKind.PERMUTE, [(0, 1)], size=nan)
+    text, found = write(steps)
+    assert _read(text).p2p.comm_bytes.tolist() == [1.0]
+    assert found.counts()["stablehlo.comm-bytes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("element", "stated", "said"),
+    [
+        ("f32", "mystery", "mystery as add"),
+        ("f32", "", "unknown as add"),
+        ("f32", "or", "or as add"),
+        ("i32", "or", ""),
+        ("f32", "stablehlo.add", ""),
+    ],
+)
+def test_reductions_that_are_not_those_of_the_graph_are_reported(
+    element: str, stated: str, said: str, write: Write
+) -> None:
+    steps = Steps()
+    steps.collective(CollectiveKind.ALL_REDUCE, shape=(16,), reduction=stated, element=element)
+    steps.collective(CollectiveKind.ALL_GATHER, reduction=stated)  # reduces nothing
+    text, found = write(steps)
+    assert found.counts().get("stablehlo.reduction", 0) == bool(said)
+    assert ('reduction: 1"' in text) == bool(said)
+    messages = [each.message for each in found if each.code == "stablehlo.reduction"]
+    assert all(f"{said} (1)" in message for message in messages)
+
+
 # --- messages
 
 
@@ -333,6 +360,41 @@ def test_equal_operations_stay_as_many_as_they_are(write: Write) -> None:
     assert len(negations) == len(set(negations)) == 81
 
 
+@pytest.mark.parametrize(
+    "names", [["aten::relu", "aten::silu", "aten::gelu"], ["copy", "mystery", "reverse"]]
+)
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,), (8, 8), None])
+def test_operations_that_differ_in_name_only_stay_as_many_as_they_are(
+    names: list[str], waits: bool, shape: tuple[int, ...] | None, write: Write
+) -> None:
+    steps = Steps()
+    deps = [steps.op("abs", shape=shape)] if waits else []
+    for name in names:
+        steps.op(name, deps=deps, shape=shape, flops=64 * 3, moved=512)
+        steps.collective(CollectiveKind.ALL_REDUCE, deps=deps, shape=shape, name=name)
+        steps.collective(CollectiveKind.ALL_GATHER, deps=deps, name=name)
+        steps.message(NodeKind.PERMUTE, [(0, 1)], deps=deps, name=name)
+    text, _ = write(steps)
+    made = [line.partition(" = ")[2].partition(" loc(")[0] for line in text.splitlines()]
+    for op, count in (("all_reduce", 3), ("all_gather", 3), ("collective_permute", 3)):
+        found = [line for line in made if f"stablehlo.{op}" in line]
+        assert len(found) == len(set(found)) == count, op
+    work = [line for line in made if line.startswith("stablehlo.multiply")]
+    assert len(work) == len(set(work)) >= 3
+
+
+def test_reshaped_operands_do_not_hide_equal_operations(write: Write) -> None:
+    steps = Steps()
+    first = steps.op("abs", shape=(4, 4))
+    for _ in range(2):
+        steps.op("negate", deps=[first], shape=(16,), flops=16)
+    text, _ = write(steps)
+    operands = re.findall(r"stablehlo\.negate (%\d+)", text)
+    assert len(set(operands)) == 2
+    assert text.count("stablehlo.dynamic_update_slice") == 1  # one of them has an element of its own
+
+
 def test_unknown_flops_are_reported_and_not_made_up(write: Write) -> None:
     steps = Steps()
     steps.op("mystery", shape=(64,), flops=nan)
@@ -345,6 +407,39 @@ def test_work_that_does_not_fit_the_operation_is_reported(write: Write) -> None:
     steps = Steps()
     steps.op("negate", shape=(1000,), flops=10)
     assert write(steps)[1].counts()["stablehlo.replay-flops"] == 1
+
+
+def test_flops_nobody_knows_are_not_called_zero(write: Write) -> None:
+    steps = Steps()
+    first = steps.op("mystery", shape=(64,), flops=nan)
+    steps.op("negate", deps=[first], shape=(64,), flops=nan)
+    _, found = write(steps)
+    (message,) = [each.message for each in found if each.code == "stablehlo.replay-flops"]
+    assert message.startswith(
+        "replays in which XLA counts 64 FLOPs where the graph says nothing of its 2 operations:"
+    )
+    steps.op("abs", shape=(10,), flops=10)
+    (message,) = [each.message for each in write(steps)[1] if each.code == "stablehlo.replay-flops"]
+    assert "the graph says 10, and nothing of 2 operations:" in message
+
+
+def test_traffic_that_is_not_that_of_the_graph_is_reported(write: Write) -> None:
+    steps = Steps()
+    steps.op("mystery", flops=nan, moved=8e9)
+    text, found = write(steps)
+    (message,) = [each.message for each in found if each.code == "stablehlo.replay-bytes"]
+    moved = float(_read(text).bytes_moved.sum())
+    assert moved < 8e9
+    assert f"replays that move {moved:,.0f} bytes where the graph says 8,000,000,000:" in message
+
+
+def test_traffic_that_is_kept_or_unknown_is_not_reported(write: Write) -> None:
+    for moved in (1e6, nan):
+        steps = Steps()
+        steps.op("mystery", moved=moved)
+        steps.collective(CollectiveKind.ALL_GATHER)  # its bytes are a payload
+        text, found = write(steps)
+        assert "stablehlo.replay-bytes" not in found.counts(), text
 
 
 def test_names_are_in_the_locations(write: Write) -> None:

@@ -17,9 +17,10 @@ from hespas.converters.stablehlo.bindings import load_bindings
 from hespas.converters.stablehlo.forms import Form
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.write_forms import in_form
-from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.passes import FoldFree, UnrollLoops
 from tests.converters.stablehlo.replays import FIXTURES, read_any, without_program, write_bytes
+from tests.converters.stablehlo.steps import Steps
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -103,7 +104,7 @@ def test_original_and_rewritten_programs_give_equal_outputs(devices: int, tmp_pa
         if path.name not in RANDOM:
             assert one.outputs == two.outputs, path.name
         ran += not one.error
-    assert ran >= {1: 30, 8: 4}[devices]
+    assert ran >= {1: 25, 8: 4}[devices]
 
 
 # --- replays
@@ -131,6 +132,38 @@ def test_replays_run_and_lose_no_work(form: str, devices: int, tmp_path: Path) -
         assert all(len(arrays) == devices for arrays in answer.outputs)
         # XLA may do work twice where that saves memory, but leaves none out.
         assert answer.flops >= 0.985 * _known_flops(workload.classes[0]), path.name
+
+
+def _alike(*, waits: bool) -> tuple[Workload, Workload]:
+    """Four operations, and on eight devices four collectives or messages of a kind, that differ in name."""
+    one, eight = Steps(), Steps()
+    deps = [one.op("sqrt", shape=(32, 32))] if waits else []  # XLA repeats what is cheap in each fusion
+    for number in range(4):
+        one.op(f"aten::op{number}", deps=deps, shape=(32, 32), flops=5.0 * 32 * 32)
+        one.op(f"call{number}", deps=deps, flops=1e5)
+    deps = [eight.op("abs", shape=(1024,))] if waits else []
+    for number in range(4):
+        name, channel = f"op{number}", 10 * number + 1
+        eight.collective(CollectiveKind.ALL_REDUCE, deps=deps, shape=(1024,), name=name, channel=channel)
+        eight.collective(CollectiveKind.ALL_REDUCE, deps=deps, shape=(1024,), name=name)
+        eight.collective(CollectiveKind.ALL_GATHER, deps=deps, size=4096.0, name=name)
+        eight.message(NodeKind.PERMUTE, [(0, 1), (1, 2)], deps=deps, size=4096.0, name=name, tag=number)
+    return Workload.spmd(one.graph(), 1), Workload.spmd(eight.graph(), 8)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_operations_that_differ_in_name_only_are_all_done(waits: bool, tmp_path: Path) -> None:
+    one, eight = _alike(waits=waits)
+    write_bytes(one, tmp_path / "one.mlir")
+    write_bytes(eight, tmp_path / "eight.mlir")
+    (answer,) = run([tmp_path / "one.mlir"], 1)
+    assert answer.error == ""
+    assert answer.flops == pytest.approx(_known_flops(one.classes[0]), rel=0.01)
+    (answer,) = run([tmp_path / "eight.mlir"], 8)
+    assert answer.error == ""
+    assert answer.kept["all-gather"] == answer.kept["collective-permute"] == 4
+    # XLA:CPU sends several all-reduces as one of several operands; their sums are its FLOPs.
+    assert answer.flops >= 8 * 1024
 
 
 def test_the_trace_of_a_llama_step_runs_on_eight_devices(tmp_path: Path) -> None:

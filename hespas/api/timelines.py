@@ -1,0 +1,131 @@
+"""When everything ran, as a file that a viewer or a spreadsheet opens."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from hespas.converters import WriteOptions, is_recognised
+from hespas.converters.output import check_destination, write_atomically
+from hespas.converters.tracks import Displayed, Simulated
+from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph.errors import OutputError, UsageError
+
+__all__ = ["check_timeline", "write_timeline"]
+
+_VIEWED = {
+    ".json": "hespas.converters.chrome_trace.writer",
+    ".pftrace": "hespas.converters.perfetto.writer",
+    ".perfetto-trace": "hespas.converters.perfetto.writer",
+    ".perfetto": "hespas.converters.perfetto.writer",
+}
+_TABLE = ".csv"
+_HINT = "name it FILE.json or FILE.pftrace for a viewer, FILE.csv for a table (all of them also .gz)"
+_SIMULATED_DEVICE = "simulated"
+_OURS = (
+    b'timeline":"simulated"',  # in the header of a Chrome trace
+    b"timeline\x1a\x09simulated",  # an attribute of a Perfetto trace
+    b'"shapes"\n"simulated',  # a table's first row
+)
+_HEAD_BYTES = 65_536
+
+
+class _WriteDisplayed(Protocol):
+    def __call__(
+        self,
+        values: list[tuple[str, Displayed]],
+        path: Path,
+        options: WriteOptions,
+        diagnostics: Diagnostics,
+        /,
+    ) -> None: ...
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix
+
+
+def check_timeline(path: Path, *, beside: bool = False) -> None:
+    """Refuse a file that :func:`write_timeline` cannot write, before any work is done.
+
+    Raises ``UsageError`` where its name tells no format, or a table where a profile is to stand ``beside``;
+    ``OutputError`` where it cannot be written, or holds a workload or a measured profile.
+    """
+    suffix = _suffix(path)
+    if suffix != _TABLE and suffix not in _VIEWED:
+        named = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
+        raise UsageError(f"{named} tells no format of timelines", path=str(path), hint=_HINT)
+    if beside and suffix == _TABLE:
+        raise UsageError(
+            "a table holds one run, nothing beside it", path=str(path),
+            hint="name it FILE.json or FILE.pftrace, or leave out --beside",
+        )  # fmt: skip
+    check_destination(path, overwrite=True)
+    if path.is_dir():
+        raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
+    if path.exists() and is_recognised(path) and not _is_timeline(path):
+        raise OutputError(
+            "holds a workload or a measured profile, and no earlier timeline", path=str(path),
+            hint="choose another file",
+        )  # fmt: skip
+
+
+def _is_timeline(path: Path) -> bool:
+    """Whether a file was written by :func:`write_timeline`."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_HEAD_BYTES)
+        if data.startswith(b"\x1f\x8b"):
+            data = zlib.decompressobj(wbits=31).decompress(data, _HEAD_BYTES)
+    except (OSError, zlib.error):
+        return False
+    return any(sign in data for sign in _OURS)
+
+
+def write_timeline(
+    timeline: Timeline,
+    workload: Workload,
+    path: Path,
+    *,
+    beside: Profile | None = None,
+    hardware: str = "",
+    diagnostics: Diagnostics | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write a simulated run, and a measured profile ``beside`` it, replacing an earlier file atomically.
+
+    The name tells the format: Chrome trace, Perfetto trace, or a table of the spans, whose device is
+    ``simulated HARDWARE``. Returns the bytes written. Raises as :func:`check_timeline` does, and
+    ``UsageError`` where the timeline is not of this workload.
+    """
+    check_timeline(path, beside=beside is not None)
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    options = WriteOptions(name=path.name, progress=progress)
+    run = Simulated(timeline, workload)
+
+    def fill(temporary: Path) -> None:
+        suffix = _suffix(path)
+        if suffix == _TABLE:
+            _write_table(run, hardware, temporary, options, found)
+            return
+        values: list[tuple[str, Displayed]] = [("", run)]
+        if beside is not None:
+            values = [("measured", beside), ("simulated", run)]
+        write = cast("_WriteDisplayed", import_module(_VIEWED[suffix]).write_displayed)
+        write(values, temporary, options, found)
+
+    return write_atomically(path, fill, overwrite=True, directory=False)
+
+
+def _write_table(
+    run: Simulated, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
+) -> None:
+    from hespas.converters.ops_table.writer import write_ops_table
+    from hespas.converters.tracks.listed import profile_of_run
+
+    write_ops_table(
+        profile_of_run(run, f"{_SIMULATED_DEVICE} {hardware}".rstrip()), path, options, diagnostics
+    )
