@@ -8,6 +8,7 @@ cycles, sizes bytes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -188,10 +189,10 @@ def _layer_numbers(words: _Words) -> frozenset[int]:
 
 def _check_checkpoints(words: _Words, checkpoints: frozenset[int], initiates: frozenset[int]) -> None:
     """Each layer that starts a second forward pass has a checkpoint of its own before it."""
-    start = -1
+    start, kept = -1, sorted(checkpoints)
     for number in sorted(initiates):
-        between = any(start < layer < number for layer in checkpoints)
-        if number in checkpoints or not between:
+        place = bisect_left(kept, number)
+        if number in checkpoints or not place or kept[place - 1] <= start:
             words.fail(f"layer {number} starts a second forward pass, and no checkpoint before it is its own")
         start = number
 

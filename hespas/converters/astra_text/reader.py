@@ -16,8 +16,8 @@ from hespas.graph.errors import FormatError
 
 __all__ = ["read_astra_text"]
 
-_MAX_BYTES = 1 << 20
-"""Some twenty thousand layers; in memory a graph of them takes up to 140 times the text."""
+_MAX_BYTES = 32 << 20
+"""Some six hundred thousand layers; in memory a graph of them takes up to 140 times the text."""
 
 
 def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:

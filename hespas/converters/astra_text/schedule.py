@@ -128,7 +128,7 @@ def _again(
     """
     if number not in text.initiates:
         return []
-    start = max(layer for layer in text.checkpoints if layer < number)
+    start = next(layer for layer in range(number - 1, -1, -1) if layer in text.checkpoints)
     needs = outputs[start - 1] if start else []
     return _forward(text, emitter, range(start, number), name="again", needs=needs, follows=follows)[-1]
 

@@ -9,6 +9,7 @@ import pytest
 
 from hespas.converters import ReadOptions, sniff
 from hespas.converters.astra_text import FORMAT
+from hespas.converters.astra_text.grammar import parse
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, StridedGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import find_cycle
@@ -287,10 +288,33 @@ def test_a_join_behind_the_last_layer_comes_before_the_backward_pass(tmp_path: P
 
 
 def test_a_file_too_large_to_be_a_workload_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"^33,554,433 bytes, more than the limit of 33,554,432$|limit of"):
+        _read(tmp_path, "DATA\n1\n" + " " * ((32 << 20) - 6))
+
+
+def test_a_workload_of_many_layers_is_read(tmp_path: Path) -> None:
     line = _LAYERS.splitlines()[0]
-    count = (1 << 20) // len(line)
-    with pytest.raises(FormatError, match="more than 1,048,576 bytes"):
-        _read(tmp_path, f"DATA\n{count}\n" + f"{line}\n" * count)
+    count = (1 << 20) // len(line) + 1
+    graph = _read(tmp_path, f"MICRO\n{count}\n" + f"{line}\n" * count).classes[0]
+    assert len(graph.collectives) == 1
+
+
+def test_checkpoints_are_matched_with_one_look_each() -> None:
+    count = 40_000
+    kept, again = " ".join(map(str, range(0, count, 2))), " ".join(map(str, range(1, count, 2)))
+    head = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 1"
+    head += f" checkpoints: {count // 2} {kept} checkpoint_initiates: {count // 2} {again}"
+    parsed = parse(f"{head}\n{count}\n" + "l -1 1 NONE 0 1 NONE 0 1 NONE 0 0\n" * count, "job.txt")
+    assert len(parsed.initiates) == count // 2
+
+
+@pytest.mark.parametrize("group", [(1 << 24) + 1, 99_999_999_999])
+def test_more_ranks_than_any_job_has_are_refused_at_once(group: int, tmp_path: Path) -> None:
+    text = f"HYBRID_TRANSFORMER model_parallel_NPU_group: {group}\n3\n{_LAYERS}"
+    with pytest.raises(UnsupportedError, match="16,777,216"):
+        _read(tmp_path, text, ranks=None)
+    with pytest.raises(UsageError, match="devices asked for"):
+        _read(tmp_path, f"DATA\n3\n{_LAYERS}", ranks=group)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
