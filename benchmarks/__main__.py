@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-MODULES = ("convert_speed", "et_codec", "hub_memory", "many_ranks")
+MODULES = (
+    "convert_speed",
+    "et_codec",
+    "hub_memory",
+    "kineto_read",
+    "many_ranks",
+    "pytorch_link",
+    "roundtrip_speed",
+)
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]

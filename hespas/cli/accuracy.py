@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.reports import check_reports
 from hespas.cli.session import DebugOption, ProgressOption, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.errors import UsageError
@@ -60,11 +61,16 @@ def accuracy(
 
     diagnostics = Diagnostics()
     with command_line(debug, diagnostics, str(measured[0])):
-        from hespas.validators.accuracy import accuracy as run
         from hespas.validators.accuracy import Thresholds, accuracy_json
+        from hespas.validators.accuracy import accuracy as run
 
         limits = Thresholds(max_mape=max_mape, max_e2e=max_e2e, min_coverage=min_coverage)
         paths = [*([workload] if workload else []), *measured]
+        check_reports({"--json": json_file}, {"an input": paths})
+        if report:
+            from hespas.validators.accuracy.folder import check_folder
+
+            check_folder(report, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             profiles: list[Profile | Workload] = []
             program = _program(workload, diagnostics)
@@ -85,7 +91,16 @@ def accuracy(
         if report:
             from hespas.validators.accuracy.folder import write_report
 
-            write_report(done, limits, report, overwrite=overwrite)
+            write_report(
+                done,
+                limits,
+                report,
+                overwrite=overwrite,
+                hardware=hardware,
+                estimators=estimator or ["roofline"],
+                profiles=profiles,
+                workload=program,
+            )
         say_diagnostics(diagnostics, measured[0])
         _show(done)
         _verdict(done, limits)
@@ -210,6 +225,7 @@ def compare(
     with command_line(debug):
         from hespas.validators.accuracy import compare_reports, comparison_json
 
+        check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]})
         done = compare_reports(base, new)
         if json_file:
             _write(comparison_json(done, max_regression), json_file)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -126,6 +127,7 @@ def convert(
             return
         if not source or not destination:
             raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
+        check_reports({"--log-json": log_json}, {"SRC": [source], "DST": [destination]})
         from hespas.api import convert as run
 
         with progress_bar("converting", progress) as callback:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -84,6 +85,7 @@ def estimate(
         from hespas import api
         from hespas.converters import ReadOptions
 
+        check_reports({"--out": out, "--json": json_file}, {"SRC": [source]})
         with progress_bar("estimating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import HespasError, clipped, exit_code
+from hespas.graph.errors import HespasError, OutputError, clipped, exit_code
 
 __all__ = [
     "DebugOption",
@@ -43,7 +43,8 @@ def version(show: bool) -> None:
     if show:
         from hespas import __version__
 
-        emit(f"hespas {__version__}")
+        with command_line(debug=False):
+            emit(f"hespas {__version__}")
         raise typer.Exit
 
 
@@ -55,8 +56,10 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
     """
     signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
+    _fill_closed_descriptors()
     try:
-        yield
+        with _flushed_output():
+            yield
     except HespasError as error:
         if diagnostics is not None:
             say_diagnostics(diagnostics, source)
@@ -68,7 +71,7 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
         say("interrupted: nothing was left half-written")
         raise typer.Exit(130) from error
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         raise typer.Exit(0) from error
     except (typer.Exit, typer.BadParameter):
         raise
@@ -80,6 +83,54 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
             "  try: run again with --debug and report what it prints"
         )
         raise typer.Exit(exit_code(error)) from error
+
+
+def _fill_closed_descriptors() -> None:
+    """Keep the numbers of closed standard streams from files, into which libraries would write messages."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+@contextmanager
+def _flushed_output() -> Generator[None]:
+    """Whether all could be written is known once it is flushed, and by then a command has no say any more."""
+    try:
+        yield
+    except typer.Exit:
+        _flush()
+        raise
+    _flush()
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        _written(sys.stdout, "")
+
+
+def _written(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        if not text:
+            stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _give_up(stream)
+        raise OutputError(
+            f"standard output cannot be written: {error.strerror or error}",
+            hint="free some space or choose another destination",
+        ) from error
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere, or Python would try again and complain on its way out."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError:  # a stream of a test has no number
+        return
 
 
 def _shown(text: str) -> str:
@@ -95,19 +146,27 @@ def _escaped(character: str) -> str:
 
 
 def emit(text: str) -> None:
-    """Write a line to standard output."""
-    sys.stdout.write(_shown(text) + "\n")
+    """Write a line to standard output. Raises ``OutputError`` where that is closed or full."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed", hint="add > FILE")
+    _written(sys.stdout, _shown(text) + "\n")
 
 
 def say(text: str) -> None:
-    """Write a line to standard error, where it does not mix with results."""
-    sys.stderr.write(_shown(text) + "\n")
+    """Write a line to standard error, where it does not mix with results; where nobody listens, nothing."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(_shown(text) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        _give_up(sys.stderr)
 
 
 @contextmanager
 def progress_bar(label: str, wanted: bool | None) -> Generator[Callable[[int, int], None] | None]:
     """A callback for long work that draws a bar on standard error, or None where none is wanted."""
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+    if sys.stderr is None or wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
         return
     from rich.console import Console

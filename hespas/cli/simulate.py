@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -19,6 +22,7 @@ from hespas.cli.session import (
 from hespas.cli.text import counted, plain_text, table_text, time_text
 
 if TYPE_CHECKING:
+    from hespas.graph import Diagnostics, Profile, Workload
     from hespas.simulator import ClassResult, Simulation
 
 __all__ = ["simulate"]
@@ -54,6 +58,12 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON, rank by rank.")
     ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
+    ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(metavar="PROFILE", help="Show this measured profile in the same timeline.")
+    ] = None,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -68,9 +78,12 @@ def simulate(
         from hespas import api
         from hespas.converters import ReadOptions
 
+        drawn = _Drawn(timeline, beside)
+        drawn.check(source, json_file)
         with progress_bar("simulating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
+            measured = drawn.measured(callback)
             done = api.simulate(
                 value,
                 hardware or None,
@@ -79,11 +92,72 @@ def simulate(
                 diagnostics=diagnostics,
                 progress=callback,
             )
+            drawn.write(done, value, measured, hardware, diagnostics)
         if json_file:
             document = api.simulation_document(done, str(source), hardware, estimator, diagnostics)
             api.write_simulation_json(document, done.timeline, json_file)
         say_diagnostics(diagnostics, source)
         _show(done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The timeline that is asked for, and the profile beside it."""
+
+    file: Path | None
+    beside: Path | None
+
+    def check(self, source: Path, json_file: Path | None) -> None:
+        """Refuse files that cannot be written, or would replace what is read, before any work is done."""
+        from hespas import api
+        from hespas.graph.errors import UsageError
+
+        inputs = [("SRC", source), *([("--beside", self.beside)] if self.beside else [])]
+        taken: dict[str, Sequence[str | Path]] = {role: [path] for role, path in inputs}
+        if self.beside and not self.file:
+            raise UsageError("--beside shows a profile in a timeline", hint="add --timeline FILE.json")
+        if self.file:
+            api.check_timeline(self.file, beside=self.beside is not None)
+            for role, path in inputs:
+                if self.file.exists() and path.exists() and self.file.samefile(path):
+                    raise UsageError(f"--timeline names the same file as {role}", path=str(path))
+            taken["--timeline"] = [self.file]
+        check_reports({"--json": json_file}, taken)
+
+    def measured(self, progress: Callable[[int, int], None] | None) -> Profile | None:
+        """The profile beside the run, if any; what is found in it is told at once, under its name."""
+        from hespas import api
+        from hespas.converters import ReadOptions
+        from hespas.graph import Diagnostics, Profile
+        from hespas.graph.errors import UsageError
+
+        if not self.beside:
+            return None
+        diagnostics = Diagnostics()
+        found = api.read(self.beside, options=ReadOptions(progress=progress), diagnostics=diagnostics)
+        if not isinstance(found, Profile):
+            raise UsageError(
+                "--beside takes a measured profile, and this is a program", path=str(self.beside)
+            )
+        say_diagnostics(diagnostics, self.beside)
+        return found
+
+    def write(
+        self,
+        done: Simulation,
+        value: Workload | Profile,
+        measured: Profile | None,
+        hardware: str,
+        diagnostics: Diagnostics,
+    ) -> None:
+        """Write the file, if one is asked for."""
+        from hespas import api
+        from hespas.graph import Workload
+
+        if self.file and isinstance(value, Workload):
+            api.write_timeline(
+                done.timeline, value, self.file, beside=measured, hardware=hardware, diagnostics=diagnostics
+            )
 
 
 def _show(done: Simulation) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli.accuracy import accuracy, compare
+from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -95,6 +96,7 @@ def check(
             return
         if not paths:
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
+        check_reports({"--json": json_file}, {"PATH": paths})
         from hespas.validators import CheckOptions, to_json
         from hespas.validators import check as run
 
@@ -175,6 +177,7 @@ def roundtrip(
     hespas-validate roundtrip step.mlir --html kept.html
     """
     with command_line(debug):
+        check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths})
         from hespas.validators import roundtrip as run
         from hespas.validators import roundtrip_html, roundtrip_json
 
@@ -185,9 +188,19 @@ def roundtrip(
             _write(roundtrip_json(done), json_file)
         if html_file:
             _write(roundtrip_html(done).encode(), html_file)
+        _tell_inputs(done)
         _show_matrix(done)
         if not done.valid:
             raise typer.Exit(1)
+
+
+def _tell_inputs(done: RoundTrips) -> None:
+    """What was skipped, and what readers left out before any pair was tried, on standard error."""
+    for file in done.skipped:
+        say(f"note: {file.path} ({file.format}): skipped, it is {file.skipped}")
+    for file in done.inputs:
+        for code, count in file.findings.items():
+            say(f"note: {file.path}: its reader reports {code}{f' ({count:,} times)' if count > 1 else ''}")
 
 
 def _show_matrix(done: RoundTrips) -> None:
@@ -207,7 +220,8 @@ def _show_matrix(done: RoundTrips) -> None:
         for message, count in cell.refused.items():
             emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {message}")
     emit(
-        f"{counted(len(done.inputs), 'file')}: "
+        f"{counted(len(done.inputs), 'file')}"
+        + (f", {counted(len(done.skipped), 'profile')} skipped: " if done.skipped else ": ")
         + ("everything that is not kept is reported" if done.valid else "something is lost UNREPORTED")
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -17,6 +19,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, plain_text, table_text, time_text
+from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import Summary
@@ -36,8 +39,11 @@ def view(
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
     ] = None,
     top: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How many operations and regions to list.")
+        int, typer.Option(min=0, metavar="N", help="How many classes, operations and regions to list.")
     ] = 10,
+    rank_class: Annotated[
+        int, typer.Option("--class", min=0, metavar="N", help="Which rank class to show in full.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
     ] = None,
@@ -55,18 +61,27 @@ def view(
         from hespas import api
         from hespas.converters import ReadOptions, find_format
 
+        check_reports({"--json": json_file}, {"SRC": [source]})
         origin = find_format(source, source_format or None)
         with progress_bar("reading", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback, lenient=False)
             value = api.read(source, format=origin.name, options=options, diagnostics=diagnostics)
         found = api.summarise(value, origin.name)
+        _check_class(found, rank_class)
         if json_file:
             api.write_json(api.summary_document(found, source, diagnostics), json_file)
         say_diagnostics(diagnostics, source)
-        _show(found, top)
+        _show(found, top, rank_class)
 
 
-def _show(found: Summary, top: int) -> None:
+def _check_class(found: Summary, rank_class: int) -> None:
+    """Raise ``UsageError`` for a rank class that the job does not have."""
+    most = max(len(found.classes) - 1, 0)
+    if rank_class > most:
+        raise UsageError(f"--class {rank_class}: the rank classes are 0 to {most}", hint=f"--class {most}")
+
+
+def _show(found: Summary, top: int, rank_class: int) -> None:
     emit(f"{_shown(found.name)} ({found.format})")
     facts = ", ".join(f"{key} {_shown(value)}" for key, value in found.metadata.items() if key != "format")
     if facts:
@@ -75,8 +90,38 @@ def _show(found: Summary, top: int) -> None:
         _show_profile(found.profile, top)
         return
     emit(f"{counted(found.num_ranks, 'rank')} in {counted(len(found.classes), 'class')}")
-    for rank_class in found.classes:
-        _show_class(rank_class, top)
+    if len(found.classes) > 1:
+        _show_classes(found.classes, top)
+    for chosen in found.classes[rank_class : rank_class + 1]:
+        _show_class(chosen, top)
+
+
+def _show_classes(classes: Sequence[ClassSummary], top: int) -> None:
+    """One line per rank class; ``--class`` shows one in full."""
+    lines = [
+        (
+            f"{number} {_shown(each.name)}",
+            count_text(each.num_ranks),
+            count_text(each.first_rank) if each.num_ranks else "",
+            count_text(each.nodes),
+            flops_text(_known_sum([row.flops for row in each.by_class])),
+            bytes_text(_known_sum([row.bytes_moved for row in each.by_class])),
+            time_text(_known_sum([row.duration_ns for row in each.by_class])),
+            count_text(sum(row.nodes for row in each.collectives)),
+        )
+        for number, each in enumerate(classes[:top])
+    ]
+    if not lines:
+        return
+    emit("")
+    title = f"classes ({count_text(len(lines))} of {count_text(len(classes))})"
+    columns = ("ranks", "first rank", "operations", "FLOPs", "bytes", "time", "collectives")
+    emit(table_text((title, *columns), lines))
+
+
+def _known_sum(figures: Sequence[float]) -> float:
+    known = [figure for figure in figures if not isnan(figure)]
+    return sum(known) if known or not figures else nan
 
 
 def _shown(text: str) -> str:

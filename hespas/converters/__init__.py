@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
+from hespas.converters.left_out import note_left_out
 from hespas.converters.registry import (
     find_format,
     format_for_output,
@@ -25,5 +26,6 @@ __all__ = [
     "is_flat",
     "is_recognised",
     "load_format",
+    "note_left_out",
     "sniff",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hespas.converters.exchange import exchange
@@ -20,16 +21,61 @@ _FLUSHES_AT_ONCE = 8
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raise ``OutputError`` where writing cannot succeed, before any work is done."""
+    """Raise ``OutputError`` where writing cannot succeed, before any work is done: also where something
+    stands there that is neither file nor folder, and that replacing would destroy.
+    """
     parent = destination.parent
+    mode = _mode_of(destination)
     if not parent.is_dir():
         raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError("the folder is not writable", path=str(parent), hint="choose another destination")
-    if destination.is_dir() and not any(destination.iterdir()):
+        raise _unwritable(parent)
+    if "{rank}" in destination.name:
+        raise OutputError(
+            "names the files of all ranks",
+            path=str(destination),
+            hint="name the folder: the files in it are called NAME.0.et, NAME.1.et and so on",
+        )
+    if mode is None:
         return
-    if destination.exists() and not overwrite:
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OutputError(
+            "not a regular file", path=str(destination), hint="pipe it out: hespas-convert SOURCE - > FILE"
+        )
+    if stat.S_ISDIR(mode) and not os.access(destination, os.R_OK | os.W_OK | os.X_OK):
+        raise _unwritable(destination)
+    if stat.S_ISDIR(mode) and not any(destination.iterdir()):
+        return
+    if not overwrite:
         raise OutputError("exists already", path=str(destination), hint="add --overwrite to replace it")
+    if stat.S_ISDIR(mode):
+        _refuse_folders(destination, destination.iterdir())
+
+
+def _refuse_folders(destination: Path, entries: Iterable[Path]) -> None:
+    folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.is_symlink())
+    if folders:
+        raise OutputError(
+            f"holds folders, which cannot stay where all is replaced in one step: {', '.join(folders[:3])}",
+            path=str(destination),
+            hint="move them elsewhere or choose another destination",
+        )
+
+
+def _mode_of(destination: Path) -> int | None:
+    """What stands there, links followed; None where nothing does."""
+    try:
+        return destination.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
+        raise OutputError(
+            error.strerror or str(error), path=str(destination), hint="choose another destination"
+        ) from error
+
+
+def _unwritable(folder: Path) -> OutputError:
+    return OutputError("the folder is not writable", path=str(folder), hint="choose another destination")
 
 
 def write_atomically(
@@ -38,18 +84,16 @@ def write_atomically(
     """Let ``write`` fill a temporary path, then put it in place; returns the bytes written.
 
     A directory appears as a whole. An existing one is exchanged with the new one in one step, and its other
-    files are kept (where the system cannot do that, or it holds folders, files are replaced one by one);
-    rank files of a larger earlier set would survive and spoil the new set, so they are an ``OutputError``.
-    Links are followed: what they point to is replaced. A failure of any kind removes the temporary, and the
-    next write to the same destination what a killed process has left.
+    files are kept (where the system cannot do that, files are replaced one by one). Folders in it cannot be
+    kept so, and rank files of a larger earlier set would spoil the new set: they are an ``OutputError``.
+    Links to the destination are followed: what they point to is replaced. What is replaced keeps its
+    permissions. A failure of any kind removes the temporary, and the next write to the same destination what
+    a killed process has left.
     """
     check_destination(destination, overwrite=overwrite)
     target = destination.resolve()
     if target.exists() and target.is_dir() != directory:
-        kind = "a directory" if target.is_dir() else "a file"
-        raise OutputError(
-            f"exists and is {kind}", path=str(destination), hint="choose another destination or format"
-        )
+        raise _of_other_kind(destination, directory=directory)
     temporary = temporary_beside(target)
     try:
         remove_leftovers(target)
@@ -69,6 +113,18 @@ def write_atomically(
     finally:
         remove(temporary)
     return written
+
+
+def _of_other_kind(destination: Path, *, directory: bool) -> OutputError:
+    if directory:
+        return OutputError(
+            "exists and is a file, and several ranks are as many files",
+            path=str(destination),
+            hint="name a folder, or choose one rank with --ranks",
+        )
+    return OutputError(
+        "exists and is a directory", path=str(destination), hint="choose another destination or format"
+    )
 
 
 def _sync(path: Path) -> int:
@@ -115,6 +171,8 @@ def _put_in_place(temporary: Path, target: Path, *, overwrite: bool) -> None:
 def _place_file(temporary: Path, target: Path, *, overwrite: bool) -> None:
     """Without ``overwrite`` a file that somebody else has written in the meantime stays."""
     if overwrite:
+        if target.exists():
+            shutil.copymode(target, temporary)
         temporary.replace(target)
         return
     try:
@@ -136,7 +194,9 @@ def _written_meanwhile(target: Path) -> OutputError:
 def _replace_directory(temporary: Path, target: Path) -> None:
     """Put the new files into a folder that holds others."""
     fresh = {file.name for file in temporary.iterdir()}
-    kept = [file for file in target.iterdir() if file.name not in fresh]
+    there = list(target.iterdir())
+    _refuse_folders(target, there)
+    kept = [file for file in there if file.name not in fresh]
     stale = [file.name for file in kept if _RANK_FILE.match(file.name)]
     if stale:
         raise OutputError(
@@ -145,7 +205,13 @@ def _replace_directory(temporary: Path, target: Path) -> None:
             path=str(target),
             hint="remove them or choose another destination",
         )
-    if _gathered(kept, temporary) and exchange(temporary, target):
+    for file in there:
+        if file.name in fresh and not file.is_symlink():
+            shutil.copymode(file, temporary / file.name)
+    gathered = _gathered(kept, temporary)
+    shutil.copymode(target, temporary)
+    if gathered and exchange(temporary, target):
+        _rescued(temporary, target)
         return  # what was there has the temporary's name now and goes with it
     for file in kept:
         (temporary / file.name).unlink(missing_ok=True)
@@ -154,14 +220,17 @@ def _replace_directory(temporary: Path, target: Path) -> None:
 
 
 def _gathered(kept: list[Path], temporary: Path) -> bool:
-    """Give the files that stay a second name among the new ones; False where some cannot have one."""
-    if any(file.is_symlink() or not file.is_file() for file in kept):
-        return False
+    """Give what stays a second name among the new files; False where something cannot have one."""
     try:
         for file in kept:
-            os.link(file, temporary / file.name)
-        if kept:
-            shutil.copymode(kept[0].parent, temporary)
+            os.link(file, temporary / file.name, follow_symlinks=False)
     except OSError:
         return False
     return True
+
+
+def _rescued(old: Path, target: Path) -> None:
+    """Move what somebody has put into the folder after it was looked at; not rank files of another set."""
+    for entry in old.iterdir():
+        if not os.path.lexists(target / entry.name) and not _RANK_FILE.match(entry.name):
+            entry.rename(target / entry.name)

@@ -127,13 +127,17 @@ def sniff(path: Path) -> Format:
     """The format of an existing input. Raises ``FormatError`` where nothing fits or the input is empty."""
     head = _read_head(path)
     if not head.is_directory and not head.data:
-        raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
+        expected = _by_suffix(head)
+        code = f"{expected.empty_code}: " if expected and expected.empty_code else ""
+        raise FormatError(
+            f"{code}the file is empty", path=str(path), hint="was the writing program interrupted?"
+        )
     best_score, best = _best_by_content(head)
     if best and best_score >= _CERTAIN_ENOUGH:
         return best
-    suffix = head.suffixes[-1] if head.suffixes else ""
-    by_suffix = next((entry for entry in _formats() if entry.read and suffix in entry.suffixes), None)
-    likeliest = by_suffix or best
+    if best is None:
+        _refuse_ambiguous(head)
+    likeliest = _by_suffix(head) or best
     if likeliest:
         return likeliest
     raise FormatError(
@@ -141,6 +145,24 @@ def sniff(path: Path) -> Format:
         path=str(path),
         hint=f"name it with --from, one of: {', '.join(format_names())}",
     )
+
+
+def _refuse_ambiguous(head: Head) -> None:
+    """Where content tells nothing, a suffix of several formats does not either."""
+    suffix = head.suffixes[-1] if head.suffixes else ""
+    fitting = [entry.name for entry in _formats() if entry.read and suffix in entry.suffixes]
+    if len(fitting) > 1:
+        raise FormatError(
+            f"{suffix} files may be {', '.join(fitting)}, and the content looks like none of them",
+            path=str(head.path),
+            hint=f"name one to be told what is wrong: --from {fitting[-1]}",
+        )
+
+
+def _by_suffix(head: Head) -> Format | None:
+    """The first format whose files have such a name."""
+    suffix = head.suffixes[-1] if head.suffixes else ""
+    return next((entry for entry in _formats() if entry.read and suffix in entry.suffixes), None)
 
 
 def _best_by_content(head: Head) -> tuple[int, Format | None]:

@@ -47,7 +47,11 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
     if not raw.startswith(b"\x1f\x8b"):
         if len(raw) > max_bytes:
-            raise _too_large(path, max_bytes)
+            raise FormatError(
+                f"{len(raw):,} bytes, more than the limit of {max_bytes:,}",
+                path=str(path),
+                hint="is this a file of the format it is read as?",
+            )
         return raw
     return _gunzip(path, raw, min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * len(raw))))
 

@@ -51,7 +51,7 @@ def to_pandas(
         case Estimate():
             return _table(_estimate_columns(value, graph), "node")
         case Timeline():
-            return _table(_timeline_columns(value, graph), "span")
+            return _timeline(value, graph)
 
 
 def _table(columns: _Columns, index: str) -> pd.DataFrame:
@@ -195,21 +195,33 @@ def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
     }
 
 
-def _timeline_columns(timeline: Timeline, graph: OpGraph | None) -> _Columns:
+def _timeline(timeline: Timeline, graph: OpGraph | None) -> pd.DataFrame:
+    """One row per span; those that stand for a loop have no node to describe."""
     nodes = timeline.node
     if graph is not None and len(nodes) and int(nodes.max()) >= len(graph):
         raise UsageError(f"the timeline has node {int(nodes.max())}, graph {graph.name!r} has {len(graph)}")
-    described = {} if graph is None else _what_nodes_are(graph, nodes)
-    return {
-        "node": nodes,
-        "rank": timeline.rank,
-        **described,
-        "resource": _named(timeline.resource, list(timeline.resources)),
-        "start_ns": timeline.start_ns,
-        "end_ns": timeline.end_ns,
-        "duration_ns": timeline.end_ns - timeline.start_ns,
-        "critical": timeline.critical,
-    }
+    frame = _table(
+        {
+            "node": nodes,
+            "rank": timeline.rank,
+            "resource": _named(timeline.resource, list(timeline.resources)),
+            "start_ns": timeline.start_ns,
+            "end_ns": timeline.end_ns,
+            "duration_ns": timeline.end_ns - timeline.start_ns,
+            "critical": timeline.critical,
+            "cause": timeline.cause,
+            "by_resource": timeline.by_resource,
+            "region": timeline.region,
+            "trips": timeline.trips,
+        },
+        "span",
+    )
+    if graph is None:
+        return frame
+    spans = np.flatnonzero(nodes >= 0)
+    described = _table(_what_nodes_are(graph, nodes[spans]), "span")
+    described.index = frame.index[spans]
+    return frame.join(described)
 
 
 def _what_nodes_are(graph: OpGraph, nodes: NDArray[np.integer]) -> _Columns:

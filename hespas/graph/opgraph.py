@@ -117,7 +117,8 @@ class OpGraph:
     @property
     def bytes_moved(self) -> FloatArray:
         """Bytes read plus written per execution, shape ``(nodes,)``."""
-        return self.bytes_read + self.bytes_written
+        with np.errstate(over="ignore"):  # infinite says it
+            return self.bytes_read + self.bytes_written
 
     @property
     def nbytes(self) -> int:

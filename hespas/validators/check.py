@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hespas.converters import ReadOptions, find_format
+from hespas.converters import ReadOptions, find_format, note_left_out
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.validators.configuration import (
@@ -169,6 +169,7 @@ def _check_path(
     entry = find_format(path, options.format)
     assert entry.read is not None, "find_format returns readable formats"
     found = Diagnostics(keep=max(options.keep, 20))
+    note_left_out(path, entry, found)
     value = entry.read(path, ReadOptions(lenient=True, num_devices=options.num_devices), found)
     if not isinstance(value, Workload):
         raise UnsupportedError(

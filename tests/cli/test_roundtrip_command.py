@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from hespas.cli.convert import app as convert
 from hespas.cli.validate import app
-from hespas.validators.roundtrip import result
+from hespas.validators.roundtrip import ColumnResult, result
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
 
 
-def nothing(losses: Mapping[str, tuple[str, ...]], findings: Mapping[str, int]) -> Iterator[str]:
+def nothing(column: ColumnResult, declared: object, findings: Mapping[str, int]) -> bool:
     """As if formats declared no losses."""
-    del losses, findings
-    return iter(())
+    del column, declared, findings
+    return False
 
 
 def test_the_matrix_on_standard_output_and_both_documents(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_the_matrix_on_standard_output_and_both_documents(tmp_path: Path) -> Non
 
 
 def test_a_loss_without_a_report_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result, "_covered", nothing)
+    monkeypatch.setattr(result, "_is_reported", nothing)
     done = CliRunner().invoke(app, ["roundtrip", str(PROGRAM), "--formats", "chakra", "--jobs", "1"])
     assert done.exit_code == 1
     assert "UNREPORTED" in done.stdout.splitlines()[1]
@@ -54,3 +56,47 @@ def test_a_missing_file_is_unreadable(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["roundtrip", str(tmp_path / "absent.mlir")])
     assert done.exit_code == 3
     assert "no such file" in done.stderr
+
+
+def test_profiles_in_a_folder_are_skipped_and_told(tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path / "a.mlir")
+    profile = tmp_path / "b.json"
+    shutil.copy(ROOT / "fixtures" / "profiles" / "rocprofv3_two_processes.json", profile)
+    done = CliRunner().invoke(app, ["roundtrip", str(tmp_path), "--formats", "op-graph", "--jobs", "2"])
+    assert done.exit_code == 0, done.output
+    assert "b.json (rocprofv3): skipped, it is a measured profile" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1 file, 1 profile skipped: ")
+    alone = CliRunner().invoke(app, ["roundtrip", str(profile)])
+    assert (alone.exit_code, "this is a profile" in alone.stderr) == (4, True)
+    (tmp_path / "a.mlir").unlink()
+    none = CliRunner().invoke(app, ["roundtrip", str(tmp_path)])
+    assert (none.exit_code, "these are profiles" in none.stderr) == (2, True)
+
+
+def test_formats_without_a_pair_are_wrong_usage() -> None:
+    done = CliRunner().invoke(app, ["roundtrip", str(PROGRAM), "--formats", "kineto,astra-text"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no pair to try" in done.stderr
+
+
+def test_what_a_reader_reports_is_told(tmp_path: Path) -> None:
+    program = ROOT / "fixtures" / "stablehlo" / "while_unknown.mlir"
+    options = ["--formats", "op-graph", "--json", str(tmp_path / "r.json")]
+    done = CliRunner().invoke(app, ["roundtrip", str(program), *options])
+    assert "its reader reports stablehlo.unknown-trips" in done.stderr
+    [entry] = json.loads((tmp_path / "r.json").read_text())["inputs"]
+    assert {"code": "stablehlo.unknown-trips", "count": 1} in entry["diagnostics"]
+
+
+def test_files_beside_a_set_of_traces_are_told(tmp_path: Path) -> None:
+    set_of_one = tmp_path / "set"
+    assert CliRunner().invoke(convert, [str(PROGRAM), f"{set_of_one}/"]).exit_code == 0
+    (set_of_one / "notes.txt").write_text("mine")
+    told = [["check", str(set_of_one)], ["roundtrip", str(set_of_one), "--formats", "op-graph"]]
+    assert not any("input.left-out" in CliRunner().invoke(app, words).output for words in told)
+    shutil.copy(PROGRAM, set_of_one / "a.mlir")
+    for words in told:
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, "input.left-out" in done.stderr) == (0, True), done.output
+    done = CliRunner().invoke(convert, [str(set_of_one), str(tmp_path / "g.json")])
+    assert "read as chakra, without a.mlir (stablehlo) [input.left-out]" in done.stderr

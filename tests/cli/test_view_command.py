@@ -6,13 +6,22 @@ import json
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from hespas import api
 from hespas.cli.main import app
-from hespas.graph import GraphBuilder, NodeKind, OpClass, Workload
+from hespas.graph import (
+    CollectiveKind,
+    ExplicitGroups,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    StridedGroups,
+    Workload,
+)
 from hespas.graph.passes import totals
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +123,59 @@ def test_a_profile_is_summed_by_category_and_operation(tmp_path: Path) -> None:
     assert profile["duration_ns"] == 45_647_300.0
     assert profile["device"] == "NVIDIA H100 80GB HBM3"
     assert any(line.startswith("kernel ") for line in lines)
+
+
+def many(count: int) -> Workload:
+    """As many rank classes, each with one operation more than the one before."""
+    graphs = tuple(
+        chain(*(f"c{number}n{node}" for node in range(number + 1))).classes[0] for number in range(count)
+    )
+    return Workload(name="many", classes=graphs, rank_class=np.arange(count, dtype=np.int32))
+
+
+def test_many_classes_are_a_table_and_one_of_them_in_full(tmp_path: Path) -> None:
+    api.write(many(32), tmp_path / "g.json")
+    lines, document = view(tmp_path / "g.json", tmp_path, "--top", "4", "--class", "3")
+    assert len(lines) < 40
+    at = next(place for place, line in enumerate(lines) if line.startswith("classes (4 of 32)"))
+    assert [line.split()[:2] for line in lines[at + 1 : at + 5]] == [
+        [str(number), "g"] for number in range(4)
+    ]
+    assert (
+        "  4 operations, 3 data dependencies, 0 control dependencies; longest chain 2, widest level 3"
+        in lines
+    )
+    assert len(cast("list[object]", document["classes"])) == 32
+    wrong = CliRunner().invoke(app, ["view", str(tmp_path / "g.json"), "--class", "32"])
+    assert (wrong.exit_code, "0 to 31" in wrong.stderr) == (2, True)
+
+
+def test_groupings_of_one_size_are_told_apart(tmp_path: Path) -> None:
+    b = GraphBuilder("g")
+    pairs = (StridedGroups(((4, 2),), ((2, 1),)), StridedGroups(((4, 1),), ((2, 4),)))
+    uneven = ExplicitGroups.from_rows([[5], [0, 3, 6]])
+    wide = StridedGroups(((2, 16),), ((16, 1),))
+    for groups in (*pairs, uneven, wide):
+        node = b.add_node(
+            name_row=b.strings.add("sum"),
+            op_row=b.strings.add("sum"),
+            op_class=OpClass.COLLECTIVE,
+            kind=NodeKind.COLLECTIVE,
+        )
+        b.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=b.group_set(groups), comm_bytes=8.0)
+    api.write(Workload.spmd(b.build(), 32), tmp_path / "g.json")
+    lines, document = view(tmp_path / "g.json", tmp_path)
+    shown = "\n".join(lines)
+    assert "4 groups of 2, the first 0 1" in shown
+    assert "4 groups of 2, the first 0 4" in shown
+    assert "2 groups of up to 3, the first 5" in shown
+    assert "2 groups of 16, the first 0 1 2 3 4 5 6 7 ..." in shown
+    [found] = cast("list[dict[str, list[dict[str, object]]]]", document["classes"])
+    assert {
+        (row["num_groups"], tuple(cast("list[int]", row["first_group"]))) for row in found["collectives"]
+    } == {
+        (4, (0, 1)),
+        (4, (0, 4)),
+        (2, (5,)),
+        (2, tuple(range(8))),
+    }

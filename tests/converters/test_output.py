@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from hespas.converters import output
+from hespas.converters.exchange import exchange
 from hespas.converters.output import check_destination, write_atomically
 from hespas.graph.errors import OutputError
 
@@ -152,3 +155,109 @@ def test_a_file_of_a_large_set_that_cannot_be_flushed_is_told(
     with pytest.raises(OutputError, match="Input/output error"):
         write_atomically(tmp_path / "out", _fill_many, overwrite=False, directory=True)
     assert _names(tmp_path) == []
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "out").chmod(0o600)
+    write_atomically(tmp_path / "out", _fill, overwrite=True, directory=False)
+    assert (_mode(tmp_path / "out"), (tmp_path / "out").read_text()) == (0o600, "new")
+
+
+def _cannot_exchange(one: Path, other: Path) -> bool:
+    """As on a system that lacks the call."""
+    del one, other
+    return False
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_is_replaced_in_a_folder_keeps_its_permissions(
+    atomic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not atomic:
+        monkeypatch.setattr(output, "exchange", _cannot_exchange)
+    out = tmp_path / "out"
+    _fill_set(out)
+    (out / "job.0.et").chmod(0o640)
+    out.chmod(0o700)
+    write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert (_mode(out), _mode(out / "job.0.et")) == (0o700, 0o640)
+    assert _mode(out / "job.1.et") != 0o640
+
+
+def test_a_folder_that_holds_links_is_exchanged_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    _fill_set(out)
+    (tmp_path / "elsewhere").mkdir()
+    (out / "near").symlink_to("job.0.et")
+    (out / "far").symlink_to("../elsewhere")
+    (out / "broken").symlink_to("nowhere")
+
+    def refuse(one: Path, other: Path) -> Path:
+        raise AssertionError(f"{one} replaces {other} alone")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert {name: str((out / name).readlink()) for name in ("near", "far", "broken")} == {
+        "near": "job.0.et",
+        "far": "../elsewhere",
+        "broken": "nowhere",
+    }
+    assert (out / "near").read_text() == "new 0"
+
+
+def test_a_folder_that_holds_folders_is_refused_before_any_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _fill_set(out)
+    (out / "plots").mkdir()
+    (out / "plots" / "mine.png").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds folders.*plots"):
+        check_destination(out, overwrite=True)
+    with pytest.raises(OutputError, match=r"holds folders.*plots"):
+        write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert (out / "plots" / "mine.png").read_text() == "mine"
+
+
+def test_a_file_that_comes_while_a_folder_is_exchanged_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    _fill_set(out)
+
+    def late(one: Path, other: Path) -> bool:
+        (out / "late.txt").write_text("mine")
+        return exchange(one, other)
+
+    monkeypatch.setattr(output, "exchange", late)
+    write_atomically(out, _fill_set, overwrite=True, directory=True)
+    assert (out / "late.txt").read_text() == "mine"
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OutputError, match="not a regular file"):
+            write_atomically(tmp_path / name, _fill, overwrite=True, directory=False)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_names_that_lead_nowhere_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for name, why in (("a", "symbolic links"), ("x" * 256, "too long"), ("t.{rank}.et", "names the files")):
+        with pytest.raises(OutputError, match=why):
+            check_destination(tmp_path / name, overwrite=True)
+
+
+def test_several_ranks_do_not_replace_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(OutputError, match="several ranks are as many files") as caught:
+        write_atomically(tmp_path / "out", _fill_set, overwrite=True, directory=True)
+    assert "--ranks" in (caught.value.hint or "")

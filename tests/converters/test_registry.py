@@ -97,3 +97,10 @@ def test_a_packed_file_that_yields_nothing_ends_early_and_is_not_empty(tmp_path:
     (tmp_path / "empty.mlir.gz").write_bytes(gzip.compress(b"", mtime=0))
     with pytest.raises(FormatError, match="is empty"):
         sniff(tmp_path / "empty.mlir.gz")
+
+
+def test_content_like_none_of_the_formats_of_a_suffix_names_them_all(tmp_path: Path) -> None:
+    path = tmp_path / "job.txt"
+    path.write_text("DATTA\n1\nx -1 5 NONE 0 5 NONE 0 5 ALLREDUCE 1048576 5\n")
+    with pytest.raises(FormatError, match="may be hlo, astra-text"):
+        sniff(path)

@@ -67,6 +67,7 @@ def kill_writers(folder: Path, *, kills: int, num_bytes: float, seed: int = 0) -
         overwrites = number % 2 == 1
         if overwrites:
             shutil.copytree(folder / "old-set", target)
+            _add_files_of_a_user(target)
         _kill_one(new, target, rng.uniform(0, span_s * 1.3))
         _judge(target, expected, outcome, number, overwrites=overwrites)
         _clean_up(small, target, outcome, number)
@@ -85,6 +86,16 @@ def _written(workload: Workload, path: Path) -> dict[str, tuple[int, int]]:
     """Write a set; its file names with size and checksum."""
     api.write(workload, path, format="chakra", options=WriteOptions(name="t", directory=True))
     return _contents(path)
+
+
+_NOTES = b"a user's own"
+_USERS = {name: (len(_NOTES), crc32(_NOTES)) for name in ("notes.txt", "link.txt")}
+
+
+def _add_files_of_a_user(path: Path) -> None:
+    """A file and a link, which stay whatever is written beside them."""
+    (path / "notes.txt").write_bytes(_NOTES)
+    (path / "link.txt").symlink_to("notes.txt")
 
 
 def _contents(path: Path) -> dict[str, tuple[int, int]]:
@@ -129,11 +140,12 @@ def _judge(
     overwrites: bool,
 ) -> None:
     found = _contents(target) if target.exists() else None
+    kept = _USERS if overwrites else {}
     if found is None and not overwrites:
         outcome.absent += 1
-    elif found == expected["new"]:
+    elif found == expected["new"] | kept:
         outcome.whole += 1
-    elif found == expected["old"] and overwrites:
+    elif found == expected["old"] | kept and overwrites:
         outcome.old += 1
     elif outcome.broken is not None:
         outcome.broken.append(f"kill {number}: {'none' if found is None else len(found)} files")

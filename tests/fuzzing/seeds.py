@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from hespas import api
 from tests.converters.chakra.historic_protos import OLD_VERSIONS, encode, graph_nodes, rich_nodes
+from tests.converters.pytorch.traces import flat_node, groups_node, node, recorded, tensor, write_et
 from tests.fuzzing.texts import ASTRA_TEXTS, CHAKRA_JSONS, KINETO
 
 __all__ = ["READERS", "Reader", "seeds_of"]
@@ -40,6 +41,9 @@ class Reader:
     written: tuple[str, ...] = ()
 
 
+PROFILES = ("profiles/h100_streams.xplane.pb", "profiles/tpu_v4_megacore.xplane.pb")
+"""What writers of profiles are given."""
+
 READERS: dict[str, Reader] = {
     "stablehlo-text": Reader("stablehlo", ".mlir", ("stablehlo/*.mlir",)),
     "stablehlo-bytecode": Reader(
@@ -54,8 +58,21 @@ READERS: dict[str, Reader] = {
     "chakra-json": Reader("chakra-json", ".json", (), ("mlp", "top_k", "scan_nested")),
     "astra-text": Reader("astra-text", ".txt"),
     "kineto": Reader("kineto", ".json"),
+    "pytorch-et": Reader("pytorch-et", ".et.json"),
+    "xplane": Reader("xplane", ".xplane.pb", ("profiles/*.xplane.pb",)),
+    "jax-trace": Reader("jax-trace", ".trace.json", ("profiles/*.trace.json.gz",)),
+    "nsys": Reader("nsys", ".sqlite", ("profiles/nsys_*.sqlite.gz",)),
+    "rocpd": Reader("rocpd", ".db", ("profiles/rocpd_*.db.gz",)),
+    "rocprofv3": Reader("rocprofv3", ".json", ("profiles/rocprofv3_*.json",)),
+    "ops-table": Reader("ops-table", ".csv", (), PROFILES),
+    "ops-table-parquet": Reader("ops-table", ".parquet", (), PROFILES),
+    "chrome-trace": Reader("chrome-trace", ".chrome.json", (), PROFILES),
+    "perfetto": Reader("perfetto", ".pftrace", (), PROFILES),
 }
 """The readers by name."""
+
+NOT_FUZZED = {"pytorch": "a folder of files, which the readers kineto and pytorch-et read one by one"}
+"""Formats without a reader of their own above, and why."""
 
 
 @cache
@@ -79,6 +96,8 @@ def _seeds(name: str, reader: Reader) -> Iterator[bytes]:
 def _foreign(name: str) -> Iterator[bytes]:
     """Files as other tools write them."""
     yield from {"kineto": (KINETO,), "astra-text": ASTRA_TEXTS, "chakra-json": CHAKRA_JSONS}.get(name, ())
+    if name == "pytorch-et":
+        yield from _execution_traces()
     if name == "chakra-old":
         for version in OLD_VERSIONS:
             yield encode(version, graph_nodes(), {"num": 1})
@@ -86,9 +105,30 @@ def _foreign(name: str) -> Iterator[bytes]:
                 yield encode(version, rich_nodes(version), None)
 
 
+def _execution_traces() -> Iterator[bytes]:
+    """Records of the oldest and the newest schema."""
+    one, two = tensor(1, 4, 8), tensor(2, 8, 2)
+    out = tensor(3, 4, 2)
+    old = [
+        flat_node(10, "aten::mm", 2, 1, [one, two], [out]),
+        flat_node(11, "aten::relu", 2, 2, [out], [one]),
+    ]
+    facts: dict[str, object] = {"collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 8}
+    new = [
+        groups_node({"pg_name": "0", "ranks": [0, 1], "group_size": 2, "group_count": 1}),
+        node(10, "aten::mm", 2, 2, [one, two], [out], schema="aten::mm(Tensor self, Tensor mat2) -> Tensor"),
+        node(11, "Optimizer.step#SGD.step", 2, 3),
+        recorded(12, (11, 4), [out], [out], facts | {"pg_name": "0", "group_size": 2}),
+    ]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.json"
+        for nodes, schema in ((old, "1.0.1"), (new, "1.1.1-chakra.0.0.4")):
+            yield write_et(path, nodes, schema).read_bytes()
+
+
 def _written(program: str, reader: Reader) -> Iterator[bytes]:
     """What our writer makes of a fixture; one rank where there are several."""
-    source = FIXTURES / "stablehlo" / f"{program}.mlir"
+    source = FIXTURES / (program if "/" in program else f"stablehlo/{program}.mlir")
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"x{reader.suffix}"
         if reader.format == "stablehlo":

@@ -31,7 +31,7 @@ ASTRA_TEXTS = (
 )
 """Workloads of ASTRA-sim 1.0, one of each family of policies."""
 
-_FEEDER = [
+_FEEDER: list[dict[str, object]] = [
     {"Id": 3, "Name": "matmul", "NodeType": 4, "is_cpu_op": False, "runtime": 12, "data_deps": []},
     {"Id": 4, "Name": "sum", "NodeType": 7, "is_cpu_op": False, "runtime": 0.25, "data_deps": [3],
      "comm_type": 0, "comm_size": 4096, "involved_dim": [True, False]},

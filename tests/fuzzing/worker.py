@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import mmap
 import os
@@ -32,9 +33,15 @@ SECONDS_PER_BYTE = 1 / 100_000
 GROWTH_FACTOR, GROWTH_BYTES = 20, 200 << 20
 """A reader may take 20 times its input and 200 MB."""
 
-_HARD_LIMIT_S = 10.0
+HARD_LIMIT_S = 10.0
 """For native code, which no alarm interrupts."""
 _NOW = struct.Struct("<qd")
+_ALARMED = _NOW.size
+"""Where a child notes that the alarm rang in Python, which native code would have kept from ringing."""
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+_PLACES: list[mmap.mmap] = []
+"""The memory that a child shares with its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +61,20 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list[Failure])
 
 
-class _TooSlowError(Exception):
-    """Raised by the alarm."""
+class _TooSlowError(BaseException):
+    """Raised by the alarm, past everything that catches errors."""
 
 
 def _alarm(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
+    for place in _PLACES:
+        place[_ALARMED] = 1
     raise _TooSlowError
 
 
 def judge(data: bytes, reader: Reader, folder: Path) -> str:
-    """Read one input; the kind of answer, ``FAILURE: ...`` where it is none a user should get.
+    """Read one input and look at what it holds; the kind of answer, ``FAILURE: ...`` where it is none that a
+    user should get.
 
     Time is that of the processor, so that it does not matter what else the machine does.
     """
@@ -74,7 +84,8 @@ def judge(data: bytes, reader: Reader, folder: Path) -> str:
     signal.signal(signal.SIGPROF, _alarm)
     signal.setitimer(signal.ITIMER_PROF, max(1.0, len(data) * SECONDS_PER_BYTE))
     try:
-        api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
+        value = api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
+        api.summarise(value, reader.format)
         answer = "read"
     except (FormatError, UnsupportedError) as error:
         answer = type(error).__name__
@@ -126,14 +137,17 @@ def _child(
 ) -> NoReturn:
     """Read inputs and report each in a line; the place in memory says which one is being read."""
     place, send, folder = channel
+    _PLACES.append(place)
     gc.freeze()  # what the parent left behind may own threads, which are not in this process
     # The parser of binary programs is tried in a process of its own; here this process is that one.
     trial.survive = _no_trial
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
+    faulthandler.disable()  # a crash is an answer
     try:
         for number in numbers:
             place[: _NOW.size] = _NOW.pack(number, time.monotonic())
+            place[_ALARMED] = 0
             answer = judge(mutated(seeds, number, seed), reader, folder)
             os.write(send, f"{number}\t{answer[:300]!r}\n".encode("utf-8", "replace"))
     finally:
@@ -163,7 +177,7 @@ class _Watch:
                 chunk = os.read(receive, 1 << 16)
             except BlockingIOError:
                 _, since = _NOW.unpack(self.place[: _NOW.size])
-                if time.monotonic() - since > _HARD_LIMIT_S:
+                if time.monotonic() - since > HARD_LIMIT_S:
                     os.kill(pid, signal.SIGKILL)
                     hung = True
                 time.sleep(0.002)
@@ -178,12 +192,16 @@ class _Watch:
         return self._crashed(status, hung=hung) if os.WIFSIGNALED(status) else last + 1
 
     def _crashed(self, status: int, *, hung: bool) -> int:
+        """The input that ended a child is a failure, unless the trial process of binary programs contains it:
+        a crash, or a hang of native code. A hang of Python is ours.
+        """
         number, _ = _NOW.unpack(self.place[: _NOW.size])
-        what = "hangs" if hung else f"ends with {signal.Signals(os.WTERMSIG(status)).name}"
-        if self.reader.suffix == ".mlirbc":
+        ended = signal.Signals(os.WTERMSIG(status))
+        native = not self.place[_ALARMED] if hung else ended in _CRASHES
+        if native and self.reader.suffix == ".mlirbc":
             self.outcome.answers["crash or hang that the trial process contains"] += 1
         else:
-            self._fail(int(number), f"the process {what}")
+            self._fail(int(number), f"the process {'hangs' if hung else f'ends with {ended.name}'}")
         return int(number) + 1
 
     def _collect(self, line: bytes) -> int:

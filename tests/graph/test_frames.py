@@ -150,3 +150,10 @@ def test_timeline() -> None:
     assert "op" not in to_pandas(timeline())
     with pytest.raises(UsageError, match="node 9"):
         to_pandas(timeline(9), graph())
+
+
+def test_a_span_of_a_loop_has_no_node_to_describe() -> None:
+    frame = to_pandas(timeline(-1), graph())
+    assert frame["op"].tolist()[0] == "dot"
+    assert frame["op"].isna().tolist() == [False, True]
+    assert frame["trips"].tolist() == [1.0, 1.0]

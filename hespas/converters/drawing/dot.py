@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hespas.converters.drawing.picture import CARRIED, CONTROL, Picture, fill_of, pictures, shape_of
+from hespas.converters.drawing.picture import (
+    CARRIED,
+    CONTROL,
+    MAX_DEPTH,
+    Picture,
+    fill_of,
+    pictures,
+    shape_of,
+)
 from hespas.converters.format import Value, WriteOptions
 from hespas.graph import Diagnostics, NodeKind, OpClass
 
@@ -20,6 +28,10 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
     is too much to draw.
     """
     found = pictures(value, options, diagnostics)
+    for picture in found:
+        deep = sum(depth >= MAX_DEPTH for depth in picture.depths())
+        told = f"regions nested more than {MAX_DEPTH} deep have no outline"
+        diagnostics.info("drawing.depth", picture.graph.name, told, count=deep)
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
         stream.write(f"digraph {quoted(value.name)} {{\n")
         stream.write('  node [style="filled,rounded", shape=box, fontname="sans-serif", fontsize=10];\n')
@@ -31,9 +43,11 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
 
 
 def quoted(text: str) -> str:
-    """A quoted string: only quotes and backslashes mean something in one, control characters nothing."""
+    """A quoted string: quotes, backslashes and the ampersands of entities mean something in one, control
+    characters nothing.
+    """
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") + '"'
 
 
 def _label(lines: Sequence[str]) -> str:
@@ -55,6 +69,7 @@ def _drawn(picture: Picture) -> Iterator[str]:
     parents: list[int] = graph.regions.parent.tolist()
     for region, parent in enumerate(parents):
         children.setdefault(parent, []).append(region)
+    depth_of = picture.depths()
     members: dict[int, list[int]] = {}
     regions: list[int] = graph.region.tolist()
     for node, region in enumerate(regions):
@@ -68,6 +83,10 @@ def _drawn(picture: Picture) -> Iterator[str]:
         region = stack.pop()
         if region < 0:
             yield "  }"
+            continue
+        if depth_of[region] >= MAX_DEPTH:
+            yield from (f"    {_node(picture, node)}" for node in members.get(region, []))
+            stack += reversed(children.get(region, []))
             continue
         yield f"  subgraph cluster_{picture.index}_{region} {{"
         yield f"    label={quoted(_cut(picture.region_label(region)))}; style=rounded;"

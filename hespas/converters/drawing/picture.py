@@ -15,6 +15,7 @@ __all__ = [
     "CARRIED",
     "CONTROL",
     "DATA",
+    "MAX_DEPTH",
     "MAX_NODES",
     "Edge",
     "Picture",
@@ -26,6 +27,9 @@ __all__ = [
 
 MAX_NODES = 20_000
 """Layout programs take minutes and viewers give up beyond this."""
+
+MAX_DEPTH = 32
+"""Graphviz takes memory with the square of the nesting of clusters: deeper regions are drawn in the last."""
 
 DATA, CONTROL, CARRIED = "data", "control", "carried"
 
@@ -109,6 +113,14 @@ class Picture:
             return f"{kind} {text}".strip()
         told = "unknown trips" if np.isnan(trips) else f"{trips:,.0f} trip{'' if trips == 1 else 's'}"
         return f"{kind} {text}: {told}" if text else f"{kind}: {told}"
+
+    def depths(self) -> list[int]:
+        """How many regions stand around each region."""
+        found: list[int] = []
+        parents: list[int] = self.graph.regions.parent.tolist()
+        for parent in parents:  # a parent is always a smaller row
+            found.append(0 if parent < 0 else found[parent] + 1)
+        return found
 
     def edges(self) -> Iterator[Edge]:
         """All edges, by target; carried ones last."""

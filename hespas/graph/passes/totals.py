@@ -38,7 +38,12 @@ def known_sum(column: FloatArray) -> float:
 
 
 def totals(graph: OpGraph) -> Totals:
-    """The sums over one graph. O(nodes)."""
+    """The sums over one graph; past what a float holds they are infinite. O(nodes)."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity says it, without a warning of NumPy
+        return _totals(graph)
+
+
+def _totals(graph: OpGraph) -> Totals:
     times = graph.multiplicity
     of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
     unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -50,12 +50,22 @@ class Kept(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """``changed`` of the ``known`` rows of ``column`` that said something differ after the trip."""
+    """``changed`` of the ``known`` rows of ``column`` that said something differ after the trip.
+
+    ``changed_in_one`` are those of the rank class with the most: a class that a trip splits counts once for
+    each part, in ``changed``.
+    """
 
     column: str
     kept: Kept
     known: int
     changed: int
+    changed_in_one: int = field(default=-1, compare=False)
+
+    def __post_init__(self) -> None:
+        """One class, unless told otherwise."""
+        if self.changed_in_one < 0:
+            object.__setattr__(self, "changed_in_one", self.changed)
 
 
 def columns_kept(before: Workload, after: Workload) -> list[ColumnResult]:
@@ -81,7 +91,7 @@ def summed(results: Iterable[ColumnResult]) -> ColumnResult:
         kept = Kept.LOST
     else:
         kept = Kept.EXACT if set(told) == {Kept.EXACT} else Kept.CHANGED
-    return ColumnResult(parts[0].column, kept, known, changed)
+    return ColumnResult(parts[0].column, kept, known, changed, max(part.changed_in_one for part in parts))
 
 
 def _result(column: str, known: int, changed: int, *, gone: bool = False) -> ColumnResult:
@@ -153,7 +163,8 @@ def _common_nodes(before: OpGraph, after: OpGraph) -> tuple[ColumnResult, OpGrap
     gone, new = ~np.isin(left, right), ~np.isin(right, left)
     changed = max(int(gone.sum()) + int(new.sum()), 1)
     kept, found = bypass(before, gone), bypass(after, new)
-    if len(kept) != len(found):  # joins of very many edges resist: compare without edges through the others
+    if len(kept) != int((~gone).sum()) or len(found) != int((~new).sum()):
+        # Joins of very many edges stay, be it as many in both: compare without edges through the others.
         kept, found = _only(before, ~gone), _only(after, ~new)
     order = np.empty(len(found), np.int64)
     order[np.argsort(left[~gone])] = np.argsort(right[~new])

@@ -10,6 +10,7 @@ import msgspec
 from hespas import __version__
 from hespas.converters import format_names, load_format
 from hespas.validators.roundtrip.columns import Kept
+from hespas.validators.roundtrip.pairs import FilePairs
 from hespas.validators.roundtrip.result import Cell, RoundTrips
 
 __all__ = ["SCHEMA_ID", "CellText", "cell_text", "roundtrip_html", "roundtrip_json"]
@@ -19,9 +20,17 @@ SCHEMA_ID = "hespas.roundtrip/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    code: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Input:
     path: str
     format: str
+    diagnostics: tuple[_Finding, ...]
+    skipped: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +40,6 @@ class _Column:
     known: int
     changed: int
     reported: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finding:
-    code: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +94,18 @@ def roundtrip_json(done: RoundTrips) -> bytes:
         schema=SCHEMA_ID,
         hespas_version=__version__,
         valid=done.valid,
-        inputs=tuple(_Input(path=entry.path, format=entry.format) for entry in done.inputs),
+        inputs=tuple(map(_input, (*done.inputs, *done.skipped))),
         formats=_formats(done),
         cells=tuple(map(_cell, done.cells)),
         diagnostics=_findings(totals),
     )
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _input(file: FilePairs) -> _Input:
+    return _Input(
+        path=file.path, format=file.format, diagnostics=_findings(file.findings), skipped=file.skipped
+    )
 
 
 def _cell(cell: Cell) -> _Cell:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hespas.converters import Format, ReadOptions, find_format, format_names, is_flat, load_format
+from hespas.converters import (
+    Format,
+    ReadOptions,
+    find_format,
+    format_names,
+    is_flat,
+    load_format,
+    note_left_out,
+)
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
-from hespas.validators.roundtrip.columns import ColumnResult, columns_kept
+from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
 from hespas.validators.roundtrip.trips import Traveller, Trip
 
 __all__ = ["FilePairs", "Pair", "PairStatus", "file_pairs"]
@@ -42,18 +50,25 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePairs:
-    """The pairs tried with one file, which was in ``format``."""
+    """The pairs tried with one file, which was in ``format``.
+
+    ``findings`` counts what its reader reported, by code: that is missing from the start. ``skipped`` says
+    why no pair was tried with a file found in a folder.
+    """
 
     path: str
     format: str
     pairs: tuple[Pair, ...]
+    findings: dict[str, int] = field(default_factory=dict[str, int])
+    skipped: str = ""
 
 
-def file_pairs(path: Path, formats: Sequence[str] = ()) -> FilePairs:
+def file_pairs(path: Path, formats: Sequence[str] = (), *, in_folder: bool = False) -> FilePairs:
     """Try every pair of ``formats`` (default: all that can be read and written) with what ``path`` holds.
 
     The file's own format is the first of a pair as it is; any other that can be written and read is, with
-    what the workload becomes in it. Raises what reading raises, and ``UsageError`` for unknown names.
+    what the workload becomes in it. Raises what reading raises, and ``UsageError`` for unknown names. A
+    profile has no pairs: ``UnsupportedError``, unless it was met ``in_folder``, where it is skipped.
     """
     chosen = [load_format(name) for name in formats] or [
         entry for entry in map(load_format, format_names()) if entry.read and entry.write
@@ -61,8 +76,12 @@ def file_pairs(path: Path, formats: Sequence[str] = ()) -> FilePairs:
     origin = find_format(path, None)
     if origin.read is None:
         raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
-    value = origin.read(path, ReadOptions(), Diagnostics())
+    found = Diagnostics()
+    note_left_out(path, origin, found)
+    value = origin.read(path, ReadOptions(), found)
     if not isinstance(value, Workload):
+        if in_folder:
+            return FilePairs(path=str(path), format=origin.name, pairs=(), skipped="a measured profile")
         raise UnsupportedError(
             "round trips are of workloads, and this is a profile",
             path=str(path),
@@ -71,7 +90,7 @@ def file_pairs(path: Path, formats: Sequence[str] = ()) -> FilePairs:
     with TemporaryDirectory(prefix="hespas-") as folder:
         traveller = Traveller(Path(folder))
         pairs = tuple(_pairs(traveller.settled(value), origin, chosen, traveller))
-    return FilePairs(path=str(path), format=origin.name, pairs=pairs)
+    return FilePairs(path=str(path), format=origin.name, pairs=pairs, findings=found.counts())
 
 
 def _pairs(
@@ -108,7 +127,12 @@ def _pair(begin: Workload, source: Format, via: Format, traveller: Traveller) ->
     home = traveller.travel(out.back, source.name, folds=not is_flat(out.back.metadata, via))
     if home.back is None:
         return _told(source, via, PairStatus.REFUSED, [out, home])
-    return _told(source, via, PairStatus.KEPT, [out, home], home.back)
+    told = _told(source, via, PairStatus.KEPT, [out, home], home.back)
+    if source.name != via.name:
+        return told
+    changed = int(not traveller.is_written_alike(out))
+    written = ColumnResult("bytes", Kept.CHANGED if changed else Kept.EXACT, 1, changed)
+    return replace(told, columns=(*told.columns, written))
 
 
 def _told(

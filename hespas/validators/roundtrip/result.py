@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hespas.converters import format_names, load_format
@@ -12,6 +12,8 @@ from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus
 __all__ = ["Cell", "RoundTrips", "matrix", "unreported"]
 
 _ANY = "*"
+_SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
+"""What one node more or less, which is one finding, changes in many others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +46,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """All files and the matrix over them, cells in order of the registry."""
+    """All files and the matrix over them, cells in order of the registry. ``skipped`` are files of folders
+    that no pair was tried with.
+    """
 
     inputs: tuple[FilePairs, ...]
     cells: tuple[Cell, ...]
+    skipped: tuple[FilePairs, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -63,7 +68,11 @@ def matrix(files: Sequence[FilePairs]) -> RoundTrips:
         pairs.setdefault((pair.source, pair.via), []).append(pair)
     ordered = sorted(pairs, key=lambda key: (order[key[0]], order[key[1]]))
     cells = tuple(_cell(source, via, pairs[source, via]) for source, via in ordered)
-    return RoundTrips(inputs=tuple(files), cells=cells)
+    return RoundTrips(
+        inputs=tuple(file for file in files if not file.skipped),
+        cells=cells,
+        skipped=tuple(file for file in files if file.skipped),
+    )
 
 
 def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
@@ -90,21 +99,26 @@ def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
 
 
 def unreported(pair: Pair) -> list[str]:
-    """The columns of a pair that were not kept and that no declared loss of a reported finding covers."""
-    formats = [load_format(name) for name in (pair.source, pair.via)]
-    names = {name for entry in formats for name in _covered(entry.losses, pair.findings)}
+    """The columns of a pair that were not kept and that no declared loss of a reported finding covers, or not
+    as often as rows changed.
+    """
+    formats = {load_format(name).name: load_format(name) for name in (pair.source, pair.via)}
+    declared = [item for entry in formats.values() for item in entry.losses.items()]
     return [
         column.column
         for column in pair.columns
-        if column.kept in {Kept.CHANGED, Kept.LOST} and not _is_covered(column.column, names)
+        if column.kept in {Kept.CHANGED, Kept.LOST} and not _is_reported(column, declared, pair.findings)
     ]
 
 
-def _covered(losses: Mapping[str, tuple[str, ...]], findings: Mapping[str, int]) -> Iterator[str]:
-    for code, names in losses.items():
-        if not code or code in findings:
-            yield from names
-
-
-def _is_covered(column: str, names: set[str]) -> bool:
-    return bool({_ANY, column, column.partition(".")[0]} & names)
+def _is_reported(
+    column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
+) -> bool:
+    """Whether the findings that speak of a column are as many as its rows that changed."""
+    names = {_ANY, column.column, column.column.partition(".")[0]}
+    codes = {code for code, columns in declared if names & set(columns) and (not code or code in findings)}
+    if "" in codes:
+        return True
+    if not codes or column.column in _SHIFTED:
+        return bool(codes)
+    return column.changed_in_one <= sum(findings[code] for code in codes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,11 +25,16 @@ def roundtrip(
 ) -> RoundTrips:
     """Take each file through every pair of ``formats`` (default: all that are registered).
 
-    A folder that is no set of rank files stands for the files in it that some format knows. ``jobs`` is the
-    number of processes. Raises ``FormatError`` for unreadable input, ``UsageError`` for unknown formats.
+    A folder that is no set of rank files stands for the files in it that some format knows; profiles in it
+    are skipped. ``jobs`` is the number of processes. Raises ``FormatError`` for unreadable input,
+    ``UsageError`` for unknown formats and where there is nothing to try.
     """
-    for name in formats:
-        load_format(name)
+    chosen = [load_format(name) for name in formats]
+    if chosen and not any(entry.write for entry in chosen):
+        raise UsageError(
+            f"there is no pair to try: none of these formats can be written: {', '.join(formats)}",
+            hint="hespas-convert --list-formats",
+        )
     inputs = [file for path in paths for file in _inputs(path)]
     if not inputs:
         raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
@@ -37,25 +43,40 @@ def roundtrip(
         done.append(result)
         if progress:
             progress(len(done), len(inputs))
+    if all(file.skipped for file in done):
+        raise UsageError(
+            "there is nothing to try: round trips are of workloads, and these are profiles",
+            hint="give programs or traces",
+        )
     return matrix(done)
 
 
-def _inputs(path: Path) -> Iterator[Path]:
+@dataclass(frozen=True, slots=True)
+class _Input:
+    path: Path
+    in_folder: bool
+
+
+def _inputs(path: Path) -> Iterator[_Input]:
     """The inputs that a path names: itself, or what a folder holds."""
     if not path.exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
-        yield path
+        yield _Input(path, in_folder=False)
         return
     for entry in sorted(path.rglob("*")):
         if entry.is_file() and is_recognised(entry):
-            yield entry
+            yield _Input(entry, in_folder=True)
 
 
-def _each(inputs: Sequence[Path], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:
+def _pairs_of(given: _Input, formats: Sequence[str]) -> FilePairs:
+    return file_pairs(given.path, formats, in_folder=given.in_folder)
+
+
+def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:
     """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
     if jobs <= 1 or len(inputs) == 1:
-        yield from (file_pairs(path, formats) for path in inputs)
+        yield from (_pairs_of(given, formats) for given in inputs)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(file_pairs, inputs, [tuple(formats)] * len(inputs))
+        yield from pool.map(_pairs_of, inputs, [tuple(formats)] * len(inputs))

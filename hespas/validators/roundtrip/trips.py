@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,12 +24,14 @@ class Trip:
 
     ``ready`` is what was given to the writer: for a flat format without free operations and loops.
     ``back`` is None where the format cannot be read, and together with ``refused`` where it cannot express
-    the workload. ``findings`` counts what pass, writer and reader reported, by code.
+    the workload. ``findings`` counts what pass, writer and reader reported, by code. ``path`` is what was
+    written.
     """
 
     format: str
     ready: Workload
     back: Workload | None
+    path: Path
     refused: str = ""
     findings: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -83,9 +86,29 @@ class Traveller:
             back = self._read(path, target, found)
         except HespasError as error:
             return Trip(
-                format=target.name, ready=ready, back=None, refused=error.message, findings=found.counts()
+                format=target.name,
+                ready=ready,
+                back=None,
+                path=path,
+                refused=error.message,
+                findings=found.counts(),
             )
-        return Trip(format=target.name, ready=ready, back=back, findings=found.counts())
+        return Trip(format=target.name, ready=ready, back=back, path=path, findings=found.counts())
+
+    def is_written_alike(self, trip: Trip) -> bool:
+        """Whether what is read from a trip's file is written as the same bytes again."""
+        form = load_format(trip.format)
+        place = trip.path.parent / "again"
+        place.mkdir()
+        path = place / trip.path.name
+        options = WriteOptions(name=path.name, directory=trip.path.is_dir())
+        if form.read is None or form.write is None:
+            raise InvariantError(f"a round trip through {form.name}, which lacks a way")
+        try:
+            form.write(form.read(trip.path, ReadOptions(), Diagnostics()), path, options, Diagnostics())
+        except HespasError:
+            return False
+        return list(_contents(path)) == list(_contents(trip.path))
 
     def _read(self, path: Path, target: Format, found: Diagnostics) -> Workload | None:
         if target.read is None:
@@ -94,6 +117,11 @@ class Traveller:
         if not isinstance(value, Workload):
             raise InvariantError(f"{target.name} wrote a workload and read something else")
         return self.settled(value)
+
+
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        yield file.name, file.read_bytes()
 
 
 def _refuse_many(workload: Workload) -> None:

@@ -16,7 +16,7 @@ from hespas import api
 from hespas.converters.drawing import FORMAT_DOT, FORMAT_GRAPHML
 from hespas.converters.drawing.picture import MAX_NODES, fill_of
 from hespas.converters.format import WriteOptions
-from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, Workload
+from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[3]
@@ -134,3 +134,31 @@ def _luminance(colour: str) -> float:
 def test_ink_can_be_read_on_its_fill(op_class: OpClass) -> None:
     light, dark = sorted(map(_luminance, fill_of(op_class)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, level AA
+
+
+def test_entities_in_names_are_text(tmp_path: Path) -> None:
+    text = dot(Workload.spmd(one_node("a&lt;b", "x&y"), 1), tmp_path / "x.dot")
+    assert "a&amp;lt;b" in text
+    assert "x&amp;y" in text
+
+
+def test_regions_nested_too_deeply_have_no_outline(tmp_path: Path) -> None:
+    b = GraphBuilder("deep")
+    region = -1
+    for number in range(100):
+        region = b.add_region(RegionKind.CALL, parent=region, label=f"r{number}")
+        b.add_node(
+            name_row=b.strings.add(f"n{number}"),
+            op_row=b.strings.add("op"),
+            op_class=OpClass.ELEMENTWISE,
+            kind=NodeKind.COMPUTE,
+            region=region,
+        )
+    found = Diagnostics()
+    assert FORMAT_DOT.write is not None
+    FORMAT_DOT.write(Workload.spmd(b.build(), 1), tmp_path / "x.dot", WriteOptions(), found)
+    text = (tmp_path / "x.dot").read_text()
+    assert text.count("subgraph cluster") == 1 + 32
+    assert all(f'label="op\\nn{number}' in text for number in range(100))
+    assert text.count("{") == text.count("}")
+    assert found.counts()["drawing.depth"] == 68

@@ -340,3 +340,20 @@ def test_dead_code_goes_and_communication_stays() -> None:
     rest = dead_code(builder.build(), np.empty(0, np.int64))
     assert [rest.node_name(node) for node in range(len(rest))] == ["used", "sent"]
     assert unused == 1
+
+
+def test_sums_past_what_a_float_holds_are_infinite_without_a_warning() -> None:
+    b = GraphBuilder("huge")
+    for number in range(2):
+        b.add_node(
+            name_row=b.strings.add(f"n{number}"),
+            op_row=b.strings.add("op"),
+            op_class=OpClass.ELEMENTWISE,
+            kind=NodeKind.COMPUTE,
+            flops=1.7e308,
+            transcendentals=0.0,
+            bytes_read=1.7e308,
+            bytes_written=1.7e308,
+        )
+    found = totals(b.build())
+    assert (found.flops, found.bytes_moved, found.ops) == (float("inf"), float("inf"), 2.0)

@@ -187,3 +187,34 @@ def test_what_was_absent_everywhere_stays_absent() -> None:
 def test_a_different_number_of_ranks_is_told(ranks: int) -> None:
     found = results(Workload.spmd(graph(), 4), Workload.spmd(graph(), ranks))
     assert found["ranks"] == ColumnResult("ranks", Kept.CHANGED, 4, 4 - ranks)
+
+
+def test_joins_that_resist_in_both_graphs_are_left_out_of_the_comparison() -> None:
+    def joined(name: str) -> OpGraph:
+        """A join of so many producers and consumers that it cannot be bypassed."""
+        b = GraphBuilder("join")
+
+        def add(label: str, deps: list[int]) -> int:
+            return b.add_node(
+                name_row=b.strings.add(label),
+                op_row=b.strings.add("op"),
+                op_class=OpClass.ELEMENTWISE,
+                kind=NodeKind.COMPUTE,
+                data_deps=deps,
+                flops=1.0,
+                transcendentals=0.0,
+                bytes_read=1.0,
+                bytes_written=1.0,
+            )
+
+        before = [add(f"in{number}", []) for number in range(20)]
+        joint = add(name, before)
+        if name == "other":
+            add("more", [joint])
+        for number in range(20):
+            add(f"out{number}", [joint])
+        return b.build()
+
+    told = results(Workload.spmd(joined("one"), 1), Workload.spmd(joined("other"), 1))
+    assert (told["nodes"].kept, told["nodes"].changed) == (Kept.CHANGED, 3)
+    assert told["flops"].kept is Kept.EXACT

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from hespas.converters import format_names, load_format
+from hespas import api
+from hespas.converters import Format, Value, WriteOptions, format_names, load_format
+from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators import roundtrip, roundtrip_html, roundtrip_json
-from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus
+from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus, trips
 from hespas.validators.roundtrip.result import matrix, unreported
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +40,10 @@ def files(*pairs: Pair) -> list[FilePairs]:
 
 def test_a_loss_that_the_format_declares_is_reported() -> None:
     lost = ColumnResult("metadata", Kept.LOST, 3, 3)
-    assert "metadata" in load_format("chakra").losses[""]
-    assert unreported(pair(lost)) == []
+    assert "metadata" in load_format("dot").losses[""]
+    drawn = Pair(source="op-graph", via="dot", status=PairStatus.KEPT, columns=(lost,))
+    assert unreported(drawn) == []
+    assert unreported(pair(lost)) == ["metadata"]
 
 
 def test_a_loss_counts_as_reported_only_beside_its_finding() -> None:
@@ -46,6 +51,37 @@ def test_a_loss_counts_as_reported_only_beside_its_finding() -> None:
     assert unreported(pair(lost)) == ["source_row"]
     assert unreported(pair(lost, chakra__source_location=3)) == []
     assert unreported(pair(lost, chakra__unknown_duration=3)) == ["source_row"]
+
+
+def test_a_finding_accounts_for_as_many_rows_as_it_counts() -> None:
+    changed = ColumnResult("p2p.tag", Kept.CHANGED, 9, 6)
+    assert unreported(pair(changed, chakra__host_transfer=5)) == ["p2p.tag"]
+    assert unreported(pair(changed, chakra__host_transfer=6)) == []
+    assert unreported(pair(changed, chakra__host_transfer=5, chakra__permute=1)) == []
+    in_three_parts = ColumnResult("p2p.tag", Kept.CHANGED, 9, 6, 2)
+    assert unreported(pair(in_three_parts, chakra__host_transfer=2)) == []
+    shifted = ColumnResult("id", Kept.CHANGED, 9, 6)
+    assert unreported(pair(shifted, chakra__permute=1)) == []
+
+
+def test_a_file_that_is_written_otherwise_each_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = load_format("op-graph")
+    times: list[Path] = []
+
+    def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+        times.append(path)
+        api.write(value, path, format="op-graph", options=options, diagnostics=diagnostics)
+        path.write_bytes(path.read_bytes() + b" " * (len(times) % 2))
+
+    unsteady = replace(chosen, write=write)
+
+    def load(name: str) -> Format:
+        return unsteady if name == "op-graph" else load_format(name)
+
+    monkeypatch.setattr(trips, "load_format", load)
+    done = roundtrip([PROGRAM], ["op-graph"])
+    unstable = {(cell.source, cell.via): cell.unreported for cell in done.cells}
+    assert unstable == {("stablehlo", "op-graph"): (), ("op-graph", "op-graph"): ("bytes",)}
 
 
 def test_the_declaration_of_a_table_covers_its_columns() -> None:
