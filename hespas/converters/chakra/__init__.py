@@ -44,12 +44,40 @@ def _writes_directory(value: Value, options: WriteOptions) -> bool:
 
 
 _COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written", "duration_ns")
+_NODES = (
+    "nodes",
+    "ranks",
+    "id",
+    "name_row",
+    "op_row",
+    "framework_row",
+    "kind",
+    "op_class",
+    "resource",
+    "stream",
+    "rate_dtype",
+    *_COSTS,
+    "data_deps",
+    "control_deps",
+    "operands",
+    "results",
+    "collectives",
+    "p2p",
+    "contractions",
+    "extra",
+)
+"""What a rank without anything to do has no more: all of its nodes."""
+
 _LOSSES = {
-    "": ("metadata", "attachments"),
+    "": ("name",),  # a trace is called what its file is
+    "chakra.metadata": ("metadata",),
+    "chakra.attachments": ("attachments",),
+    "chakra.named": ("name_row",),
+    "chakra.longest-time": ("duration_ns",),
     "chakra.source-location": ("source_row",),
     "chakra.permute": ("nodes", "id", "kind", *_COSTS, "data_deps", "control_deps", "p2p", "ranks"),
     "chakra.idle": ("nodes", "ranks", "id", "data_deps", "control_deps"),
-    "chakra.empty-rank": ("nodes", "ranks"),
+    "chakra.empty-rank": _NODES,
     "chakra.host-transfer": ("kind", "op_class", "p2p"),
     "chakra.rounded-counts": _COSTS,
     "chakra.unknown-collective": ("collectives",),
@@ -71,6 +99,7 @@ FORMAT = Format(
     read_versions=READ_VERSIONS,
     write_versions=LATEST_VERSIONS,
     losses=_LOSSES,
+    empty_code="ET002",
 )
 
 
@@ -103,5 +132,6 @@ FORMAT_JSON = Format(
     write=_write_json,
     writes_directory=_writes_directory,
     flat=True,
+    write_versions=LATEST_VERSIONS,
     losses=_LOSSES,
 )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.columns import EtColumns
-from hespas.converters.chakra.contract import TYPE_TO_KIND
+from hespas.converters.chakra.contract import LINTED, TYPE_TO_KIND
 from hespas.converters.chakra.contraction_texts import parse_contractions
 from hespas.converters.chakra.facts import AttributeFacts, Integers
 from hespas.converters.chakra.spans import Bools
@@ -20,6 +20,9 @@ __all__ = ["EXACT", "AttributeReader"]
 EXACT = 1 << 53
 """Up to here floats hold every integer."""
 
+_LARGEST = (1 << 62) - 1
+"""Beyond this a float that is cast to an integer may not fit."""
+
 
 class AttributeReader:
     """Moves attribute values into columns and remembers which rows are accounted for."""
@@ -29,11 +32,27 @@ class AttributeReader:
         self.facts = facts
         self.kind = _kinds(columns.type)
         self.modelled: Bools = np.zeros(len(columns.attrs), np.bool_)
+        self.refused: dict[str, int] = {}
+        """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
+
+    def refuse(self, name: str, count: int) -> None:
+        """Count values that stay attributes because they cannot be meant."""
+        if count:
+            self.refused[name] = self.refused.get(name, 0) + count
 
     def find(self, name: str, low: int = 0) -> Integers:
-        """An integer attribute, from ``low`` to 2**53, which floats hold exactly."""
+        """An integer attribute from ``low`` on that a float holds exactly; others are refused."""
         found = self.facts.integers(name)
-        return found.where((found.value >= low) & (found.value <= EXACT))
+        exact = found.value.astype(np.float64).astype(np.int64) == found.value
+        return self._within(name, found, (found.value >= low) & (found.value <= _LARGEST) & exact)
+
+    def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
+        """The good ones; all others of the nodes marked are refused."""
+        good_ones = found.where(good)
+        rows = self.facts.first_rows(name, integral=name in LINTED)
+        stated = len(rows) if nodes is None else int(nodes[self.facts.owner[rows]].sum())
+        self.refuse(name, stated - len(good_ones.node))
+        return good_ones
 
     def take(self, found: Integers, default: float = nan) -> FloatArray:
         """The values as a float column; they count as accounted for."""
@@ -45,9 +64,10 @@ class AttributeReader:
         return column
 
     def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
-        """Values of the nodes marked, within bounds; they count as accounted for."""
+        """Values of the nodes marked, within bounds; they count as accounted for, others are refused."""
         found = self.facts.integers(name)
-        found = found.where(nodes[found.node] & (found.value >= low) & (found.value <= high))
+        good = nodes[found.node] & (found.value >= low) & (found.value <= high)
+        found = self._within(name, found, good, nodes)
         self.modelled[found.row] = True
         return found
 
@@ -76,14 +96,22 @@ class AttributeReader:
         column = default.copy()
         column[found.node[good]] = meaning[good]
         self.modelled[found.row[good]] = True
+        unknown = np.array([text != "" and text not in table for text in texts] or [False])[place]
+        self.refuse(name, int(unknown.sum()) + self._no_texts(name))
         return column
+
+    def _no_texts(self, name: str) -> int:
+        """Values of a string attribute that are none."""
+        return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
 
     def contractions(self) -> ContractionTable:
         """The matrix products and convolutions that nodes state; other texts stay where they are."""
         found = self.facts.texts("contractions")
+        self.refuse("contractions", self._no_texts("contractions"))
         if not len(found.node):
             return ContractionTable.empty()
         table, foreign = parse_contractions(found.node, *self.facts.distinct(found))
+        self.refuse("contractions", len(foreign))
         self.modelled[np.delete(found.row, foreign)] = True
         return table
 

@@ -64,10 +64,14 @@ def iter_columns(
             count += len(chunk)
             yield _complete(chunk, opened), expected
     except FormatError as error:
+        if opened is None and not lenient:
+            raise
         faults.framing(error, count)
         if opened is not None and faults.is_recovered(error):
             nothing = EtColumns.empty(AttributeColumns.empty(0))
             yield _complete(replace(nothing, is_cut=True), opened), expected
+        if opened is None:
+            return  # there is nothing else to be said of it
     _conclude(opened, count, faults)
 
 
@@ -88,7 +92,7 @@ def _conclude(opened: Opened | None, count: int, faults: CodecFaults) -> None:
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
         faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
-    if not count:
+    elif not count:
         faults.report("ET002", "the file has no node", "end of file", "was the writing program interrupted?")
     if opened is None:
         return

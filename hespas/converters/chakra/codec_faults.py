@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hespas.converters.chakra.frames import CutOffError
@@ -9,6 +10,8 @@ from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 
 __all__ = ["CodecFaults"]
+
+_CODED = re.compile(r"(ET\d{3}): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class CodecFaults:
             if isinstance(error, CutOffError) and nodes:
                 error.hint = f"{error.hint}; --recover keeps the {nodes:,} nodes before the cut"
             raise error
-        message = f"{error.message.removeprefix('ET001: ')}; the {nodes} nodes before it were kept"
+        coded = _CODED.fullmatch(error.message)
+        code, text = (coded[1], coded[2]) if coded else ("ET001", error.message)
+        message = f"{text}; the {nodes} nodes before it were kept" if nodes else text
         severity = Severity.WARNING if recovers else Severity.ERROR
-        self.diagnostics.add("ET001", severity, error.position or "", message, path=self.path)
+        self.diagnostics.add(code, severity, error.position or "", message, path=self.path)

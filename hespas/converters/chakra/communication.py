@@ -15,7 +15,7 @@ from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = ["collective_table", "p2p_table"]
 
-_LARGEST_TAG = (1 << 31) - 1
+_LARGEST_NUMBER = (1 << 63) - 1
 
 
 def collective_table(reader: AttributeReader, peers: Peers, strings: StringTableBuilder) -> CollectiveTable:
@@ -36,7 +36,7 @@ def collective_table(reader: AttributeReader, peers: Peers, strings: StringTable
         comm_bytes=_sizes(reader, "comm_size", is_collective)[nodes],
         operand_bytes=_sizes(reader, "comm_operand_bytes", is_collective)[nodes],
         result_bytes=_sizes(reader, "comm_result_bytes", is_collective)[nodes],
-        channel=_numbers(reader, "channel", is_collective, EXACT)[nodes],
+        channel=_numbers(reader, "channel", is_collective)[nodes],
         reduction=reader.texts("reduction", strings, is_collective)[nodes],
     )
 
@@ -50,7 +50,7 @@ def p2p_table(reader: AttributeReader, peers: Peers) -> P2pTable:
         node=nodes.astype(np.int32),
         permutation=peers.permutation.astype(np.int32),
         comm_bytes=_sizes(reader, "comm_size", is_message)[nodes],
-        tag=_numbers(reader, "comm_tag", is_message, _LARGEST_TAG)[nodes],
+        tag=_numbers(reader, "comm_tag", is_message)[nodes],
         host=np.zeros(len(nodes), np.bool_),
     )
 
@@ -63,9 +63,9 @@ def _sizes(reader: AttributeReader, name: str, nodes: Bools) -> FloatArray:
     return column
 
 
-def _numbers(reader: AttributeReader, name: str, nodes: Bools, high: int) -> IntArray:
+def _numbers(reader: AttributeReader, name: str, nodes: Bools) -> IntArray:
     """Numbers by node, -1 where not stated."""
-    found = reader.integers(name, nodes, 0, high)
+    found = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
     column = np.full(len(reader.columns), -1, np.int64)
     column[found.node] = found.value
     return column

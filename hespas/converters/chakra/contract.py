@@ -163,6 +163,8 @@ class Tag:
     """An attribute that has a name and no value."""
     DOC_STRING = 64
     START_MICROS = 106
+    DURATION_MICROS = 107
+    """What a writer would state otherwise: microseconds (8 bytes), and the duration in ns that was read."""
     INPUTS = 108
     OUTPUTS = 109
     LAYOUT = 200

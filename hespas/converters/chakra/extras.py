@@ -18,9 +18,10 @@ from hespas.converters.chakra.contract import (
     Tag,
 )
 from hespas.converters.chakra.layouts import Layouts, encode_layout
-from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans, offsets_of
+from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans, offsets_of
 from hespas.converters.chakra.tokens import delimited, join, render, rows
 from hespas.graph import ExtraTable, OpGraph, StringTableBuilder
+from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = [
@@ -33,10 +34,19 @@ __all__ = [
     "is_attribute",
     "layout_rows",
     "start_rows",
+    "time_rows",
 ]
 
 
-_OTHER_TAGS = (Tag.DOC_STRING, Tag.START_MICROS, Tag.INPUTS, Tag.OUTPUTS, Tag.LAYOUT, Tag.VERSION)
+_OTHER_TAGS = (
+    Tag.DOC_STRING,
+    Tag.START_MICROS,
+    Tag.DURATION_MICROS,
+    Tag.INPUTS,
+    Tag.OUTPUTS,
+    Tag.LAYOUT,
+    Tag.VERSION,
+)
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
@@ -139,6 +149,16 @@ def start_rows(columns: EtColumns) -> list[ExtraRows]:
         return []
     data = np.frombuffer(columns.start_micros[at].astype("<u8").tobytes(), np.uint8)
     return [_constant(at, 0, Tag.START_MICROS, ByteRows(data, offsets_of(np.full(len(at), 8))))]
+
+
+def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> list[ExtraRows]:
+    """Microseconds that are not those which a writer makes of the durations, each with its duration."""
+    at = np.flatnonzero(columns.duration_micros != written)
+    if not len(at):
+        return []
+    pairs = np.stack([columns.duration_micros[at], duration_ns[at].view(np.uint64)], axis=1).astype("<u8")
+    data = np.frombuffer(pairs.tobytes(), np.uint8)
+    return [_constant(at, 0, Tag.DURATION_MICROS, ByteRows(data, offsets_of(np.full(len(at), 16))))]
 
 
 def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:

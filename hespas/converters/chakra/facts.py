@@ -70,6 +70,11 @@ class AttributeFacts:
         first[1:] = owner[1:] != owner[:-1]
         return rows[first]
 
+    def first_rows(self, name: str, *, integral: bool = False) -> Longs:
+        """The rows of one name that count, of any type or (``integral``) of an integer type."""
+        rows = self._first(self.rows(name))
+        return rows[_IS_INTEGER[self.attrs.field[rows]]] if integral else rows
+
     def integers(self, name: str) -> Integers:
         """Values of any integer type or bool that fit 64 signed bits."""
         rows = self._first(self.rows(name))

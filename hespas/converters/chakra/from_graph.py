@@ -6,13 +6,14 @@ The graph is flat (no permutes, no loops): see :mod:`.expansion`. What depends o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.assembly import Assembled, Assembly
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.columns import ByteRows, EtColumns
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
@@ -21,20 +22,18 @@ from hespas.converters.chakra.contract import (
     Tag,
 )
 from hespas.converters.chakra.contraction_texts import contraction_texts
-from hespas.converters.chakra.extras import foreign_texts, is_attribute
-from hespas.converters.chakra.layouts import Layouts, decode_layout
-from hespas.converters.chakra.shapes import type_texts
-from hespas.converters.chakra.spans import Bools, Bytes, Longs, Window, Words, copy_spans
-from hespas.converters.chakra.timing import carried_micros, whole_nanos
-from hespas.graph import DTYPES, CollectiveKind, Csr, NodeKind, OpClass, OpGraph, Resource
+from hespas.converters.chakra.kept import Kept
+from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
+from hespas.converters.chakra.timing import Times
+from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["Lowered", "Variables", "from_graph"]
 
 _LARGEST = float(1 << 62)
-_DEFAULT_VERSION = "0.0.4"
-_NO_ASCII = 128
+_LARGEST_CANONICAL_TAG = (1 << 31) - 1
+_NAME_OF_NOTHING = b"node_0"
 
 
 class Variables(NamedTuple):
@@ -63,21 +62,23 @@ class Variables(NamedTuple):
 class Lowered(NamedTuple):
     """The trace, and which attribute rows hold which variable (-1: none).
 
-    ``rounded_off`` counts computations that take time and yet state 0 in ``duration_micros``.
+    ``rounded_off`` counts computations that take time and yet state 0 in ``duration_micros``, ``named`` nodes
+    that got a name because they have nothing else, ``shortened`` those whose time is too long to be stated
+    exactly.
     """
 
     columns: EtColumns
     slot: Longs
     rounded_off: int
+    named: int
+    shortened: int
 
 
 def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
     """The trace of one rank. O(nodes + attributes), vectorised but for texts of shapes."""
-    extra = _Extra(graph)
-    stream = graph.resource.astype(np.int64) * (1 << 32) + graph.stream
-    nanos = whole_nanos(graph.duration_ns, stream)
-    micros = carried_micros(nanos, stream)
-    assembled = _attributes(graph, variables, extra, nanos, micros)
+    extra = Kept(graph)
+    times = extra.times(Times.of(graph.duration_ns, graph.resource, graph.stream))
+    assembled = _attributes(graph, variables, extra, times)
     kinds = np.zeros(len(NodeKind), np.int32)
     for kind, number in KIND_TO_TYPE.items():
         kinds[kind] = number
@@ -92,147 +93,45 @@ def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
         data_offsets=graph.data_deps.offsets,
         data_deps=graph.id[graph.data_deps.values],
         start_micros=extra.start_micros(),
-        duration_micros=micros.view(np.uint64),
+        duration_micros=times.micros,
         inputs=extra.io(Tag.INPUTS, graph.operands),
         outputs=extra.io(Tag.OUTPUTS, graph.results),
         attrs=assembled.attrs,
         frame_byte=np.zeros(len(graph), np.int64),
     )
-    rounded_off = (graph.kind == NodeKind.COMPUTE) & (nanos > 0) & (micros == 0)
-    return Lowered(columns, assembled.slot, int(rounded_off.sum()))
+    rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
+    columns, named = _without_empty_frames(columns)
+    shortened = times.shortened(graph.duration_ns)
+    return Lowered(columns, assembled.slot, int(rounded_off.sum()), named, shortened)
 
 
 def _names(graph: OpGraph) -> ByteRows:
-    """Node names; a node without one is called after its operation or its id, since an empty first node would
-    be an empty frame, which other readers take for the end of the file.
-    """
     offsets = graph.strings.offsets
-    row = np.where(np.diff(offsets)[graph.name_row] == 0, graph.op_row, graph.name_row)
-    start, length = offsets[row], offsets[row + 1] - offsets[row]
+    start = offsets[graph.name_row]
     data = np.frombuffer(graph.strings.buffer, np.uint8)
-    nameless = np.flatnonzero(length == 0)
-    if len(nameless):
-        ids: list[int] = graph.id[nameless].tolist()
-        made = ByteRows.from_text(f"node_{number}" for number in ids)
-        start, length = start.copy(), length.copy()
-        start[nameless], length[nameless] = made.offsets[:-1] + len(data), made.lengths
-        data = np.concatenate([data, made.data])
-    return ByteRows(*copy_spans(Window.holding(data), start, length))
+    return ByteRows(*copy_spans(Window.holding(data), start, offsets[graph.name_row + 1] - start))
 
 
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
+    """The trace with a name for each node that has nothing at all, and how many those are: its frame would be
+    empty, which other readers take for the end of the file.
+    """
+    bare = (columns.id == 0) & (columns.type == 0) & (columns.name.lengths == 0)
+    if not bare.any():
+        return columns, 0
+    for offsets in (columns.ctrl_offsets, columns.data_offsets, columns.attrs.offsets):
+        bare &= np.diff(offsets) == 0
+    bare &= (columns.start_micros == 0) & (columns.duration_micros == 0)
+    for io in (columns.inputs, columns.outputs):
+        bare[io.node] = False
+    if not bare.any():
+        return columns, 0
+    pairs = zip(columns.name, bare.tolist(), strict=True)
+    names = [_NAME_OF_NOTHING if empty else name for name, empty in pairs]
+    return replace(columns, name=ByteRows.from_rows(names)), int(bare.sum())
 
 
-class _Extra:
-    """The graph's verbatim rows, sorted out."""
-
-    def __init__(self, graph: OpGraph) -> None:
-        self.graph = graph
-        table = graph.extra
-        self.table = table
-        self.of_file = table.node < 0
-        self.data = np.frombuffer(table.values, np.uint8)
-        version = np.flatnonzero(self.of_file & (table.tag == Tag.VERSION))
-        self.version = table.value(int(version[0])).decode() if len(version) else _DEFAULT_VERSION
-
-    def _rows(self, tag: int) -> Longs:
-        return np.flatnonzero(~self.of_file & (self.table.tag == tag))
-
-    def start_micros(self) -> Words:
-        column = np.zeros(len(self.graph), np.uint64)
-        rows = self._rows(Tag.START_MICROS)
-        column[self.table.node[rows]] = self._eight_bytes(rows)
-        return column
-
-    def _eight_bytes(self, rows: Longs) -> Words:
-        if not len(rows):
-            return np.empty(0, np.uint64)
-        return Window.holding(self.data).words[self.table.offsets[rows]]
-
-    def io(self, tag: int, operands: Csr) -> IoColumns:
-        """Texts kept verbatim, and those made from tensor types for all other nodes."""
-        rows = self._rows(tag)
-        made = type_texts(self.graph, operands)
-        if not len(rows):
-            return made
-        from hespas.converters.chakra.decode import decode_io
-
-        start = self.table.offsets[rows]
-        kept = decode_io(Window.holding(self.data), start, self.table.offsets[rows + 1] - start)
-        kept = IoColumns(self.table.node[rows].astype(np.int64), kept.values, kept.shapes, kept.types)
-        made = made.take(np.flatnonzero(~np.isin(made.node, kept.node)))
-        return kept.joined(made) if len(made) else kept
-
-    def layouts(self) -> Layouts:
-        """Distinct layouts and the choice of each node."""
-        whole = np.flatnonzero(self.of_file & (self.table.tag == Tag.LAYOUT))
-        chosen = self._rows(Tag.LAYOUT)
-        nothing = np.empty(0, np.int64)
-        if not len(whole) or not len(chosen):
-            return Layouts((), nothing, nothing)
-        known = tuple(decode_layout(self.table.value(row)) for row in whole.tolist())
-        index = Window.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
-        good = index < len(known)
-        return Layouts(known, self.table.node[chosen][good].astype(np.int64), index[good].view(np.int64))
-
-    def add_to(
-        self, assembly: Assembly, *, of_file: bool
-    ) -> tuple[Longs, np.ndarray[tuple[int], np.dtype[np.int32]], ByteRows]:
-        """Hand the kept attributes over; returns the doc strings as (node, key, text)."""
-        table = self.table
-        mine = self.of_file if of_file else ~self.of_file
-        keys = self._keys(assembly)
-        foreign, _ = foreign_texts(self.graph, of_file=of_file)
-        is_kept = mine & is_attribute(table.tag)
-        is_kept[foreign] = True
-        rows = np.flatnonzero(is_kept)
-        kind = self._fields(rows)
-        held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
-        base = assembly.buffer(table.values)
-        length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
-        bits = np.zeros(len(rows), np.uint64)
-        bits[~held] = self._eight_bytes(rows[~held])
-        node = np.maximum(table.node[rows].astype(np.int64), 0)
-        assembly.verbatim(node, keys[table.key[rows]], kind, bits, (table.offsets[rows] + base, length))
-        docs = np.flatnonzero(mine & (table.tag == Tag.DOC_STRING))
-        texts = ByteRows(self.data, table.offsets).take(docs)
-        return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
-
-    def _fields(self, rows: Longs) -> Bytes:
-        """The value field of each row that becomes an attribute."""
-        kind = self.table.tag[rows].astype(np.uint8)
-        kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
-        foreign = self.table.tag[rows] == Tag.TEXT
-        kind[foreign] = AttributeField.STRING
-        if int(self.data.max(initial=0)) >= _NO_ASCII:
-            for place in np.flatnonzero(foreign).tolist():
-                if not _is_utf8(self.table.value(int(rows[place]))):
-                    kind[place] = AttributeField.BYTES
-        return kind
-
-    def _keys(self, assembly: Assembly) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """The assembly's key for each string row in use."""
-        keys = np.zeros(len(self.graph.strings), np.int32)
-        for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
-            keys[row] = assembly.key(self.graph.strings[row])
-        return keys
-
-    def metadata(self) -> AttributeColumns:
-        """The file's own attributes."""
-        assembly = Assembly(1)
-        docs = self.add_to(assembly, of_file=True)
-        nothing = np.empty(0, np.int64)
-        return assembly.finish(Layouts((), nothing, nothing), docs).attrs
-
-
-def _attributes(
-    graph: OpGraph, variables: Variables, extra: _Extra, nanos: Longs, micros: Longs
-) -> Assembled:
+def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times) -> Assembled:
     assembly = Assembly(len(graph))
     strings = assembly.buffer(graph.strings.buffer)
     writer = _AttributeWriter(graph, assembly, strings)
@@ -246,9 +145,9 @@ def _attributes(
     writer.floats("tensor_size", graph.bytes_read + graph.bytes_written)
     streams = np.flatnonzero(graph.stream >= 0)
     writer.integers("stream", streams, graph.stream[streams].astype(np.int64))
-    timed = np.flatnonzero(nanos >= 0)
-    said = (nanos[timed] == micros[timed] * 1000) & (nanos[timed] > 0)
-    writer.integers("duration_nanos", timed, nanos[timed], optional=said)
+    timed = np.flatnonzero(times.nanos >= 0)
+    said = times.said(graph.duration_ns)[timed]
+    writer.integers("duration_nanos", timed, times.nanos[timed], optional=said)
     writer.floats("bytes_written", np.where(graph.bytes_written > 0, graph.bytes_written, nan))
     writer.floats("useful_ops", np.where(graph.useful_flops == graph.flops, nan, graph.useful_flops))
     writer.transcendentals()
@@ -371,7 +270,10 @@ class _AttributeWriter:
         self.integers("comm_src", node[told], values[source], slot=source, implied=sends)
         self.integers("comm_dst", node[told], values[target], slot=target, implied=~sends)
         tagged = np.flatnonzero(table.tag >= 0)
-        self.integers("comm_tag", node[tagged], table.tag[tagged])
+        fits = table.tag[tagged] <= _LARGEST_CANONICAL_TAG
+        for rows, kind in ((tagged[fits], ATTRIBUTES["comm_tag"]), (tagged[~fits], AttributeField.INT64)):
+            if len(rows):
+                self.assembly.integers("comm_tag", kind, node[rows], table.tag[rows])
 
     def classes(self) -> None:
         default = np.zeros(len(NodeKind), np.uint8)

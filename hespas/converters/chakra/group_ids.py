@@ -16,11 +16,13 @@ _MOST_MEMBERS = 1 << 24
 
 class GroupIds(NamedTuple):
     """The id of each group of each group set. New ids follow the known ones, set by set, group by group.
+    ``stated`` is the file that lists the known ones, empty where it is not sound.
 
     The id of a group is computed, not looked up, so that one rank of many costs no list of all groups.
     """
 
     known: dict[int, list[int]]
+    stated: bytes
     base: dict[GroupSet, int]
     num_ranks: int
     by_members: dict[tuple[int, ...], int]
@@ -31,14 +33,16 @@ class GroupIds(NamedTuple):
         document = b""
         for graph in workload.classes:
             document = document or graph.attachments.get(FILE_NAME, b"")
-        known = _parsed(document) if document else {}
+        found = Diagnostics()
+        known = _parsed(document, found) if document else {}
+        stated = b"" if found else document
         number = max(known, default=0) + 1
         base: dict[GroupSet, int] = {}
         for groups in workload.group_sets:
             base[groups] = number
             number += 0 if groups.is_world(workload.num_ranks) else groups.num_groups
         by_members = {tuple(members): group for group, members in reversed(known.items())}
-        return cls(known, base, workload.num_ranks, by_members)
+        return cls(known, stated, base, workload.num_ranks, by_members)
 
     def is_idle(self, groups: GroupSet, rank: int) -> bool:
         """Whether a collective over these groups has nothing to do on a rank: it has no group, or is alone in
@@ -75,7 +79,9 @@ class GroupIds(NamedTuple):
         return found
 
     def document(self) -> bytes:
-        """``comm_group.json`` with the known groups and all that got a new id, but for groups of one."""
+        """``comm_group.json`` with the known groups and all that got a new id, but for groups of one; as it
+        was stated where none did.
+        """
         listed = dict(self.known)
         for groups, base in self.base.items():
             if groups.is_world(self.num_ranks):
@@ -83,6 +89,8 @@ class GroupIds(NamedTuple):
             for place, members in enumerate(groups):
                 if len(members) > 1 and tuple(members.tolist()) not in self.by_members:
                     listed[base + place] = members.tolist()
+        if self.stated and len(listed) == len(self.known):
+            return self.stated
         return render_groups(listed) if listed else b""
 
 
@@ -118,8 +126,8 @@ def _end(groups: GroupSet) -> int:
     return groups.base + groups.num_ranks
 
 
-def _parsed(document: bytes) -> dict[int, list[int]]:
+def _parsed(document: bytes, found: Diagnostics) -> dict[int, list[int]]:
     """The groups of a file that a reader has checked already."""
     from hespas.converters.chakra.faults import Faults
 
-    return parse_groups(document, Faults(FILE_NAME, None, Diagnostics(), lenient=True))
+    return parse_groups(document, Faults(FILE_NAME, None, found, lenient=True))

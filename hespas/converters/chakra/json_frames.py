@@ -118,6 +118,8 @@ class JsonFrames:
                 self._refuse(str(error), self._position(found))
             self._count_unknown(unknown)
             return
+        if NODE_LIST in value:
+            self._refuse(f"{NODE_LIST} is no list", self._position(found))
         if not {"id", "name", "type"} & set(value):
             self._refuse("the first document is neither metadata nor a node", self._position(found))
         message = "ET002: the first document is a node, not the GlobalMetadata"

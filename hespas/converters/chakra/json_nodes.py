@@ -115,7 +115,8 @@ def _attributes(
     runtime = fields.get("duration_micros")
     if isinstance(runtime, float) and not runtime.is_integer() and 0 <= runtime < 1 << 53:
         fields["duration_micros"] = int(runtime)
-        others = {**others, "duration_nanos": round(runtime * 1e3)}
+        exact_ns = round(runtime * 1e3)
+        others = {"duration_nanos": max(1, exact_ns) if runtime else exact_ns, **others}
     for key, value in others.items():
         attribute = _attribute(key, value)
         if attribute is None:

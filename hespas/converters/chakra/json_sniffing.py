@@ -18,6 +18,7 @@ _CERTAIN, _DIRECTORY, _LIKELY, _NO = 95, 90, 60, 0
 _BOM = b"\xef\xbb\xbf"
 _LIST = re.compile(rb'(?<!\\)"workload_graph"\s*:\s*\[\s*(\]|\{\s*"(Id|Name|NodeType)"\s*:)')
 _NODE_LIST = re.compile(rb'(?<!\\)"workload_graph"\s*:\s*\[')
+_NO_LIST = re.compile(rb'\{\s*"workload_graph"\s*:')
 _FIRST_KEY = re.compile(rb'\{\s*"(version|attr)"\s*:')
 _NODE_TYPE = re.compile(rb'"type"\s*:\s*"[A-Z_]{1,40}_NODE"')
 _NODE_KEYS = frozenset({"id", "name", "type"})
@@ -50,14 +51,19 @@ def _score(data: bytes) -> int:
     if f'"{SCHEMA}"'.encode() in text[:200]:
         return 100
     if _NODE_LIST.search(text):
-        return _CERTAIN if _LIST.search(text) else _LIKELY if b'"NodeType"' in text else _NO
+        if _LIST.search(text):
+            return _CERTAIN
+        return _LIKELY if b'"NodeType"' in text or _NO_LIST.match(text) else _NO
+    if _NO_LIST.match(text):
+        return _LIKELY  # there is no list in it; the reader says so
     return _score_documents(text)
 
 
 def _score_node(text: bytes) -> int:
-    """The document behind the metadata; a damaged node is one all the same."""
+    """The document behind the metadata; a damaged node is one all the same, and so is one without a field."""
     try:
-        return _CERTAIN if _NODE_KEYS & set(decoded(text)) else _NO
+        keys = set(decoded(text))
+        return _CERTAIN if _NODE_KEYS & keys else _NO if keys else _LIKELY
     except ValueError:
         return _LIKELY if _NODE_TYPE.search(text) else _NO
 

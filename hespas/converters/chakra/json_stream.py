@@ -6,6 +6,7 @@ Memory is a block of the file and its largest object; where objects end is found
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from hespas.converters.chakra.json_values import JsonValue
 from hespas.converters.chakra.spans import Bools, Bytes, Longs
 from hespas.graph.errors import FormatError
 
-__all__ = ["NODE_LIST", "JsonStream", "TextObject", "decoded", "whole_objects"]
+__all__ = ["NODE_LIST", "JsonStream", "RepeatedKeyError", "TextObject", "decoded", "whole_objects"]
 
 NODE_LIST = "workload_graph"
 """The key under which the feeder's JSON lists nodes."""
@@ -66,10 +67,28 @@ def whole_objects(text: bytes) -> _Objects:
     return _Objects(starts.tolist(), ends.tolist(), closed)
 
 
+class RepeatedKeyError(ValueError):
+    """A key that stands twice in an object: which of its values is meant, nobody knows."""
+
+
+def _refuse_repeated(pairs: list[tuple[str, object]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise RepeatedKeyError(f"key {key[:60]!r} stands twice in an object")
+        seen.add(key)
+
+
+def _check_keys(text: bytes) -> None:
+    """Raise :class:`RepeatedKeyError` where an object of a sound text has a key twice."""
+    json.loads(text.decode(), object_pairs_hook=_refuse_repeated, parse_int=len, parse_float=len)
+
+
 def decoded(text: bytes) -> dict[str, JsonValue]:
     """The object of a JSON text. Raises ``ValueError`` for whatever is wrong with it."""
     try:
         value = cast("JsonValue", msgspec.json.decode(text))
+        _check_keys(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
@@ -91,6 +110,7 @@ class JsonStream:
         self.path = str(path)
         self.header: dict[str, JsonValue] = {}
         self.is_list = False
+        self._stated: frozenset[str] = frozenset()
         self._source = open_trace(path, max_bytes)
         self._text = b""
         self._line = 1
@@ -117,9 +137,12 @@ class JsonStream:
         """Whether the list of nodes starts at ``end``: the document closed there must make sense."""
         try:
             self.header = decoded(self._text[:end] + b"]}")
+        except RepeatedKeyError as error:
+            self._fail(str(error), 0)
         except ValueError:
             return False
         del self.header[NODE_LIST]
+        self._stated = frozenset(self.header)
         self._consume(end)
         self.is_list = True
         return True
@@ -201,6 +224,9 @@ class JsonStream:
         del trailer[""]
         if NODE_LIST in trailer:
             self._fail(f"{NODE_LIST} stands twice", 0)
+        again = next((key for key in trailer if key in self._stated), "")
+        if again:
+            self._fail(f"key {again[:60]!r} stands twice in an object", 0)
         self.header.update(trailer)
 
     def _fail(self, what: str, at: int) -> NoReturn:

@@ -52,7 +52,8 @@ def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnosti
             hint="name a directory, or choose one rank with --ranks",
         )
     packed = options.name.endswith(".gz") or path.suffix == ".gz"
-    inner = replace(options, name=bare_name(options.name), progress=None)
+    bare = bare_name(options.name)  # of a file, the name says which rank it is of
+    inner = replace(options, name=bare if bare == options.name else f"{bare}.et", progress=None)
     ignored = _Ignored()
     try:
         with TemporaryDirectory(prefix=".hespas-", dir=path.parent) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -165,7 +166,9 @@ def _open_current(
     if is_early:
         message_bytes = as_current_metadata(signature)
     metadata = decoder.metadata(message_bytes, batch.base + int(batch.start[0]))
-    return Opened(decoder, metadata, nodes, EARLY if is_early else "")
+    if is_early:  # it had no label yet; the trace that is read is one of today's schema
+        return Opened(decoder, replace(metadata, version=CURRENT), nodes, EARLY)
+    return Opened(decoder, metadata, nodes, "")
 
 
 def _not_a_trace(path: str) -> NoReturn:

@@ -67,11 +67,14 @@ class _Template:
 class ClassWriter:
     """Encodes the ranks of one class that run the same nodes.
 
-    ``rounded_off`` counts, once encoded, the computations that state 0 us though they take time.
+    ``rounded_off`` counts, once encoded, the computations that state 0 us though they take time, ``named``
+    the nodes that got a name because they have nothing else, ``shortened`` those whose time is not exact.
     """
 
     graph: OpGraph
     rounded_off: int = 0
+    named: int = 0
+    shortened: int = 0
     _templates: dict[tuple[int, ...], _Template] = field(default_factory=dict[tuple[int, ...], _Template])
 
     def pieces(self, variables: Variables, *, alone: bool) -> Iterable[Bytes]:
@@ -85,7 +88,8 @@ class ClassWriter:
 
     def _lowered(self, variables: Variables) -> Lowered:
         lowered = from_graph(self.graph, variables)
-        self.rounded_off = lowered.rounded_off
+        self.rounded_off, self.named = lowered.rounded_off, lowered.named
+        self.shortened = lowered.shortened
         return lowered
 
     def _patched(self, variables: Variables) -> Bytes:

@@ -213,7 +213,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
             _check_members(ranks, peers, faults)
             if not alone:
                 rank_class[[rank.rank for rank in ranks]] = len(graphs)
-            graphs.append(to_graph(found.columns, found.facts, peers, source.name))
+            graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             check_acyclic(found.columns, graphs[-1], found.faults)
     first = next(iter(job.classes.values()))

@@ -6,28 +6,97 @@ Here the running time of a stream is rounded up at each node, so any sum along i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.spans import Longs
+from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.graph.columns import FloatArray
 
-__all__ = ["UNKNOWN", "carried_micros", "whole_nanos"]
+__all__ = ["LONGEST_NS", "UNKNOWN", "Times", "carried_micros", "micros_as_ns", "whole_nanos"]
 
 UNKNOWN = -1
-_LONGEST_NS = 1 << 53
+LONGEST_NS = 1 << 62
+"""Longer times (146 years) are told in microseconds only."""
+
+_LARGEST_MICROS = np.uint64((1 << 64) - 1)
+_LARGEST_CAST = float((1 << 64) - 2048)
+"""The largest number below 2**64 that a float holds."""
 
 
-def _by_stream(time: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
-    """Nodes stream by stream, and the time of the stream before and after each; a stream begins at 0.
+class Times(NamedTuple):
+    """``nanos``: whole ns, :data:`UNKNOWN` where not known or of :data:`LONGEST_NS` and more. ``micros``:
+    what ``duration_micros`` states, 0 where not known.
+    """
 
-    Whole ns are exact in float64 up to 104 days.
+    nanos: Longs
+    micros: Words
+
+    @classmethod
+    def of(cls, duration_ns: FloatArray, resource: NDArray[np.integer], stream: NDArray[np.integer]) -> Times:
+        """What a trace states for durations (ns, NaN where unknown); remainders are carried per stream."""
+        lane = resource.astype(np.int64) * (1 << 32) + stream
+        nanos = whole_nanos(duration_ns, lane)
+        micros = carried_micros(nanos, lane).view(np.uint64)
+        long = np.flatnonzero(duration_ns >= LONGEST_NS)
+        if len(long):
+            whole = np.floor(duration_ns[long] / 1e3)
+            cast = np.minimum(whole, _LARGEST_CAST).astype(np.uint64)
+            micros[long] = np.where(whole > _LARGEST_CAST, _LARGEST_MICROS, cast)
+        return cls(nanos, micros)
+
+    def shortened(self, duration_ns: FloatArray) -> int:
+        """How many long times are not those that were given."""
+        long = duration_ns >= LONGEST_NS
+        return int((micros_as_ns(self.micros[long]) != duration_ns[long]).sum())
+
+    def said(self, duration_ns: FloatArray) -> Bools:
+        """Where ``micros`` alone tell the time, and it is not 0."""
+        whole = (self.nanos % 1000 == 0) & ((self.nanos // 1000).view(np.uint64) == self.micros)
+        told: Bools = (self.nanos > 0) & (whole | (micros_as_ns(self.micros) == duration_ns))
+        return told
+
+
+def micros_as_ns(micros: Words) -> FloatArray:
+    """Stated microseconds in ns, as a reader takes them."""
+    return micros.astype(np.float64) * 1e3
+
+
+def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
+    """Durations in whole ns, :data:`UNKNOWN` where not known or too long; a positive one is at least 1 ns.
+
+    Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
+    """
+    known = (duration_ns >= 0) & (duration_ns < LONGEST_NS)
+    time = np.where(known, duration_ns, 0.0)
+    time[(time > 0) & (time < 1)] = 1.0
+    whole = np.floor(time)
+    order, begins, ends = _along(time - whole, stream)
+    nanos = whole.astype(np.int64)
+    nanos[order] += _half_up(ends) - _half_up(begins)
+    return np.where(known, nanos, UNKNOWN)
+
+
+def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
+    """Microseconds per node, in node order along each stream; 0 where the time is unknown."""
+    known = np.maximum(nanos, 0)
+    micros = known // 1000
+    order, begins, ends = _along((known - micros * 1000).astype(np.float64), stream)
+    micros[order] += (ends.astype(np.int64) + 999) // 1000 - (begins.astype(np.int64) + 999) // 1000
+    return micros
+
+
+def _along(rest: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, FloatArray, FloatArray]:
+    """Nodes stream by stream, and the sum of what is left over before and after each; a stream begins at 0.
+
+    Only remainders are summed, so that sums stay exact however long the times are.
     """
     order = np.argsort(stream, kind="stable")
     ordered = stream[order]
-    ends = np.cumsum(time[order])
+    ends = np.cumsum(rest[order])
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
-    first = ends[starts] - time[order][starts]
+    first = ends[starts] - rest[order][starts]
     ends -= np.repeat(first, np.diff(np.append(starts, len(order))))
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1]
@@ -35,29 +104,7 @@ def _by_stream(time: FloatArray, stream: NDArray[np.integer]) -> tuple[Longs, Fl
     return order, begins, ends
 
 
-def whole_nanos(duration_ns: FloatArray, stream: NDArray[np.integer]) -> Longs:
-    """Durations in whole ns, :data:`UNKNOWN` where not known; a positive one is at least 1 ns.
-
-    Fractions are carried along each stream, so that a sum of such durations is right within 1 ns.
-    """
-    known = np.isfinite(duration_ns) & (duration_ns >= 0)
-    time = np.where(known, np.minimum(duration_ns, _LONGEST_NS), 0.0)
-    time[(time > 0) & (time < 1)] = 1.0
-    order, begins, ends = _by_stream(time, stream)
-    nanos = np.empty(len(time), np.int64)
-    nanos[order] = _half_up(ends) - _half_up(begins)
-    return np.where(known, nanos, UNKNOWN)
-
-
 def _half_up(time: FloatArray) -> Longs:
     """Rounded so that times 1 apart stay at least 1 apart, unlike ``np.rint``, which rounds half to even."""
     whole = np.floor(time)
     return whole.astype(np.int64) + (time - whole >= 0.5)
-
-
-def carried_micros(nanos: Longs, stream: NDArray[np.integer]) -> Longs:
-    """Microseconds per node, in node order along each stream; 0 where the time is unknown."""
-    order, begins, ends = _by_stream(np.maximum(nanos, 0).astype(np.float64), stream)
-    micros = np.empty(len(nanos), np.int64)
-    micros[order] = (ends.astype(np.int64) + 999) // 1000 - (begins.astype(np.int64) + 999) // 1000
-    return micros

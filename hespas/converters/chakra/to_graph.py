@@ -11,23 +11,27 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.attribute_reader import AttributeReader
+from hespas.converters.chakra.attribute_reader import EXACT, AttributeReader
 from hespas.converters.chakra.columns import EtColumns, IoColumns
 from hespas.converters.chakra.communication import collective_table, p2p_table
 from hespas.converters.chakra.contract import DEFAULT_CLASS, Tag
 from hespas.converters.chakra.extras import (
+    ExtraRows,
     attribute_rows,
     collect,
     file_rows,
     io_rows,
     layout_rows,
     start_rows,
+    time_rows,
 )
 from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.converters.chakra.timing import Times, micros_as_ns
 from hespas.graph import (
     Csr,
     ExtraTable,
@@ -47,6 +51,9 @@ from hespas.graph.columns import FloatArray, SmallIntArray, constant
 __all__ = ["node_numbers", "to_graph"]
 
 _CLASS_BY_NAME = {member.name.lower(): int(member) for member in OpClass}
+_LISTED = 8
+_MICRO_NS = 1e3
+"""Whole microseconds and whole ns of one time differ by less, however the former were rounded."""
 
 
 def node_numbers(ids: Words, deps: Words) -> Longs:
@@ -104,6 +111,10 @@ class _Costs:
     duration_ns: FloatArray
     exact_micros: Bools
     """Nodes that state in ``duration_nanos`` what ``duration_micros`` says as well."""
+    is_exact: bool
+    """Whether more than whole microseconds that a float holds are stated."""
+    conflicts: int
+    """How many state there what no rounding makes of it."""
 
 
 def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
@@ -111,13 +122,15 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
     moved = reader.take(reader.find("tensor_size"))
-    written = reader.find("bytes_written", low=1)
-    bytes_written = reader.take(written.where(written.value <= moved[written.node]), default=0.0)
+    written = reader.find("bytes_written")
+    fits = written.value <= moved[written.node]
+    reader.refuse("bytes_written", int((~fits).sum()))
+    bytes_written = reader.take(written.where(fits & (written.value > 0)), default=0.0)
     stated = reader.find("transcendentals", low=-1)
     told = np.isnan(flops[stated.node]) != (stated.value != 0)
     transcendentals = reader.take(stated.where(told | (stated.value > 0)))
     # Zero microseconds may as well be an unknown time.
-    micros = columns.duration_micros.astype(np.float64) * 1e3
+    micros = micros_as_ns(columns.duration_micros)
     nanos = reader.take(reader.find("duration_nanos"))
     return _Costs(
         flops=flops,
@@ -127,6 +140,8 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
         duration_ns=np.where(np.isnan(nanos), np.where(micros > 0, micros, nan), nanos),
         exact_micros=(micros > 0) & (nanos == micros),
+        is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
+        conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
     )
 
 
@@ -152,7 +167,7 @@ def _transcendentals(stated: FloatArray, flops: FloatArray) -> FloatArray:
 def _extra(
     columns: EtColumns,
     reader: AttributeReader,
-    foreign: tuple[IoColumns, IoColumns],
+    others: list[ExtraRows],
     forced: Bools,
     strings: StringTableBuilder,
 ) -> ExtraTable:
@@ -162,9 +177,7 @@ def _extra(
         [
             *file_rows(columns, strings),
             *layout_rows(layouts, strings),
-            *start_rows(columns),
-            *io_rows(foreign[0], Tag.INPUTS),
-            *io_rows(foreign[1], Tag.OUTPUTS),
+            *others,
             *attribute_rows(columns, ~reader.modelled, strings),
         ]
     )
@@ -183,10 +196,10 @@ def _places(reader: AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
     return resource, stream
 
 
-def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str) -> OpGraph:
+def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str, faults: Faults) -> OpGraph:
     """The graph of a class whose ranks share these columns; who talks to whom is in ``peers``.
 
-    Unknown is NaN or -1. Cost: O(nodes + attributes), vectorised.
+    Unknown is NaN or -1; values that cannot be meant are reported. Cost: O(nodes + attributes), vectorised.
     """
     count = len(columns)
     reader = AttributeReader(columns, facts)
@@ -200,7 +213,14 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str)
     collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
     contractions = reader.contractions()
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
-    extra = _extra(columns, reader, tensors.foreign, forced, strings)
+    others = start_rows(columns)
+    if costs.is_exact and columns.duration_micros.any():  # else a writer may fill them in
+        written = Times.of(costs.duration_ns, resource, stream).micros
+        others += time_rows(columns, costs.duration_ns, written)
+    for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
+        others += io_rows(io, tag)
+    extra = _extra(columns, reader, others, forced, strings)
+    _report(reader, costs, faults)
     names = _with_names(columns, strings)
     return OpGraph(
         name=name,
@@ -236,6 +256,18 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str)
         regions=RegionTable.empty(),
         extra=extra,
     )
+
+
+def _report(reader: AttributeReader, costs: _Costs, faults: Faults) -> None:
+    """Say what the trace states and the graph does not take from it."""
+    kept = "both are kept" if reader.columns.duration_micros.any() else "a trace written from it has both"
+    message = "duration_micros, which simulators read, is not what duration_nanos says, which is taken here"
+    faults.lint("chakra.duration-conflict", f"{message}; {kept}", costs.conflicts)
+    message = (
+        "attribute values mean nothing (negative, too large, or of no known form); they count as unknown and "
+        f"are kept: {', '.join(list(reader.refused)[:_LISTED])}"
+    )
+    faults.lint("chakra.bad-value", message, sum(reader.refused.values()))
 
 
 def _one_sided(columns: EtColumns, p2p: P2pTable, peers: Peers) -> Bools:

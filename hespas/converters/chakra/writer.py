@@ -13,16 +13,16 @@ import numpy as np
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
-from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds, check_listing
 from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.labels import with_label
+from hespas.converters.chakra.naming import MAX_RANK_DIGITS, RANK_FILE
 from hespas.converters.chakra.ranks import ClassWriter
 from hespas.converters.chakra.spans import Bools, Bytes
+from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
 from hespas.graph import (
-    CollectiveKind,
     Diagnostics,
     ExtraTable,
     NodeKind,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 _MOST_FILES = 1 << 20
-_TAG_SPACE = 500_000_000
-"""ASTRA-sim takes tags modulo this number."""
 
 
 def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
@@ -73,11 +71,11 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         )
     check_listing(value, alone=alone)
     if alone:
-        _write_alone(job, ranks[0], path, packed=packed)
+        _write_alone(job, ranks[0], path, options, packed=packed)
     else:
         _write_directory(job, ranks, path, options, packed=packed)
     job.account.report(value.name, diagnostics)
-    _report(value, diagnostics)
+    report(value, job.groups, _rank_read(value, path, options, alone=alone), diagnostics)
 
 
 def _first_rank(workload: Workload) -> int:
@@ -106,6 +104,8 @@ class _Account:
     idle_ns: float = 0.0
     empty: int = 0
     rounded_off: int = 0
+    named: int = 0
+    shortened: int = 0
 
     def add(self, runs: _Runs) -> None:
         """Count one rank."""
@@ -114,6 +114,8 @@ class _Account:
         self.idle_ns += runs.idle_ns
         self.empty += runs.is_empty
         self.rounded_off += runs.writer.rounded_off
+        self.named += runs.writer.named
+        self.shortened += runs.writer.shortened
 
     def report(self, name: str, diagnostics: Diagnostics) -> None:
         """Say it."""
@@ -129,6 +131,12 @@ class _Account:
             "of which ASTRA-sim makes 1 ns; duration_nanos holds the exact time"
         )
         diagnostics.info("chakra.sub-microsecond", name, message, count=self.rounded_off)
+        message = (
+            "nodes have neither name nor anything else and are named: others read an empty frame as the end"
+        )
+        diagnostics.info("chakra.named", name, message, count=self.named)
+        message = "times of 146 years and more are rounded to us, or to the longest that a trace states"
+        diagnostics.warning("chakra.longest-time", name, message, count=self.shortened)
 
 
 @dataclass(slots=True, eq=False)
@@ -237,11 +245,26 @@ def _idle_nodes(graph: OpGraph, pattern: bytes) -> Bools:
     return idle
 
 
-def _write_alone(job: _Job, rank: int, path: Path, *, packed: bool) -> None:
+def _rank_in_name(path: Path, options: WriteOptions) -> str:
+    """The rank that the name of a file states, as its reader takes it; empty where it states none."""
+    match = RANK_FILE.match(options.name or path.name)
+    return str(int(match["rank"])) if match and len(match["rank"]) <= MAX_RANK_DIGITS else ""
+
+
+def _rank_read(workload: Workload, path: Path, options: WriteOptions, *, alone: bool) -> str:
+    """Which rank a reader will take a file for that was written alone; empty for a folder."""
+    if not alone:
+        return ""
+    rank = options.ranks[0] if options.ranks else 0
+    return _rank_in_name(path, options) or str(_first_rank(workload) + rank)
+
+
+def _write_alone(job: _Job, rank: int, path: Path, options: WriteOptions, *, packed: bool) -> None:
     """One rank's file. Taken out of its set, it says its rank and its groups itself."""
     place = job.first_rank + rank
     groups = job.groups.of_rank(place)
-    numbers = {RANK_ATTRIBUTE: place} if job.workload.num_ranks > 1 else dict[str, int]()
+    untold = job.workload.num_ranks > 1 or (place > 0 and not _rank_in_name(path, options))
+    numbers = {RANK_ATTRIBUTE: place} if untold else dict[str, int]()
     texts = {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else dict[str, bytes]()
     pieces = job.trace(rank, alone=True, change=lambda graph: _with_metadata(graph, numbers, texts))
     with open_output(path, packed=packed) as stream:
@@ -338,51 +361,3 @@ def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions,
             files.write(path / f"{name}.{rank}{suffix}", job.trace(rank))
             if options.progress:
                 options.progress(done + 1, len(ranks))
-
-
-def _report(workload: Workload, diagnostics: Diagnostics) -> None:
-    """Say what a trace cannot hold, and what it says less well than the graph."""
-    for graph in workload.classes:
-        table = graph.collectives
-        for kind, code, message in (
-            (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),
-            (
-                CollectiveKind.RAGGED_ALL_TO_ALL,
-                "chakra.ragged-bound",
-                "is written as all-to-all of its bound",
-            ),
-        ):
-            nodes = table.node[table.kind == kind]
-            if len(nodes):
-                name = graph.node_name(int(nodes[0])) or graph.op_name(int(nodes[0]))
-                diagnostics.warning(code, name, f"{name} {message}", count=len(nodes))
-        untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.multiplicity != 0)
-        message = "operations have no duration; a trace cannot tell that from 0"
-        diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
-        large = int((graph.p2p.tag >= _TAG_SPACE).sum())
-        diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
-        lost = int((graph.source_row > 0).sum())
-        diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
-        diagnostics.info(
-            "chakra.rounded-counts",
-            graph.name,
-            "counts of operations or bytes are no whole numbers and are rounded",
-            count=_broken_counts(graph),
-        )
-        left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
-        message = "attributes of another format are left out: their names or types mean something else here"
-        diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
-
-
-def _broken_counts(graph: OpGraph) -> int:
-    """Nodes of which a count has a fraction."""
-    broken = np.zeros(len(graph), np.bool_)
-    for column in (
-        graph.flops,
-        graph.useful_flops,
-        graph.transcendentals,
-        graph.bytes_read,
-        graph.bytes_written,
-    ):
-        broken |= np.isfinite(column) & (column != np.rint(column))
-    return int(broken.sum())

@@ -19,6 +19,8 @@ SIMULATED: tuple[CollectiveKind, ...] = (
 )
 """What ASTRA-sim has algorithms for; a broadcast is replayed with its recorded duration."""
 
+_KIND_ATTRIBUTE, _INTEGER_BYTES, _SHOWN = "comm_type", 8, 40
+
 _SIZELESS = (int(CollectiveKind.BARRIER), int(CollectiveKind.BROADCAST))
 
 
@@ -40,11 +42,29 @@ def collective_described(job: Job, report: Report) -> None:
         bare = is_kind(graph, NodeKind.COLLECTIVE) & ~_at(graph, table.node)
         report.nodes(index, bare, "a collective states neither kind nor size")
         unknown = table.kind == int(CollectiveKind.UNKNOWN)
-        report.nodes(index, _at(graph, table.node[unknown]), "a collective does not state its kind")
+        strange, value = _strange_kinds(graph, table.node[unknown])
+        mute = _at(graph, table.node[unknown]) & ~strange
+        report.nodes(index, mute, "a collective does not state its kind")
+        report.nodes(index, strange, f"a collective states a kind that there is not: {value}")
         unsized = np.isnan(table.comm_bytes) & ~unknown & ~np.isin(table.kind, _SIZELESS)
         report.nodes(index, _at(graph, table.node[unsized]), "a collective does not state its size")
         if job.profile == "astra-sim":
             _simulated(index, graph, report)
+
+
+def _strange_kinds(
+    graph: OpGraph, nodes: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> tuple[BoolArray, str]:
+    """Which of the nodes state a kind that no reader knows, and the first such."""
+    table = graph.extra
+    named = [row for row, text in enumerate(graph.strings) if text == _KIND_ATTRIBUTE] if len(nodes) else []
+    rows = np.flatnonzero(np.isin(table.key, named) & np.isin(table.node, nodes))
+    if not len(rows):
+        return _at(graph, nodes[:0]), ""
+    value = table.value(int(rows[0]))
+    is_text = table.tag[rows[0]] == 0 or len(value) != _INTEGER_BYTES
+    shown = repr(value)[:_SHOWN] if is_text else str(int.from_bytes(value, "little", signed=True))
+    return _at(graph, table.node[rows]), f"{_KIND_ATTRIBUTE} {shown}"
 
 
 def _simulated(index: int, graph: OpGraph, report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hespas.converters.chakra.kept_times import simulated_ns
 from hespas.graph import NodeKind, OpClass, Resource
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.validators.job import Job, Report
@@ -21,6 +22,8 @@ _COSTS = (
     ("multiplicity", "executions"),
 )
 _LONGEST_NS = 1e12
+_MOST_APART = 0.01
+"""Share of the exact time by which what simulators read may differ from it."""
 
 
 def legal_costs(job: Job, report: Report) -> None:
@@ -67,19 +70,35 @@ def duration_where_work(job: Job, report: Report) -> None:
 def positive_duration(job: Job, report: Report) -> None:
     """ET023: a compute node of a trace takes some time (ASTRA-sim makes 1 ns of 0).
 
-    A trace cannot say "unknown", so an unknown duration is one of 0. In roofline mode durations do not count.
+    A trace cannot say "unknown", so an unknown duration is one of 0. Where it states ns as well, those and
+    the microseconds that simulators read are about the same. In roofline mode durations do not count.
     """
     if job.system is not None and job.system.roofline:
         return
     for index, graph in enumerate(job.classes):
         on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
         real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.multiplicity != 0)
-        untimed = real & ~(graph.duration_ns > 0)
+        read_ns = simulated_ns(graph)
+        _same_durations(job, index, read_ns, report)
+        untimed = real & ~(read_ns > 0)
         if untimed.any() and np.array_equal(untimed, real):
             rank = next(iter(job.ranks_of(index).tolist()), None)
             report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
         else:
             report.nodes(index, untimed, "it has no duration, or one of 0, of which ASTRA-sim makes 1 ns")
+
+
+def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -> None:
+    """The durations that simulators read differ from the exact ones by no more than rounding does."""
+    exact_ns = float(np.nansum(job.classes[index].duration_ns))
+    total_ns = float(np.nansum(read_ns))
+    if abs(total_ns - exact_ns) > _MOST_APART * exact_ns:
+        rank = next(iter(job.ranks_of(index).tolist()), None)
+        message = (
+            f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
+            f"and duration_nanos to {exact_ns / 1e3:,.3f} us"
+        )
+        report.add(message, rank=rank)
 
 
 def known_trips(job: Job, report: Report) -> None:

@@ -166,7 +166,7 @@ def test_early_metadata_without_version(tmp_path: Path, reference: Any) -> None:
     columns = _read(tmp_path / "early.et", data)
     assert columns.metadata.keys == ("schema",)
     assert columns.metadata.payload.text(0) == "0.0.4"
-    assert columns.version == ""
+    assert (columns.version, columns.schema) == ("0.0.4", "0.0.4-2023-10-10")
 
 
 def test_columns_say_what_the_file_says(tmp_path: Path, trace: bytes) -> None:

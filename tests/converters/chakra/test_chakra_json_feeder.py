@@ -283,7 +283,7 @@ def test_a_folder_that_cannot_be_written_is_told(reference: Any, tmp_path: Path)
         '{"version": "2.0", "name": "package"}',
         '{"version": "1"}',
         '{"1": [0, 1]}',
-        '{"workload_graph": {"nodes": []}}',
+        '{"graph": {"workload_graph": {"nodes": []}}}',
         "[]",
         "{",
     ],

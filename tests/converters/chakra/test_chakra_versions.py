@@ -59,7 +59,7 @@ def test_metadata_are_kept(tmp_path: Path, version: str, metadata: dict[str, Any
 
 def test_early_metadata_of_today_s_schema(tmp_path: Path) -> None:
     metadata = {"schema": "1.0.2", "pid": 3}
-    today, _ = read(tmp_path, encode("0.0.4", rich_nodes(), metadata, label=""))
+    today, _ = read(tmp_path, encode("0.0.4", rich_nodes(), metadata, label="0.0.4"))
     early, diagnostics = read(tmp_path, encode("0.0.4-2023-10-10", rich_nodes(), metadata))
     assert differences(early, today) == []
     assert early.metadata["version"] == "0.0.4-2023-10-10"

@@ -1,0 +1,96 @@
+"""What a trace does not hold of a workload, and what it says less well: told after writing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
+from hespas.converters.chakra.contract import RANK_ATTRIBUTE
+from hespas.converters.chakra.extras import foreign_texts
+from hespas.converters.chakra.group_ids import GroupIds
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
+
+__all__ = ["report"]
+
+_TAG_SPACE = 500_000_000
+"""ASTRA-sim takes tags modulo this number."""
+
+_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE})
+"""Metadata that a reader of the written trace states anew."""
+
+_LISTED = 4
+
+
+def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
+    """Say what a trace cannot hold, and what it says less well than the graph.
+
+    ``rank`` is which rank a reader will take the trace for, empty where it holds all.
+    """
+    _report_job(workload, groups, rank, diagnostics)
+    for graph in workload.classes:
+        table = graph.collectives
+        for kind, code, message in (
+            (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),
+            (
+                CollectiveKind.RAGGED_ALL_TO_ALL,
+                "chakra.ragged-bound",
+                "is written as all-to-all of its bound",
+            ),
+        ):
+            nodes = table.node[table.kind == kind]
+            if len(nodes):
+                name = graph.node_name(int(nodes[0])) or graph.op_name(int(nodes[0]))
+                diagnostics.warning(code, name, f"{name} {message}", count=len(nodes))
+        untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.multiplicity != 0)
+        message = "operations have no duration; a trace cannot tell that from 0"
+        diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
+        large = int((graph.p2p.tag >= _TAG_SPACE).sum())
+        diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
+        lost = int((graph.source_row > 0).sum())
+        diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
+        diagnostics.info(
+            "chakra.rounded-counts",
+            graph.name,
+            "counts of operations or bytes are no whole numbers and are rounded",
+            count=_broken_counts(graph),
+        )
+        left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
+        message = "attributes of another format are left out: their names or types mean something else here"
+        diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
+
+
+def _broken_counts(graph: OpGraph) -> int:
+    """Nodes of which a count has a fraction."""
+    broken = np.zeros(len(graph), np.bool_)
+    for column in (
+        graph.flops,
+        graph.useful_flops,
+        graph.transcendentals,
+        graph.bytes_read,
+        graph.bytes_written,
+    ):
+        broken |= np.isfinite(column) & (column != np.rint(column))
+    return int(broken.sum())
+
+
+def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
+    """Facts about the job, and documents of other formats."""
+    lost = [key for key in workload.metadata if key not in _OF_FILE]
+    lost += [key for key in (RANK_ATTRIBUTE,) if workload.metadata.get(key, rank) != rank]
+    message = f"facts about the job are not written: {', '.join(lost[:_LISTED])}"
+    diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
+    gone = _lost_documents(workload, groups, rank)
+    message = f"documents that come with the graph are not written as they are: {', '.join(gone[:_LISTED])}"
+    diagnostics.info("chakra.attachments", workload.name, message, count=len(gone))
+
+
+def _lost_documents(workload: Workload, groups: GroupIds, rank: str) -> list[str]:
+    """Attachments of all classes but the list of process groups, which readers give to that of rank 0."""
+    listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()
+    first = int(workload.rank_class[0])
+    lost: list[str] = []
+    for number, graph in enumerate(workload.classes):
+        for name, data in graph.attachments.items():
+            if name != FILE_NAME or number != first or data != listed:
+                lost.append(name)
+    return lost
