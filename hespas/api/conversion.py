@@ -23,7 +23,7 @@ from hespas.converters import (
     is_flat,
 )
 from hespas.converters.output import check_destination
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import Totals
@@ -87,6 +87,7 @@ def convert(
     )
     with ExitStack() as stack:
         value, origin = _opened(source, source_format, reading, found, stack)
+        target = format_for_output(Path(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         noted = found.counts()
         put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
 from hespas.converters.output import check_destination, write_atomically
-from hespas.graph.diagnostics import Diagnostics
+from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import InvariantError, UsageError
 
 __all__ = ["check_version", "read", "write"]
@@ -51,7 +51,7 @@ def write(
     ``overwrite``) or cannot be written, ``UnsupportedError`` where the format cannot express the value.
     """
     destination = Path(path)
-    chosen = format_for_output(destination, format)
+    chosen = format_for_output(destination, format, profile=isinstance(value, Profile))
     writer = chosen.write
     if writer is None:
         raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")

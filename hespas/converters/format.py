@@ -79,6 +79,7 @@ class Format:
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
+    ``profiles`` says that what is written is a ``Profile`` and not a ``Workload``.
     A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
     ``read_versions`` and ``write_versions`` list what can be named as version, oldest first; empty where a
     format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
@@ -96,6 +97,7 @@ class Format:
     read: Callable[[Path, ReadOptions, Diagnostics], Value] | None = None
     write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
+    profiles: bool = False
     flat: bool = False
     read_versions: tuple[str, ...] = ()
     write_versions: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hespas.converters.exchange import exchange
 from hespas.converters.leftovers import remove, remove_leftovers, temporary_beside
-from hespas.graph.errors import OutputError
+from hespas.graph.errors import HespasError, OutputError
 
 __all__ = ["check_destination", "write_atomically"]
 
@@ -100,7 +100,7 @@ def write_atomically(
         write(temporary)
         written = _sync(temporary)
         _put_in_place(temporary, target, overwrite=overwrite)
-    except OutputError as error:
+    except HespasError as error:
         if error.path and error.path.startswith(str(temporary)):
             error.path = str(destination)  # nobody knows the temporary
         raise

@@ -212,26 +212,30 @@ def find_format(path: Path, name: str | None) -> Format:
     return chosen
 
 
-def format_for_output(path: Path, name: str | None) -> Format:
+def format_for_output(path: Path, name: str | None, *, profile: bool | None = None) -> Format:
     """The format to write ``path`` in: the one named, else by suffix; a name without suffix is a directory
-    of Chakra traces.
+    of Chakra traces. Where several have the suffix, the longest counts, then what is written: a ``profile``,
+    a workload, or (None) whatever.
     """
     if name:
         chosen = load_format(name)
-    else:
-        suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-        suffix = suffixes[-1] if suffixes else ""
-        if not suffix:
-            return load_format("chakra")
-        fitting = next((entry for entry in _formats() if entry.write and suffix in entry.suffixes), None)
-        if fitting is None:
-            writable = ", ".join(entry.name for entry in _formats() if entry.write)
-            raise UsageError(
-                f"no writable format has the suffix {suffix!r}",
-                path=str(path),
-                hint=f"name it with --to, one of: {writable}",
-            )
-        chosen = fitting
-    if chosen.write is None:
-        raise UsageError(f"format {chosen.name!r} can be read, not written", path=str(path))
-    return chosen
+        if chosen.write is None:
+            raise UsageError(f"format {chosen.name!r} can be read, not written", path=str(path))
+        return chosen
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if not suffixes:
+        return load_format("chakra")
+    fitting: list[Format] = []
+    for ending in ("".join(suffixes[first:]) for first in range(len(suffixes))):
+        fitting += [entry for entry in _formats() if ending in entry.suffixes]
+        writable = [entry for entry in fitting if entry.write]
+        if writable:
+            return next((entry for entry in writable if profile in (None, entry.profiles)), writable[0])
+    if fitting:
+        raise UsageError(f"format {fitting[0].name!r} can be read, not written", path=str(path))
+    listed = ", ".join(entry.name for entry in _formats() if entry.write)
+    raise UsageError(
+        f"no writable format has the suffix {suffixes[-1]!r}",
+        path=str(path),
+        hint=f"name it with --to, one of: {listed}",
+    )

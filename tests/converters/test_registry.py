@@ -104,3 +104,21 @@ def test_content_like_none_of_the_formats_of_a_suffix_names_them_all(tmp_path: P
     path.write_text("DATTA\n1\nx -1 5 NONE 0 5 NONE 0 5 ALLREDUCE 1048576 5\n")
     with pytest.raises(FormatError, match="may be hlo, astra-text"):
         sniff(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "expected"),
+    [
+        ("a.json", False, "op-graph"),
+        ("a.json", True, "chrome-trace"),
+        ("a.json", None, "op-graph"),
+        ("a.trace.json.gz", True, "chrome-trace"),
+        ("a.trace.json", False, "chrome-trace"),
+        ("a.b.json", False, "op-graph"),
+        ("traces", True, "chakra"),
+    ],
+)
+def test_the_longest_suffix_and_then_what_is_written_choose(
+    name: str, profile: bool | None, expected: str
+) -> None:
+    assert format_for_output(Path(name), None, profile=profile).name == expected

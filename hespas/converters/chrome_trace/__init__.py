@@ -50,9 +50,10 @@ def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnos
 FORMAT = Format(
     name="chrome-trace",
     title="Chrome trace (for Perfetto's viewer)",
-    suffixes=(".chrome.json", ".trace.json"),
+    suffixes=(".chrome.json", ".trace.json", ".json"),
     specification="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
     sniff=_sniff,
     read=_read,
     write=_write,
+    profiles=True,
 )

@@ -40,4 +40,5 @@ FORMAT = Format(
     sniff=_sniff,
     read=_read,
     write=_write,
+    profiles=True,
 )

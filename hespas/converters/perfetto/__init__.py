@@ -41,4 +41,5 @@ FORMAT = Format(
     sniff=_sniff,
     read=_read,
     write=_write,
+    profiles=True,
 )

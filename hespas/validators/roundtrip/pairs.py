@@ -71,7 +71,9 @@ def file_pairs(path: Path, formats: Sequence[str] = (), *, in_folder: bool = Fal
     profile has no pairs: ``UnsupportedError``, unless it was met ``in_folder``, where it is skipped.
     """
     chosen = [load_format(name) for name in formats] or [
-        entry for entry in map(load_format, format_names()) if entry.read and entry.write
+        entry
+        for entry in map(load_format, format_names())
+        if entry.read and entry.write and not entry.profiles
     ]
     origin = find_format(path, None)
     if origin.read is None:
