@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,49 +62,76 @@ def accuracy(
 
     diagnostics = Diagnostics()
     with command_line(debug, diagnostics, str(measured[0])):
-        from hespas.validators.accuracy import Thresholds, accuracy_json
-        from hespas.validators.accuracy import accuracy as run
+        from hespas.validators.accuracy import Thresholds
 
         limits = Thresholds(max_mape=max_mape, max_e2e=max_e2e, min_coverage=min_coverage)
-        paths = [*([workload] if workload else []), *measured]
-        check_reports({"--json": json_file}, {"an input": paths})
-        if report:
-            from hespas.validators.accuracy.folder import check_folder
-
-            check_folder(report, overwrite=overwrite)
-        with progress_bar("reading", progress) as callback:
-            profiles: list[Profile | Workload] = []
-            program = _program(workload, diagnostics)
-            for place, path in enumerate(measured):
-                if callback:
-                    callback(place, len(measured))
-                profiles.append(_measured(path, diagnostics))
-        done = run(
-            profiles,
-            hardware,
-            estimator or ["roofline"],
-            workload=program,
-            inputs=[str(path) for path in paths],
-            diagnostics=diagnostics,
-        )
-        if json_file:
-            _write(accuracy_json(done, limits), json_file)
-        if report:
-            from hespas.validators.accuracy.folder import write_report
-
-            write_report(
-                done,
-                limits,
-                report,
-                overwrite=overwrite,
-                hardware=hardware,
-                estimators=estimator or ["roofline"],
-                profiles=profiles,
-                workload=program,
-            )
+        models = estimator or ["roofline"]
+        asked = _Asked(measured, hardware, workload, models, report, json_file, overwrite)
+        _check(asked)
+        done = _compared(asked, limits, progress, diagnostics)
         say_diagnostics(diagnostics, measured[0])
         _show(done)
         _verdict(done, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is compared, and where the reports go."""
+
+    measured: list[Path]
+    hardware: list[str]
+    workload: Path | None
+    models: list[str]
+    report: Path | None
+    json_file: Path | None
+    overwrite: bool
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Every file that is read."""
+        return [*([self.workload] if self.workload else []), *self.measured]
+
+
+def _check(asked: _Asked) -> None:
+    """Refuse reports that cannot be written before anything is read."""
+    check_reports({"--json": asked.json_file}, {"an input": asked.inputs})
+    if asked.report:
+        from hespas.validators.accuracy.folder import check_folder
+
+        check_folder(asked.report, overwrite=asked.overwrite)
+
+
+def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics) -> Accuracy:
+    """Read, compare, write the reports."""
+    from hespas.validators.accuracy import accuracy as run
+    from hespas.validators.accuracy import accuracy_json
+
+    program = _program(asked.workload, diagnostics)
+    profiles = _profiles(asked.measured, progress, diagnostics)
+    done = run(
+        profiles,
+        asked.hardware,
+        asked.models,
+        workload=program,
+        inputs=[str(path) for path in asked.inputs],
+        diagnostics=diagnostics,
+    )
+    if asked.json_file:
+        _write(accuracy_json(done, limits), asked.json_file)
+    if asked.report:
+        from hespas.validators.accuracy.folder import write_report
+
+        write_report(
+            done,
+            limits,
+            asked.report,
+            overwrite=asked.overwrite,
+            hardware=asked.hardware,
+            estimators=asked.models,
+            profiles=profiles,
+            workload=program,
+        )
+    return done
 
 
 def _program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
@@ -118,10 +146,16 @@ def _program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
     return value
 
 
-def _measured(path: Path, diagnostics: Diagnostics) -> Profile | Workload:
+def _profiles(paths: list[Path], progress: bool | None, diagnostics: Diagnostics) -> list[Profile | Workload]:
     from hespas import api
 
-    return api.read(path, diagnostics=diagnostics)
+    found: list[Profile | Workload] = []
+    with progress_bar("reading", progress) as callback:
+        for place, path in enumerate(paths):
+            if callback:
+                callback(place, len(paths))
+            found.append(api.read(path, diagnostics=diagnostics))
+    return found
 
 
 def _write(content: bytes, path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hespas.converters.hlo.attributes import callee_names, fields
+from hespas.converters.hlo.callgraph import callees_first
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.reader import source_of
 from hespas.converters.source import read_bytes
+from hespas.graph.errors import FormatError
 
 __all__ = ["Origin", "Provenance", "module_provenance", "provenance_of", "read_provenance"]
 
@@ -18,12 +22,21 @@ _RUNS_ITSELF = frozenset({"while", "conditional"})
 """Instructions whose computations are no part of them: a profile has events of what is inside."""
 
 
+_PRODUCTS = frozenset({"dot", "ragged-dot", "scaled-dot", "convolution"})
+_LIBRARY_PRODUCT = re.compile(r"gemm|conv|matmul|cublas|dot", re.IGNORECASE)
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An operation as the framework names it, and where it stands: ``file:line``, each ``""`` unknown."""
+    """An operation as the framework names it, and where it stands: ``file:line``, each ``""`` unknown.
+
+    ``multiplies`` says that the instruction is a product or a convolution, which may bear the name of the
+    transpose that XLA folded into it.
+    """
 
     name: str
     source: str
+    multiplies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,13 @@ class Provenance:
     inferred: bool
 
 
+class _Told(NamedTuple):
+    """The origins that a computation's own instructions have, and the computations they name."""
+
+    origins: dict[Origin, None]
+    callees: tuple[str, ...]
+
+
 def read_provenance(path: Path, max_bytes: int) -> Mapping[str, Provenance]:
     """By instruction name, of a file of HLO in any form. Raises as the reader of ``hlo`` does."""
     return module_provenance(read_bytes(path, max_bytes), str(path))
@@ -45,21 +65,32 @@ def read_provenance(path: Path, max_bytes: int) -> Mapping[str, Provenance]:
 
 def module_provenance(data: bytes, name: str) -> Mapping[str, Provenance]:
     """The same of a module held in memory, which messages call ``name``."""
-    return provenance_of(parse_module(source_of(data, name)))
+    module = parse_module(source_of(data, name))
+    try:
+        return provenance_of(module)
+    except ValueError as error:
+        raise FormatError(
+            f"an attribute is malformed: {error}", path=name, hint="dump the module again"
+        ) from error
 
 
 def provenance_of(module: HloModule) -> Mapping[str, Provenance]:
     """By instruction name: instructions of all computations that are reached by control flow alone.
 
-    O(instructions) apart from what computations share.
+    Raises ``FormatError`` where a computation that is called is absent or calls itself, ``ValueError`` for a
+    malformed attribute. O(instructions) apart from what computations share.
     """
+    callees_first(module)
     found: dict[str, Provenance] = {}
     arguments = _argument_names(module)
+    told: dict[str, _Told] = {}
     seen = {module.entry.name}
     pending = [module.entry]
     while pending:
         computation = pending.pop()
-        own = [_own_and_called(module, computation, index, arguments) for index in range(len(computation))]
+        own = [
+            _own_and_called(module, computation, index, arguments, told) for index in range(len(computation))
+        ]
         for name, origins, is_own in zip(computation.names, _spread(computation, own), own, strict=True):
             found[name] = Provenance(origins, inferred=not is_own)
         for callee in _entered(module, computation):
@@ -84,14 +115,18 @@ def _argument_names(module: HloModule) -> frozenset[str]:
         for opcode, attributes in zip(entry.opcodes, entry.attributes, strict=True)
         if opcode == "parameter" and "metadata" in attributes
     )
-    return frozenset(told)
+    return frozenset(told) - {""}
 
 
 def _own_and_called(
-    module: HloModule, computation: Computation, index: int, arguments: frozenset[str]
+    module: HloModule,
+    computation: Computation,
+    index: int,
+    arguments: frozenset[str],
+    told: dict[str, _Told],
 ) -> tuple[Origin, ...]:
     """The metadata of an instruction and of what it calls, in order of the text; not the names of arguments,
-    which no operation has. No recursion.
+    which no operation has. ``told`` remembers computations. No recursion.
     """
     found = dict.fromkeys(_metadata(module, computation, index))
     runs_itself = computation.opcodes[index] in _RUNS_ITSELF
@@ -102,11 +137,19 @@ def _own_and_called(
         if name in seen:
             continue
         seen.add(name)
-        callee = module.computations[name]
-        for inner in range(len(callee)):
-            found.update(dict.fromkeys(_metadata(module, callee, inner)))
-            pending.extend(callee_names(callee.attributes[inner]))
+        if name not in told:
+            told[name] = _told(module, module.computations[name])
+        found.update(told[name].origins)
+        pending.extend(told[name].callees)
     return tuple(origin for origin in found if origin.name not in arguments)
+
+
+def _told(module: HloModule, computation: Computation) -> _Told:
+    """What the instructions of a computation say themselves."""
+    rows = range(len(computation))
+    callees = (name for attributes in computation.attributes for name in callee_names(attributes))
+    origins = (origin for index in rows for origin in _metadata(module, computation, index))
+    return _Told(dict.fromkeys(origins), tuple(dict.fromkeys(callees)))
 
 
 def _metadata(module: HloModule, computation: Computation, index: int) -> Iterator[Origin]:
@@ -120,8 +163,13 @@ def _metadata(module: HloModule, computation: Computation, index: int) -> Iterat
         source = module.frames.source(int(frame))
     if not (name or source) or computation.opcodes[index] in {"parameter", "constant"}:
         return
+    attributes = computation.attributes[index]
+    multiplies = computation.opcodes[index] in _PRODUCTS or (
+        computation.opcodes[index] == "custom-call"
+        and _LIBRARY_PRODUCT.search(attributes.get("custom_call_target", "")) is not None
+    )
     for part in _parts(name):
-        yield Origin(part, source)
+        yield Origin(part, source, multiplies)
 
 
 def _parts(name: str) -> list[str]:

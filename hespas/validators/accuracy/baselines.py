@@ -5,7 +5,7 @@
 * ``p2``: the same per operation class, where a class has enough shapes; p1 elsewhere.
 
 p1 and p2 are fitted to the measurements, so each shape is predicted by a fit that has not seen it: the fit of
-the other sources where there are several, else of the other four fifths of the shapes.
+the other sources where these have shapes of their own, else of the other four fifths of the shapes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
 from hespas.validators.accuracy.fitting import soft_least_squares
+from hespas.validators.accuracy.statistics import unique_shapes
 
 __all__ = ["BASELINES", "fitted_baselines", "naive_ns"]
 
@@ -38,34 +39,31 @@ def naive_ns(graph: OpGraph, device: Device) -> FloatArray:
     return Roofline().estimate(graph, bare).duration_ns
 
 
-def fitted_baselines(cases: Sequence[Cases], naive: Sequence[FloatArray]) -> list[tuple[Prediction, ...]]:
-    """p0, p1 and p2 of the cases of each source measured on one device; see the module."""
-    everything = shared_shapes(cases)
+def fitted_baselines(
+    cases: Sequence[Cases], naive: Sequence[FloatArray], times: Sequence[FloatArray]
+) -> list[tuple[Prediction, ...]]:
+    """p0, p1 and p2 of the cases of each source measured on one device; see the module. ``naive`` is p0 of
+    one execution [ns], of which each case has ``times``.
+    """
+    count = np.concatenate(list(times))
     table = _Table(
         np.concatenate(list(naive)),
-        np.concatenate([each.measured_ns for each in cases]),
+        np.concatenate([each.measured_ns for each in cases]) / count,
         np.concatenate([each.op_class for each in cases]),
-        everything,
+        shared_shapes(cases),
     )
-    base, measured = table.p0_ns, table.measured_ns
-    source = np.repeat(np.arange(len(cases)), [len(each) for each in cases])
-    part = source if len(cases) > 1 else _folds(cases[0])
-    device_fit, class_fit = np.full(len(base), np.nan), np.full(len(base), np.nan)
-    known = ~np.isnan(base) & (measured > 0)
-    for fold in np.unique(part).tolist():
-        inside = part == fold
-        # A shape that another source shares is not unseen: it stays out of the fit, too.
-        fit = known & ~inside & ~np.isin(everything, everything[inside])
-        if not fit.any():
-            continue
-        device_fit[inside] = _Line.fitted(base[fit], measured[fit])(base[inside])
-        class_fit[inside] = table.per_class(fit, inside, device_fit)
+    folds = np.concatenate([_folds(each) for each in cases])
+    found = np.full((2, len(count)), np.nan)
+    if len(cases) > 1:
+        source = np.repeat(np.arange(len(cases)), [len(each) for each in cases])
+        found = table.fitted(source)
+    missing = np.isnan(found[0])  # one source, or all have the same shapes
+    if missing.any():
+        found[:, missing] = table.fitted(folds)[:, missing]
     bounds = np.cumsum([0, *(len(each) for each in cases)])
+    columns = (table.p0_ns * count, *(found * count))
     return [
-        tuple(
-            _prediction(name, column[start:stop])
-            for name, column in zip(BASELINES, (base, device_fit, class_fit), strict=True)
-        )
+        tuple(_prediction(name, column[start:stop]) for name, column in zip(BASELINES, columns, strict=True))
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
 
@@ -76,8 +74,10 @@ def _prediction(name: str, duration_ns: FloatArray) -> Prediction:
 
 
 def _folds(cases: Cases) -> IntArray:
-    """A part of five for each shape, the same in every run."""
-    part = np.array([crc32(text.encode("utf-8", "replace")) % _FOLDS for text in cases.shapes], np.int64)
+    """A part of five for each shape, as equal as can be and the same in every run."""
+    chance = np.array([crc32(text.encode("utf-8", "replace")) for text in cases.shapes], np.int64)
+    part = np.empty(len(chance), np.int64)
+    part[np.argsort(chance, kind="stable")] = np.arange(len(chance)) % _FOLDS
     return part[cases.shape] if len(cases) else cases.shape
 
 
@@ -112,20 +112,37 @@ class _Line:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Columns of all cases of one device; p0 is NaN where unknown."""
+    """Columns of all cases of one device, per execution; p0 is NaN where unknown."""
 
     p0_ns: FloatArray
     measured_ns: FloatArray
     op_class: NDArray[np.int8]
     shape: IntArray
 
-    def per_class(self, fit: BoolArray, inside: BoolArray, device_fit: FloatArray) -> FloatArray:
-        """p2 of the cases ``inside``, from those in ``fit``."""
-        found = device_fit.copy()
+    def fitted(self, part: IntArray) -> NDArray[np.float64]:
+        """p1 and p2, shape ``(2, cases)``, of each part by what was measured in the others; NaN where the
+        others have no other shape.
+        """
+        found = np.full((2, len(part)), np.nan)
+        known = np.isfinite(self.p0_ns) & np.isfinite(self.measured_ns) & (self.measured_ns > 0)
+        for fold in np.unique(part).tolist():
+            inside = part == fold
+            # A shape that another source shares is not unseen: it stays out of the fit, too.
+            fit = known & ~inside & ~np.isin(self.shape, self.shape[inside])
+            if fit.any():
+                found[:, inside] = self._line(fit)(self.p0_ns[inside])
+                self._per_class(fit, inside, found[1])
+        return found
+
+    def _line(self, fit: BoolArray) -> _Line:
+        """Fitted to each distinct shape once: the one that recurs a hundred times is no better evidence."""
+        x, measured, _ = unique_shapes(self.p0_ns[fit], self.measured_ns[fit], self.shape[fit])
+        return _Line.fitted(x, measured)
+
+    def _per_class(self, fit: BoolArray, inside: BoolArray, found: FloatArray) -> None:
+        """Put p2 of the cases ``inside``, from those in ``fit``, in the place of p1 where classes allow."""
         for code in np.unique(self.op_class[inside]).tolist():
             seen = fit & (self.op_class == code)
             if len(np.unique(self.shape[seen])) >= _LEAST_SHAPES:
                 wanted = inside & (self.op_class == code)
-                line = _Line.fitted(self.p0_ns[seen], self.measured_ns[seen])
-                found[wanted] = line(self.p0_ns[wanted])
-        return found[inside]
+                found[wanted] = self._line(seen)(self.p0_ns[wanted])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph import OpGraph, Profile
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.merge import merge_nodes
 from hespas.validators.matching import Matching
@@ -19,7 +19,9 @@ __all__ = [
     "Measured",
     "Prediction",
     "case_labels",
+    "covered_ns",
     "grouped_graph",
+    "leading_nodes",
     "measured_groups",
     "shared_shapes",
 ]
@@ -83,60 +85,90 @@ class Measured:
     repeats: IntArray
 
 
-def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGraph:
-    """A graph whose node ``g`` is group ``g``: FLOPs add up, and tensors that stay inside move no bytes.
+def leading_nodes(graph: OpGraph, node_group: IntArray, num_groups: int) -> IntArray:
+    """The node of each group with most work, shape ``(groups,)``: four FLOPs count as one byte.
 
-    What was measured as one is estimated as one. Nodes in no group are left out. The node that lends a group
-    its name is the one with most work.
+    It lends the group its name and class. Raises ``InvariantError`` for a group without nodes.
     """
     work = np.nan_to_num(graph.flops) * 4 + np.nan_to_num(graph.bytes_moved)
     order = np.argsort(work, kind="stable")
-    group = np.where(node_group >= 0, node_group, num_groups)
-    has_rest = bool((node_group < 0).any())
-    roots = np.full(num_groups + has_rest, -1, np.int64)
-    roots[group[order]] = order
-    if (roots < 0).any():
+    order = order[node_group[order] >= 0]
+    leading = np.full(num_groups, -1, np.int64)
+    leading[node_group[order]] = order
+    if (leading < 0).any():
         raise InvariantError("a group without nodes cannot be estimated")
-    return merge_nodes(graph, group, roots, "fusion", keeps_traffic=False)
+    return leading
+
+
+def grouped_graph(graph: OpGraph, node_group: IntArray, num_groups: int) -> OpGraph:
+    """A graph whose node ``g`` is group ``g``: FLOPs add up, as does what is sent, and tensors that stay
+    inside move no bytes.
+
+    What was measured as one is estimated as one. Nodes in no group become one more node, the last.
+    """
+    leading = leading_nodes(graph, node_group, num_groups)
+    rest = np.flatnonzero(node_group < 0)[:1]
+    group = np.where(node_group >= 0, node_group, num_groups)
+    merged = merge_nodes(graph, group, np.concatenate((leading, rest)), "fusion", keeps_traffic=False)
+    collectives, p2p = graph.collectives, graph.p2p
+    if not len(collectives) and not len(p2p):
+        return merged
+
+    def total(column: FloatArray, node: SmallIntArray, into: SmallIntArray) -> FloatArray:
+        return np.bincount(group[node], column, len(merged))[into].astype(np.float64)
+
+    of, to = collectives.node, merged.collectives.node
+    return replace(
+        merged,
+        collectives=replace(
+            merged.collectives,
+            comm_bytes=total(collectives.comm_bytes, of, to),
+            operand_bytes=total(collectives.operand_bytes, of, to),
+            result_bytes=total(collectives.result_bytes, of, to),
+        ),
+        p2p=replace(merged.p2p, comm_bytes=total(p2p.comm_bytes, p2p.node, merged.p2p.node)),
+    )
 
 
 def measured_groups(profile: Profile, matching: Matching) -> Measured:
-    """The time of each group: added up within a run of a rank (or the union where events of one overlap on
-    several streams), then the median over runs; ranks are runs of the same work. O(events log events).
+    """The time of each group: added up within a run of a rank (or the union where events overlap on several
+    streams), then the median over runs; ranks are runs of the same work.
+
+    Events outside of any run count only for groups without events in one: a run that the recording cut off
+    is no run. O(events log events).
     """
     chosen = np.flatnonzero(matching.event_group >= 0)
-    group = matching.event_group[chosen]
-    run = profile.run[chosen].astype(np.int64) + 1
-    part = profile.rank[chosen].astype(np.int64) * (int(run.max(initial=0)) + 1) + run
-    keys, place = np.unique(np.stack((group, part)), axis=1, return_inverse=True)
-    times = _run_times(profile, chosen, place.reshape(-1), keys.shape[1])
-    return _over_runs(keys[0], times)
+    in_run = np.zeros(len(matching), np.bool_)
+    in_run[matching.event_group[chosen[profile.run[chosen] >= 0]]] = True
+    chosen = chosen[(profile.run[chosen] >= 0) | ~in_run[matching.event_group[chosen]]]
+    part = profile.rank[chosen].astype(np.int64) << 32 | profile.run[chosen].astype(np.int64) & 0xFFFFFFFF
+    parts, part = np.unique(part, return_inverse=True)
+    keys, place = np.unique(matching.event_group[chosen] * len(parts) + part, return_inverse=True)
+    times = _run_times(profile, chosen, place, len(keys))
+    return _over_runs(keys // max(len(parts), 1), times)
 
 
 def _run_times(profile: Profile, chosen: IntArray, place: IntArray, count: int) -> FloatArray:
-    """The time of each (group, run) [ns]."""
-    duration = profile.duration_ns[chosen]
-    total = np.bincount(place, duration, count).astype(np.float64)
-    stream = profile.stream[chosen]
+    """The time of each (group, run) [ns]; a negative duration counts as none."""
+    duration = np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0)
     order = np.lexsort((profile.start_ns[chosen], place))
+    duration, start = duration[order], profile.start_ns[chosen][order]
+    stream = profile.stream[chosen][order]
+    total = np.bincount(place, np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0), count)
+    bounds = np.searchsorted(place[order], np.arange(count + 1))
     same = place[order][1:] == place[order][:-1]
-    end = (profile.start_ns[chosen] + duration)[order]
-    overlaps = (
-        same & (end[:-1] > profile.start_ns[chosen][order][1:]) & (stream[order][1:] != stream[order][:-1])
-    )
-    for number in np.unique(place[order][1:][overlaps]).tolist():
-        rows = chosen[place == number]
-        total[number] = _union(profile.start_ns[rows], profile.start_ns[rows] + profile.duration_ns[rows])
-    return total
+    several = np.unique(place[order][1:][same & (stream[1:] != stream[:-1])])
+    for number in several.tolist():
+        part = slice(int(bounds[number]), int(bounds[number + 1]))
+        total[number] = min(float(total[number]), covered_ns(start[part], start[part] + duration[part]))
+    return total.astype(np.float64)
 
 
-def _union(start: FloatArray, end: FloatArray) -> float:
-    """The length of what some intervals cover."""
-    order = np.argsort(start, kind="stable")
-    reached = np.maximum.accumulate(end[order])
+def covered_ns(start: FloatArray, end: FloatArray) -> float:
+    """The length of what some intervals, ordered by ``start``, cover together [ns]."""
+    reached = np.maximum.accumulate(end)
     before = np.concatenate(([-np.inf], reached[:-1]))
-    covered = reached - np.maximum(start[order], before)
-    return float(np.maximum(covered, 0.0).sum())
+    return float(np.maximum(reached - np.maximum(start, before), 0.0).sum())
 
 
 def _over_runs(group: IntArray, times: FloatArray) -> Measured:
@@ -156,8 +188,12 @@ def _over_runs(group: IntArray, times: FloatArray) -> Measured:
     )
 
 
-def case_labels(graph: OpGraph, nodes: IntArray) -> tuple[tuple[str, ...], tuple[str, ...], IntArray]:
-    """Names of nodes, and what work they are: distinct texts ``op(types) -> types`` and each node's row."""
+def case_labels(
+    graph: OpGraph, nodes: IntArray, times: FloatArray
+) -> tuple[tuple[str, ...], tuple[str, ...], IntArray]:
+    """Names of nodes, and what work they are: distinct texts ``op(types) -> types`` and each node's row. Work
+    that a step does several ``times`` is other work than once.
+    """
     strings, types = graph.strings, graph.types
     texts = [_type_text(graph, row) for row in range(len(types))]
     operands: list[list[int]] = graph.operands.to_lists()
@@ -166,15 +202,19 @@ def case_labels(graph: OpGraph, nodes: IntArray) -> tuple[tuple[str, ...], tuple
     rows: dict[str, int] = {}
     shape: list[int] = []
     numbers: list[int] = nodes.tolist()
-    for node in numbers:
+    columns = np.stack((graph.flops[nodes], graph.bytes_moved[nodes], times), axis=1)
+    figures: list[tuple[float, float, float]] = columns.tolist()
+    for node, (flops, moved, count) in zip(numbers, figures, strict=True):
         taken = ", ".join(texts[row] for row in operands[node])
         made = ", ".join(texts[row] for row in results[node])
         name = strings[int(graph.op_row[node])]
         labels.append(name if "::" in name else graph.node_name(node) or name)
-        work = f"{float(graph.flops[node]):g}/{float(graph.bytes_moved[node]):g}"
+        work = f"{flops:g}/{moved:g}"
         text = f"{name}({taken}) -> {made}" if taken or made else f"{name} {work}"
-        if name == "fusion":
+        if name == "fusion" and (taken or made):
             text += f" {work}"
+        if count != 1:
+            text += f" x {count:g}"
         shape.append(rows.setdefault(text, len(rows)))
     return tuple(labels), tuple(rows), np.array(shape, np.int64)
 

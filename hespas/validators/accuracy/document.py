@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import cast
 
 import msgspec
 
 from hespas import __version__
-from hespas.validators.accuracy.result import Accuracy, Thresholds
+from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 from hespas.validators.matching import Coverage
 
 __all__ = ["SCHEMA_ID", "accuracy_json"]
@@ -57,14 +59,34 @@ def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
             for found in done.diagnostics
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return msgspec.json.format(_encoded(document), indent=2) + b"\n"
 
 
-def _summary(row: object) -> dict[str, object]:
+def _encoded(document: object) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(document)))
+
+
+def _writable(value: object) -> object:
+    """The same with unpaired surrogates, which no UTF-8 holds, written as text: ``\\ud800``."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case list() | tuple():
+            return [_writable(each) for each in cast("Sequence[object]", value)]
+        case dict():
+            return {_writable(key): _writable(each) for key, each in cast("dict[str, object]", value).items()}
+        case _:
+            return value
+
+
+def _summary(row: SummaryRow) -> dict[str, object]:
     """A row with the figures of its errors beside it."""
-    told: dict[str, object] = msgspec.to_builtins(row)
-    errors = msgspec.convert(told.pop("errors"), dict[str, float | None])
-    return {**told, **errors}
+    told: dict[str, object] = asdict(row)
+    del told["errors"]
+    return told | asdict(row.errors)
 
 
 def _coverage(source: str, found: Coverage) -> dict[str, object]:

@@ -13,6 +13,7 @@ from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
 from hespas.simulator import simulate
+from hespas.validators.accuracy.cases import covered_ns
 from hespas.validators.accuracy.result import EndToEnd
 from hespas.validators.accuracy.sources import Source
 
@@ -33,9 +34,7 @@ def busy_ns(profile: Profile) -> float:
     times: list[float] = []
     for start, end in _by_run(profile, per_rank=True):
         order = np.argsort(start, kind="stable")
-        reached = np.maximum.accumulate(end[order])
-        before = np.concatenate(([-np.inf], reached[:-1]))
-        times.append(float(np.maximum(reached - np.maximum(start[order], before), 0.0).sum()))
+        times.append(covered_ns(start[order], end[order]))
     return float(np.median(times)) if times else float("nan")
 
 
@@ -44,19 +43,20 @@ def _by_run(profile: Profile, *, per_rank: bool) -> Iterator[tuple[FloatArray, F
     inside = profile.run >= 0
     chosen = np.flatnonzero(inside) if bool(inside.any()) else np.arange(len(profile))
     rank = profile.rank[chosen].astype(np.int64) if per_rank else np.zeros(len(chosen), np.int64)
-    keys, place = np.unique(rank << 32 | profile.run[chosen].astype(np.int64) + 1, return_inverse=True)
+    run = profile.run[chosen].astype(np.int64)
+    keys, place = np.unique(rank << 32 | run & 0xFFFFFFFF, return_inverse=True)
     order = np.argsort(place, kind="stable")
     bounds = np.searchsorted(place[order], np.arange(len(keys) + 1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = chosen[order[first:last]]
-        yield profile.start_ns[rows], profile.start_ns[rows] + profile.duration_ns[rows]
+        yield profile.start_ns[rows], profile.start_ns[rows] + np.maximum(profile.duration_ns[rows], 0.0)
 
 
 def end_to_end(
     source: Source, device: Device, models: Sequence[Estimator], diagnostics: Diagnostics
 ) -> Iterator[EndToEnd]:
-    """Rows of one source. A program is simulated and set against the span; in any case the sum of what is
-    predicted is set against the time measured for the same cases.
+    """Rows of one source. A program is simulated and set against the span and the busy time of its profile;
+    in any case the sum of what is predicted is set against the time measured for the same cases.
     """
     cases = source.cases
     if source.program is not None and source.profile is not None:
@@ -67,7 +67,7 @@ def end_to_end(
             for basis, measured in (("span", span), ("busy", busy)):
                 yield EndToEnd(
                     workload=cases.workload,
-                    source=cases.source,
+                    source=source.profile.name,
                     hardware=cases.hardware,
                     estimator=model.name,
                     basis=basis,
@@ -76,7 +76,7 @@ def end_to_end(
                     is_lower_bound=done.is_lower_bound,
                 )
     for said in cases.predictions:
-        known = ~np.isnan(said.duration_ns) & (cases.measured_ns > 0)
+        known = np.isfinite(said.duration_ns) & (cases.measured_ns > 0)
         if known.any():
             yield EndToEnd(
                 workload=cases.workload,

@@ -21,6 +21,9 @@ _BELOW_ROOFLINE = 0.97
 _DRIFT_NS_PER_S = 1_000.0
 """Clocks of two ranks that part by more than 1 us a second (1 ppm)."""
 
+_DRIFT_SIGMAS = 4.0
+"""Standard errors that a drift must be away from none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
@@ -42,7 +45,7 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
     def add(code: str, chosen: BoolArray, message: str) -> None:
         count = int(np.count_nonzero(chosen))
         if count:
-            share = float(duration[chosen].sum()) / total if total else np.nan
+            share = float(duration[chosen & (duration > 0)].sum()) / total if total else np.nan
             found.append(
                 LintFinding(code=code, source=profile.name, count=count, share=share, message=message)
             )
@@ -51,37 +54,59 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
     add("zero-duration", duration == 0, "events of 0 ns: the clock is coarse, and their error is undefined")
     add("overlap", _overlapping(profile), "events begin before the one before them on the same stream ends")
     unlinked = (profile.host_event < 0) & (len(profile.host) > 0)
-    add(
-        "unlinked",
-        unlinked,
-        "no host operation: launched before the window, or replayed",
-    )
-    if len(profile) and bool((duration % 1000 == 0).all()):
-        whole = np.ones(len(profile), np.bool_)
-        add(
-            "clock-resolution",
-            whole,
-            "all times are whole microseconds",
-        )
+    add("unlinked", unlinked, "no host operation: launched before the window, or replayed")
+    if total and bool((duration % 1000 == 0).all()):
+        add("clock-resolution", np.ones(len(profile), np.bool_), "all times are whole microseconds")
+    add("truncated", _cut_off(profile), "the first or last run has fewer events than the others: it was cut")
     found.extend(_clock_drift(profile))
     return found
 
 
 def _overlapping(profile: Profile) -> BoolArray:
-    """Events that begin over 1 ns before the one before them on their rank and stream has ended."""
-    order = np.lexsort((profile.start_ns, profile.stream, profile.rank))
-    start, end = profile.start_ns[order], (profile.start_ns + profile.duration_ns)[order]
-    same = (profile.rank[order][1:] == profile.rank[order][:-1]) & (
-        profile.stream[order][1:] == profile.stream[order][:-1]
-    )
+    """Events that begin over 1 ns before all before them on their device's stream have ended."""
     late = np.zeros(len(profile), np.bool_)
-    late[order[1:][same & (start[1:] < end[:-1] - 1.0)]] = True
+    columns = (profile.stream, profile.device_index, profile.rank)
+    order = np.lexsort((profile.start_ns, *columns))
+    changes = np.zeros(max(len(order) - 1, 0), np.bool_)
+    for column in columns:
+        changes |= column[order][1:] != column[order][:-1]
+    for rows in np.split(order, np.flatnonzero(changes) + 1):
+        start = profile.start_ns[rows]
+        reached = np.maximum.accumulate(start + profile.duration_ns[rows])
+        late[rows[1:][start[1:] < reached[:-1] - 1.0]] = True
     return late
+
+
+def _cut_off(profile: Profile) -> BoolArray:
+    """Events of the first or last run of a module on a rank, where most of its runs have more events."""
+    cut = np.zeros(len(profile), np.bool_)
+    inside = np.flatnonzero(profile.run >= 0)
+    ran = profile.rank[inside].astype(np.int64) << 32 | profile.module_row[inside]
+    place = np.unique(ran, return_inverse=True)[1].astype(np.int64) << 32 | profile.run[inside]
+    runs, run_of, counts = np.unique(place, return_inverse=True, return_counts=True)
+    short = np.zeros(len(runs), np.bool_)
+    bounds = np.flatnonzero(np.diff(runs >> 32)) + 1
+    for rows in np.split(np.arange(len(runs)), bounds):
+        usual = np.median(counts[rows]) if len(rows) > 2 else counts[rows].max(initial=0)
+        edges = rows[[0, -1]] if len(rows) else rows
+        short[edges] = counts[edges] < usual
+    cut[inside[short[run_of]]] = True
+    return cut
+
+
+def _slope_and_error(x: FloatArray, y: FloatArray) -> tuple[float, float]:
+    """The slope of y over x and its standard error; infinite error where it says nothing."""
+    slope = slope_of(x, y)
+    if np.isnan(slope):
+        return 0.0, np.inf
+    away, left = x - x.mean(), y - y.mean()
+    left = left - slope * away
+    return slope, float(np.sqrt((left * left).sum() / (len(x) - 2) / (away * away).sum()))
 
 
 def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
     """Ranks whose clocks part: all leave a collective together, so the ends of one should not spread more and
-    more.
+    more. What they spread by chance does not count.
     """
     comms = profile.comms
     known = np.flatnonzero((comms.sequence >= 0) & (comms.group_row > 0))
@@ -95,8 +120,8 @@ def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
         if len(one) < 3:
             continue
         when, apart = ends[base][one], ends[other][two] - ends[base][one]
-        slope = slope_of(when, apart) * 1e9
-        if abs(slope) > _DRIFT_NS_PER_S:
+        slope, doubt = (figure * 1e9 for figure in _slope_and_error(when, apart))
+        if abs(slope) > max(_DRIFT_NS_PER_S, _DRIFT_SIGMAS * doubt):
             yield LintFinding(
                 code="clock-drift",
                 source=profile.name,
@@ -106,13 +131,14 @@ def _clock_drift(profile: Profile) -> Iterator[LintFinding]:
             )
 
 
-def lint_cases(cases: Cases, naive_ns: FloatArray, device: Device) -> list[LintFinding]:
+def lint_cases(cases: Cases, naive_ns: FloatArray, times: FloatArray, device: Device) -> list[LintFinding]:
     """Cases faster than the device can be, where its caches do not explain that: a byte or a FLOP is counted
-    too often, or the measurement is broken.
+    too often, or the measurement is broken. ``naive_ns`` is the roofline of one execution, of which each case
+    has ``times``.
     """
     cache = max((each.capacity_bytes for each in device.memories if each.level == "cache"), default=0)
-    fast = (cases.measured_ns > 0) & (cases.measured_ns < _BELOW_ROOFLINE * naive_ns)
-    beyond = fast & (cases.bytes_moved > cache)
+    fast = (cases.measured_ns > 0) & (cases.measured_ns < _BELOW_ROOFLINE * naive_ns * times)
+    beyond = fast & (cases.bytes_moved > cache * times)
     total = float(cases.measured_ns.sum())
     rows = (
         ("physically-impossible", beyond, "faster than the roofline with a working set beyond the cache"),

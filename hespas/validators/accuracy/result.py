@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 from hespas.graph import Diagnostics
 from hespas.validators.accuracy.across import SpeedUp
@@ -32,8 +32,9 @@ class SummaryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndToEnd:
-    """One step. ``basis`` says what is compared: ``span`` (first start to last end, against the simulated
-    step) or ``busy`` (time the device works, against the sum of what is predicted).
+    """One step. ``basis`` says what is compared: the simulated step with ``span`` (first start to last end)
+    or ``busy`` (the time the device works), or ``sum of operations``: the sum of what is predicted with that
+    of what was measured for the same cases.
     """
 
     workload: str
@@ -47,8 +48,8 @@ class EndToEnd:
 
     @property
     def relative_error(self) -> float:
-        """(predicted - measured) / measured."""
-        return (self.predicted_ns - self.measured_ns) / self.measured_ns
+        """(predicted - measured) / measured; NaN where nothing was measured."""
+        return (self.predicted_ns - self.measured_ns) / self.measured_ns if self.measured_ns > 0 else nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,9 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """Over the sources of one device: Kendall's tau of predicted and measured totals, and the slope of
-    ln(predicted) over ln(measured): 1 where the estimator scales as the device does.
+    """Over the sources of one device: Kendall's tau of predicted and measured steps (sums of operations where
+    fewer than three are simulated), and the slope of ln(predicted) over ln(measured): 1 where the estimator
+    scales as the device does.
     """
 
     estimator: str

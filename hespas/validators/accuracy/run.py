@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,10 +47,11 @@ def accuracy(
     devices = {name: load_device(name) for name in hardware}
     models = [load_estimator(spelling) for spelling in estimators]
     sources: list[tuple[Source, str]] = []
+    profiles = _named_apart(profiles)
     for profile in profiles:
         name = hardware_for(profile, hardware)
         sources.extend((source, name) for source in sources_of(profile, workload, devices[name].name, found))
-    if not sources:
+    if not any(len(source.cases) for source, _ in sources):
         raise UsageError(
             "no event of the profiles belongs to the program", hint="is it the program that ran?"
         )
@@ -58,7 +60,7 @@ def accuracy(
     measured = [profile for profile in profiles if isinstance(profile, Profile)]
     lint = [finding for profile in measured for finding in lint_profile(profile)]
     for each, (source, name) in zip(cases, sources, strict=True):
-        lint.extend(lint_cases(each, _naive(source, devices[name]), devices[name]))
+        lint.extend(lint_cases(each, _naive(source, devices[name]), source.times, devices[name]))
     return Accuracy(
         inputs=tuple(inputs),
         estimators=tuple(model.name for model in models),
@@ -77,8 +79,20 @@ def accuracy(
     )
 
 
+def _named_apart(profiles: Sequence[Profile | Workload]) -> list[Profile | Workload]:
+    """The same profiles, with a number behind a name that came before: figures are told by these names."""
+    counts = Counter[str]()
+    found: list[Profile | Workload] = []
+    for each in profiles:
+        counts[each.name] += 1
+        number = counts[each.name]
+        found.append(each if number == 1 else replace(each, name=f"{each.name} ({number})"))
+    return found
+
+
 def _naive(source: Source, device: Device) -> FloatArray:
-    return naive_ns(source.graph, device)[source.node] * source.times
+    """p0 of one execution of each case [ns]."""
+    return naive_ns(source.graph, device)[source.node]
 
 
 def _predicted(
@@ -97,7 +111,8 @@ def _predicted(
         naive = [_naive(sources[place][0], device) for place in places]
         if not places:
             continue
-        rows = fitted_baselines([cases[place] for place in places], naive)
+        times = [sources[place][0].times for place in places]
+        rows = fitted_baselines([cases[place] for place in places], naive, times)
         for place, baselines in zip(places, rows, strict=True):
             cases[place] = cases[place].with_predictions(baselines)
     return cases

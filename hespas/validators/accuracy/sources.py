@@ -7,14 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import numpy as np
 
 from hespas.converters import ReadOptions, load_format
 from hespas.converters.measured_ops import costed_ops
 from hespas.graph import Diagnostics, EventColumns, HostOps, OpGraph, Profile, Workload
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable, StringTableBuilder
 from hespas.graph.errors import HespasError, UsageError
-from hespas.validators.accuracy.cases import Cases, case_labels, grouped_graph, measured_groups
+from hespas.validators.accuracy.cases import (
+    Cases,
+    case_labels,
+    grouped_graph,
+    leading_nodes,
+    measured_groups,
+)
 from hespas.validators.matching import Coverage, Matching, coverage_of, match_program
 
 __all__ = ["Source", "hardware_for", "sources_of"]
@@ -25,8 +32,9 @@ _ATTACHED = "hlo/"
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Source:
     """One program in one profile. ``graph`` has one node per group; ``node`` is the node of each case and
-    ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations);
-    ``profile`` what was recorded (None: a graph that carries measured times itself).
+    ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations, or a
+    further class of ranks of a program already given); ``profile`` what was recorded (None: a graph that
+    carries measured times itself).
     """
 
     profile: Profile | None
@@ -116,15 +124,29 @@ def _take(profile: Profile, rows: IntArray, name: str) -> Profile:
 def _against(
     profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics
 ) -> Iterator[Source]:
-    """Cases of each rank class."""
+    """Cases of each rank class; the first carries the program and the whole profile."""
+    if len(workload.classes) == 1:
+        if len(profile):
+            yield _matched(profile, workload, workload.classes[0], hardware, diagnostics)
+        return
+    known = (profile.rank >= 0) & (profile.rank < len(workload.rank_class))
+    diagnostics.warning(
+        "match.unknown-rank",
+        profile.name,
+        f"events are of ranks that the program has not: it has {len(workload.rank_class):,}",
+        count=int((~known).sum()),
+    )
+    of_class = np.where(known, workload.rank_class[np.where(known, profile.rank, 0)], -1)
+    is_first = True
     for number, graph in enumerate(workload.classes):
-        part = profile
-        if len(workload.classes) > 1:
-            within = np.minimum(profile.rank, len(workload.rank_class) - 1)
-            rows = np.flatnonzero(workload.rank_class[within] == number)
-            part = _take(profile, rows, f"{profile.name}, class {number}")
-        if len(part):
-            yield _matched(part, workload, graph, hardware, diagnostics)
+        rows = np.flatnonzero(of_class == number)
+        if not len(rows):
+            continue
+        part = _take(profile, rows, f"{profile.name}, class {number}")
+        found = _matched(part, workload, graph, hardware, diagnostics)
+        whole = (profile, workload) if is_first else (part, None)
+        yield replace(found, profile=whole[0], program=whole[1])
+        is_first = False
 
 
 def _matched(
@@ -135,7 +157,8 @@ def _matched(
     _tell(coverage, profile, diagnostics)
     grouped, times = _grouped(graph, matching)
     measured = measured_groups(profile, matching)
-    labels, shapes, shape = case_labels(grouped, measured.group)
+    labels, shapes, shape = case_labels(grouped, measured.group, times[measured.group])
+    leading = leading_nodes(graph, matching.node_group, len(matching))
     cases = Cases(
         source=profile.name,
         workload=workload.name,
@@ -143,7 +166,7 @@ def _matched(
         labels=labels,
         shapes=shapes,
         shape=shape,
-        op_class=grouped.op_class[measured.group].astype(np.int8),
+        op_class=graph.op_class[leading[measured.group]].astype(np.int8),
         measured_ns=measured.measured_ns,
         spread_ns=measured.spread_ns,
         repeats=measured.repeats,
@@ -168,7 +191,6 @@ def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
     costs are scaled before they are added.
     """
     groups = len(matching)
-    lead = np.ones(groups)
     inside = np.flatnonzero(matching.node_group >= 0)
     runs = graph.multiplicity[inside]
     most = np.zeros(groups)
@@ -177,9 +199,25 @@ def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
     scale = np.ones(len(graph))
     scale[inside] = runs / lead[matching.node_group[inside]]
     if bool((scale != 1.0).any()):
-        names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
-        graph = replace(graph, **{name: getattr(graph, name) * scale for name in names})
+        graph = _scaled(graph, scale)
     return grouped_graph(graph, matching.node_group, groups), lead
+
+
+def _scaled(graph: OpGraph, scale: FloatArray) -> OpGraph:
+    """The same graph with all that its nodes cost times ``scale``, shape ``(nodes,)``."""
+    names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
+    products, collectives, p2p = graph.contractions, graph.collectives, graph.p2p
+    return replace(
+        graph,
+        contractions=replace(
+            products,
+            flops=products.flops * scale[products.node],
+            useful_flops=products.useful_flops * scale[products.node],
+        ),
+        collectives=replace(collectives, comm_bytes=collectives.comm_bytes * scale[collectives.node]),
+        p2p=replace(p2p, comm_bytes=p2p.comm_bytes * scale[p2p.node]),
+        **{name: getattr(graph, name) * scale for name in names},
+    )
 
 
 def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> None:
@@ -203,6 +241,7 @@ def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> Non
 def _with_own_shapes(profile: Profile) -> Profile:
     """A table of operations, which states name and shapes of each: as many host operations, one for each."""
     nothing = np.zeros(len(profile), np.int32)
+    strings, dtype_row = _listed_dtypes(profile)
     host = HostOps(
         name_row=profile.op_row,
         thread_row=nothing,
@@ -211,11 +250,31 @@ def _with_own_shapes(profile: Profile) -> Profile:
         duration_ns=profile.duration_ns,
         sequence=np.full(len(profile), -1, np.int64),
         shapes_row=profile.shapes_row,
-        dtype_row=profile.dtype_row,
+        dtype_row=dtype_row,
         strides_row=nothing,
         values_row=nothing,
     )
-    return replace(profile, host=host, host_event=np.arange(len(profile), dtype=np.int32))
+    events = np.arange(len(profile), dtype=np.int32)
+    return replace(profile, strings=strings, host=host, host_event=events)
+
+
+def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
+    """One element type per operand, as traces list them: tables state one for all."""
+    strings = StringTableBuilder(profile.strings)
+    pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
+    distinct, place = np.unique(pairs, return_inverse=True)
+    rows: list[int] = []
+    for pair in distinct.tolist():
+        row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
+        dtype = profile.strings[row]
+        if dtype and not dtype.startswith("["):
+            try:
+                operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
+            except msgspec.DecodeError:
+                operands = []  # no list of shapes: no cost either
+            row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
+        rows.append(row)
+    return strings.build(), np.array(rows, np.int32)[place]
 
 
 def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
@@ -224,8 +283,7 @@ def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
         node = np.flatnonzero((graph.duration_ns > 0) & (graph.multiplicity > 0))
         times = graph.multiplicity[node]
         if len(node):
-            cases = _cases_of(graph, node, (graph.name, workload.name, hardware))
-            cases = replace(cases, measured_ns=cases.measured_ns * times)
+            cases = _cases_of(graph, node, times, (graph.name, workload.name, hardware))
             yield Source(
                 profile=None, graph=graph, node=node, times=times, cases=cases, coverage=None, program=None
             )
@@ -236,21 +294,24 @@ def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> So
     found = costed_ops(profile, diagnostics)
     graph = found.graph
     node = np.flatnonzero(found.busy_ns > 0)
-    cases = _cases_of(graph, node, (profile.name, profile.name, hardware))
+    times = np.ones(len(node))
+    cases = _cases_of(graph, node, times, (profile.name, profile.name, hardware))
     return Source(
         profile=profile,
         graph=graph,
         node=node,
-        times=np.ones(len(node)),
+        times=times,
         cases=cases,
         coverage=None,
         program=None,
     )
 
 
-def _cases_of(graph: OpGraph, node: IntArray, names: tuple[str, str, str]) -> Cases:
-    """Nodes that carry measured times, one case each; ``names`` are source, workload and hardware."""
-    labels, shapes, shape = case_labels(graph, node)
+def _cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
+    """Nodes that carry measured times, one case each for all their ``times`` in a step; ``names`` are source,
+    workload and hardware.
+    """
+    labels, shapes, shape = case_labels(graph, node, times)
     return Cases(
         source=names[0],
         workload=names[1],
@@ -259,11 +320,11 @@ def _cases_of(graph: OpGraph, node: IntArray, names: tuple[str, str, str]) -> Ca
         shapes=shapes,
         shape=shape,
         op_class=graph.op_class[node].astype(np.int8),
-        measured_ns=graph.duration_ns[node],
+        measured_ns=graph.duration_ns[node] * times,
         spread_ns=np.full(len(node), np.nan),
         repeats=np.ones(len(node), np.int64),
-        flops=graph.flops[node],
-        bytes_moved=graph.bytes_moved[node],
+        flops=graph.flops[node] * times,
+        bytes_moved=graph.bytes_moved[node] * times,
     )
 
 

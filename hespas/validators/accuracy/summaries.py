@@ -27,6 +27,7 @@ SIZES: tuple[tuple[str, float, float], ...] = (
 """Buckets of measured time: name, from, below."""
 
 _LISTED = 20
+_BASES = ("span", "sum of operations")
 
 
 def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
@@ -94,7 +95,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
         return
     _, first, counts = np.unique(cases.shape, return_index=True, return_counts=True)
     for said in cases.predictions:
-        known = ~np.isnan(said.duration_ns)
+        known = np.isfinite(said.duration_ns)
         predicted = np.bincount(cases.shape[known], said.duration_ns[known], len(cases.shapes))
         measured = np.bincount(cases.shape[known], cases.measured_ns[known], len(cases.shapes))
         order: list[int] = np.argsort(-np.abs(predicted - measured), kind="stable")[:_LISTED].tolist()
@@ -118,20 +119,24 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
 
 
 def trends(runs: Sequence[EndToEnd]) -> Iterator[Trend]:
-    """Per device and estimator with at least three sources: does the estimate follow the measurement?"""
-    groups: dict[tuple[str, str, str], list[EndToEnd]] = {}
+    """Per device and estimator with at least three sources: does the estimate follow the measurement? By the
+    span of steps where there are three, else by sums of operations.
+    """
+    groups: dict[tuple[str, str], dict[str, list[EndToEnd]]] = {}
     for run in runs:
-        groups.setdefault((run.estimator, run.hardware, run.basis), []).append(run)
-    for (estimator, hardware, _), rows in groups.items():
+        if run.predicted_ns > 0 and run.measured_ns > 0:
+            found = groups.setdefault((run.estimator, run.hardware), {})
+            found.setdefault(run.basis, []).append(run)
+    for (estimator, hardware), found in groups.items():
+        rows = next((found[basis] for basis in _BASES if len(found.get(basis, ())) >= 3), None)
+        if rows is None:
+            continue
         predicted = np.array([row.predicted_ns for row in rows])
         measured = np.array([row.measured_ns for row in rows])
-        usable = (predicted > 0) & (measured > 0)
-        if int(usable.sum()) < 3:
-            continue
         yield Trend(
             estimator=estimator,
             hardware=hardware,
-            n=int(usable.sum()),
-            rank=kendall_tau(predicted[usable], measured[usable]),
-            slope=slope_of(np.log(measured[usable]), np.log(predicted[usable])),
+            n=len(rows),
+            rank=kendall_tau(predicted, measured),
+            slope=slope_of(np.log(measured), np.log(predicted)),
         )

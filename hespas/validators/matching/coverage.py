@@ -28,8 +28,10 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Shares are 0..1. ``nodes`` counts those that cost something. ``by_rule`` is matched time [ns];
-    ``compared_time_ns`` that of events in groups: an estimate of the same work stands against it."""
+    """Shares are 0..1; negative durations count as 0. ``nodes`` counts those that cost something. ``by_rule``
+    is matched time [ns]; ``compared_time_ns`` that of events in groups: an estimate of the same work stands
+    against it.
+    """
 
     events: int
     matched_events: int
@@ -61,7 +63,7 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
     listed = np.zeros(len(graph), np.bool_)
     listed[[node for key in matching.keys for node in key.nodes]] = True
     missed = costs & ~listed
-    time = profile.duration_ns
+    time = np.maximum(np.nan_to_num(profile.duration_ns), 0.0)
     keys = matching.event_key[matched]
     rules = np.array([key.rule for key in matching.keys], np.int64)[keys]
     inferred = np.array([key.inferred for key in matching.keys], np.bool_)[keys]
@@ -88,7 +90,8 @@ def _events(profile: Profile, chosen: BoolArray) -> tuple[Unmatched, ...]:
     """The kinds of events chosen, longest first."""
     rows = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)[chosen]
     distinct, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    total = np.bincount(place, profile.duration_ns[chosen], len(distinct))
+    time = np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0)
+    total = np.bincount(place, time, len(distinct))
     order = np.argsort(-total, kind="stable")[:_LISTED]
     return tuple(
         Unmatched(

@@ -69,11 +69,12 @@ def group_keys(keys: Sequence[EventKey], shared: BoolArray, talks: BoolArray) ->
     Keys that carry out the same node form one group, unless compilers copy such nodes freely: those that are
     ``shared`` go to one key, rather one that does nothing else, and hold no keys together that have work of
     their own. A key that communicates is in a group only with nodes that do (``talks``): the partitioner's
-    collectives are no part of a program that has none. Nearly O(links).
+    collectives are no part of a program that has none. Other keys leave such nodes alone where they have any
+    else. Nearly O(links).
     """
     forest = _Forest(len(keys), len(shared))
     is_shared, is_talk = shared.tolist(), talks.tolist()
-    usable = [[node for node in key.nodes if is_talk[node] or not key.communicates] for key in keys]
+    usable = [_usable(key, is_talk) for key in keys]
     for number, nodes in enumerate(usable):
         for node in nodes:
             if not is_shared[node]:
@@ -90,6 +91,12 @@ def group_keys(keys: Sequence[EventKey], shared: BoolArray, talks: BoolArray) ->
             forest.join(number, nodes[0])
     groups = forest.groups()
     return groups[: len(keys)], groups[len(keys) :]
+
+
+def _usable(key: EventKey, is_talk: Sequence[bool]) -> Sequence[int]:
+    """The nodes that a key may share a group with."""
+    same = [node for node in key.nodes if is_talk[node] == key.communicates]
+    return same or ([] if key.communicates else key.nodes)
 
 
 class _Forest:

@@ -2,7 +2,8 @@
 
 Rules, strongest first; each is asked only about what the ones before left:
 
-1. the event names an instruction of the program itself (an HLO program and XLA's ``hlo_op``);
+1. the event names an instruction of the program itself (an HLO program and XLA's ``hlo_op``); one or two
+   equal names are chance, so at least half of the names of a module must be the program's;
 2. the event names an instruction of a compiled module that the profile brings along: its metadata, and those
    of all it fuses, say which operations of the source program it carries out (by name, then by source line);
 3. the event's operation and shapes, or its operation alone, are those of as many nodes, in order.
@@ -11,6 +12,7 @@ Rules, strongest first; each is asked only about what the ones before left:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -30,6 +32,8 @@ _COMMUNICATES = re.compile(
     r"(wrapped_)?(ragged-)?(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|"
     r"collective-broadcast|send|recv)(-start|-done)?\b"
 )
+_PRODUCTS = frozenset({int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION)})
+_MOVERS = frozenset({int(OpClass.FREE), int(OpClass.MOVE)})
 _SHARED = (
     OpClass.FREE,
     OpClass.ELEMENTWISE,
@@ -57,6 +61,7 @@ def match_program(graph: OpGraph, profile: Profile, diagnostics: Diagnostics) ->
     event_key = np.where(ordered.event_key >= 0, ordered.event_key, event_key)
     shared = np.isin(graph.op_class, [int(op_class) for op_class in _SHARED])
     talks = np.isin(graph.op_class, (int(OpClass.COLLECTIVE), int(OpClass.P2P)))
+    _tell_runs(graph, profile, keys, event_key, diagnostics)
     key_group, node_group = group_keys(keys, shared, talks)
     return Matching(
         keys=tuple(keys),
@@ -67,6 +72,28 @@ def match_program(graph: OpGraph, profile: Profile, diagnostics: Diagnostics) ->
     )
 
 
+def _tell_runs(
+    graph: OpGraph, profile: Profile, keys: Sequence[EventKey], event_key: IntArray, diagnostics: Diagnostics
+) -> None:
+    """Say so where events that name no run are too many for one: they would count as one long run."""
+    rows = np.flatnonzero((profile.run < 0) & (event_key >= 0))
+    if not len(rows):
+        return
+    places = profile.rank[rows].astype(np.int64) << 32 | event_key[rows]
+    distinct, counts = np.unique(places, return_counts=True)
+    runs = graph.multiplicity
+    found: list[tuple[int, int]] = np.stack((distinct & 0xFFFFFFFF, counts), axis=1).tolist()
+    for number, count in found:
+        key = keys[number]
+        if key.rule == _INSTRUCTION and count > runs[list(key.nodes)].sum():
+            diagnostics.warning(
+                "match.runs-unknown",
+                profile.name,
+                f"{key.op} has {count:,} events and the program runs it less often, but no event says in "
+                "which run it is: all count as one run",
+            )
+
+
 def _named_keys(
     graph: OpGraph, profile: Profile, names: Sequence[tuple[str, str]], diagnostics: Diagnostics
 ) -> list[EventKey]:
@@ -74,14 +101,15 @@ def _named_keys(
     instructions = _names(graph)
     modules = dict(_modules(profile, diagnostics))
     frameworks, lines = _rows_by(graph, "framework"), _rows_by(graph, "source")
+    compiled = _own_modules(names, instructions)
     keys: list[EventKey] = []
     for module, op in names:
         talks = _COMMUNICATES.match(op) is not None
-        nodes: Sequence[int] = instructions.get(op, ())
+        nodes: Sequence[int] = instructions.get(op, ()) if module in compiled else ()
         rule, inferred = _INSTRUCTION, False
         origin = None if nodes else _origin(modules, module, op)
         if origin is not None:
-            nodes, rule = _carried_out(origin, frameworks, lines)
+            nodes, rule = _carried_out(graph, origin, frameworks, lines)
             inferred = origin.inferred
         keys.append(
             EventKey(
@@ -106,14 +134,32 @@ def _event_keys(profile: Profile) -> tuple[list[tuple[str, str]], IntArray]:
     return texts, np.where(named[place], place, -1).astype(np.int64) if texts else place.astype(np.int64)
 
 
+def _own_modules(names: Sequence[tuple[str, str]], instructions: Mapping[str, list[int]]) -> set[str]:
+    """The modules whose operations are the nodes of the program, by name."""
+    told = Counter(module for module, op in names if op)
+    known = Counter(module for module, op in names if op in instructions)
+    return {module for module, count in known.items() if 2 * count >= told[module]}
+
+
 def _names(graph: OpGraph) -> Mapping[str, list[int]]:
-    """Nodes by name: instructions of a compiled program; a loop written out has several of one name."""
+    """Nodes by name: instructions of a compiled program. A loop written out has several alike of one name;
+    a name that different nodes have (``aten::mm``) is none of an instruction.
+    """
     found: dict[str, list[int]] = {}
-    strings = graph.strings
+    by_row: dict[int, list[int]] = {}
     for node, row in enumerate(graph.name_row.tolist()):
         if row:
-            found.setdefault(strings[row], []).append(node)
+            by_row.setdefault(row, []).append(node)
+    for row, nodes in by_row.items():
+        if len(nodes) == 1 or len({_signature(graph, node) for node in nodes}) == 1:
+            found[graph.strings[row]] = nodes
     return found
+
+
+def _signature(graph: OpGraph, node: int) -> tuple[int, bytes, bytes]:
+    """What a node does: operation, operand types, result types."""
+    types = graph.operands.row(node).tobytes(), graph.results.row(node).tobytes()
+    return (int(graph.op_row[node]), *types)
 
 
 def _modules(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Mapping[str, Provenance]]]:
@@ -128,12 +174,13 @@ def _modules(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, 
 
 
 def _origin(modules: Mapping[str, Mapping[str, Provenance]], module: str, op: str) -> Provenance | None:
-    """By module and instruction; by instruction alone where the event does not say which module."""
-    if module in modules:
-        return modules[module].get(op)
+    """By module and instruction; by instruction alone where the event does not say which module and all
+    modules that have it agree.
+    """
     if module:
-        return None
-    return next((found[op] for found in modules.values() if op in found), None)
+        return modules.get(module, {}).get(op)
+    found = {each[op] for each in modules.values() if op in each}
+    return found.pop() if len(found) == 1 else None
 
 
 def _rows_by(graph: OpGraph, column: str) -> Mapping[str, list[int]]:
@@ -156,11 +203,33 @@ def _line(source: str) -> str:
 
 
 def _carried_out(
-    origin: Provenance, frameworks: Mapping[str, list[int]], lines: Mapping[str, list[int]]
+    graph: OpGraph, origin: Provenance, frameworks: Mapping[str, list[int]], lines: Mapping[str, list[int]]
 ) -> tuple[Sequence[int], int]:
     """Nodes that an instruction carries out, and the rule; the line is asked where no name is known."""
-    by_name = [node for part in origin.origins for node in frameworks.get(part.name, ())]
+    by_name: list[int] = []
+    for part in origin.origins:
+        nodes = frameworks.get(part.name, [])
+        by_name.extend(nodes)
+        if part.multiplies:
+            by_name.extend(_products_behind(graph, nodes))
     if by_name:
         return list(dict.fromkeys(by_name)), _OP_NAME
     by_line = [node for part in origin.origins for node in lines.get(_line(part.source), ())]
     return list(dict.fromkeys(by_line)), _SOURCE_LINE
+
+
+def _products_behind(graph: OpGraph, nodes: Sequence[int]) -> list[int]:
+    """The products that nodes only move the results of: XLA turns the transpose of a product into a product
+    that bears the name of the transpose. None where a product is among ``nodes``.
+    """
+    found: list[int] = []
+    pending, seen = list(nodes), set(nodes)
+    while pending:
+        node = pending.pop()
+        if graph.op_class[node] in _PRODUCTS:
+            found.append(node)
+        elif graph.op_class[node] in _MOVERS:
+            fresh = [dep for dep in graph.data_deps.row(node).tolist() if dep not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return [] if any(node in nodes for node in found) else found

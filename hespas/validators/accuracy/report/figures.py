@@ -16,6 +16,7 @@ from hespas.graph import OpClass
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.names import Names
+from hespas.validators.accuracy.report.texts import shown
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import relative_error
 
@@ -187,7 +188,7 @@ def curves_of(done: Accuracy, estimators: Sequence[str]) -> Iterator[Curve]:
                 known = error[~np.isnan(error) & ((op_class == code) | (code < 0))]
                 if len(known):
                     yield Curve(
-                        hardware=hardware,
+                        hardware=shown(hardware),
                         estimator=number,
                         op_class=code,
                         n=len(known),

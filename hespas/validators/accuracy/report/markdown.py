@@ -56,7 +56,8 @@ def accuracy_markdown(done: Accuracy, limits: Thresholds) -> str:
 def _verdict(done: Accuracy, status: str) -> str:
     inputs = ", ".join(_code(name) for name in done.inputs[:_LISTED])
     more = f" and {len(done.inputs) - _LISTED} more" if len(done.inputs) > _LISTED else ""
-    compared = f"{sum(map(len, done.cases)):,} cases of {len(done.cases):,} sources"
+    word = "source" if len(done.cases) == 1 else "sources"
+    compared = f"{sum(map(len, done.cases)):,} cases of {len(done.cases):,} {word}"
     lines = ["# Estimates against measurements", f"**Verdict: {_TITLES[status]}** ({compared})"]
     return "\n\n".join([*lines, f"Inputs: {inputs}{more}"] if inputs else lines)
 
@@ -143,7 +144,7 @@ def _summary(row: SummaryRow, by_part: dict[tuple[str, str, str, str], SummaryRo
         percent(errors.sum_error, signed=True),
         percent(errors.coverage),
         *naive,
-        "n too small" if errors.shapes < FEW_SHAPES else "",
+        "not estimated" if not errors.n else "n too small" if errors.shapes < FEW_SHAPES else "",
     )
 
 

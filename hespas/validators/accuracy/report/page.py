@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from math import isnan
 
 import msgspec
 
 from hespas import __version__
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, load_device
+from hespas.hardware import Device, find, load_device
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.embedding import json_for_script, plotly_script
 from hespas.validators.accuracy.report.figures import (
@@ -35,7 +34,7 @@ from hespas.validators.accuracy.report.steps import (
     simulated_lanes,
     waterfalls_of,
 )
-from hespas.validators.accuracy.report.texts import count_text, percent, shown, time_text
+from hespas.validators.accuracy.report.texts import percent, rate_text, shown, time_text
 from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 
@@ -59,6 +58,7 @@ class _Data:
     """What the script of the page reads; ``estimators`` are those asked for, then the baselines."""
 
     asked: int
+    few: int
     estimators: list[str]
     classes: list[str]
     sources: list[_Source]
@@ -113,7 +113,7 @@ def accuracy_html(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(shown=shown, percent=percent, time=time_text, count=count_text, known=_known)
+    environment.filters.update(shown=shown, percent=percent, time=time_text, rate=rate_text)
     checked = limits_of(done, limits)
     data = _data(done, provenance.devices, profiles, timeline, program)
     return environment.get_template("report.html").render(
@@ -130,7 +130,7 @@ def accuracy_html(
         diagnostics=list(done.diagnostics),
         provenance=provenance,
         data=data,
-        json=Markup(json_for_script(msgspec.json.encode(data))),  # noqa: S704 (escaped for a script element)
+        json=Markup(json_for_script(msgspec.json.encode(data))),
         plotly=Markup(plotly),
         style=Markup(_template("report.css")),
         script=Markup(_template("report.js")),
@@ -141,16 +141,12 @@ def _template(name: str) -> str:
     return (files(_TEMPLATES) / "templates" / name).read_text(encoding="utf-8")
 
 
-def _known(value: float) -> bool:
-    return not isnan(value)
-
-
 def _known_devices(done: Accuracy) -> list[Device]:
     """Devices that the comparison names and this package describes."""
     found: list[Device] = []
     for name in dict.fromkeys(each.hardware for each in done.cases):
         try:
-            found.append(load_device(name))
+            found.append(load_device(find(name)))
         except UsageError:
             continue
     return found
@@ -168,6 +164,7 @@ def _data(
     lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
     return _Data(
         asked=len(done.estimators),
+        few=FEW_SHAPES,
         estimators=[shown(name) for name in estimators],
         classes=class_names(),
         sources=[_Source(name=shown(each.source), hardware=shown(each.hardware)) for each in done.cases],

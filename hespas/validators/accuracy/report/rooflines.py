@@ -7,13 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from hespas.graph import find_dtype
+from hespas.graph import DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, peak_for
 from hespas.hardware.model import Unit
 from hespas.validators.accuracy.cases import Cases
+from hespas.validators.accuracy.report.texts import shown
 
 __all__ = ["Ceiling", "Roof", "roofs_of"]
+
+_LOOKED_AT = 500
+"""Letters of a shape that are searched for element types."""
 
 _UNITS: tuple[Unit, ...] = ("matrix", "vector")
 _ELEMENT_TYPE = re.compile(r"\b(?:\d+x|\?x)*([a-z][a-zA-Z0-9]{1,15})\b")
@@ -46,7 +50,7 @@ def roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[Roof
         memory = device.main_memory
         bandwidth = memory.bandwidth_bytes_per_s
         yield Roof(
-            hardware=device.name,
+            hardware=shown(device.name),
             memory=memory.name,
             bandwidth_bytes_per_s=bandwidth if isfinite(bandwidth) else None,
             ceilings=tuple(_ceilings(device, _element_types(group))),
@@ -54,9 +58,16 @@ def roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[Roof
 
 
 def _element_types(cases: Sequence[Cases]) -> list[str]:
-    """Element types that the shapes name, sorted."""
-    words = {word for each in cases for text in each.shapes for word in _ELEMENT_TYPE.findall(text[:10_000])}
-    return sorted(word for word in words if find_dtype(word) is not None)
+    """Element types that the shapes name, sorted: floating-point ones only, where there are any."""
+    words = {
+        word for each in cases for text in each.shapes for word in _ELEMENT_TYPE.findall(text[:_LOOKED_AT])
+    }
+    # Names of operations hold words like "float": only what shapes spell is a type.
+    found = [
+        known for word in sorted(words) if (known := find_dtype(word)) is not None and known.name == word
+    ]
+    real = [known.name for known in found if known.kind is DTypeKind.FLOAT]
+    return real or [known.name for known in found]
 
 
 def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[Ceiling]:

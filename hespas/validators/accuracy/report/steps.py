@@ -50,8 +50,8 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """Spans of one run in lanes, times from its start: the longest of ``of``, with ``shown_share`` of the time.
-    ``tone`` is 0 for what was measured, 1 for what is simulated, 2 on the critical path of that.
+    """Spans of one run in lanes, times from its start: the longest of ``of``, with ``shown_share`` of the
+    time. ``tone`` is 0 for what was measured, 1 for what is simulated, 2 on the critical path of that.
     """
 
     title: str
@@ -116,7 +116,7 @@ def _waterfall(
 
 
 def measured_lanes(profile: Profile, names: Names) -> Lanes | None:
-    """The run of median length of a profile, one lane per rank and stream; None without events. O(n log n)."""
+    """The run of median length, one lane per rank and stream; None without events. O(n log n)."""
     rows = _median_run(profile)
     if not len(rows):
         return None
@@ -154,7 +154,7 @@ def _median_run(profile: Profile) -> IntArray:
 
 
 def simulated_lanes(timeline: Timeline, program: Workload | None, names: Names) -> Lanes | None:
-    """The first rank that has spans, one lane per resource; ``program`` names the nodes. None without spans."""
+    """The first rank that has spans, one lane per resource; ``program`` names its nodes. None without any."""
     if not len(timeline):
         return None
     rank = int(timeline.rank.min())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import unicodedata
 from math import isnan
 
-__all__ = ["UNKNOWN", "clip", "count_text", "percent", "shown", "time_text"]
+__all__ = ["UNKNOWN", "clip", "count_text", "percent", "rate_text", "shown", "time_text"]
 
 UNKNOWN = "\N{EN DASH}"
 """Stands where nothing is known."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
+_RATES = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
@@ -23,11 +24,11 @@ def clip(text: str, limit: int) -> str:
 
 
 def shown(text: str, limit: int = 160) -> str:
-    r"""A name cut to ``limit`` characters, whose control, bidirectional and unpaired ones are written ``\u202e``:
-    what would reorder, hide or break the text around it becomes visible.
+    r"""A name cut to ``limit`` characters, whose control, bidirectional and unpaired ones are written as
+    ``\u202e``: what would reorder, hide or break the text around it becomes visible.
     """
     cut = clip(text, limit)
-    if cut.isascii() and cut.isprintable():
+    if cut.isprintable():
         return cut
     return "".join(
         _escaped(letter) if unicodedata.category(letter) in _INVISIBLE else letter for letter in cut
@@ -61,6 +62,14 @@ def time_text(time_ns: float, *, signed: bool = False) -> str:
 def _digits(value: float, sign: str) -> str:
     places = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
     return f"{value:{sign},.{places}f}"
+
+
+def rate_text(flops_per_s: float) -> str:
+    """FLOP/s in the unit that leaves three or four digits."""
+    if isnan(flops_per_s):
+        return UNKNOWN
+    size, unit = next((row for row in _RATES if flops_per_s >= row[0]), _RATES[-1])
+    return f"{flops_per_s / size:,.4g} {unit}"
 
 
 def count_text(value: float) -> str:

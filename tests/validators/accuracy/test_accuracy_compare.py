@@ -1,0 +1,101 @@
+"""Two accuracy reports side by side, and documents that are none."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from hespas.graph.errors import FormatError, UsageError
+from hespas.validators.accuracy import compare_reports, comparison_json
+
+
+def _row(mape: float | None, op_class: str = "all", coverage: float | None = 1.0) -> dict[str, object]:
+    return {
+        "estimator": "roofline", "hardware": "H100-SXM", "level": "shape", "op_class": op_class,
+        "size": "all", "mape": mape, "median_ape": None, "coverage": coverage, "more": [1, 2],
+    }  # fmt: skip
+
+
+def _run(error: float | None) -> dict[str, object]:
+    return {
+        "source": "s", "hardware": "H100-SXM", "estimator": "roofline", "basis": "span",
+        "relative_error": error,
+    }  # fmt: skip
+
+
+def _report(
+    path: Path, summary: list[dict[str, object]], runs: list[dict[str, object]] | None = None
+) -> Path:
+    document = {"schema": "hespas.accuracy/1", "summary": summary, "end_to_end": runs or []}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_what_grew_and_what_shrank(tmp_path: Path) -> None:
+    base = _report(tmp_path / "a.json", [_row(0.2), _row(0.5, "sort"), _row(0.3, "move")], [_run(-0.1)])
+    new = _report(tmp_path / "b.json", [_row(0.3), _row(0.4, "sort", 0.75), _row(0.1, "fft")], [_run(0.1)])
+    done = compare_reports(base, new)
+    grew = {(each.what, each.figure): round(each.difference, 9) for each in done.changes}
+    assert grew == {
+        ("roofline on H100-SXM, all, each shape", "MAPE"): 0.1,
+        ("roofline on H100-SXM, all, each shape", "not covered"): 0.0,
+        ("roofline on H100-SXM, sort, each shape", "MAPE"): -0.1,
+        ("roofline on H100-SXM, sort, each shape", "not covered"): 0.25,
+        ("roofline on H100-SXM, s, span", "end to end"): 0.0,
+    }
+    assert [each.what for each in done.regressions(0.05)] == [
+        "roofline on H100-SXM, all, each shape",
+        "roofline on H100-SXM, sort, each shape",
+    ]
+    assert done.regressions(0.3) == ()
+    assert done.regressions(nan) == ()
+    assert done.only_base == (
+        "MAPE of roofline on H100-SXM, move, each shape",
+        "not covered of roofline on H100-SXM, move, each shape",
+    )
+    assert len(done.only_new) == 2
+
+
+def test_a_report_is_as_good_as_itself(tmp_path: Path) -> None:
+    path = _report(tmp_path / "a.json", [_row(0.2), _row(None, coverage=None)], [_run(None)])
+    done = compare_reports(path, path)
+    assert [each.difference for each in done.changes] == [0.0, 0.0]
+    assert (done.only_base, done.only_new, done.regressions(0.0)) == ((), (), ())
+    document = json.loads(comparison_json(done, nan))
+    assert (document["max_regression"], document["regressions"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"schema": "hespas.simulate/1", "summary": [], "end_to_end": []}',
+        b'{"schema": "hespas.accuracy/1", "summary": [{}], "end_to_end": []}',
+        b'{"schema": "hespas.accuracy/1", "summary": 7, "end_to_end": []}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_document_that_is_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    good = _report(tmp_path / "a.json", [_row(0.2)])
+    with pytest.raises(FormatError) as caught:
+        compare_reports(good, tmp_path / "x.json")
+    assert "x.json" in str(caught.value)
+
+
+def test_a_file_that_is_absent(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no such file"):
+        compare_reports(tmp_path / "a.json", tmp_path / "b.json")
+
+
+def test_reports_of_other_things_have_nothing_to_compare(tmp_path: Path) -> None:
+    one = _report(tmp_path / "a.json", [_row(0.2)])
+    two = _report(tmp_path / "b.json", [_row(0.2, "sort")])
+    with pytest.raises(UsageError, match="no figure in common"):
+        compare_reports(one, two)

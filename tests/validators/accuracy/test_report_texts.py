@@ -1,0 +1,156 @@
+"""Markdown and CSV of a comparison, the folder they are written to, and how names are shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas.graph.errors import OutputError
+from hespas.validators.accuracy.folder import REPORT_FILES, check_folder, write_report
+from hespas.validators.accuracy.report import CSV_COLUMNS, accuracy_csv, accuracy_markdown
+from hespas.validators.accuracy.report.names import Names
+from hespas.validators.accuracy.report.texts import UNKNOWN, clip, percent, rate_text, shown, time_text
+from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
+from tests.validators.accuracy.report_samples import (
+    HOSTILE,
+    NO_LIMITS,
+    cases,
+    comparison,
+    hostile_comparison,
+    limits,
+)
+
+BAR = re.compile(r"(?<!\\)\|")
+CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+
+
+def test_csv_has_a_row_per_case_and_estimator() -> None:
+    done = comparison(cases(20), cases(5, source="other"))
+    rows = list(csv.DictReader(io.StringIO(accuracy_csv(done))))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert len(rows) == (20 + 5) * 4
+    first = rows[0]
+    assert (first["source"], first["label"], first["op_class"]) == ("trace", "op0", "contraction")
+    assert (first["estimator"], first["repeats"]) == ("roofline", "3")
+    assert float(first["predicted_ns"]) == done.cases[0].predictions[0].duration_ns[0]
+    assert float(first["relative_error"]) == pytest.approx(0.1)
+    assert first["low_ns"] == ""
+    unknown = [row for row in rows if row["predicted_ns"] == ""]
+    assert {row["relative_error"] for row in unknown} == {""}
+    assert len(unknown) == 2 * 4
+
+
+def test_csv_keeps_hostile_names() -> None:
+    done = hostile_comparison()
+    rows = list(csv.DictReader(io.StringIO(accuracy_csv(done), newline="")))
+    labels = {row["label"] for row in rows}
+    assert {name for name in HOSTILE if "\ud800" not in name} <= labels
+    assert "unpaired \\ud800 surrogate" in labels
+
+
+def test_markdown_tables_have_as_many_cells_as_titles() -> None:
+    for done in (comparison(cases(40), cases(40, hardware="MI300X")), hostile_comparison()):
+        text = accuracy_markdown(done, limits(mape=0.1))
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            assert len({len(BAR.findall(line)) for line in table.splitlines()}) == 1
+
+
+def test_markdown_holds_no_markup_from_names() -> None:
+    bare = CODE.sub("", accuracy_markdown(hostile_comparison(), NO_LIMITS))
+    assert set(bare).isdisjoint("<>@[]`")
+
+
+def test_markdown_says_what_was_found() -> None:
+    done = comparison(cases(40))
+    text = accuracy_markdown(done, limits(mape=0.001))
+    assert "**Verdict: FAIL** (40 cases of 1 source)" in text
+    assert "| MAPE over shapes | at most 0.1% |" in text
+    assert "no limits set" in accuracy_markdown(done, NO_LIMITS)
+    (headline,) = headlines(done)
+    assert percent(headline.shape.mape) in text
+    assert headline.best_baseline == "p2"
+
+
+def test_a_limit_nothing_can_be_held_against_is_not_passed() -> None:
+    found = limits_of(comparison(cases(0)), limits(mape=0.1, e2e=0.1))
+    assert verdict_of(found) != "pass"
+
+
+def test_a_folder_of_reports_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra [report] is not installed")
+    folder = tmp_path / "new" / "report"
+    done = hostile_comparison()
+    write_report(done, NO_LIMITS, folder, overwrite=False, hardware=["H100-SXM"])
+    assert {path.name for path in folder.iterdir()} == set(REPORT_FILES)
+    (folder / "mine.txt").write_text("kept")
+    with pytest.raises(OutputError):
+        check_folder(folder, overwrite=False)
+    before = {name: (folder / name).read_bytes() for name in REPORT_FILES}
+    write_report(done, NO_LIMITS, folder, overwrite=True, hardware=["H100-SXM"])
+    assert {name: (folder / name).read_bytes() for name in REPORT_FILES} == before
+    assert (folder / "mine.txt").read_text() == "kept"
+
+
+def test_a_file_is_no_folder_for_reports(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra [report] is not installed")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        check_folder(tmp_path / "file", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5 ns"),
+        (999.0, "999 ns"),
+        (1234.0, "1.234 us"),
+        (-45_600.0, "-45.60 us"),
+        (2.5e9, "2.500 s"),
+        (nan, UNKNOWN),
+    ],
+)
+def test_times(value: float, text: str) -> None:
+    assert time_text(value) == text
+
+
+def test_shares_and_rates() -> None:
+    assert [percent(value) for value in (0.1234, 12.3, nan)] == ["12.3%", "1,230%", UNKNOWN]
+    assert percent(-0.5, signed=True) == "-50.0%"
+    assert (rate_text(989.4e12), rate_text(7.9e9), rate_text(nan)) == (
+        "989.4 TFLOP/s",
+        "7.9 GFLOP/s",
+        UNKNOWN,
+    )
+
+
+@given(st.text(max_size=300), st.integers(2, 50))
+def test_names_are_cut_and_every_letter_of_them_is_visible(text: str, limit: int) -> None:
+    assert len(clip(text, limit)) <= limit
+    assert all(letter.isprintable() or letter.isspace() for letter in shown(text, limit))
+    assert not set(shown(text)) & {"\n", "\r", "\u2028", "\u202e", "\u2066", "\x00"}
+
+
+def test_names_keep_within_their_bytes_and_are_stored_once() -> None:
+    names = Names()
+    rows = [names.row(f"{number}" + "<" * 300) for number in range(2000)]
+    assert rows == list(range(2000))
+    assert names.row("0" + "<" * 300) == 0
+    texts = names.texts(most_bytes=1_000_000)
+    assert len(texts) == 2000
+    assert sum(len(text) + 5 * text.count("<") for text in texts) < 1_000_000
+
+
+def test_the_noise_floor_stands_beside_the_errors() -> None:
+    done = comparison(cases(40, repeated=2))
+    (headline,) = headlines(done)
+    assert headline.noise.n == 40
+    assert not isnan(headline.noise.mape)
+    assert np.isclose(headline.shape.shapes, headline.shape.n)
