@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from hespas.converters.hlo.attributes import CALLEE_KEYS
+from hespas.converters.hlo.attributes import names as listed_names
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule
 from hespas.converters.hlo.operands import NUM_OPERANDS
 from hespas.converters.hlo.scan import COMMENT, Source, shown, unquote
@@ -89,8 +91,18 @@ class _Parser:
             value = text[start:end].rstrip()
             if not value:
                 raise source.error(start, f"a value for {shown(match[1])}", _INLINE_HINT)
+            if value.startswith("{") and match[1] in CALLEE_KEYS:
+                self._check_names(start, value)
             into[match[1]] = value
             position = source.skip_space(end) if text.startswith("/", end) else end
+
+    def _check_names(self, start: int, value: str) -> None:
+        """A list of computations is one, so that whoever follows it later can rely on that."""
+        try:
+            listed_names(value)
+        except ValueError as error:
+            expected = str(error).removeprefix("expected ").partition(", found")[0]
+            raise self.source.error(start, expected) from error
 
     def _table(self, table: re.Match[str]) -> int:
         """One of the header's stack frame tables."""
