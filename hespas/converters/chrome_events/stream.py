@@ -17,7 +17,7 @@ from hespas.graph.errors import FormatError
 
 __all__ = ["BLOCK_BYTES", "Block", "EventStream"]
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 _MAX_RATIO = 200
 _MIN_ALLOWED_BYTES = 64 << 20
 _HEAD_BYTES = 64 << 20

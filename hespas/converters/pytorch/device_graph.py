@@ -15,7 +15,7 @@ import numpy as np
 from hespas.converters.pytorch.communication import Communication, merged
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
 from hespas.converters.pytorch.draft import Draft
-from hespas.converters.pytorch.kernels import communication_kernels, stated_communication
+from hespas.converters.pytorch.kernels import communication_kernels, said_around, stated_communication
 from hespas.converters.pytorch.linked import LinkedTrace, climb
 from hespas.converters.pytorch.linking import owner_with_shapes
 from hespas.converters.pytorch.names import Named
@@ -88,7 +88,9 @@ def _kernel_talks(
     )
     found: dict[int, Communication] = {}
     used: set[int] = set()
-    for event, inside, said in zip(kernels.event.tolist(), causes.tolist(), kernels.said, strict=True):
+    around = said_around(linked.kineto, linked.links, kernels.event)
+    rows = zip(kernels.event.tolist(), causes.tolist(), kernels.said, around, strict=True)
+    for event, inside, said, outer in rows:
         stated = stated_communication(linked.kineto, event)
         cause = inside
         if inside < 0 and stated is None and said is None:
@@ -100,7 +102,7 @@ def _kernel_talks(
         if stated is not None:
             found[event] = merged(stated, recorded)
         else:
-            found[event] = recorded or Communication(meaning=said or _UNKNOWN)
+            found[event] = recorded or Communication(meaning=said or outer or _UNKNOWN)
     return found, used
 
 

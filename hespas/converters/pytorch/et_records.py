@@ -107,10 +107,8 @@ def _flat(raw: msgspec.Raw) -> EtNode:
     node = _FLAT.decode(raw)
     inputs = Values(node.inputs, node.input_shapes, node.input_types)
     outputs = Values(node.outputs, node.output_shapes, node.output_types)
-    return EtNode(
-        node.id, node.name, node.parent, node.rf_id, node.tid, node.seq_id, node.op_schema, inputs, outputs,
-        _NOTHING,
-    )  # fmt: skip
+    numbers = _fitting(node.rf_id, 0), _fitting(node.tid, 0), _fitting(node.seq_id, -1)
+    return EtNode(node.id, node.name, node.parent, *numbers, node.op_schema, inputs, outputs, _NOTHING)
 
 
 def _chakra(raw: msgspec.Raw) -> EtNode:
@@ -136,9 +134,12 @@ def _chakra(raw: msgspec.Raw) -> EtNode:
 
 def _integer(text: bytes, default: int) -> int:
     try:
-        value = int(text.strip(b'" '))
+        return _fitting(int(text.strip(b'" ')), default)
     except ValueError:
         return default
+
+
+def _fitting(value: int, default: int) -> int:
     return value if -_LARGEST <= value <= _LARGEST else default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,9 @@ from hespas.converters.pytorch.records import (
     HostArgs,
     Kind,
     LaunchArgs,
-    Number,
     SyncArgs,
 )
+from hespas.converters.pytorch.values import Rows, differ, integer, integers
 from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -34,8 +35,6 @@ __all__ = [
     "SyncEvents",
     "read_events",
 ]
-
-_ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -166,30 +165,41 @@ class _Reader:
         self.strings = StringTableBuilder()
         self.skipped: dict[str, int] = {}
         self.kinds = {kind: _Collected() for kind in Kind}
-        self.device_args = msgspec.json.Decoder(DeviceArgs)
-        self.launch_args = msgspec.json.Decoder(LaunchArgs)
-        self.host_args = msgspec.json.Decoder(HostArgs)
-        self.sync_args = msgspec.json.Decoder(SyncArgs)
-        self.texts: dict[bytes, int] = {}
+        self.device_args = msgspec.json.Decoder(list[DeviceArgs])
+        self.launch_args = msgspec.json.Decoder(list[LaunchArgs])
+        self.host_args = msgspec.json.Decoder(list[HostArgs])
+        self.sync_args = msgspec.json.Decoder(list[SyncArgs])
+        add = self.strings.add
+        self.labels = Rows[int | str | None](lambda label: add(str(label)))
+        self.texts = Rows[bytes](lambda text: add(text.decode("utf-8", "replace")))
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
         """Take one block."""
-        chosen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
-        skipped = self.skipped
-        kind_of = KINDS.get
+        places_of: defaultdict[str, list[int]] = defaultdict(list)
+        others: defaultdict[str, int] = defaultdict(int)
         for place, event in enumerate(events):
-            kind = kind_of(event.cat) if event.ph == "X" else None
-            if kind is None:
-                what = event.cat or f"phase {event.ph}"
-                skipped[what] = skipped.get(what, 0) + 1
+            if event.ph == "X":
+                places_of[event.cat].append(place)
             else:
-                chosen[kind].append(place)
+                others[event.cat or f"phase {event.ph}"] += 1
+        chosen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
+        for category, places in places_of.items():
+            kind = KINDS.get(category)
+            if kind is None:
+                others[category or "phase X"] += len(places)
+            else:
+                chosen[kind].extend(places)
+        for what, count in others.items():
+            self.skipped[what] = self.skipped.get(what, 0) + count
         for kind, places in chosen.items():
             if places:
-                self._common(self.kinds[kind], events, array, places)
-                self._specific(kind, [events[place] for place in places])
+                places.sort()  # of several categories
+                these = [events[place] for place in places]
+                self._times(self.kinds[kind], events, array, places)
+                self._common(self.kinds[kind], these)
+                self._specific(kind, these)
 
-    def _common(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
+    def _times(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
         try:
             start_ns, duration_ns = event_times(events, array, places)
         except ValueError as error:
@@ -199,15 +209,12 @@ class _Reader:
             ) from error  # fmt: skip
         into.add("start_ns", start_ns)
         into.add("duration_ns", duration_ns)
-        into.add("name_row", self._labels([events[place].name for place in places]))
-        into.add("category_row", self._labels([events[place].cat for place in places]))
-        into.add("process", self._labels([events[place].pid for place in places]))
-        into.add("thread", self._labels([events[place].tid for place in places]))
 
-    def _labels(self, values: Sequence[int | str | None]) -> list[int]:
-        """String rows of texts of which there are few."""
-        rows = {value: self.strings.add(str(value)) for value in set(values)}
-        return [rows[value] for value in values]
+    def _common(self, into: _Collected, events: list[TraceEvent]) -> None:
+        into.add("name_row", self.labels.of([event.name for event in events]))
+        into.add("category_row", self.labels.of([event.cat for event in events]))
+        into.add("process", self.labels.of([event.pid for event in events]))
+        into.add("thread", self.labels.of([event.tid for event in events]))
 
     def _specific(self, kind: Kind, events: list[TraceEvent]) -> None:
         into = self.kinds[kind]
@@ -216,17 +223,16 @@ class _Reader:
                 self._device(into, self._decoded(self.device_args, events))
             case Kind.LAUNCH:
                 launches = self._decoded(self.launch_args, events)
-                into.add("correlation", [_integer(each.correlation) for each in launches])
-                into.add("external_id", [_integer(each.external_id) for each in launches])
+                into.add("correlation", integers([each.correlation for each in launches]))
+                into.add("external_id", integers([each.external_id for each in launches]))
             case Kind.HOST | Kind.ANNOTATION:
                 self._host(into, self._decoded(self.host_args, events))
             case Kind.SYNC:
                 self._sync(into, self._decoded(self.sync_args, events))
 
-    def _decoded(self, decoder: msgspec.json.Decoder[_Args], events: list[TraceEvent]) -> list[_Args]:
-        decode = decoder.decode
+    def _decoded(self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent]) -> list[_Args]:
         try:
-            return [decode(event.args) for event in events]
+            return decoder.decode(b"[" + b",".join([event.args for event in events]) + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(
                 f"the args of an event make no sense: {error}", path=self.path, position="field 'args'",
@@ -234,11 +240,11 @@ class _Reader:
             ) from error  # fmt: skip
 
     def _device(self, into: _Collected, args: list[DeviceArgs]) -> None:
-        into.add("correlation", [_integer(each.correlation) for each in args])
-        into.add("external_id", [_integer(each.external_id) for each in args])
-        into.add("stream", [_integer(each.stream) for each in args])
-        into.add("device", [_integer(each.device) for each in args])
-        into.add("bytes", [_integer(each.bytes) for each in args])
+        into.add("correlation", integers([each.correlation for each in args]))
+        into.add("external_id", integers([each.external_id for each in args]))
+        into.add("stream", integers([each.stream for each in args]))
+        into.add("device", integers([each.device for each in args]))
+        into.add("bytes", integers([each.bytes for each in args]))
         into.add("collective_row", [self._collective(each) for each in args])
 
     def _collective(self, args: DeviceArgs) -> int:
@@ -247,43 +253,41 @@ class _Reader:
             return 0
         facts = {
             "collective": args.collective,
-            "in_elements": _integer(args.in_elements),
-            "out_elements": _integer(args.out_elements),
+            "in_elements": integer(args.in_elements),
+            "out_elements": integer(args.out_elements),
             "dtype": args.dtype or "",
-            "group_size": _integer(args.group_size),
+            "group_size": integer(args.group_size),
             "group_name": args.group_name or "",
             "group_ranks": args.group_ranks if isinstance(args.group_ranks, str) else str(args.group_ranks),
-            "sequence": _integer(args.sequence),
-            "splits": _differ(args.in_split) or _differ(args.out_split),
-            "source": _integer(args.source),
-            "target": _integer(args.target),
+            "sequence": integer(args.sequence),
+            "splits": differ(args.in_split) or differ(args.out_split),
+            "source": integer(args.source),
+            "target": integer(args.target),
         }
         return self.strings.add(msgspec.json.encode(facts).decode())
 
     def _sync(self, into: _Collected, args: list[SyncArgs]) -> None:
-        into.add("correlation", [_integer(each.correlation) for each in args])
-        into.add("device", [_integer(each.device) for each in args])
-        into.add("stream", [_integer(each.stream) for each in args])
-        into.add("wait_on_stream", [_integer(each.wait_on_stream) for each in args])
-        into.add("record", [_integer(each.record) for each in args])
+        into.add("correlation", integers([each.correlation for each in args]))
+        into.add("device", integers([each.device for each in args]))
+        into.add("stream", integers([each.stream for each in args]))
+        into.add("wait_on_stream", integers([each.wait_on_stream for each in args]))
+        into.add("record", integers([each.record for each in args]))
 
     def _host(self, into: _Collected, args: list[HostArgs]) -> None:
-        into.add("external_id", [_integer(each.external_id) for each in args])
-        into.add("record_id", [_integer(each.record_id) for each in args])
-        into.add("sequence", [_integer(each.sequence) for each in args])
-        into.add("forward_thread", [_integer(each.forward_thread) for each in args])
-        into.add("dims_row", [self._text(each.dims) for each in args])
-        into.add("types_row", [self._text(each.types) for each in args])
-        into.add("strides_row", [self._text(each.strides) for each in args])
-        into.add("concrete_row", [self._text(each.concrete) for each in args])
+        into.add("external_id", integers([each.external_id for each in args]))
+        into.add("record_id", integers([each.record_id for each in args]))
+        into.add("sequence", integers([each.sequence for each in args]))
+        into.add("forward_thread", integers([each.forward_thread for each in args]))
+        into.add("dims_row", self._texts([each.dims for each in args]))
+        into.add("types_row", self._texts([each.types for each in args]))
+        into.add("strides_row", self._texts([each.strides for each in args]))
+        into.add("concrete_row", self._texts([each.concrete for each in args]))
 
-    def _text(self, raw: msgspec.Raw) -> int:
-        """The string row of a JSON text; equal ones are decoded once."""
-        text = bytes(raw)
-        row = self.texts.get(text)
-        if row is None:
-            row = self.texts[text] = self.strings.add(text.decode("utf-8", "replace"))
-        return row
+    def _texts(self, raws: list[msgspec.Raw]) -> list[int]:
+        """String rows of JSON texts; equal ones are decoded once."""
+        if not bytes(raws[0]) and raws.count(raws[0]) == len(raws):  # no event states any
+            return [0] * len(raws)
+        return self.texts.of(map(bytes, raws))
 
     def trace(self, header: Header, repaired_blocks: int) -> KinetoTrace:
         """All columns."""
@@ -354,21 +358,3 @@ def _host_events(host: _Collected) -> HostEvents:
         strides_row=host.rows("strides_row"),
         concrete_row=host.rows("concrete_row"),
     )
-
-
-def _differ(split: str | list[int] | None) -> bool:
-    """Whether the parts of an exchange have several sizes; long lists are written cut, with dots."""
-    if isinstance(split, str):
-        split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]
-    return len(set(split or ())) > 1
-
-
-def _integer(value: Number) -> int:
-    """A number however it is written, -1 where there is none."""
-    if value is None:
-        return _ABSENT
-    try:
-        whole = int(value)
-    except (ValueError, OverflowError):
-        return _ABSENT
-    return whole if -(1 << 63) <= whole < 1 << 63 else _ABSENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -9,13 +10,21 @@ import numpy as np
 
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.events import KinetoTrace
+from hespas.converters.pytorch.linking import Links, Nesting, thread_key
 from hespas.converters.pytorch.names import Named, is_communication_kernel, kernel_operation, named
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray
 
-__all__ = ["KernelFacts", "communication_kernels", "measured_comms", "stated_communication"]
+__all__ = [
+    "KernelFacts",
+    "communication_kernels",
+    "measured_comms",
+    "said_around",
+    "stated_communication",
+]
 
 _MOST_RANKS = 1 << 20
+_RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
 class KernelFacts(msgspec.Struct, frozen=True, gc=False):
@@ -90,12 +99,32 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     )
 
 
-def measured_comms(trace: KinetoTrace, strings: StringTableBuilder) -> MeasuredComms:
+def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Named | None]:
+    """What the named range around the launch of each device event says (``nccl:all_to_all``)."""
+    note, launch = trace.annotation, links.launch[events]
+    texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
+    meanings = {row: named(text.partition(":")[2]) for row, text in texts.items() if _RANGE.match(text)}
+    if not meanings or not len(trace.launch):
+        return [None] * len(events)
+    nesting = Nesting.of(note)
+    names, parents = note.name_row.tolist(), nesting.parent.tolist()
+    said: list[Named | None] = [None] * (len(note) + 1)  # the last is that of no range
+    for place in nesting.order.tolist():
+        name = names[place]
+        said[place] = meanings[name] if name in meanings else said[parents[place]]
+    at = np.maximum(launch, 0)
+    inside = nesting.innermost(note, thread_key(trace.launch)[at], trace.launch.start_ns[at])
+    return [said[place] for place in np.where(launch >= 0, inside, -1).tolist()]
+
+
+def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder) -> MeasuredComms:
     """What is known of all device events that communicate; texts go to ``strings``."""
     kernels = communication_kernels(trace)
+    around = said_around(trace, links, kernels.event)
+    said = [name or outer for name, outer in zip(kernels.said, around, strict=True)]
     rows = [int(trace.device.collective_row[event]) for event in kernels.event.tolist()]
     facts = [_FACTS.decode(trace.strings[row]) if row else None for row in rows]
-    names = [each.collective if each else _word(said) for each, said in zip(facts, kernels.said, strict=True)]
+    names = [each.collective if each else _word(said) for each, said in zip(facts, said, strict=True)]
     nan = float("nan")
     return MeasuredComms(
         event=kernels.event.astype(np.int32),

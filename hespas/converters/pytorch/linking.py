@@ -55,17 +55,17 @@ class Nesting:
         threads: list[int] = key[order].tolist()
         ends: list[int] = events.end_ns[order].tolist()
         starts: list[int] = events.start_ns[order].tolist()
-        parents = [-1] * len(threads)
-        stack: list[int] = []
+        ends.append(np.iinfo(np.int64).max)  # place -1 encloses all: it is never left
+        parents: list[int] = []
+        stack = [-1]
         last = None
-        for place, thread in enumerate(threads):
+        for place, (thread, start, end) in enumerate(zip(threads, starts, ends, strict=False)):
             if thread != last:
-                stack.clear()
+                stack = [-1]
                 last = thread
-            while stack and ends[stack[-1]] <= starts[place] and not ends[stack[-1]] >= ends[place]:
+            while ends[stack[-1]] <= start and ends[stack[-1]] < end:
                 stack.pop()
-            if stack:
-                parents[place] = stack[-1]
+            parents.append(stack[-1])
             stack.append(place)
         found = np.array(parents, np.int64)
         parent = np.full(len(order), -1, np.int64)

@@ -60,7 +60,7 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
     strings = StringTableBuilder(trace.strings)
-    comms = measured_comms(trace, strings)
+    comms = measured_comms(trace, links, strings)
     return Profile.of(
         path.name.removesuffix(".gz").removesuffix(".json"),
         (_device_name(trace.header, device.device),),

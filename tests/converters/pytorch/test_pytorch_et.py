@@ -241,3 +241,10 @@ def test_odd_values_are_no_tensors_and_no_crash(value: object, tmp_path: Path) -
         node(3, "## process_group:init ##", 2, 4, [odd]),
     ]
     assert len(read_et(write_et(tmp_path / "a.json", nodes))[0]) == 3
+
+
+def test_numbers_that_do_not_fit_are_unknown(tmp_path: Path) -> None:
+    large = {"tid": 1 << 64, "rf_id": 1 << 70, "seq_id": -(1 << 66)}
+    nodes: list[Json] = [{**flat_node(10, "aten::relu", 2, 1, [A], [B]), **large}]
+    graph, _ = read_et(write_et(tmp_path / "a.json", nodes, "1.0.1"))
+    assert [graph.node_name(each) for each in range(len(graph))] == ["aten::relu"]

@@ -22,6 +22,7 @@ from tests.converters.pytorch.traces import (
     launch,
     node,
     read_folder,
+    read_profile,
     recorded,
     tensor,
     write_et,
@@ -199,6 +200,21 @@ def test_a_generic_kernel_is_told_by_the_call_that_launched_it(tmp_path: Path) -
     work = [*DEVICE[:4], kernel("ncclDevKernel_Generic", 50, 20, 4, stream=9), DEVICE[5]]
     graph = graph_of(pair(tmp_path, OPERATIONS, [*HOST, *CALLS, *work]))
     assert graph.collectives.kind.tolist() == [CollectiveKind.ALL_REDUCE]
+
+
+def test_a_kernel_that_nothing_else_names_is_told_by_the_range_around_its_launch(tmp_path: Path) -> None:
+    events = [
+        annotation("step", 0, 90), annotation("nccl:all_to_all", 10, 20), annotation("inner", 12, 6),
+        launch(14, 1), launch(40, 2), kernel("ncclKernel_SendRecv_RING(ncclWorkElem)", 50, 5, 1, stream=9),
+        kernel("ncclKernel_SendRecv_RING(ncclWorkElem)", 60, 5, 2, stream=9),
+    ]  # fmt: skip
+    path = write_kineto(tmp_path / "a.json", events)
+    workload, found = read_folder(tmp_path)
+    kinds = workload.classes[0].collectives.kind.tolist()
+    assert kinds == [CollectiveKind.ALL_TO_ALL, CollectiveKind.UNKNOWN]
+    assert found.counts()["pytorch.unknown-collective"] == 1
+    profile, _ = read_profile(path)
+    assert [profile.strings[row] for row in profile.comms.kind_row.tolist()] == ["alltoall", ""]
 
 
 def test_a_communication_that_no_kernel_shows_is_a_node_without_time(tmp_path: Path) -> None:

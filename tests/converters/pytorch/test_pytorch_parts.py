@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.pytorch.dataflow import Edges, flow_of
+from hespas.converters.pytorch.events import read_events
 from hespas.converters.pytorch.exclusive import exclusive_ns
+from hespas.converters.pytorch.linking import Nesting
 from hespas.converters.pytorch.names import is_communication_kernel, kernel_operation, named
 from hespas.converters.pytorch.naming import job_name, rank_in_name
 from hespas.converters.pytorch.ordered import common_order
+from hespas.converters.pytorch.records import Number
+from hespas.converters.pytorch.values import Rows, integer, integers
 from hespas.graph import CollectiveKind, Csr, NodeKind
 from tests.converters.pytorch.traces import (
     Json,
@@ -106,6 +111,56 @@ def test_dataflow_orders_all_that_touch_a_storage_if_one_changes_it(
             between = set[int]().union(*(accesses[each][1] for each in range(earlier + 1, later)))
             reads = bool(both[0][1] & both[1][0] - between)
             assert ((later, earlier) in data) == reads
+
+
+@given(st.lists(st.integers(-(1 << 65), 1 << 65) | st.floats() | st.sampled_from([None, "7", "-2", "x", ""])))
+def test_a_column_of_numbers_is_that_of_its_values(values: list[Number]) -> None:
+    column = integers(values)
+    assert column.dtype == np.int64
+    assert column.tolist() == [integer(value) for value in values]
+
+
+def test_spelled_numbers() -> None:
+    spelled: list[Number] = [3, "3", 3.7, None, "", "nan", float("inf"), 1 << 63, -(1 << 63)]
+    assert list(map(integer, spelled)) == [3, 3, 3, -1, -1, -1, -1, -1, -(1 << 63)]
+
+
+def test_rows_are_made_once_in_order_of_appearance() -> None:
+    made: list[str] = []
+
+    def add(text: str) -> int:
+        made.append(text)
+        return len(made)
+
+    rows = Rows(add)
+    assert rows.of("abab") == [1, 2, 1, 2]
+    assert rows.of("cab") == [3, 1, 2]
+    assert made == ["a", "b", "c"]
+
+
+THREADS = st.lists(
+    st.tuples(st.integers(1, 2), st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=25
+)
+
+
+@given(THREADS)
+def test_the_parent_is_the_last_started_that_still_runs(spans: list[tuple[int, int, int]]) -> None:
+    events = [host("op", start, length, tid=thread) for thread, start, length in spans]
+    with TemporaryDirectory() as folder:
+        trace = read_events(write_kineto(Path(folder) / "a.json", events), 1 << 30)
+    parent = Nesting.of(trace.host).parent.tolist()
+    order = sorted(range(len(spans)), key=lambda row: (spans[row][1], -spans[row][2]))
+    for thread in (1, 2):
+        running: list[int] = []
+        for row in (row for row in order if spans[row][0] == thread):
+            _, start, length = spans[row]
+            while running:
+                end = spans[running[-1]][1] + spans[running[-1]][2]
+                if end > start or end >= start + length:
+                    break
+                running.pop()
+            assert parent[row] == (running[-1] if running else -1)
+            running.append(row)
 
 
 def test_of_producers_in_a_queue_the_last_remains() -> None:
