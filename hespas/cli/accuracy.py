@@ -183,7 +183,7 @@ def _show(done: Accuracy) -> None:
             count_text(row.errors.n),
             count_text(row.errors.shapes),
             *map(_percent, (row.errors.coverage, row.errors.mape)),
-            f"{_percent(row.errors.ci_low)}-{_percent(row.errors.ci_high)}",
+            _interval(row.errors.ci_low, row.errors.ci_high),
             *map(_percent, (row.errors.median_ape, row.errors.p90_ape)),
             *map(_signed, (row.errors.bias, row.errors.sum_error)),
         )
@@ -284,3 +284,7 @@ def _show_changes(done: Comparison) -> None:
         f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "
         f"{len(done.only_base):,} only in the first, {len(done.only_new):,} only in the second"
     )
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.1%} to {high:.1%}" if not isnan(low) else "-"

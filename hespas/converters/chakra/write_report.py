@@ -77,10 +77,10 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
     """Facts about the job, and documents of other formats."""
     lost = [key for key in workload.metadata if key not in _OF_FILE]
     lost += [key for key in (RANK_ATTRIBUTE,) if workload.metadata.get(key, rank) != rank]
-    message = f"facts about the job are not written: {', '.join(lost[:_LISTED])}"
+    message = f"not written, of the facts about the job: {', '.join(lost[:_LISTED])}"
     diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
     gone = _lost_documents(workload, groups, rank)
-    message = f"documents that come with the graph are not written as they are: {', '.join(gone[:_LISTED])}"
+    message = f"not written as they are, of the documents that come with the graph: {', '.join(gone[:_LISTED])}"
     diagnostics.info("chakra.attachments", workload.name, message, count=len(gone))
 
 
