@@ -136,6 +136,9 @@ class Bindings(NamedTuple):
             raise _first(said, str(error) or type(error).__name__) from None
         finally:
             handler.detach()
+            # What is raised holds this frame, and the handler, out of sight of the garbage collector, holds
+            # what is raised: without this every refused program would stay in memory with its context.
+            del handler
         return cast("Module", module)
 
     def bytecode(self, module: Module) -> bytes:
