@@ -744,8 +744,13 @@ def test_trap_19_only_files_of_ours_are_ever_replaced(bench: Bench) -> None:
     refused = hespas_convert(bench.file(GATHER_THEN_SCATTER), folder)
     assert refused.exit_code == 2
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "notes.txt"]
+    # A folder is put in place in one step, and one inside it cannot come along.
+    refused = hespas_convert(bench.file(GATHER_THEN_SCATTER), folder, "--overwrite")
+    assert refused.exit_code == 2
+    assert (folder / "deep" / "model.bin").read_text() == "precious"
+    (folder / "deep").rename(bench.folder / "deep")
     bench.traces(GATHER_THEN_SCATTER)
-    assert (folder / "notes.txt").read_text() == (folder / "deep" / "model.bin").read_text() == "precious"
+    assert (folder / "notes.txt").read_text() == "precious"
     assert len(list(folder.glob("traces.*.et"))) == 4
     help_text = hespas_convert("--help").output + runner.invoke(validate.app, ["--help"]).output
     assert "--clean" not in help_text

@@ -153,8 +153,10 @@ def _refuse_ambiguous(head: Head) -> None:
     fitting = [entry.name for entry in _formats() if entry.read and suffix in entry.suffixes]
     if len(fitting) > 1:
         raise FormatError(
-            f"{suffix} files may be {', '.join(fitting)}, and the content looks like none of them",
+            f"{suffix} files may be {', '.join(fitting)}, and the content looks like none of them: it begins "
+            f"with {head.data[:16]!r}",
             path=str(head.path),
+            position="byte 0",
             hint=f"name one to be told what is wrong: --from {fitting[-1]}",
         )
 

@@ -18,13 +18,21 @@ from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["read_folder"]
 
+_PROGRAMS = (".mlir", ".mlir.gz", ".mlirbc", ".stablehlo", ".vhlo", ".bc")
+
 
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """A workload of as many classes as there are programs; ranks of none run an empty graph.
 
-    Raises ``UnsupportedError`` for a folder of other programs, ``FormatError`` where ranks are not as stated.
+    Raises ``UnsupportedError`` for a folder of other programs, ``FormatError`` for one without any, and where
+    ranks are not as stated.
     """
-    files = class_files(sorted(entry.name for entry in path.iterdir()))
+    names = sorted(entry.name for entry in path.iterdir())
+    files = class_files(names)
+    if not files and not any(name.endswith(_PROGRAMS) for name in names):
+        raise FormatError(
+            "no StableHLO program is in this folder", path=str(path), position="file names", hint="name a file"
+        )
     if not files:
         raise UnsupportedError(
             "a folder of programs that do not say which ranks run them",
