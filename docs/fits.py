@@ -2,7 +2,7 @@
 
     python -m docs.fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
-DIR holds tables that `hespas.estimators.measurements` reads; rows of a split other than ``calib`` never enter.
+DIR holds tables that `hespas.estimators.measurements` reads; of tables with splits only ``calib`` enters.
 Rows of fits that other commands make (collectives) stay. With one seed and date the files come out the same.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hespas.estimators.measurements import Measurements, read_measurements
@@ -43,10 +44,18 @@ def write_fits(name: str, fits: Sequence[Fit], folder: Path) -> Path:
     path = folder / f"{name}.toml"
     before = read_fits(path) if path.exists() else ()
     kept = [fit for fit in before if fit.kind in OTHERS]
+    old = {fit.key: fit for fit in before}
+    dated = [_as_before(fit, old[fit.key]) if fit.key in old else fit for fit in fits]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(fits_to_toml(name, [*kept, *fits]), encoding="utf-8")
+    temporary.write_text(fits_to_toml(name, [*kept, *dated]), encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def _as_before(fit: Fit, before: Fit) -> Fit:
+    """With the date of an earlier fit that differs in nothing else (texts, as NaN is not equal to itself)."""
+    same = replace(fit, fitted=before.fitted)
+    return before if repr(same) == repr(before) else fit
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.free import takes_no_time
+from hespas.estimators.network import group_ranks_per_node
 from hespas.estimators.operations import Operations, operations_of
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
 from hespas.hardware import Device
 
-__all__ = ["OperationModel", "Prediction", "estimate_by_operation"]
+__all__ = ["OperationModel", "Prediction", "estimate_by_operation", "operations_on"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -56,6 +57,7 @@ class Prediction:
             raise InvariantError("Prediction: columns differ in length")
 
 
+@runtime_checkable
 class OperationModel(Protocol):
     """A model of time of single operations: a frozen dataclass whose fields are its options."""
 
@@ -72,6 +74,17 @@ class OperationModel(Protocol):
         ...
 
 
+def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
+    """The operations of a graph, and how many ranks of its collectives share a node of it. O(nodes)."""
+    ops, table = operations_of(graph, num_ranks=num_ranks), graph.collectives
+    if not len(table):
+        return ops
+    per_node = np.full(len(ops), np.nan)
+    shared = group_ranks_per_node(graph, device, num_ranks=num_ranks)
+    per_node[table.node] = shared[table.group_set]
+    return replace(ops, dims={**ops.dims, "ranks_per_node": per_node})
+
+
 def estimate_by_operation(
     model: OperationModel,
     graph: OpGraph,
@@ -81,7 +94,7 @@ def estimate_by_operation(
     num_ranks: int = -1,
 ) -> Estimate:
     """``model`` asked once for each distinct operation of ``graph``. O(nodes log nodes)."""
-    distinct, place = operations_of(graph, num_ranks=num_ranks).distinct()
+    distinct, place = operations_on(graph, device, num_ranks=num_ranks).distinct()
     said = model.predict(distinct, device, diagnostics)
     free = takes_no_time(graph)
     duration = np.where(free, 0.0, said.duration_ns[place])

@@ -12,13 +12,23 @@ from math import isnan, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import DTYPES, UNKNOWN_DTYPE, ContractionTable, OpClass, OpGraph
+from hespas.graph import DTYPES, UNKNOWN_DTYPE, ContractionTable, DType, DTypeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
-from hespas.hardware import Device, peak_for
+from hespas.hardware import Device, PeakChoice, peak_for, product_peak
 from hespas.hardware.model import Unit
 
-__all__ = ["MATRIX_CLASSES", "Efficiencies", "arithmetic_dtype", "contraction_rate", "unit_rate"]
+__all__ = [
+    "MATRIX_CLASSES",
+    "Efficiencies",
+    "arithmetic_dtype",
+    "contraction_choices",
+    "contraction_rate",
+    "stored_bytes",
+    "unit_rate",
+]
+
+_BYTE = 8
 
 MATRIX_CLASSES: tuple[OpClass, ...] = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
 """Classes whose arithmetic is products of matrices, where the graph lists no product of its own."""
@@ -39,26 +49,62 @@ def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, produc
 def contraction_rate(table: ContractionTable, device: Device) -> FloatArray:
     """FLOP/s of each row, shape ``(rows,)``; NaN where the device has no rate for the operands.
 
-    The operand types decide, the slower of two; the accumulator only picks between rates of one operand type.
+    The two operand types decide (:func:`~hespas.hardware.product_peak`); the accumulator only picks between
+    rates of one pair.
     """
+    choices, place = contraction_choices(table, device)
+    return np.array([nan if each is None else each.flops_per_s for each in choices], np.float64)[place]
+
+
+def contraction_choices(
+    table: ContractionTable, device: Device
+) -> tuple[list[PeakChoice | None], NDArray[np.int64]]:
+    """The rates that distinct rows run at (None: the device has none), and which of them each row has."""
     columns = (table.lhs, table.rhs, table.accumulator, table.products)
     key = np.zeros(len(table), np.int64)
     for column in columns:  # each fits 16 bits, so a row's key is one integer
         key = key << 16 | column.astype(np.int64) & 0xFFFF
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
-    rates: list[float] = []
-    for row in first.tolist():
-        lhs, rhs, accumulator, products = (int(column[row]) for column in columns)
-        passes = max(products, 1)
-        rates.append(
-            float(
-                np.minimum(
-                    _flops_per_s(device, "matrix", lhs, accumulator, passes),
-                    _flops_per_s(device, "matrix", rhs, accumulator, passes),
-                )
-            )
-        )
-    return np.array(rates, np.float64)[place]
+    distinct = [tuple(int(column[row]) for column in columns) for row in first.tolist()]
+    return [_product_choice(device, *each) for each in distinct], place.reshape(-1).astype(np.int64)
+
+
+def _product_choice(device: Device, lhs: int, rhs: int, accumulator: int, products: int) -> PeakChoice | None:
+    if UNKNOWN_DTYPE in (lhs, rhs):
+        return None
+    names = (DTYPES[lhs].name, DTYPES[rhs].name)
+    result = "" if accumulator == UNKNOWN_DTYPE else DTYPES[accumulator].name
+    try:
+        return product_peak(device, *names, accumulator=result, products=max(products, 1))
+    except UnsupportedError:
+        return None
+
+
+def stored_bytes(graph: OpGraph, device: Device) -> FloatArray:
+    """Bytes read plus written per execution on this device, shape ``(nodes,)``.
+
+    A graph counts elements of less than a byte packed. Where the device stores a byte each, a node's traffic
+    grows as the storage of its operands and results does.
+    """
+    if device.subbyte_storage == "packed":
+        return graph.bytes_moved
+    factor = np.ones(len(graph))
+    packed, apart = np.zeros(len(graph)), np.zeros(len(graph))
+    types = graph.types
+    extra = np.array([_unpacked(types.dtype_of(row), types.elements(row)) for row in range(len(types))])
+    for lists in (graph.operands, graph.results):
+        packed += np.bincount(lists.row_ids, types.bytes[lists.values], len(graph))
+        apart += np.bincount(lists.row_ids, extra[lists.values], len(graph))
+    grows = (apart > 0) & (packed > 0)
+    factor[grows] += apart[grows] / packed[grows]
+    return graph.bytes_moved * factor
+
+
+def _unpacked(element: DType | None, elements: int) -> float:
+    """Bytes that elements take beyond their packed storage, a byte each."""
+    if element is None or element.kind is DTypeKind.BOOL or not 0 < element.bits < _BYTE or elements < 0:
+        return 0.0
+    return float(elements - -(-elements * element.bits // _BYTE))
 
 
 def unit_rate(device: Device, unit: Unit) -> FloatArray:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from hespas.estimators.network import NetworkCosts
-from hespas.graph import Diagnostics, NodeKind, OpGraph
+from hespas.estimators.rates import contraction_choices
+from hespas.graph import DTYPES, Diagnostics, NodeKind, OpGraph
 from hespas.graph.columns import BoolArray
 from hespas.hardware import Device
 
-__all__ = ["tell_compute", "tell_network", "tell_other"]
+__all__ = ["tell_compute", "tell_network", "tell_other", "tell_rates"]
+
+_NARROW = 16
+"""Bits below which a type is one that only some devices multiply."""
 
 
 def tell_compute(
@@ -33,6 +37,23 @@ def tell_compute(
     for code, message, applies in reasons:
         _tell(graph, code, message, rest & applies, diagnostics)
         rest = rest & ~applies
+
+
+def tell_rates(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> None:
+    """Products of narrow or unlike types for which the device lists no rate of their own: what stands in."""
+    table = graph.contractions
+    is_narrow = np.array([entry.bits < _NARROW for entry in DTYPES] + [False])
+    rows = np.flatnonzero((table.lhs != table.rhs) | is_narrow[table.lhs])
+    if not len(rows):
+        return
+    choices, place = contraction_choices(table, device)
+    told: dict[str, int] = {}
+    for which, count in zip(*np.unique(place[rows], return_counts=True), strict=True):
+        choice = choices[int(which)]
+        if choice is not None and not choice.exact:
+            told[choice.rule] = told.get(choice.rule, 0) + int(count)
+    for rule, count in told.items():
+        diagnostics.warning("roofline.rate-fallback", device.name, rule, count=count)
 
 
 def tell_other(graph: OpGraph, unknown: BoolArray, diagnostics: Diagnostics) -> None:

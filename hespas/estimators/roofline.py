@@ -19,16 +19,20 @@ from math import isnan
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.by_operation import Prediction
 from hespas.estimators.free import takes_no_time, transcendentals
 from hespas.estimators.network import Algorithm, NetworkCosts, collective_costs, message_costs
+from hespas.estimators.operations import Operations
 from hespas.estimators.rates import (
     MATRIX_CLASSES,
     Efficiencies,
     arithmetic_dtype,
     contraction_rate,
+    stored_bytes,
     unit_rate,
 )
-from hespas.estimators.reasons import tell_compute, tell_network, tell_other
+from hespas.estimators.reasons import tell_compute, tell_network, tell_other, tell_rates
+from hespas.estimators.roofline_operations import roofline_of_operations
 from hespas.graph import (
     UNKNOWN_DTYPE,
     Diagnostics,
@@ -128,6 +132,7 @@ class Roofline:
         unknown = np.isnan(duration)
         tell_compute(graph, device, unknown & computes, np.isnan(work.matrix_ns + work.vector_ns), found)
         tell_other(graph, unknown & ~computes, found)
+        tell_rates(graph, device, found)
         bound[unknown] = -1
         return Estimate(
             hardware=device.name,
@@ -138,6 +143,20 @@ class Roofline:
             high_ns=np.full(len(graph), np.nan),
             said_by=np.where(unknown, -1, 0).astype(np.int8),
             bound=bound,
+        )
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """Time of one execution of each operation, apart from any graph. O(ops).
+
+        ``use_useful_flops``, ``sort_passes``, ``default_dtype`` and ``num_ranks`` are of graphs only.
+        """
+        return roofline_of_operations(
+            ops,
+            device,
+            transcendental_weight=self.transcendental_weight,
+            efficiencies=(self.compute_efficiency, self.memory_efficiency),
+            algorithm=self.algorithm,
+            diagnostics=diagnostics,
         )
 
     def _work(self, graph: OpGraph, device: Device) -> _Work:
@@ -154,7 +173,7 @@ class Roofline:
         vector_ns = np.where(flops == 0, 0.0, flops / rate * 1e9)
         bandwidth = device.main_memory.bandwidth_bytes_per_s * fits.memory[graph.op_class, dtype]
         passes = np.where(graph.op_class == int(OpClass.SORT), self.sort_passes, 1.0)
-        memory_ns = graph.bytes_moved * passes / bandwidth * 1e9
+        memory_ns = stored_bytes(graph, device) * passes / bandwidth * 1e9
         memory_ns = np.where(graph.op_class == int(OpClass.HOST), _host_ns(graph, device), memory_ns)
         return _Work(matrix_ns, vector_ns, memory_ns, fits.overhead_ns[graph.op_class, dtype])
 

@@ -7,13 +7,20 @@ operation runs at. Measuring this machine lives in :mod:`hespas.hardware.measure
 from __future__ import annotations
 
 from hespas.hardware.encode import device_to_toml, write_device
+from hespas.hardware.fit import ANY, Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.hardware.library import device_names, find, load_device
 from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, Source, SystolicArray
-from hespas.hardware.peaks import PeakChoice, peak_for
+from hespas.hardware.peaks import PeakChoice, peak_for, product_peak
 
 __all__ = [
+    "ANY",
     "Device",
     "Efficiency",
+    "Fit",
+    "FitBand",
+    "FitError",
+    "FitParameter",
+    "FitRange",
     "Link",
     "Memory",
     "Peak",
@@ -25,5 +32,6 @@ __all__ = [
     "find",
     "load_device",
     "peak_for",
+    "product_peak",
     "write_device",
 ]

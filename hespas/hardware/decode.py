@@ -1,16 +1,18 @@
 """A device file: TOML, checked key by key.
 
-Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies`` (lists of tables),
-``systolic`` (a table), and ``sources``, a table of texts whose keys every row's ``source`` refers to.
+Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies``, ``fits`` (lists of
+tables), ``systolic`` (a table), and ``sources``, a table of texts that every row's ``source`` refers to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import nan
 from pathlib import Path
 from typing import get_args
 
 from hespas.graph.dtypes import find_dtype
+from hespas.hardware.fits_file import has_shipped_fits, read_fit, unique_fits
 from hespas.hardware.model import (
     Density,
     Device,
@@ -65,6 +67,10 @@ def read_device(path: Path) -> Device:
         links=tuple(_link(row, known) for row in root.tables("links", optional=True)),
         efficiencies=tuple(_efficiency(row) for row in root.tables("efficiencies", optional=True)),
         systolic=None if systolic is None else _systolic(systolic, known),
+        own_fits=tuple(read_fit(row) for row in root.tables("fits", optional=True)),
+        fits_of=root.text("fits_of", default=""),
+        tdp_w=root.real("tdp_w", default=nan, unknown=True),
+        tdp_source=_optional_source(root, known, "tdp_source", "tdp_w"),
     )
     root.close()
     _check(root, device)
@@ -86,6 +92,11 @@ def _source(row: TableReader, known: set[str], name: str = "source") -> str:
     return key
 
 
+def _optional_source(row: TableReader, known: set[str], name: str, figure: str) -> str:
+    """The source of an optional figure: required where the figure is stated, empty otherwise."""
+    return _source(row, known, name) if figure in row.values else ""
+
+
 def _peak(row: TableReader, known: set[str], sparse_allowed: bool) -> Peak:
     peak = Peak(
         unit=row.choice("unit", _UNITS),
@@ -95,6 +106,9 @@ def _peak(row: TableReader, known: set[str], sparse_allowed: bool) -> Peak:
         source=_source(row, known),
         accumulator=_dtype(row, "accumulator") if "accumulator" in row.values else "",
         note=row.text("note", default=""),
+        energy_pj_per_flop=row.real("energy_pj_per_flop", default=nan, unknown=True),
+        energy_source=_optional_source(row, known, "energy_source", "energy_pj_per_flop"),
+        rhs_dtype=_dtype(row, "rhs_dtype") if "rhs_dtype" in row.values else "",
     )
     row.close()
     if peak.density == "sparse" and not sparse_allowed:
@@ -127,6 +141,8 @@ def _memory(row: TableReader, known: set[str]) -> Memory:
         bandwidth_bytes_per_s=row.real("bandwidth_bytes_per_s", unknown=level != "main"),
         source=_source(row, known),
         note=row.text("note", default=""),
+        energy_pj_per_byte=row.real("energy_pj_per_byte", default=nan, unknown=True),
+        energy_source=_optional_source(row, known, "energy_source", "energy_pj_per_byte"),
     )
     row.close()
     return memory
@@ -159,7 +175,7 @@ def _efficiency(row: TableReader) -> Efficiency:
         t0_ns=row.real("t0_ns", unknown=True, zero=True),
         provenance=row.text("provenance"),
         samples=row.count("samples", default=-1, unknown=True),
-        mape=row.real("mape", default=float("nan"), unknown=True, zero=True),
+        mape=row.real("mape", default=nan, unknown=True, zero=True),
     )
     row.close()
     return efficiency
@@ -185,10 +201,13 @@ def _check(root: TableReader, device: Device) -> None:
         raise root.fault("memories", f"expected exactly one row of level 'main', got {main}")
     if not any(peak.density == "dense" for peak in device.peaks):
         raise root.fault("peaks", "expected at least one dense peak")
-    _unique(root, "peaks", ((p.unit, p.dtype, p.accumulator, p.density) for p in device.peaks))
+    _unique(root, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in device.peaks))
     _unique(root, "memories", ((memory.name,) for memory in device.memories))
     _unique(root, "links", ((link.kind, link.name) for link in device.links))
     _unique(root, "efficiencies", ((row.op_class, row.dtype) for row in device.efficiencies))
+    unique_fits(root, device.own_fits)
+    if device.fits_of and not has_shipped_fits(device.fits_of):
+        raise root.fault("fits_of", f"no fits ship for a device '{device.fits_of}'")
 
 
 def _unique(root: TableReader, name: str, keys: Iterable[tuple[str, ...]]) -> None:

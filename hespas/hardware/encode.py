@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hespas.graph.errors import OutputError
+from hespas.hardware.fits_file import fit_row
 from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, SystolicArray
 
 __all__ = ["device_to_toml", "write_device"]
@@ -33,10 +34,16 @@ def device_to_toml(device: Device) -> str:
     lines.append(f"aliases = [{', '.join(_scalar(alias) for alias in device.aliases)}]")
     if any(peak.density == "sparse" for peak in device.peaks):
         lines.append("allow_sparse = true")
+    if device.tdp_source:
+        lines += [f"tdp_w = {_scalar(device.tdp_w)}", f"tdp_source = {_scalar(device.tdp_source)}"]
+    if device.fits_of:
+        lines.append(f"fits_of = {_scalar(device.fits_of)}")
     for name in ("peaks", "memories", "links", "efficiencies"):
         rows: tuple[Peak | Memory | Link | Efficiency, ...] = getattr(device, name)
         if rows:
             lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
+    if device.own_fits:
+        lines += ["", "fits = [", *(f"  {fit_row(fit, _scalar)}," for fit in device.own_fits), "]"]
     if device.systolic is not None:
         lines += ["", f"systolic = {_row(device.systolic)}"]
     lines += ["", "[sources]", *(f"{_scalar(s.key)} = {_scalar(s.text)}" for s in device.sources), ""]
@@ -65,9 +72,11 @@ def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -
 
 
 def _row(row: Peak | Memory | Link | Efficiency | SystolicArray) -> str:
-    """One inline table; an empty optional text is left out."""
-    pairs = ((column.name, getattr(row, column.name)) for column in fields(row))
-    return "{ " + ", ".join(f"{name} = {_scalar(value)}" for name, value in pairs if value != "") + " }"
+    """One inline table; an empty optional text is left out, and so is an energy nobody states."""
+    pairs = [(column.name, getattr(row, column.name)) for column in fields(row)]
+    unstated = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
+    stated = [(name, value) for name, value in pairs if value != "" and name not in unstated]
+    return "{ " + ", ".join(f"{name} = {_scalar(value)}" for name, value in stated) + " }"
 
 
 def _scalar(value: str | float) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware.decode import read_device
+from hespas.hardware.fits_file import has_shipped_fits
 from hespas.hardware.model import Device
 
 __all__ = ["DATA_FOLDER", "DeviceIndex", "device_names", "find", "index_folder", "load_device"]
@@ -57,7 +58,9 @@ def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     separators = [separator for separator in (os.sep, os.altsep) if separator]
     if not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators):
         return read_device(Path(text))
-    return read_device(DATA_FOLDER / f"{find(text)}.toml")
+    name = find(text)
+    device = read_device(DATA_FOLDER / f"{name}.toml")
+    return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
 
 def find(name: str) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal
 
+from hespas.hardware.fit import Fit
+
 __all__ = [
     "Density",
     "Device",
@@ -51,7 +53,10 @@ class Peak:
     """The highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
 
     ``dtype`` is the operand type in MLIR's spelling: it decides the rate, not the result's type.
-    ``accumulator`` is empty where the rate does not depend on it or the source does not say.
+    ``rhs_dtype`` is the right-hand operand's where a unit multiplies two unlike types (2-bit weights by 8-bit
+    activations), empty where both are ``dtype``.
+    ``accumulator`` is empty where the rate does not depend on it or the source does not say. The energy is
+    that of the arithmetic alone: no registers, no wires, no clock tree.
     """
 
     unit: Unit
@@ -61,11 +66,17 @@ class Peak:
     source: str
     accumulator: str = ""
     note: str = ""
+    energy_pj_per_flop: float = nan
+    energy_source: str = ""
+    rhs_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished."""
+    """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished.
+
+    The energy is that of moving a byte between this level and the chip.
+    """
 
     level: MemoryLevel
     name: str
@@ -73,6 +84,8 @@ class Memory:
     bandwidth_bytes_per_s: float
     source: str
     note: str = ""
+    energy_pj_per_byte: float = nan
+    energy_source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +150,9 @@ class Device:
     """One device as data. ``units`` counts its ``unit_name`` (SM, CU, TensorCore, core).
 
     ``launch_overhead_ns`` is the shortest time any kernel takes, however little it does. ``subbyte_storage``
-    says whether element types under 8 bits are packed in memory or take a byte each.
+    says whether element types under 8 bits are packed in memory or take a byte each. ``own_fits`` are the
+    file's; ``fits_of`` names the shipped device whose fits hold for this one too (empty: none). ``tdp_w`` is
+    the power the board may draw without end, in watts.
     """
 
     name: str
@@ -157,6 +172,22 @@ class Device:
     links: tuple[Link, ...] = ()
     efficiencies: tuple[Efficiency, ...] = ()
     systolic: SystolicArray | None = None
+    own_fits: tuple[Fit, ...] = ()
+    fits_of: str = ""
+    tdp_w: float = nan
+    tdp_source: str = ""
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        """The device's own fits, then the shipped ones of other classes. The shipped are read when asked for:
+        decoding hundreds takes longer than all else of a device.
+        """
+        if not self.fits_of:
+            return self.own_fits
+        from hespas.hardware.fits_file import shipped_fits
+
+        mine = {fit.key for fit in self.own_fits}
+        return (*self.own_fits, *(fit for fit in shipped_fits(self.fits_of) if fit.key not in mine))
 
     @property
     def main_memory(self) -> Memory:

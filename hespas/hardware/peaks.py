@@ -1,7 +1,8 @@
 """Which published rate an operation runs at.
 
-The operand type decides, never the accumulator or the result. Where a device lists no rate for a type, the
-tables below say what stands in for it, and the answer says so too.
+The operand types decide, never the accumulator or the result. Where a device lists no rate for a type, the
+tables below say what stands in for it, and the answer says so too. :func:`product_peak` is for products of
+two unlike types: the pair itself if the unit takes it, else the next wider types that hold both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from hespas.graph.dtypes import DTYPES, DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware.model import Device, Peak, Unit
 
-__all__ = ["MATRIX_FALLBACKS", "TPU_MATRIX_FALLBACKS", "VECTOR_FALLBACKS", "PeakChoice", "peak_for"]
+__all__ = [
+    "MATRIX_FALLBACKS",
+    "TPU_MATRIX_FALLBACKS",
+    "VECTOR_FALLBACKS",
+    "PeakChoice",
+    "peak_for",
+    "product_peak",
+]
 
 # A class is an element type, or a family whose members share one rate (`f8`: E4M3, E5M2 and their variants).
 # A type runs at the first class of its row that the unit has: itself, then the next wider one that holds its
@@ -66,6 +74,18 @@ VECTOR_FALLBACKS: dict[str, tuple[str, ...]] = {
     "i1": ("i8", "i32", "f32"),
 }
 
+# Integers beside a float, in floats that hold them exactly: i8 in the 8-bit significand of bf16, i4 in the 3
+# or 4 bits of f8, i2 in f4. What is 16 bits and wider goes to f32, or what f32 runs as.
+_AS_FLOAT: dict[str, tuple[str, ...]] = {
+    "i2": ("f4", "f6", "f8", "f16", "bf16", "tf32", "f32"),
+    "i4": ("f8", "f16", "bf16", "tf32", "f32"),
+    "i8": ("f16", "bf16", "tf32", "f32"),
+    "i1": ("f16", "bf16", "tf32", "f32"),
+    "i16": ("f32", "tf32"),
+    "i32": ("f32", "tf32"),
+    "i64": ("f64",),
+}
+
 # The E tells `f6E2M3FN` from `f64`.
 _SHARED_RATE = {"f8E": "f8", "f6E": "f6", "f4E": "f4"}
 # Block-scaled types: the scale is applied outside the multiplier, so the element type decides.
@@ -117,6 +137,88 @@ def peak_for(
     )
 
 
+def product_peak(
+    device: Device, lhs: str, rhs: str, *, accumulator: str = "", products: int = 1
+) -> PeakChoice:
+    """The dense rate at which the matrix unit multiplies operands of two types, in either order.
+
+    Of the pairs that hold both operands exactly the one is taken that widens least: the pair as it is (a row
+    with ``rhs_dtype``), else wider types, of which two equal ones are an ordinary row. An integer beside a
+    float is widened to a float; two unlike floats to one that holds both. Without any such row the wider
+    operand (the float) decides, as in :func:`peak_for`, whose other arguments and errors these are.
+    """
+    left, right = _rate_class(lhs), _rate_class(rhs)
+    if left == right or products > 1:
+        return peak_for(device, "matrix", _deciding(lhs, rhs), accumulator=accumulator, products=products)
+    for pair in _pairs(device, left, right):
+        peak = _listed_pair(device, pair, lhs if pair[0] == left else rhs, accumulator)
+        if peak is not None:
+            return _product_choice(lhs, rhs, peak, exact=pair == (left, right))
+    return peak_for(device, "matrix", _deciding(lhs, rhs), accumulator=accumulator)
+
+
+def _product_choice(lhs: str, rhs: str, peak: Peak, *, exact: bool) -> PeakChoice:
+    rule = f"{lhs} x {rhs} on matrix"
+    if not exact:
+        rule += f": rate of {peak.dtype}" + (f" x {peak.rhs_dtype}" if peak.rhs_dtype else "")
+    return PeakChoice(flops_per_s=peak.flops_per_s, peak=peak, products=1, exact=exact, rule=rule)
+
+
+def _pairs(device: Device, left: str, right: str) -> list[tuple[str, str]]:
+    """Pairs of types that hold two operands, the ones widened least together first."""
+    lefts, rights = _holders(device, left, right), _holders(device, right, left)
+    ranked = [(i + j, i, (a, b)) for i, a in enumerate(lefts) for j, b in enumerate(rights)]
+    return [pair for _, _, pair in sorted(ranked)]
+
+
+def _holders(device: Device, own: str, other: str) -> tuple[str, ...]:
+    """The type and the wider ones that hold it, floats too where the other operand is one."""
+    table = TPU_MATRIX_FALLBACKS if device.kind == "tpu" else MATRIX_FALLBACKS
+    found = table.get(own, ())
+    if own.startswith("i") and not other.startswith("i"):
+        found = (*found, *(name for name in _AS_FLOAT.get(own, ()) if name not in found))
+    return found or (own,)
+
+
+def _listed_pair(device: Device, pair: tuple[str, str], dtype: str, accumulator: str) -> Peak | None:
+    """The dense row of a pair of classes: an ordinary one where they are equal."""
+    if pair[0] == pair[1]:
+        return _listed(device, "matrix", pair[0], dtype, accumulator)
+    rows = [
+        peak
+        for peak in device.peaks
+        if (peak.unit, peak.density) == ("matrix", "dense")
+        and peak.rhs_dtype
+        and (_rate_class(peak.dtype), _rate_class(peak.rhs_dtype)) in (pair, pair[::-1])
+    ]
+    return min(rows, key=lambda peak: _accumulator_distance(peak, accumulator), default=None)
+
+
+def _deciding(lhs: str, rhs: str) -> str:
+    """The operand whose type sets the rate: the float beside an integer, else the wider one; float32 where
+    neither of two floats holds the other (bf16 and f16).
+    """
+    entries = (find_dtype(lhs), find_dtype(rhs))
+    left, right = (
+        (entry.kind in (DTypeKind.FLOAT, DTypeKind.COMPLEX), entry.bits) if entry else (False, 0)
+        for entry in entries
+    )
+    if left == right and left[0] and _rate_class(lhs) != _rate_class(rhs):
+        return "f32"
+    return lhs if left >= right else rhs
+
+
+def _accumulator_distance(peak: Peak, asked: str) -> tuple[int, int]:
+    """How far a row's accumulator is from the one asked for: equal, the next wider, then narrower ones."""
+    if peak.accumulator == asked or not asked:
+        return 0, 0
+    wanted, found = find_dtype(asked), find_dtype(peak.accumulator)
+    if wanted is None or found is None:
+        return 2, 0
+    more = found.bits - wanted.bits
+    return (1, more) if more >= 0 else (2, -more)
+
+
 def _rate_class(dtype: str) -> str:
     """The row of the tables a type belongs to."""
     entry = find_dtype(dtype)
@@ -138,16 +240,21 @@ def _matrix_classes(device: Device, wanted: str, full_precision: bool) -> tuple[
 
 
 def _listed(device: Device, unit: Unit, candidate: str, dtype: str, accumulator: str) -> Peak | None:
-    """The dense row of a class: the very type first, then the asked accumulator, then file order."""
+    """The dense row of a class: the very type first, then the asked accumulator or the next wider one, then
+    file order.
+    """
     rows = [
         peak
         for peak in device.peaks
-        if peak.unit == unit and peak.density == "dense" and _rate_class(peak.dtype) == candidate
+        if peak.unit == unit and peak.density == "dense" and not peak.rhs_dtype
+        if _rate_class(peak.dtype) == candidate
     ]
     entry = find_dtype(dtype)
     name = entry.name if entry else dtype
     # `min` is stable: among equals the file's order holds.
-    return min(rows, key=lambda peak: (peak.dtype != name, peak.accumulator != accumulator), default=None)
+    return min(
+        rows, key=lambda peak: (peak.dtype != name, _accumulator_distance(peak, accumulator)), default=None
+    )
 
 
 def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> PeakChoice:
@@ -164,4 +271,5 @@ def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> P
 
 
 def _known(device: Device) -> str:
-    return ", ".join(f"{peak.unit} {peak.dtype}" for peak in device.peaks if peak.density == "dense")
+    dense = [peak for peak in device.peaks if peak.density == "dense"]
+    return ", ".join(" x ".join(filter(None, (f"{p.unit} {p.dtype}", p.rhs_dtype))) for p in dense)

@@ -20,6 +20,10 @@ REQUIRED = {
     "A100-PCIe-80GB",
     "A100-SXM-40GB",
     "A100-SXM-80GB",
+    "A40",
+    "Arc-Pro-B60",
+    "B300-SXM",
+    "GB300",
     "H100-PCIe",
     "H100-SXM",
     "H200-SXM",
@@ -27,9 +31,18 @@ REQUIRED = {
     "GB200",
     "L4",
     "L40S",
+    "MI100",
+    "MI210",
+    "MI250-GCD",
     "MI250X",
     "MI300X",
+    "MI308X",
+    "MI350X",
     "MI355X",
+    "P100-PCIe-16GB",
+    "P4",
+    "RTX-PRO-6000-Server",
+    "T4",
     "TPU-v3",
     "TPU-v4",
     "TPU-v5e",
@@ -62,12 +75,17 @@ def test_sources_resolve_and_are_all_used(device: Device) -> None:
     used |= {key for link in device.links for key in (link.source, link.latency_source)}
     used |= {device.launch_overhead_source}
     used |= {device.systolic.source} if device.systolic else set()
+    used |= {device.tdp_source} | {peak.energy_source for peak in device.peaks}
+    used |= {memory.energy_source for memory in device.memories}
+    used -= {""}
     assert used == {source.key for source in device.sources}
     assert all(len(device.source_text(key)) > 20 for key in used)
 
 
 def test_main_data_source_says_dense(device: Device) -> None:
-    keys = {peak.source for peak in device.peaks if peak.unit == "matrix" and peak.dtype in ("bf16", "f16")}
+    unit = "vector" if device.family == "Pascal" else "matrix"  # Pascal has no tensor cores
+    narrow = ("f32",) if device.family == "Pascal" else ("bf16", "f16")
+    keys = {peak.source for peak in device.peaks if peak.unit == unit and peak.dtype in narrow}
     assert any("dense" in device.source_text(key) for key in keys)
 
 
@@ -89,10 +107,14 @@ def test_figures_lie_within_what_hardware_of_this_decade_can_be(device: Device) 
     """Catches a slipped power of ten or a bit taken for a byte."""
     assert 1e11 <= device.main_memory.bandwidth_bytes_per_s <= 2e13
     assert 8 * 2**30 <= device.main_memory.capacity_bytes <= 512 * 2**30
-    assert all(3e11 <= peak.flops_per_s <= 2e16 for peak in device.peaks)
+    assert all(3e11 <= peak.flops_per_s <= 2e16 for peak in device.peaks if peak.dtype != "f64")
+    assert all(1e11 <= peak.flops_per_s <= 2e14 for peak in device.peaks if peak.dtype == "f64")
     assert all(1e9 <= link.bandwidth_bytes_per_s <= 1e12 for link in device.links)
     assert all(isnan(link.latency_ns) or 100 <= link.latency_ns <= 1e5 for link in device.links)
     assert 500 <= device.launch_overhead_ns <= 10_000
+    assert isnan(device.tdp_w) or 50 <= device.tdp_w <= 1500
+    assert all(isnan(p.energy_pj_per_flop) or 0.01 <= p.energy_pj_per_flop <= 10 for p in device.peaks)
+    assert all(isnan(m.energy_pj_per_byte) or 1 <= m.energy_pj_per_byte <= 200 for m in device.memories)
 
 
 def test_links_are_listed_from_the_inside_out(device: Device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,12 +36,22 @@ _unknown_counts = st.one_of(_counts, st.just(-1))
 _dtypes = st.sampled_from([entry.name for entry in DTYPES])
 
 
+def _peak_with_energy(energy: tuple[float, str], **columns: Any) -> Peak:
+    return Peak(energy_pj_per_flop=energy[0], energy_source=energy[1], **columns)
+
+
+def _memory_with_energy(energy: tuple[float, str], **columns: Any) -> Memory:
+    return Memory(energy_pj_per_byte=energy[0], energy_source=energy[1], **columns)
+
+
 @st.composite
 def _devices(draw: st.DrawFn) -> Device:
     keys = draw(st.lists(_texts, min_size=1, max_size=3, unique=True))
     source = st.sampled_from(keys)
+    energy = st.one_of(st.tuples(_unknown_rates, source), st.just((nan, "")))
     peaks = st.builds(
-        Peak,
+        _peak_with_energy,
+        energy,
         unit=st.sampled_from(["matrix", "vector"]),
         dtype=_dtypes,
         flops_per_s=_rates,
@@ -50,7 +61,8 @@ def _devices(draw: st.DrawFn) -> Device:
         note=_notes,
     )
     caches = st.builds(
-        Memory,
+        _memory_with_energy,
+        energy,
         level=st.sampled_from(["cache", "scratchpad"]),
         name=_texts,
         capacity_bytes=_unknown_counts,
@@ -95,6 +107,7 @@ def _devices(draw: st.DrawFn) -> Device:
     dram = Memory(
         level="main", name="\0main", capacity_bytes=1, bandwidth_bytes_per_s=draw(_rates), source=keys[0]
     )
+    tdp_w, tdp_source = draw(energy)
     return Device(
         name=draw(_texts),
         vendor=draw(_texts),
@@ -124,6 +137,8 @@ def _devices(draw: st.DrawFn) -> Device:
             draw(st.lists(efficiencies, max_size=3, unique_by=lambda e: (e.op_class, e.dtype)))
         ),
         systolic=draw(st.one_of(st.none(), systolic)),
+        tdp_w=tdp_w,
+        tdp_source=tdp_source,
     )
 
 

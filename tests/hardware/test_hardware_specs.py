@@ -30,6 +30,17 @@ _ROWS = {
     "NVIDIA_A100-SXM4-40GB": "A100-SXM-40GB",
     "NVIDIA_H100_80GB_HBM3": "H100-SXM",
     "NVIDIA_L4": "L4",
+    "b300_sxm": "B300-SXM",
+    "gb300": "GB300",
+    "rtx_pro_6000_server": "RTX-PRO-6000-Server",
+    "b60": "Arc-Pro-B60",
+    "a40": "A40",
+    "AMD_Instinct_MI210": "MI210",
+    "AMD_Instinct_MI250": "MI250-GCD",
+    "AMD_Instinct_MI100": "MI100",
+    "Tesla_P4": "P4",
+    "Tesla_T4": "T4",
+    "Tesla_P100-PCIE-16GB": "P100-PCIe-16GB",
 }
 
 # Two tables of the same data sheet differ by rounding (312 or 311.9 TFLOP/s); beyond that a reason is needed.
@@ -38,6 +49,17 @@ _EXCEPTIONS = {
     ("NVIDIA_H100_80GB_HBM3", "mem_bw_GBs"): (0.03, "the row has a figure of its own; data sheet 3,350"),
     ("NVIDIA_L4", "fp32_tflops"): (0.04, "the row counts 60 SMs (the full AD104 chip); the card has 58"),
     ("NVIDIA_L4", "sm_cu_count"): (0.04, "the row counts 60 SMs (the full AD104 chip); the card has 58"),
+    ("rtx_pro_6000_server", "mem_bw_GBs"): (0.11, "the row has the Workstation Edition's; Server 1,597"),
+    ("b60", "intra_node_GBs_per_dir"): (0.12, "the row has what is reached over PCIe 5 x8, 32 GB/s"),
+    ("AMD_Instinct_MI210", "fp32_tflops"): (0.51, "the row has the matrix rate; vector 22.6"),
+    ("AMD_Instinct_MI250", "fp32_tflops"): (0.51, "the row has the matrix rate; vector 22.6"),
+    ("AMD_Instinct_MI100", "fp32_tflops"): (0.51, "the row has the matrix rate; vector 23.1"),
+    ("AMD_Instinct_MI210", "l2_MB"): (0.51, "the row counts two dies; the card has one"),
+    ("AMD_Instinct_MI250", "l2_MB"): (0.51, "the row counts both dies, all else is of one"),
+    ("Tesla_P4", "fp32_tflops"): (0.04, "the row has a higher clock; data sheet 5.5"),
+    ("Tesla_P4", "sm_cu_count"): (0.51, "the row counts halves; GP104 has 20 SMs of 128 lanes"),
+    ("Tesla_T4", "fp32_tflops"): (0.006, "data sheet 8.1"),
+    ("Tesla_P100-PCIE-16GB", "fp32_tflops"): (0.03, "the row has a higher clock; data sheet 9.3"),
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from hespas.estimators.measurements.columns import Columns
 from hespas.estimators.measurements.model import Measurements
-from hespas.estimators.measurements.read import read_measurements
+from hespas.estimators.measurements.read import columns_measured, read_measurements
 
-__all__ = ["Measurements", "read_measurements"]
+__all__ = ["Columns", "Measurements", "columns_measured", "read_measurements"]

@@ -168,12 +168,16 @@ _COLLECTIVE = {"alltoall": "all_to_all"}
 
 def _collectives(columns: Columns) -> Made:
     op = relabelled(columns.texts("op"), _COLLECTIVE)
-    ranks = columns.numbers("num_ranks")
+    ranks, message = columns.numbers("num_ranks"), columns.numbers("message_bytes")
+    # NCCL's gathers are listed by the whole result, oneCCL's by what a rank gives: their bus rates show it.
+    whole = np.zeros(len(columns), np.bool_)
+    whole[op.where("all_gather")] = True
+    whole[columns.texts("library").where("oneccl")] = False
     ops = build.collectives(
         scheme_of(columns),
         op=op,
         ranks=ranks,
-        message_bytes=columns.numbers("message_bytes"),
+        message_bytes=np.where(whole, message / ranks, message),
         ranks_per_node=ranks,
         variant=columns.joined("library", "library_version"),
     )

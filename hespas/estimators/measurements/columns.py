@@ -39,6 +39,10 @@ class Columns:
         """Some rows."""
         return Columns(self.path, self._frame.iloc[rows])
 
+    def folded(self) -> Columns:
+        """The same columns, their names without case and outer blanks."""
+        return Columns(self.path, self._frame.rename(columns=lambda name: str(name).strip().casefold()))
+
     def numbers(self, name: str, default: float | None = None) -> FloatArray:
         """A column of numbers; ``default`` where the table has no such column."""
         if name not in self.names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import find
 
-__all__ = ["read_measurements"]
+__all__ = ["columns_measured", "find_dialect", "read_measurements"]
 
 _DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *AICONFIGURATOR)
 
@@ -41,28 +42,45 @@ def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware
         if not len(wanted):
             listed = ", ".join(sorted(devices.used()))
             raise UsageError(f"no row of {where.name} is of {hardware}", hint=f"it has {listed}")
-    columns = columns.take(wanted)
+    return _measured(columns.take(wanted), dialect, devices.take(wanted), where.name)
+
+
+def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measurements:
+    """The measured operations of columns that are called as in one of the known tables.
+
+    Raises ``FormatError`` where they are of none.
+    """
+    dialect = replace(_dialect(columns), provenance=provenance)
+    return _measured(columns, dialect, _devices(columns.texts(dialect.hardware_column)), name)
+
+
+def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) -> Measurements:
     made = dialect.make(columns)
     known = np.isfinite(made.duration_ns) & (made.duration_ns > 0) & (made.kept)
     reasons = [("no positive duration", int((~(made.duration_ns > 0) & made.kept).sum()))]
     reasons.append((dialect.left_out, int((~made.kept).sum())))
     result = Measurements(
-        name=where.name,
+        name=name,
         provenance=dialect.provenance,
         ops=made.ops,
         duration_ns=made.duration_ns,
         spread_ns=made.spread_ns,
-        hardware=devices.take(wanted),
+        hardware=devices,
         split=columns.texts("split", ""),
         left_out=tuple((reason, count) for reason, count in reasons if count),
     )
     return result.take(np.flatnonzero(known))
 
 
+def find_dialect(columns: Columns) -> Dialect | None:
+    """The known table whose columns these are; None for none."""
+    return next((dialect for dialect in _DIALECTS if dialect.marks <= columns.names), None)
+
+
 def _dialect(columns: Columns) -> Dialect:
-    for dialect in _DIALECTS:
-        if dialect.marks <= columns.names:
-            return dialect
+    dialect = find_dialect(columns)
+    if dialect is not None:
+        return dialect
     listed = "; ".join(f"{each.title}: {', '.join(sorted(each.marks))}" for each in _DIALECTS)
     raise FormatError(
         "the columns are those of no known table of measured operations",

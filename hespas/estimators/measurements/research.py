@@ -178,12 +178,15 @@ def _tpu_vectors(columns: Columns) -> Made:
     shapes = columns.texts("shape")
     extents = [_extents(text) for text in shapes.names]
     rank = np.array([len(shape) for shape in extents])[shapes.row]
-    width = np.array([shape[-1] if shape else np.nan for shape in extents])[shapes.row]
+    # XLA lays the longest dimension along the lanes wherever it stands; a norm reduces the last.
+    last = np.array([shape[-1] if shape else np.nan for shape in extents])[shapes.row]
+    longest = np.array([max(shape, default=np.nan) for shape in extents])[shapes.row]
+    op = columns.texts("op")
+    is_plain = np.array([_vector_kind(canonical_op(name)) == "vector" for name in op.names])[op.row]
+    width = np.where(is_plain, longest, last)
     elements = columns.numbers("elements")
     variant = Labels.choice(("xla op", *(f"xla op {count}-D" for count in range(1, 9))), np.minimum(rank, 8))
-    ops = _vectors(
-        columns.texts("op"), rows=elements / width, width=width, scheme=scheme_of(columns), variant=variant
-    )
+    ops = _vectors(op, rows=elements / width, width=width, scheme=scheme_of(columns), variant=variant)
     return made_of(ops, columns.numbers("op_us_mean"), kept=~np.isnan(width))
 
 

@@ -10,7 +10,7 @@ from hespas.estimators.operations import KINDS, Labels, Operations, build, canon
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["TIDY"]
+__all__ = ["TIDY", "tidy_operations"]
 
 _UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _SUPPORTED = ("matmul", "vector", "normalization", "reduction", "move", "gather", "pooling", "collective")
@@ -49,7 +49,8 @@ def _of_kind(columns: Columns, kind: str) -> Operations:
     )
 
 
-def _tidy(columns: Columns) -> Made:
+def tidy_operations(columns: Columns) -> Operations:
+    """The operations of a table with columns ``kind`` and ``dtype``. Raises ``FormatError``."""
     kind = columns.texts("kind")
     unknown = sorted(set(kind.used()) - set(_SUPPORTED))
     if unknown:
@@ -66,7 +67,11 @@ def _tidy(columns: Columns) -> Made:
         made = part if made is None else chosen(made, part, is_mine)
     if made is None:
         raise FormatError("the table has no rows", path=str(columns.path))
-    return made_of(made, _duration_us(columns))
+    return made
+
+
+def _tidy(columns: Columns) -> Made:
+    return made_of(tidy_operations(columns), _duration_us(columns))
 
 
 TIDY = (

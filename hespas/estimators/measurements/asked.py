@@ -1,0 +1,129 @@
+"""Tables of operations to be estimated: the known tables, and plain lists of sizes without any time.
+
+A list of products has columns ``m``, ``n``, ``k`` (``batch``, ``dtype`` where wanted), one of convolutions
+those of SCALE-Sim's topology files. Names of columns may be in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hespas.estimators.measurements.columns import Columns, read_columns
+from hespas.estimators.measurements.made import scheme_of
+from hespas.estimators.measurements.read import find_dialect
+from hespas.estimators.measurements.tidy import tidy_operations
+from hespas.estimators.operations import Labels, Operations, build
+from hespas.estimators.systolic.convolution import convolution_product
+from hespas.graph.columns import BoolArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["DEFAULT_DTYPE", "AskedOperations", "read_asked"]
+
+DEFAULT_DTYPE = "bf16"
+"""What a list that states no element type is taken to be in."""
+
+_TIDY = frozenset({"kind", "dtype"})
+_PRODUCT = frozenset({"m", "n", "k"})
+_CONVOLUTION: Mapping[str, str] = {
+    "height": "ifmap height",
+    "width": "ifmap width",
+    "kernel_height": "filter height",
+    "kernel_width": "filter width",
+    "channels": "channels",
+    "filters": "num filter",
+    "stride": "strides",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AskedOperations:
+    """One operation per row of a table. ``kept`` is false where a row stands for none; ``assumed_dtype`` is
+    true where the table states no element type.
+    """
+
+    ops: Operations
+    kept: BoolArray
+    assumed_dtype: bool = False
+
+
+def read_asked(path: str | os.PathLike[str]) -> AskedOperations:
+    """The operations of a table (CSV, CSV.gz, Parquet), one per row and in its order.
+
+    Raises ``FormatError`` for a file that is none of the known tables or malformed.
+    """
+    asked = _read(read_columns(Path(path)))
+    for name, size in asked.ops.dims.items():
+        wrong = np.flatnonzero((size < 0) | np.isinf(size))
+        if len(wrong):
+            row = int(wrong[0])
+            raise FormatError(
+                f"{name} is {size[row]:g}",
+                path=str(path),
+                position=f"row {row + 1}",
+                hint="sizes are 0 or more",
+            )
+    return asked
+
+
+def _read(columns: Columns) -> AskedOperations:
+    if not len(columns):
+        raise FormatError("the table has no rows", path=str(columns.path))
+    if columns.names >= _TIDY:
+        return _whole(tidy_operations(columns))
+    dialect = find_dialect(columns)
+    if dialect is not None:
+        made = dialect.make(columns)
+        return AskedOperations(ops=made.ops, kept=made.kept)
+    folded = columns.folded()
+    for marks, make in _LISTS.items():
+        if folded.names >= marks:
+            return make(folded)
+    raise FormatError(
+        "the columns are those of no known table of operations",
+        path=str(columns.path),
+        position=f"columns {', '.join(sorted(columns.names)[:12])}",
+        hint="name them m, n, k, or kind, dtype and the sizes of the kind (docs/user-guide.md)",
+    )
+
+
+def _whole(ops: Operations, *, assumed_dtype: bool = False) -> AskedOperations:
+    return AskedOperations(ops=ops, kept=np.ones(len(ops), np.bool_), assumed_dtype=assumed_dtype)
+
+
+def _scheme(columns: Columns) -> tuple[Labels, bool]:
+    """Element types, and whether they are assumed."""
+    if "dtype" in columns.names:
+        return scheme_of(columns), False
+    return Labels.constant(DEFAULT_DTYPE, len(columns)), True
+
+
+def _products(columns: Columns) -> AskedOperations:
+    scheme, assumed = _scheme(columns)
+    m, n, k = (columns.numbers(name) for name in "mnk")
+    ops = build.matmuls(scheme, batch=columns.numbers("batch", 1.0), m=m, n=n, k=k)
+    return _whole(ops, assumed_dtype=assumed)
+
+
+def _convolutions(columns: Columns) -> AskedOperations:
+    scheme, assumed = _scheme(columns)
+    sizes = {name: columns.numbers(title) for name, title in _CONVOLUTION.items()}
+    product = convolution_product(**sizes)
+    ops = build.matmuls(scheme, batch=product.batch, m=product.m, n=product.n, k=product.k)
+    # Windows overlap: the input is moved once, not once per window.
+    windows = product.m * product.k
+    inputs = np.minimum(sizes["height"] * sizes["width"] * sizes["channels"], windows)
+    others = product.k * product.n + product.m * product.n
+    moved = ops.bytes_moved * (inputs + others) / np.maximum(windows + others, 1.0)
+    kind = Labels.constant("convolution", len(ops))
+    return _whole(replace(ops, kind=kind, bytes_moved=moved), assumed_dtype=assumed)
+
+
+_LISTS: Mapping[frozenset[str], Callable[[Columns], AskedOperations]] = {
+    _PRODUCT: _products,
+    frozenset(_CONVOLUTION.values()): _convolutions,
+}
