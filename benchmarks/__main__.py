@@ -13,6 +13,7 @@ MODULES = (
     "many_ranks",
     "pytorch_link",
     "roundtrip_speed",
+    "systolic_speed",
 )
 
 if __name__ == "__main__":

@@ -17,10 +17,13 @@ __all__ = [
     "Dropped",
     "Granularity",
     "Json",
+    "KindTotals",
     "Missing",
     "NodeEstimates",
     "Preparation",
+    "SaidBy",
     "Summary",
+    "TableEstimates",
     "check_timeline",
     "class_totals",
     "conversion_document",
@@ -28,18 +31,22 @@ __all__ = [
     "diagnostics_rows",
     "estimate",
     "estimate_document",
+    "estimate_table",
     "graph_estimator",
+    "kind_totals",
     "read",
     "simulate",
     "simulation_document",
     "summarise",
     "summary_document",
+    "table_estimate_document",
     "total_duration_ns",
     "validate",
     "write",
     "write_estimates_csv",
     "write_json",
     "write_simulation_json",
+    "write_table_estimates",
     "write_timeline",
 ]
 
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     from hespas.api.estimation import (
         ClassTotals,
         NodeEstimates,
+        SaidBy,
         class_totals,
         estimate,
         graph_estimator,
@@ -64,6 +72,14 @@ if TYPE_CHECKING:
     from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
     from hespas.api.simulation import simulate, simulation_document, write_simulation_json
     from hespas.api.summary import Summary, summarise, summary_document
+    from hespas.api.table_estimation import (
+        KindTotals,
+        TableEstimates,
+        estimate_table,
+        kind_totals,
+        table_estimate_document,
+        write_table_estimates,
+    )
     from hespas.api.tables import write_estimates_csv
     from hespas.api.timelines import check_timeline, write_timeline
     from hespas.api.validation import CheckOptions, CheckResult, validate
@@ -80,6 +96,7 @@ _HOMES = {
     "hespas.api.estimation": (
         "ClassTotals",
         "NodeEstimates",
+        "SaidBy",
         "class_totals",
         "estimate",
         "graph_estimator",
@@ -89,6 +106,14 @@ _HOMES = {
     "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
     "hespas.api.simulation": ("simulate", "simulation_document", "write_simulation_json"),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),
+    "hespas.api.table_estimation": (
+        "KindTotals",
+        "TableEstimates",
+        "estimate_table",
+        "kind_totals",
+        "table_estimate_document",
+        "write_table_estimates",
+    ),
     "hespas.api.tables": ("write_estimates_csv",),
     "hespas.api.timelines": ("check_timeline", "write_timeline"),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),

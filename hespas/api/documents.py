@@ -108,7 +108,8 @@ def estimate_document(
     document["estimator"] = estimator
     document["diagnostics"] = diagnostics_rows(diagnostics)
     classes: list[Json] = []
-    for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
+    of_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
+    for index, (graph, estimated, energy) in enumerate(of_class):
         rows = class_totals(graph, estimated)
         classes.append(
             {
@@ -116,6 +117,7 @@ def estimate_document(
                 "ranks": int((done.workload.rank_class == index).sum()),
                 "coverage": finite(estimated.coverage),
                 "duration_ns": finite(total_duration_ns(rows)),
+                "energy": {name: finite(value) for name, value in asdict(energy).items()},
                 "op_classes": [
                     {
                         name: finite(value) if isinstance(value, float) else value

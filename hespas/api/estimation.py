@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from math import inf, isnan
 from typing import cast
@@ -10,26 +10,47 @@ from typing import cast
 import numpy as np
 
 from hespas.estimators import Estimator, MissingPolicy, apply_estimate, load_estimator
+from hespas.estimators.energy import StepEnergy, step_energy
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
-from hespas.graph.columns import BoolArray
+from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import known_sum
 from hespas.hardware import load_device
 
-__all__ = ["ClassTotals", "NodeEstimates", "class_totals", "estimate", "graph_estimator", "total_duration_ns"]
+__all__ = [
+    "ClassTotals",
+    "NodeEstimates",
+    "SaidBy",
+    "class_totals",
+    "estimate",
+    "graph_estimator",
+    "total_duration_ns",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEstimates:
-    """The estimate of each rank class of a workload, in order of the classes."""
+    """The estimate of each rank class of a workload, in order of the classes, and the energy of a step."""
 
     workload: Workload
     estimates: tuple[Estimate, ...]
+    energies: tuple[StepEnergy, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidBy:
+    """What one estimator said of one operation class: nodes that take time, and their sum over a step."""
+
+    estimator: str
+    nodes: int
+    duration_ns: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTotals:
-    """One operation class of one rank: sums over a step. ``unknown`` counts nodes without a duration."""
+    """One operation class of one rank: sums over a step. ``unknown`` counts nodes without a duration,
+    ``said_by`` shares the others out among the estimators.
+    """
 
     op_class: str
     nodes: float
@@ -37,6 +58,7 @@ class ClassTotals:
     bytes_moved: float
     duration_ns: float
     unknown: int
+    said_by: tuple[SaidBy, ...] = ()
 
 
 def graph_estimator(
@@ -83,7 +105,11 @@ def estimate(
         if progress:
             progress(done, len(workload.classes))
         estimates.append(model.estimate(graph, device, found))
-    return NodeEstimates(workload, tuple(estimates))
+    energies = [
+        step_energy(graph, device, total_duration_ns(class_totals(graph, each)))
+        for graph, each in zip(workload.classes, estimates, strict=True)
+    ]
+    return NodeEstimates(workload, tuple(estimates), tuple(energies))
 
 
 def total_duration_ns(rows: Sequence[ClassTotals]) -> float:
@@ -111,6 +137,17 @@ def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[Cla
                 bytes_moved=known_sum(graph.bytes_moved[of_class] * times),
                 duration_ns=known_sum(durations[of_class] * times),
                 unknown=int((np.isnan(durations[of_class]) | np.isnan(times)).sum()),
+                said_by=() if estimated is None else tuple(_said_by(estimated, of_class, runs)),
             )
         )
     return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=_longest_first))
+
+
+def _said_by(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterator[SaidBy]:
+    """Each estimator's part of some nodes, in the order they are asked; what takes no time is nobody's."""
+    durations = estimated.duration_ns * runs
+    counted = nodes & (durations > 0)
+    for number, name in enumerate(estimated.estimators):
+        mine = counted & (estimated.said_by == number)
+        if mine.any():
+            yield SaidBy(estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum()))

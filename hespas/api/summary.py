@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.products import ProductRow, product_rows
 from hespas.converters import Value
 from hespas.graph import (
     CollectiveKind,
@@ -103,6 +104,7 @@ class ClassSummary:
     streams: int
     by_class: tuple[OpRow, ...]
     by_op: tuple[OpRow, ...]
+    products: tuple[ProductRow, ...]
     collectives: tuple[CollectiveRow, ...]
     messages: tuple[OpRow, ...]
     regions: tuple[RegionRow, ...]
@@ -166,6 +168,7 @@ def _rank_class(value: Workload, index: int) -> ClassSummary:
         streams=len(np.unique(graph.stream[graph.stream >= 0])),
         by_class=_rows(graph, classes, lambda code: OpClass(code).name.lower(), everything),
         by_op=_rows(graph, graph.op_row.astype(np.int64), lambda row: graph.strings[row], everything),
+        products=product_rows(graph),
         collectives=tuple(_collectives(graph, value.num_ranks)),
         messages=_rows(
             graph, graph.kind.astype(np.int64), lambda code: NodeKind(code).name.lower(), messages

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite, isnan
 
-__all__ = ["bytes_text", "count_text", "counted", "flops_text", "plain_text", "table_text", "time_text"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "counted",
+    "energy_text",
+    "flops_text",
+    "plain_text",
+    "table_text",
+    "time_text",
+]
 
 
 _LONGEST = 1e15
@@ -40,6 +49,11 @@ def flops_text(flops: float) -> str:
 def bytes_text(count: float) -> str:
     """Bytes with a decimal prefix."""
     return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), 1000)
+
+
+def energy_text(energy_j: float) -> str:
+    """An energy with the unit that suits it."""
+    return _scaled(energy_j * 1e9, ("nJ", "uJ", "mJ", "J", "kJ", "MJ"), 1000)
 
 
 def time_text(duration_ns: float) -> str:

@@ -23,6 +23,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import Summary
+    from hespas.api.products import ProductRow
     from hespas.api.summary import ClassSummary, CollectiveRow, OpRow, ProfileSummary, RegionRow
 
 __all__ = ["view"]
@@ -149,6 +150,7 @@ def _show_class(found: ClassSummary, top: int) -> None:
     )
     _table("by class", found.by_class, len(found.by_class))
     _table(f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top)
+    _show_products(found.products)
     _show_collectives(found.collectives)
     _show_messages(found.messages)
     _show_regions(found.regions, top)
@@ -171,6 +173,29 @@ def _table(title: str, rows: Sequence[OpRow], top: int) -> None:
     ]
     emit("")
     emit(table_text((title, "operations", "runs", "FLOPs", "bytes", "time", "unknown"), lines))
+
+
+def _show_products(rows: Sequence[ProductRow]) -> None:
+    """Number formats of products and convolutions: operands, accumulator, what the program states of both."""
+    if not rows:
+        return
+    lines = [
+        (
+            f"{row.lhs or '?'} x {row.rhs or '?'}",
+            row.accumulator or "?",
+            _shown(row.accumulator_bits),
+            _shown(row.mac_noise_sigma),
+            count_text(row.nodes),
+            count_text(row.executions),
+            flops_text(row.flops),
+        )
+        for row in rows
+    ]
+    columns = ["products", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
+    # Columns that say nothing anywhere are left out.
+    kept = [place for place in range(len(columns)) if any(line[place] for line in lines)]
+    emit("")
+    emit(table_text([columns[place] for place in kept], [[line[place] for place in kept] for line in lines]))
 
 
 def _show_collectives(rows: Sequence[CollectiveRow]) -> None:

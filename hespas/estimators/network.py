@@ -14,11 +14,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import CollectiveKind, CollectiveTable, GroupSet, OpGraph, Permutation, StridedGroups
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation, StridedGroups
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import Device, Link
 
-__all__ = ["Algorithm", "NetworkCosts", "collective_costs", "group_sizes", "message_costs"]
+__all__ = [
+    "Algorithm",
+    "NetworkCosts",
+    "collective_costs",
+    "collective_time_ns",
+    "group_ranks_per_node",
+    "group_sizes",
+    "message_costs",
+]
 
 Algorithm = Literal["auto", "ring", "tree"]
 """How many latencies a collective waits for: N-1 hops of a ring, or log2 N exchanges; ``auto``: by topology
@@ -130,6 +138,22 @@ def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
     return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
 
 
+def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> FloatArray:
+    """The most ranks that the first group of each set has in one node (the device's scale-up domain), shape
+    ``(group sets + 1,)`` as :func:`group_sizes`. A node holds all where no group leaves it. O(group sizes).
+    """
+    domain = _domain(device)
+    sets: list[GroupSet | None] = [*graph.group_sets]
+    sets.append(StridedGroups.all_ranks(num_ranks) if num_ranks > 0 else None)
+    found = group_sizes(graph, num_ranks=num_ranks)
+    for row, groups in enumerate(sets):
+        if groups is None or _groups_fit(groups, domain):
+            continue
+        _, count = np.unique(np.asarray(groups.members(0), np.int64) // domain, return_counts=True)
+        found[row] = float(count.max())
+    return found
+
+
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:
     """Time of each row of the collective table.
 
@@ -148,7 +172,7 @@ def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorith
     ring = np.array([link is not None and _is_ring(link, algorithm) for link in links])
 
     members = sizes[table.group_set]
-    sent, hops = _traffic(table, members, ring[table.group_set])
+    sent, hops = _traffic(table.kind.astype(np.int64), table.comm_bytes, members, ring[table.group_set])
     latency = np.where(np.isnan(alpha), 0.0, alpha)[table.group_set]
     local = members <= 1
     duration = np.where(local, 0.0, hops * latency + sent * beta[table.group_set])
@@ -156,17 +180,40 @@ def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorith
     return NetworkCosts(table.node, duration, np.isnan(members), no_link, local)
 
 
+def collective_time_ns(
+    kind: IntArray,
+    members: FloatArray,
+    payload: FloatArray,
+    device: Device,
+    *,
+    beyond_node: BoolArray,
+    algorithm: Algorithm = "auto",
+) -> FloatArray:
+    """Time of collectives by numbers [ns], shape ``(rows,)``: a :class:`CollectiveKind`, ranks of the group,
+    payload in Chakra's sense, and whether the group leaves its node. NaN where there is no link or rule.
+    """
+    domain = _domain(device)
+    fits = ~beyond_node & ((members <= domain) if domain >= 0 else np.ones(len(members), np.bool_))
+    links = [_choose_link(device, fit) for fit in (False, True)]
+    beta = np.array([nan if link is None else 1e9 / link.bandwidth_bytes_per_s for link in links])
+    alpha = np.nan_to_num(np.array([nan if link is None else link.latency_ns for link in links]))
+    ring = np.array([link is not None and _is_ring(link, algorithm) for link in links])
+    place = fits.astype(np.int64)
+    sent, hops = _traffic(kind, payload, members, ring[place])
+    return np.where(members <= 1, 0.0, hops * alpha[place] + sent * beta[place])
+
+
 def _traffic(
-    table: CollectiveTable, members: FloatArray, ring: NDArray[np.bool_]
+    kind: IntArray, payload: FloatArray, members: FloatArray, ring: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
     """Bytes each rank sends and latencies it waits for, per row; NaN for kinds without a rule."""
     rules: FloatArray = np.full((len(CollectiveKind), len(_Rule._fields)), nan)
-    for kind, rule in _RULES.items():
-        rules[int(kind)] = rule
-    row: FloatArray = rules[table.kind]
+    for each, rule in _RULES.items():
+        rules[int(each)] = rule
+    row: FloatArray = rules[kind]
     peers = members - 1
-    payload = np.where(table.kind == int(CollectiveKind.BARRIER), 0.0, table.comm_bytes)
-    sent = (row[:, 0] * peers / np.maximum(members, 1) + row[:, 1] * peers + row[:, 2]) * payload
+    whole = np.where(kind == int(CollectiveKind.BARRIER), 0.0, payload)
+    sent = (row[:, 0] * peers / np.maximum(members, 1) + row[:, 1] * peers + row[:, 2]) * whole
     tree = row[:, 4] * np.ceil(np.log2(np.maximum(members, 1))) + row[:, 5]
     return sent, np.where(ring, row[:, 3] * peers, tree)
 

@@ -17,6 +17,11 @@ __all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_names", "load_estimator"]
 
 BUILTIN: dict[str, str] = {
     "roofline": "hespas.estimators.roofline:Roofline",
+    "calibrated": "hespas.estimators.calibrated:Calibrated",
+    "systolic": "hespas.estimators.systolic:Systolic",
+    "collectives": "hespas.estimators.collectives:Collectives",
+    "database": "hespas.estimators.database:Database",
+    "composite": "hespas.estimators.composite:Composite",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""
 

@@ -11,13 +11,23 @@ from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Re
 from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
 from hespas.graph.profile import EventColumns, HostOps, MeasuredComms, Profile
-from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
+from hespas.graph.tables import (
+    ACCUMULATOR_BITS,
+    MAC_NOISE_SIGMA,
+    CollectiveTable,
+    ContractionTable,
+    ExtraTable,
+    P2pTable,
+    RegionTable,
+)
 from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
 from hespas.graph.workload import Workload
 
 __all__ = [
+    "ACCUMULATOR_BITS",
     "DTYPES",
     "DYNAMIC",
+    "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
     "UNKNOWN_DTYPE",
     "CollectiveKind",

@@ -12,7 +12,20 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 
-__all__ = ["CollectiveTable", "ContractionTable", "ExtraTable", "P2pTable", "RegionTable"]
+__all__ = [
+    "ACCUMULATOR_BITS",
+    "MAC_NOISE_SIGMA",
+    "CollectiveTable",
+    "ContractionTable",
+    "ExtraTable",
+    "P2pTable",
+    "RegionTable",
+]
+
+ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
+"""Keys of texts in :class:`ExtraTable` that say how a product is accumulated where element types do not show
+it: bits of the accumulator, and the standard deviation of its noise in units of its last bit.
+"""
 
 
 def _ints() -> SmallIntArray:

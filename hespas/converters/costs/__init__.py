@@ -31,6 +31,7 @@ from hespas.converters.costs.facts import (
     WindowDim,
     WindowFacts,
 )
+from hespas.converters.costs.macs import with_macs
 from hespas.converters.costs.table import HLO_ALIASES, TABLE, canonical_name, cost_of, find_rule
 
 __all__ = [
@@ -75,4 +76,5 @@ __all__ = [
     "reduction_flops",
     "unknown_cost",
     "valid_positions",
+    "with_macs",
 ]

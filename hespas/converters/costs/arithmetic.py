@@ -65,7 +65,7 @@ def transcendental(op: Operation) -> Cost:
 
 
 def quantize(op: Operation) -> Cost:
-    """Scale and shift: two FLOPs for each element, bytes at storage width."""
+    """Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
     return _pointwise(op, OpClass.QUANTIZE, 2.0 * op.results[0].elements, 0.0)
 
 

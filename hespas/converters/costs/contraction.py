@@ -2,6 +2,11 @@
 
 The rate key is the operands' types, not the accumulator's: bf16 x bf16 -> f32 runs at the bf16 rate. An
 explicit ``algorithm`` outranks ``precision_config``, which outranks the element types.
+
+Quantised operands, as the StableHLO specification defines them: with both quantised, the stored integers are
+multiplied into a 32-bit accumulator, and a narrower quantised result is rescaled (two FLOPs an element). With
+the right-hand side alone quantised (hybrid), its elements become floats first (two FLOPs each). These FLOPs
+are the node's beside those of the product. Zero points cost nothing: compilers fold them into the bias.
 """
 
 from __future__ import annotations
@@ -10,11 +15,15 @@ from math import nan, prod
 
 from hespas.converters.costs.cost import Contraction, Cost, is_complex, unknown_cost
 from hespas.converters.costs.facts import DotFacts, EinsumFacts, Operation, Precision, RaggedDotFacts, Tensor
-from hespas.graph import DYNAMIC, DType, OpClass, dtype
+from hespas.graph import DYNAMIC, DType, DTypeKind, OpClass, dtype
 
 __all__ = ["config_precision", "contraction_cost", "dot", "einsum", "named_algorithm", "ragged_dot"]
 
 _COMPLEX_PRODUCTS = 4
+_RESCALE = 2.0
+"""A multiplication by the scale and an addition of the zero point."""
+_LEAST = 32
+"""Bits in which products of quantised values add up where nothing states fewer."""
 _LEVEL_PRODUCTS = {"HIGH": 3, "HIGHEST": 6}
 
 
@@ -70,9 +79,10 @@ def contraction_cost(
 ) -> Cost:
     """The cost of ``macs`` multiply-adds over (batch, M, N, K); the figures are known or NaN together."""
     lhs, rhs, result = types
+    rescaling = _rescaling_flops(types)
     factor = 2.0 * (_COMPLEX_PRODUCTS if is_complex(result) else 1)
     lhs_type, rhs_type = precision.lhs or lhs.dtype, precision.rhs or rhs.dtype
-    accumulator = precision.accumulator or result.dtype
+    accumulator = precision.accumulator or _accumulator(types, precision.accumulator_bits)
     contraction = Contraction(
         *extents,
         flops=factor * macs,
@@ -81,17 +91,48 @@ def contraction_cost(
         rhs=-1 if rhs_type is None else rhs_type.code,
         accumulator=-1 if accumulator is None else accumulator.code,
         products=_products(precision, lhs, rhs),
+        accumulator_bits=precision.accumulator_bits,
+        mac_noise_sigma=precision.mac_noise_sigma,
     )
     return Cost(
         op_class,
-        contraction.flops,
-        contraction.useful_flops,
+        contraction.flops + rescaling,
+        contraction.useful_flops + rescaling,
         0.0,
         op.read_bytes,
         op.written_bytes,
         _wider(lhs_type, rhs_type),
         (contraction,),
     )
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return tensor.dtype is not None and tensor.dtype.kind in (DTypeKind.SIGNED, DTypeKind.UNSIGNED)
+
+
+def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | None:
+    """What the products add up in: the next type that has the bits stated; else the type of the result, for
+    quantised operands never less than 32 bits.
+    """
+    lhs, rhs, result = types
+    integer = _is_integer(lhs) and _is_integer(rhs)
+    if bits >= 0:
+        names = ("i8", "i16", "i32", "i64") if integer else ("f16", "f32", "f64")
+        return next((each for each in map(dtype, names) if each.bits >= bits), dtype(names[-1]))
+    if lhs.expressed is None or rhs.expressed is None or result.dtype is None or result.dtype.bits >= _LEAST:
+        return result.dtype
+    return dtype("i32" if integer else "f32")
+
+
+def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
+    """FLOPs that turn stored values into floats or back, beside the product."""
+    lhs, rhs, result = types
+    if rhs.expressed is None:
+        return 0.0
+    if lhs.expressed is None:
+        return _RESCALE * rhs.elements
+    is_narrow = result.dtype is not None and result.dtype.bits < _LEAST
+    return _RESCALE * result.elements if result.expressed is not None and is_narrow else 0.0
 
 
 def _matrix_extents(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> tuple[int, int, int, int]:

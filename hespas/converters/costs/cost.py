@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from hespas.converters.costs.facts import Operation, Tensor
-from hespas.graph import DTypeKind, OpClass
+from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, DTypeKind, OpClass
 
 __all__ = [
     "FREE",
@@ -27,7 +27,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown."""
+    """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown.
+
+    ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.converters.costs.facts.Precision`.
+    """
 
     batch: int
     m: int
@@ -39,6 +42,18 @@ class Contraction:
     rhs: int
     accumulator: int
     products: int = 1
+    accumulator_bits: int = -1
+    mac_noise_sigma: float | None = None
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What no column holds, as attributes of the node that every format carries."""
+        found: dict[str, str] = {}
+        if self.accumulator_bits >= 0:
+            found[ACCUMULATOR_BITS] = str(self.accumulator_bits)
+        if self.mac_noise_sigma is not None:
+            found[MAC_NOISE_SIGMA] = repr(self.mac_noise_sigma)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +86,13 @@ FREE = Cost(OpClass.FREE)
 def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
     """The type whose arithmetic an elementwise operation runs: that of its last operand.
 
-    The last operand is a value in every operation whose first is a predicate.
+    The last operand is a value in every operation whose first is a predicate. Quantised values are computed
+    with as what they stand for.
     """
-    return tensors[-1].code if tensors else -1
+    if not tensors:
+        return -1
+    last = tensors[-1]
+    return last.code if last.expressed is None else last.expressed.code
 
 
 def is_complex(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import nan, prod
 from typing import TYPE_CHECKING
 
-from hespas.converters.costs.arithmetic import top_k
+from hespas.converters.costs.arithmetic import quantize, top_k
 from hespas.converters.costs.contraction import config_precision, contraction_cost, dot
 from hespas.converters.costs.convolution import convolution_cost
 from hespas.converters.costs.cost import FREE, Cost, Rule, move_cost, unknown_cost
@@ -68,6 +68,20 @@ def _gemm(op: Operation, facts: CustomFacts) -> Cost:
         config_precision(levels),
     )
     return dot(Operation(op.operands, _without_workspace(op.results), product, op.repeated))
+
+
+def _block_scaled_dot(op: Operation) -> Cost:
+    """A product of block-scaled operands (MX formats, NVFP4): the scales, further operands, are traffic.
+
+    Both operands have their batch dimensions first and the contracted one last, as JAX emits the call. Units
+    for block-scaled types apply the scales as they multiply.
+    """
+    ranks = {len(tensor.shape) for tensor in op.operands[:2]}
+    if len(op.operands) < 4 or len(ranks) != 1 or min(ranks) < 2:
+        return unknown_cost(op, OpClass.CONTRACTION)
+    last = ranks.pop() - 1
+    batch = tuple(range(last - 1))
+    return dot(op._replace(facts=DotFacts(batch, batch, (last,), (last,))))
 
 
 def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -143,6 +157,9 @@ _CONVOLUTIONS: dict[str, Rule] = {
 }
 _SIMPLE: dict[str, Rule] = {
     **_CONVOLUTIONS,
+    "__op$block_scaled_dot": _block_scaled_dot,
+    "__op$quantize": quantize,
+    "__op$dequantize": quantize,
     "TopK": _top_k,
     "mhlo.topk": _top_k,
     "__gpu$TopK": _top_k,

@@ -41,12 +41,15 @@ __all__ = [
 class Tensor(NamedTuple):
     """One operand or result. ``dtype`` is None where unknown, extents are -1 where known at run time only.
 
-    ``extra_bytes`` is storage beside the elements (quantisation scales). A token has no bytes.
+    ``extra_bytes`` is storage beside the elements (quantisation scales). A token has no bytes. ``expressed``
+    is the type whose values a quantised tensor stands for, None for any other tensor; ``dtype`` is what it
+    stores.
     """
 
     dtype: DType | None
     shape: tuple[int, ...]
     extra_bytes: int = 0
+    expressed: DType | None = None
 
     @property
     def elements(self) -> float:
@@ -85,7 +88,9 @@ class Precision(NamedTuple):
 
     ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, None where there is none.
     ``products`` counts primitive products per multiply: the algorithm's own number, else 3 for ``HIGH`` and
-    6 for ``HIGHEST`` on f32 operands, else 1.
+    6 for ``HIGHEST`` on f32 operands, else 1. ``accumulator_bits`` (-1: not stated) and ``mac_noise_sigma``
+    (None: not stated) are attributes of networks trained for analogue or narrow accumulators (FQ-Conv, arXiv
+    1912.09356), whose element types do not show them. Noise costs no time.
     """
 
     lhs: DType | None = None
@@ -93,6 +98,8 @@ class Precision(NamedTuple):
     accumulator: DType | None = None
     products: int = 1
     level: str = "DEFAULT"
+    accumulator_bits: int = -1
+    mac_noise_sigma: float | None = None
 
 
 class DotFacts(NamedTuple):

@@ -103,6 +103,8 @@ class Emitter:
             builder.set(node, useful_flops=cost.useful_flops)
         for contraction in cost.contractions:
             self._contraction(node, contraction)
+            for key, text in contraction.attributes.items():
+                builder.add_extra(node, key, _TEXT, text.encode())
         attributes = computation.attributes[index]
         if attributes:
             self._attributes(node, attributes)

@@ -28,8 +28,9 @@ from hespas.converters.costs import (
     WindowFacts,
     config_precision,
     named_algorithm,
+    with_macs,
 )
-from hespas.converters.hlo.attributes import dim_labels, integer, ints, is_true, names, window
+from hespas.converters.hlo.attributes import dim_labels, fields, integer, ints, is_true, names, window
 from hespas.converters.hlo.scan import unquote
 
 __all__ = ["FACTS", "Asked"]
@@ -63,6 +64,11 @@ class Asked:
 
 
 def _precision(asked: Asked) -> Precision:
+    """How exactly an instruction multiplies, and what its frontend states beside the specification."""
+    return with_macs(_multiplying(asked), fields(asked.attributes.get("frontend_attributes", "")))
+
+
+def _multiplying(asked: Asked) -> Precision:
     algorithm = asked.attributes.get("algorithm", "dot_unset")
     if algorithm != "dot_unset":
         return named_algorithm(algorithm)

@@ -99,7 +99,7 @@ def assemble(
         p2p=links.messages(),
         contractions=_contractions(which, signatures),
         regions=regions,
-        extra=ExtraTable.empty(),
+        extra=_stated(which, signatures, strings),
         attachments=attachments,
         types=shared.types.rows.build(),
         strings=strings.build(),
@@ -167,6 +167,28 @@ def _contractions(which: NDArray[np.int64], signatures: Sequence[Signature]) -> 
         rhs=column("rhs", np.int16).astype(np.int16),
         accumulator=column("accumulator", np.int16).astype(np.int16),
         products=column("products", np.uint8).astype(np.uint8),
+    )
+
+
+def _stated(
+    which: NDArray[np.int64], signatures: Sequence[Signature], strings: StringTableBuilder
+) -> ExtraTable:
+    """Attributes of multiply-accumulate units, as texts (tag 0) of the nodes that state them."""
+    stated = [
+        {key: text for part in row.cost.contractions for key, text in part.attributes.items()}
+        for row in signatures
+    ]
+    nodes = np.flatnonzero(np.array([bool(each) for each in stated], np.bool_)[which]).tolist()
+    if not nodes:
+        return ExtraTable.empty()
+    rows = [(node, key, text) for node in nodes for key, text in stated[int(which[node])].items()]
+    values = [text.encode() for _, _, text in rows]
+    return ExtraTable(
+        node=_ints([node for node, _, _ in rows]),
+        key=_ints([strings.add(key) for _, key, _ in rows]),
+        tag=np.zeros(len(rows), np.int16),
+        offsets=np.cumsum([0, *map(len, values)], dtype=np.int64),
+        values=b"".join(values),
     )
 
 

@@ -29,6 +29,7 @@ from hespas.converters.costs import (
     WindowDim,
     WindowFacts,
     config_precision,
+    with_macs,
 )
 from hespas.converters.costs import Operation as CostInput
 from hespas.converters.stablehlo.attributes import (
@@ -42,6 +43,7 @@ from hespas.converters.stablehlo.attributes import (
 )
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.macs import MAC_ATTRIBUTES, mac_attributes
 from hespas.converters.stablehlo.mlir import Attribute, Operation, Region, Type, Value
 from hespas.converters.stablehlo.names import price, table_name
 from hespas.converters.stablehlo.types import TypeTable
@@ -183,6 +185,10 @@ class FactReader:
         return self._bindings.dialect_of(op.name)
 
     def _precision(self, op: Operation) -> Precision:
+        """How exactly an operation multiplies, and what it states beside the specification."""
+        return with_macs(self._multiplying(op), mac_attributes(op))
+
+    def _multiplying(self, op: Operation) -> Precision:
         algorithm = op.attributes.get("algorithm")
         if algorithm is not None:
             found = cast("_Algorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
@@ -198,7 +204,7 @@ class FactReader:
         return config_precision(tuple(enum_name(level, "PrecisionAttr", *dialects) for level in levels))
 
     def _dot(self, op: Operation) -> Facts:
-        names = ("dot_dimension_numbers", "precision_config", "algorithm")
+        names = ("dot_dimension_numbers", "precision_config", "algorithm", *MAC_ATTRIBUTES)
         key = tuple(op.attributes.get(name) for name in names)
         facts = self._dots.get(key)
         if facts is None:
@@ -228,7 +234,7 @@ class FactReader:
             "dimension_numbers window_strides padding lhs_dilation rhs_dilation feature_group_count "
             "batch_group_count precision_config"
         )
-        key = tuple(op.attributes.get(name) for name in names.split())
+        key = tuple(op.attributes.get(name) for name in (*names.split(), *MAC_ATTRIBUTES))
         kernel = self._types.get(op.operands[1].type).tensors[0].shape
         facts = self._convolutions.get((*key, op.operands[1].type))
         if facts is None:

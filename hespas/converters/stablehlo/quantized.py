@@ -16,14 +16,17 @@ from hespas.graph import DType, find_dtype
 __all__ = ["Quantised", "read_quantised"]
 
 _UNIFORM = re.compile(r"!quant\.uniform<(\w+)(?:<[^<>]*>)?:(\w+)(?::\d+|:\{[^{}]*\})?, (.*)>", re.DOTALL)
-_ANY = re.compile(r"!quant\.any<(\w+)")
+_ANY = re.compile(r"!quant\.any<(\w+)(?:<[^<>]*>)?(?::(\w+))?>")
 
 
 class Quantised(NamedTuple):
-    """``element`` is the storage type, None where unknown; ``extra_bytes`` scales and zero points."""
+    """``element`` is the storage type, None where unknown; ``extra_bytes`` scales and zero points;
+    ``expressed`` the type whose values are meant, None where unknown.
+    """
 
     element: DType | None
     extra_bytes: int
+    expressed: DType | None = None
 
 
 def read_quantised(text: str) -> Quantised | None:
@@ -33,9 +36,11 @@ def read_quantised(text: str) -> Quantised | None:
     uniform = _UNIFORM.fullmatch(text)
     if uniform is None:
         other = _ANY.match(text)
-        return Quantised(find_dtype(other[1]) if other else None, 0)
+        if other is None:
+            return Quantised(None, 0)
+        return Quantised(find_dtype(other[1]), 0, find_dtype(other[2] or ""))
     storage, expressed = find_dtype(uniform[1]), find_dtype(uniform[2])
     pairs = uniform[3].count(",") + 1
     if storage is None or expressed is None:
-        return Quantised(storage, 0)
-    return Quantised(storage, expressed.storage_bytes(pairs) + storage.storage_bytes(pairs))
+        return Quantised(storage, 0, expressed)
+    return Quantised(storage, expressed.storage_bytes(pairs) + storage.storage_bytes(pairs), expressed)

@@ -13,7 +13,7 @@ from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Type
 from hespas.converters.stablehlo.quantized import read_quantised
 from hespas.converters.stablehlo.quoting import quoted
-from hespas.graph import DYNAMIC, dtype, find_dtype
+from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.tensors import TensorTypesBuilder
@@ -119,10 +119,11 @@ class TypeTable:
         shape = [DYNAMIC if extent == unknown else extent for extent in kind.shape]
         name = str(kind.element_type)
         element, extra_bytes, is_bounded = find_dtype(name), 0, False
+        expressed: DType | None = None
         said: list[str] = []
         quantised = read_quantised(name) if element is None else None
         if quantised is not None:
-            element, extra_bytes = quantised
+            element, extra_bytes, expressed = quantised
             said.append(name)
         if kind.encoding is not None:
             bounds = self._bounds(kind.encoding)
@@ -140,7 +141,7 @@ class TypeTable:
             )
         encoding = self._strings.add(" ".join(said))
         row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded, extra_bytes=extra_bytes)
-        return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes),), is_bounded)
+        return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes, expressed),), is_bounded)
 
     def _bounds(self, encoding: object) -> list[int] | None:
         for dialect in (self._stablehlo, self._mhlo):

@@ -1,0 +1,240 @@
+"""``hespas estimate``: how long the operations of a workload or of a table take on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hespas.cli.reports import check_reports
+from hespas.cli.session import (
+    DebugOption,
+    ProgressOption,
+    command_line,
+    emit,
+    progress_bar,
+    say_diagnostics,
+)
+from hespas.cli.text import (
+    bytes_text,
+    count_text,
+    counted,
+    energy_text,
+    flops_text,
+    table_text,
+    time_text,
+)
+from hespas.graph.errors import UsageError
+
+if TYPE_CHECKING:
+    from hespas.api import ClassTotals, NodeEstimates, TableEstimates
+    from hespas.estimators.energy import StepEnergy
+    from hespas.graph import Diagnostics
+
+__all__ = ["estimate"]
+
+
+def estimate(
+    source: Annotated[Path | None, typer.Argument(metavar="[SRC]", help="Any readable workload.")] = None,
+    *,
+    hardware: Annotated[str, typer.Option(metavar="NAME|FILE", help="A device: see 'hespas hardware list'.")],
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
+    ] = None,
+    estimator: Annotated[
+        str, typer.Option(metavar="NAME", help="Which estimator says how long.")
+    ] = "roofline",
+    array: Annotated[
+        str, typer.Option(metavar="RxC", help="Shape of a systolic array, instead of the device's.")
+    ] = "",
+    dataflow: Annotated[
+        str, typer.Option(metavar="os|ws|is", help="What stays in the array, instead of the device's.")
+    ] = "",
+    source_format: Annotated[
+        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
+    ] = "",
+    num_devices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write one row per operation.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the sums as JSON.")
+    ] = None,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    debug: Annotated[bool, DebugOption] = False,
+) -> None:
+    """Time per operation class of one step on a device, or of each operation of a table."""
+    from hespas.graph import Diagnostics
+
+    diagnostics = Diagnostics()
+    with command_line(debug, diagnostics, str(table or source)):
+        asked = _Asked(hardware, _with_array(estimator, array, dataflow), out, json_file, diagnostics)
+        if table is not None:
+            _refuse_with_table({"SRC": source, "--from": source_format, "--num-devices": num_devices})
+            _estimate_table(table, asked)
+            return
+        if source is None:
+            raise UsageError("nothing to estimate", hint="name a workload (SRC) or a table (--table FILE)")
+        _estimate_program(source, source_format or None, num_devices, asked, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of any input, and where it is told."""
+
+    hardware: str
+    estimator: str
+    out: Path | None
+    json_file: Path | None
+    diagnostics: Diagnostics
+
+    def check_reports(self, role: str, source: Path) -> None:
+        """Raise where a document cannot be written, or would replace the input."""
+        check_reports({"--out": self.out, "--json": self.json_file}, {role: [source]})
+
+
+def _with_array(estimator: str, array: str, dataflow: str) -> str:
+    """The estimator's spelling with the options of an array. Raises ``UsageError`` where it has none."""
+    given = {"array": array, "dataflow": dataflow}
+    options = ",".join(f"{name}={text}" for name, text in given.items() if text)
+    if not options:
+        return estimator
+    name, _, stated = estimator.partition(":")
+    if name != "systolic":
+        listed = " and ".join(f"--{name}" for name, text in given.items() if text)
+        raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add --estimator systolic")
+    return f"{name}:{','.join(part for part in (stated, options) if part)}"
+
+
+def _refuse_with_table(given: dict[str, Path | str | int | None]) -> None:
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} and --table exclude each other", hint="give one of them")
+
+
+def _estimate_program(
+    source: Path, source_format: str | None, num_devices: int | None, asked: _Asked, progress: bool | None
+) -> None:
+    from hespas import api
+    from hespas.converters import ReadOptions
+
+    asked.check_reports("SRC", source)
+    diagnostics = asked.diagnostics
+    with progress_bar("estimating", progress) as callback:
+        options = ReadOptions(num_devices=num_devices, progress=callback)
+        value = api.read(source, format=source_format, options=options, diagnostics=diagnostics)
+        done = api.estimate(
+            value, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics, progress=callback
+        )
+    if asked.out:
+        api.write_estimates_csv(done, asked.out)
+    if asked.json_file:
+        document = api.estimate_document(done, str(source), asked.hardware, asked.estimator, diagnostics)
+        api.write_json(document, asked.json_file)
+    say_diagnostics(diagnostics, source)
+    _show_estimates(done)
+
+
+def _estimate_table(table: Path, asked: _Asked) -> None:
+    from hespas import api
+
+    asked.check_reports("--table", table)
+    diagnostics = asked.diagnostics
+    done = api.estimate_table(table, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics)
+    if asked.out:
+        api.write_table_estimates(done, asked.out, diagnostics)
+    if asked.json_file:
+        api.write_json(api.table_estimate_document(done, asked.estimator, diagnostics), asked.json_file)
+    say_diagnostics(diagnostics, table)
+    _show_table(done)
+
+
+def _show_table(done: TableEstimates) -> None:
+    from hespas.api import kind_totals
+
+    rows = kind_totals(done)
+    total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
+    known = sum(row.operations - row.unknown for row in rows)
+    emit(
+        f"{done.path.name}: {counted(len(done.ops), 'operation')}, "
+        f"{time_text(total_ns if known else float('nan'))} on {done.hardware} one after another "
+        f"({', '.join(done.prediction.models)})"
+    )
+    has_cycles = done.cycles is not None
+    lines = [
+        (
+            row.kind,
+            row.dtype or "-",
+            count_text(row.operations),
+            flops_text(row.flops),
+            bytes_text(row.bytes_moved),
+            time_text(row.duration_ns),
+            *((count_text(row.cycles) if row.cycles == row.cycles else "-",) if has_cycles else ()),
+            ", ".join(row.estimators) or "-",
+            count_text(row.unknown) if row.unknown else "",
+        )
+        for row in rows
+    ]
+    heads = ["kind", "type", "operations", "FLOPs", "bytes", "time", "estimator", "unknown"]
+    if has_cycles:
+        heads.insert(6, "cycles")
+    emit(table_text(heads, lines, left=(0, 1, len(heads) - 2)))
+
+
+def _show_estimates(done: NodeEstimates) -> None:
+    from hespas.api import class_totals, total_duration_ns
+
+    for index, (graph, estimated) in enumerate(zip(done.workload.classes, done.estimates, strict=True)):
+        ranks = int((done.workload.rank_class == index).sum())
+        rows = class_totals(graph, estimated)
+        total_ns = total_duration_ns(rows)
+        several = len({part.estimator for row in rows for part in row.said_by}) > 1
+        emit(
+            f"{graph.name}: {counted(ranks, 'rank')}, "
+            f"{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
+            f"({', '.join(estimated.estimators)}; overlap not considered)"
+        )
+        lines = [
+            (
+                row.op_class,
+                count_text(row.nodes),
+                flops_text(row.flops),
+                bytes_text(row.bytes_moved),
+                time_text(row.duration_ns),
+                f"{row.duration_ns / total_ns:.1%}"
+                if row.duration_ns == row.duration_ns and total_ns
+                else "-",
+                *((_said_text(row),) if several else ()),
+                count_text(row.unknown) if row.unknown else "",
+            )
+            for row in rows
+        ]
+        heads = ["class", "operations", "FLOPs", "bytes", "time", "share", "unknown"]
+        if several:
+            heads.insert(6, "said by")
+        emit(table_text(heads, lines, left=(0, 6) if several else (0,)))
+        for energy in done.energies[index : index + 1]:
+            _show_energy(energy)
+
+
+def _said_text(row: ClassTotals) -> str:
+    """Who said what: each estimator with its share of the class's time, the largest first."""
+    known_ns = sum(part.duration_ns for part in row.said_by)
+    parts = sorted(row.said_by, key=lambda part: -part.duration_ns)
+    if len(parts) == 1:
+        return parts[0].estimator
+    return ", ".join(f"{part.estimator} {part.duration_ns / known_ns:.1%}" for part in parts) or "-"
+
+
+def _show_energy(energy: StepEnergy) -> None:
+    """What the device file has figures for; nothing where it has none."""
+    told: list[str] = []
+    if energy.at_least_j == energy.at_least_j:
+        told.append(f"{energy_text(energy.at_least_j)} or more (arithmetic and main memory)")
+    if energy.at_tdp_j == energy.at_tdp_j:
+        told.append(f"{energy_text(energy.at_tdp_j)} at {energy.tdp_w:g} W")
+    if told:
+        emit(f"energy: {', '.join(told)}")

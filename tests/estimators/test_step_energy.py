@@ -1,0 +1,80 @@
+"""Energy of a step by hand: a floor from the file's figures, a ceiling at the design power."""
+
+from __future__ import annotations
+
+import json
+from math import isnan
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hespas.cli.main import app
+from hespas.estimators.energy import node_energy_j, step_energy
+from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
+from hespas.hardware import load_device
+
+ROOT = Path(__file__).parents[2]
+A100 = load_device("A100-SXM-40GB")
+SIZE = 1024
+
+
+def graph(element: str = "bf16") -> OpGraph:
+    """A product with 1,024 float32 operations beside it, and a copy of 1 MB."""
+    b = GraphBuilder("two")
+    flops = 2.0 * SIZE**3
+    node = b.add_node(
+        name_row=0, op_row=b.strings.add("dot"), op_class=OpClass.CONTRACTION, flops=flops + 1024,
+        transcendentals=0, bytes_read=4e6, bytes_written=2e6,
+    )  # fmt: skip
+    b.set(node, rate_dtype=dtype("f32").code)
+    code = dtype(element).code
+    b.add_contraction(
+        node, batch=1, m=SIZE, n=SIZE, k=SIZE, flops=flops, useful_flops=flops, lhs=code, rhs=code,
+        accumulator=dtype("f32").code, products=1,
+    )  # fmt: skip
+    b.add_node(
+        name_row=0, op_row=b.strings.add("copy"), op_class=OpClass.MOVE, flops=0, transcendentals=0,
+        bytes_read=5e5, bytes_written=5e5,
+    )  # fmt: skip
+    return b.build()
+
+
+def test_nodes_by_hand() -> None:
+    """0.295 pJ a bf16 operation, 0.845 pJ a float32 one, 43.75 pJ a byte of HBM2."""
+    product = 2 * SIZE**3 * 0.295 + 1024 * 0.845 + 6e6 * 43.75
+    assert node_energy_j(graph(), A100) == pytest.approx([product * 1e-12, 1e6 * 43.75 * 1e-12])
+
+
+def test_what_the_file_does_not_say_is_left_out_of_the_floor() -> None:
+    """TF32 has no figure: the traffic and the operations beside it remain."""
+    assert node_energy_j(graph("f32"), A100)[0] == pytest.approx((1024 * 0.845 + 6e6 * 43.75) * 1e-12)
+
+
+def test_no_figures_are_no_energy() -> None:
+    h100 = load_device("H100-SXM")
+    assert all(isnan(each) for each in node_energy_j(graph(), h100).tolist())
+    found = step_energy(graph(), h100, 1e6)
+    assert isnan(found.at_least_j)
+    assert found.at_tdp_j == pytest.approx(0.7)
+    assert found.tdp_w == 700
+
+
+def test_floor_lies_below_the_ceiling() -> None:
+    found = step_energy(graph(), A100, 2 * SIZE**3 / 312e12 * 1e9)
+    assert 0 < found.at_least_j < found.at_tdp_j
+
+
+@pytest.mark.parametrize(
+    ("device", "told"), [("A100-SXM-40GB", "or more"), ("H100-SXM", "at 700 W"), ("TPU-v5e", "")]
+)
+def test_command_prints_what_is_known(tmp_path: Path, device: str, told: str) -> None:
+    program = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+    report = tmp_path / "e.json"
+    done = CliRunner().invoke(app, ["estimate", str(program), "--hardware", device, "--json", str(report)])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("energy:")]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)
+    energy = json.loads(report.read_text("utf-8"))["rank_classes"][0]["energy"]
+    assert (energy["tdp_w"] is None) == (not told)
