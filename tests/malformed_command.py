@@ -42,6 +42,7 @@ _OF_THE_WHOLE = (
     "file name too long",
     "permission denied",
     "no rank files here",
+    "is in this folder",
     "rank files of",
     "is no object of rank lists",
     "expands to more than",

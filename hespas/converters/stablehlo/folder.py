@@ -30,9 +30,7 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     names = sorted(entry.name for entry in path.iterdir())
     files = class_files(names)
     if not files and not any(name.endswith(_PROGRAMS) for name in names):
-        raise FormatError(
-            "no StableHLO program is in this folder", path=str(path), position="file names", hint="name a file"
-        )
+        raise FormatError("no StableHLO program is in this folder", path=str(path), hint="name a file")
     if not files:
         raise UnsupportedError(
             "a folder of programs that do not say which ranks run them",
