@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hespas.api.events_account import EventConservation, event_account
 from hespas.api.io import check_version, read, write
 from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation, rank_totals
 from hespas.api.streams import STANDARD_STREAM, check_streams, spooled_input, spooled_output
@@ -44,7 +45,7 @@ class Conversion:
     target_format: str
     value: Value
     bytes_written: int
-    conservation: Conservation | None
+    conservation: Conservation | EventConservation | None
     hardware: str = ""
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -93,7 +94,10 @@ def convert(
         put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)
         with _placed(destination, stack) as place:
             size = put(value, place)
-            account = _as_written(conservation, Path(place), target, ranks, _told(noted, found))
+            told = _told(noted, found)
+            account = _account(
+                value, conservation, place=Path(place), target=target, ranks=ranks, told=told, found=found
+            )
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -101,7 +105,7 @@ def convert(
         target_format=target.name,
         value=value,
         bytes_written=size,
-        conservation=_with_losses(account, _told(noted, found), found),
+        conservation=account,
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         diagnostics=found,
@@ -238,6 +242,22 @@ def _told(noted: Mapping[str, int], found: Diagnostics) -> dict[str, int]:
     """How many findings of each code there are beyond those ``noted``."""
     counts = ((code, count - noted.get(code, 0)) for code, count in found.counts().items())
     return {code: count for code, count in counts if count > 0}
+
+
+def _account(
+    value: Value,
+    conservation: Conservation | None,
+    *,
+    place: Path,
+    target: Format,
+    ranks: range | None,
+    told: Mapping[str, int],
+    found: Diagnostics,
+) -> Conservation | EventConservation | None:
+    """What of the value is in the file, with what its writer told."""
+    if isinstance(value, Profile):
+        return event_account(value, place, target, told, found)
+    return _with_losses(_as_written(conservation, place, target, ranks, told), told, found)
 
 
 def _as_written(

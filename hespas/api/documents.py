@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 
 from hespas.api.conversion import Conversion
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
+from hespas.api.events_account import EventConservation
+from hespas.api.preparation import Dropped
 from hespas.converters.output import write_atomically
 from hespas.graph import Diagnostics
 
@@ -71,7 +73,19 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
     document["bytes_written"] = done.bytes_written
     document["diagnostics"] = diagnostics_rows(done.diagnostics)
     account = done.conservation
-    if account is not None:
+    if isinstance(account, EventConservation):
+        document["conservation"] = {
+            "events_in": account.before.events,
+            "events_out": account.after.events,
+            "device_time_ns_in": finite(account.before.device_time_ns),
+            "device_time_ns_out": finite(account.after.device_time_ns),
+            "flops": {"in": None, "out": None},
+            "bytes": {"in": finite(account.before.bytes_moved), "out": finite(account.after.bytes_moved)},
+            "totals_in": _finite_row(asdict(account.before)),
+            "totals_out": _finite_row(asdict(account.after)),
+            "dropped": _dropped_rows(account.dropped),
+        }
+    elif account is not None:
         document["num_ranks"] = account.num_ranks
         document["rank_classes"] = account.rank_classes
         document["conservation"] = {
@@ -86,17 +100,21 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
             },
             "totals_in": _finite_row(asdict(account.before)),
             "totals_out": _finite_row(asdict(account.after)),
-            "dropped": [
-                {
-                    "reason": dropped.reason,
-                    "count": dropped.count,
-                    "bytes_moved": dropped.bytes_moved,
-                    "message": dropped.message,
-                }
-                for dropped in account.dropped
-            ],
+            "dropped": _dropped_rows(account.dropped),
         }
     return document
+
+
+def _dropped_rows(dropped: Iterable[Dropped]) -> list[Json]:
+    return [
+        {
+            "reason": each.reason,
+            "count": each.count,
+            "bytes_moved": each.bytes_moved,
+            "message": each.message,
+        }
+        for each in dropped
+    ]
 
 
 def estimate_document(

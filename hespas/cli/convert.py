@@ -24,7 +24,11 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hespas.api import Conversion
+    from hespas.api.events_account import EventConservation
+    from hespas.api.preparation import Dropped
 
 __all__ = ["app", "convert", "main"]
 
@@ -219,6 +223,11 @@ def _report(done: Conversion) -> None:
     account = done.conservation
     if account is None:
         return
+    from hespas.api import events_account
+
+    if isinstance(account, events_account.EventConservation):
+        _report_events(account)
+        return
     before, after = account.before, account.after
     say(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
     rows = [
@@ -235,10 +244,26 @@ def _report(done: Conversion) -> None:
         counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
         rows.insert(1, ("... of unknown cost, not in the sums", *counts))
     say(table_text(("", "in", "out"), rows))
-    for dropped in account.dropped:
-        moved = f", {bytes_text(dropped.bytes_moved)} not moved" if dropped.bytes_moved else ""
-        verb = "operations less: " if dropped.reason.startswith("pass.") else ""
-        say(f"{count_text(dropped.count)} {verb}{dropped.message}{moved} [{dropped.reason}]")
+    _report_dropped(account.dropped)
+
+
+def _report_events(account: EventConservation) -> None:
+    """The account of measured events."""
+    before, after = account.before, account.after
+    rows = [
+        ("device events", count_text(before.events), count_text(after.events)),
+        ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
+        *((name, count_text(one), count_text(other)) for name, one, other in account.rows()),
+    ]
+    say(table_text(("", "in", "out"), rows))
+    _report_dropped(account.dropped)
+
+
+def _report_dropped(dropped: Iterable[Dropped]) -> None:
+    for each in dropped:
+        moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
+        verb = "operations less: " if each.reason.startswith("pass.") else ""
+        say(f"{count_text(each.count)} {verb}{each.message}{moved} [{each.reason}]")
 
 
 def main() -> None:

@@ -20,13 +20,15 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE
 
-__all__ = ["METADATA_KEY", "SCHEMA", "SCHEMA_KEY", "JsonFrames", "Message", "is_metadata"]
+__all__ = ["METADATA_KEY", "SCHEMA", "SCHEMA_KEY", "JsonFrames", "KnownNodes", "Message", "is_metadata"]
 
 SCHEMA_KEY, METADATA_KEY = "schema", "global_metadata"
 SCHEMA = "hespas.chakra-json/1"
 """What a document of our writer calls itself."""
 
 _VERSION = "0.0.4"
+_KNOWN_BYTES = 64 << 20
+"""Room for the texts and messages of nodes that are met again in files of other ranks."""
 _HINT = (
     "compare it with what chakra_jsonizer prints, or with a file that hespas-convert --to chakra-json wrote"
 )
@@ -48,15 +50,44 @@ def is_metadata(keys: set[str]) -> bool:
     return keys <= {"version", "attr"}
 
 
+class KnownNodes:
+    """Nodes met before, by their text: ranks of one class differ in few of theirs. Bounded."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._data: dict[bytes, bytes] = {}
+        self._room = _KNOWN_BYTES
+
+    def find(self, text: bytes) -> bytes | None:
+        """The message of a text without findings that was met before."""
+        return self._data.get(text)
+
+    def keep(self, text: bytes, data: bytes) -> None:
+        """Remember a node, as long as there is room."""
+        size = len(text) + len(data)
+        if size <= self._room:
+            self._room -= size
+            self._data[text] = data
+
+
 class JsonFrames:
-    """The messages of one file; findings go to ``diagnostics``.
+    """The messages of one file; findings go to ``diagnostics``. ``known`` may be shared by files of one set.
 
     With ``lenient``, nodes that make no sense are left out and recorded. Raises :class:`FormatError`
     (``ET001``, ``ET002``) and :class:`UnsupportedError` (``ET003``) naming document, line and node.
     """
 
-    def __init__(self, path: Path, diagnostics: Diagnostics, *, max_bytes: int | None, lenient: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        diagnostics: Diagnostics,
+        *,
+        max_bytes: int | None,
+        lenient: bool,
+        known: KnownNodes | None = None,
+    ) -> None:
         """Open nothing yet."""
+        self._known = KnownNodes() if known is None else known
         self._file = path
         self._max_bytes = max_bytes
         self._path = str(path)
@@ -131,6 +162,9 @@ class JsonFrames:
 
     def _node(self, found: TextObject) -> list[Message]:
         """One node; nothing where it is left out."""
+        known = self._known.find(found.text) if self._is_list else None
+        if known is not None:
+            return [Message(known, found.line)]
         unknown: list[str] = []
         value = self._object(found)
         try:
@@ -150,6 +184,8 @@ class JsonFrames:
             wrong = contradicted_keys(value)
             message = "a key for the C++ feeder differs from the attribute of its name, which was taken"
             self._count("chakra-json.feeder-key", message, len(wrong))
+            if not unknown and not wrong:
+                self._known.keep(found.text, data)
         return [Message(data, found.line)]
 
     def _object(self, found: TextObject) -> dict[str, JsonValue]:

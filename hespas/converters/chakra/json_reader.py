@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from hespas.converters.chakra.comm_groups import FILE_NAME
 from hespas.converters.chakra.frames import CutOffError
 from hespas.converters.chakra.gzipped import open_output
-from hespas.converters.chakra.json_frames import JsonFrames, Message
+from hespas.converters.chakra.json_frames import JsonFrames, KnownNodes, Message
 from hespas.converters.chakra.json_naming import RANK_FILE, bare_name
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.format import ReadOptions
@@ -60,6 +60,7 @@ class _Copies:
     cut: bool = False
     _sources: dict[str, Path] = field(default_factory=dict[str, Path])
     _lines: tuple[str, dict[int, int]] = ("", {})
+    _known: KnownNodes = field(default_factory=KnownNodes)
 
     def of_file(self, path: Path, diagnostics: Diagnostics) -> Path:
         """The copy of one file."""
@@ -110,7 +111,13 @@ class _Copies:
 
     def _messages(self, path: Path, diagnostics: Diagnostics) -> Iterator[Message]:
         options = self.options
-        frames = JsonFrames(path, diagnostics, max_bytes=options.max_bytes, lenient=options.lenient)
+        frames = JsonFrames(
+            path,
+            diagnostics,
+            max_bytes=options.max_bytes,
+            lenient=options.lenient,
+            known=self._known,
+        )
         return frames.messages()
 
     def _keep_before(self, error: FormatError, nodes: int, path: Path, diagnostics: Diagnostics) -> None:

@@ -80,7 +80,7 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
     message = f"not written, of the facts about the job: {', '.join(lost[:_LISTED])}"
     diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
     gone = _lost_documents(workload, groups, rank)
-    message = f"not written as they are, of the documents that come with the graph: {', '.join(gone[:_LISTED])}"
+    message = f"not written as they are, of the documents beside the graph: {', '.join(gone[:_LISTED])}"
     diagnostics.info("chakra.attachments", workload.name, message, count=len(gone))
 
 
