@@ -161,11 +161,32 @@ def _new_attribute(data: bytes) -> _Attribute:
     return _Attribute(name if isinstance(name, str) else "", number, text, group, is_exact)
 
 
+_SHORT_NODE = 2048
+"""Longer nodes are not remembered: 16,384 of these are 32 MiB and as much text."""
+
 _short_attribute = lru_cache(maxsize=1 << 14)(_new_attribute)
 
 
+class _Line(NamedTuple):
+    """A node as one line, and what of it the feeder ignores or JSON cannot say."""
+
+    text: bytes
+    control: int
+    groups: int
+    inexact: int
+
+
 def _node_text(data: bytes, ignored: _Ignored) -> bytes:
-    """A node as one line: the feeder's keys first."""
+    """A node as one line, counted; ranks of one class have few nodes of their own."""
+    line = _short_line(data) if len(data) <= _SHORT_NODE else _new_line(data)
+    ignored.control += line.control
+    ignored.groups += line.groups
+    ignored.inexact += line.inexact
+    return line.text
+
+
+def _new_line(data: bytes) -> _Line:
+    """The feeder's keys first."""
     numbers: dict[int, int] = {}
     deps: dict[int, list[int]] = {}
     io: dict[int, JsonValue] = {}
@@ -198,10 +219,15 @@ def _node_text(data: bytes, ignored: _Ignored) -> bytes:
         if found is not None:
             node[key] = found
     node["attr"] = [attribute.text for attribute in attributes]
-    ignored.control += NodeField.CTRL_DEPS in deps
-    ignored.groups += kind == NodeType.COMM_COLL and any(attribute.group for attribute in attributes)
-    ignored.inexact += sum(not attribute.is_exact for attribute in attributes)
-    return msgspec.json.encode(node)
+    return _Line(
+        text=msgspec.json.encode(node),
+        control=int(NodeField.CTRL_DEPS in deps),
+        groups=int(kind == NodeType.COMM_COLL and any(attribute.group for attribute in attributes)),
+        inexact=sum(not attribute.is_exact for attribute in attributes),
+    )
+
+
+_short_line = lru_cache(maxsize=1 << 14)(_new_line)
 
 
 _OTHER_FIELDS = {
