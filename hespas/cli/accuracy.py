@@ -3,31 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports
+from hespas.cli.accuracy_text import show_accuracy, show_changes
+from hespas.cli.reports import (
+    check_apart,
+    check_once,
+    check_reports,
+    hardware_files,
+    limit_of,
+    report_folder,
+)
 from hespas.cli.session import DebugOption, ProgressOption, command_line, emit, progress_bar, say_diagnostics
-from hespas.cli.text import count_text, counted, table_text, time_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from hespas.estimators.measurements import Measurements
     from hespas.graph import Diagnostics, Profile, Workload
-    from hespas.validators.accuracy import Accuracy, Comparison, Thresholds
+    from hespas.validators.accuracy import Accuracy, Thresholds
 
-__all__ = ["accuracy", "compare"]
+__all__ = ["TablesOption", "accuracy", "compare", "read_tables", "write_document"]
+
+_MOST_SENTENCES = 50
+"""Figures past a threshold that are named; the rest is counted."""
+
+TablesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--table", metavar="T", help="A table of measured operations (CSV, Parquet); repeatable."),
+]
+
+_MapeOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Exit 1 above this MAPE over distinct shapes; 0.2 is 20 %."),
+]
+_StepOption = Annotated[
+    float | None, typer.Option(metavar="X", help="Exit 1 above this relative error of a whole step.")
+]
+_CoverageOption = Annotated[
+    float | None, typer.Option(metavar="X", help="Exit 1 below this share of the measured time.")
+]
+_ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", parser=report_folder, help="Write report.html, .json, .csv and .md into a folder."
+    ),
+]
+_HardwareOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="The device it was measured on; repeatable. Default with --table: all devices in it.",
+    ),
+]
 
 
 def accuracy(
     measured: Annotated[
-        list[Path], typer.Option(metavar="P", help="A profile, a table of measured operations; repeatable.")
-    ],
-    hardware: Annotated[
-        list[str], typer.Option(metavar="NAME|FILE", help="The device it was measured on; repeatable.")
-    ],
+        list[Path] | None,
+        typer.Option(metavar="P", help="A profile, or a graph with times; repeatable."),
+    ] = None,
+    table: TablesOption = None,
+    hardware: _HardwareOption = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="Compare only these rows of the tables: devval.")
+    ] = "",
     workload: Annotated[
         Path | None,
         typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
@@ -35,21 +79,13 @@ def accuracy(
     estimator: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An estimator (default roofline); repeatable.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.html, .json, .csv and .md into a folder.")
-    ] = None,
+    report: _ReportOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
     ] = None,
-    max_mape: Annotated[
-        float, typer.Option(metavar="X", help="Exit 1 above this MAPE over distinct shapes; 0.2 is 20 %.")
-    ] = nan,
-    max_e2e: Annotated[
-        float, typer.Option(metavar="X", help="Exit 1 above this relative error of a whole step.")
-    ] = nan,
-    min_coverage: Annotated[
-        float, typer.Option(metavar="X", help="Exit 1 below this share of the measured time.")
-    ] = nan,
+    max_mape: _MapeOption = None,
+    max_e2e: _StepOption = None,
+    min_coverage: _CoverageOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of DIR.")] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
@@ -61,25 +97,46 @@ def accuracy(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(measured[0])):
-        from hespas.validators.accuracy import Thresholds
-
-        limits = Thresholds(max_mape=max_mape, max_e2e=max_e2e, min_coverage=min_coverage)
-        models = estimator or ["roofline"]
-        asked = _Asked(measured, hardware, workload, models, report, json_file, overwrite)
-        _check(asked)
-        done = _compared(asked, limits, progress, diagnostics)
-        say_diagnostics(diagnostics, measured[0])
-        _show(done)
+    inputs = [*(measured or ()), *(table or ())]
+    with command_line(debug, diagnostics, str(inputs[0]) if inputs else ""):
+        limits = _limits(max_mape, max_e2e, min_coverage)
+        asked = _Asked(
+            measured=measured or [],
+            tables=table or [],
+            hardware=hardware or [],
+            split=split,
+            workload=workload,
+            models=estimator or ["roofline"],
+            report=report,
+            json_file=json_file,
+            overwrite=overwrite,
+        )
+        _check(asked, limits)
+        run = _compared_tables if asked.tables else _compared
+        done = run(asked, limits, progress, diagnostics)
+        say_diagnostics(diagnostics, "" if asked.tables else inputs[0])  # findings name their table
+        show_accuracy(done)
         _verdict(done, limits)
 
 
-@dataclass(frozen=True, slots=True)
+def _limits(mape: float | None, e2e: float | None, coverage: float | None) -> Thresholds:
+    from hespas.validators.accuracy import Thresholds
+
+    return Thresholds(
+        max_mape=limit_of("--max-mape", mape),
+        max_e2e=limit_of("--max-e2e", e2e),
+        min_coverage=limit_of("--min-coverage", coverage, most=1.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """What is compared, and where the reports go."""
 
     measured: list[Path]
+    tables: list[Path]
     hardware: list[str]
+    split: str
     workload: Path | None
     models: list[str]
     report: Path | None
@@ -89,16 +146,38 @@ class _Asked:
     @property
     def inputs(self) -> list[Path]:
         """Every file that is read."""
-        return [*([self.workload] if self.workload else []), *self.measured]
+        return [*([self.workload] if self.workload else []), *self.measured, *self.tables]
 
 
-def _check(asked: _Asked) -> None:
-    """Refuse reports that cannot be written before anything is read."""
-    check_reports({"--json": asked.json_file}, {"an input": asked.inputs})
+def _check(asked: _Asked, limits: Thresholds) -> None:
+    """Refuse what contradicts itself, and reports that cannot be written, before anything is read."""
+    if asked.tables and (asked.measured or asked.workload):
+        raise UsageError(
+            "a table states its operations itself", hint="give --table, or --measured with --workload"
+        )
+    if asked.tables and not isnan(limits.max_e2e):
+        raise UsageError("a table of operations has no step to time", hint="leave --max-e2e out")
+    if not asked.tables and not asked.measured:
+        raise UsageError("nothing to compare with", hint="give --measured PROFILE or --table TABLE")
+    if asked.split and not asked.tables:
+        raise UsageError("--split chooses rows of tables", hint="give the table with --table")
+    if asked.measured and not asked.hardware:
+        raise UsageError("which device was it measured on?", hint="give --hardware NAME: see hespas hardware")
+    _check_files(asked)
+
+
+def _check_files(asked: _Asked) -> None:
+    check_once([*asked.measured, *asked.tables])
+    reads = {"an input": asked.inputs, "--hardware": hardware_files(*asked.hardware)}
     if asked.report:
-        from hespas.validators.accuracy.folder import check_folder
+        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
 
+        files = [asked.report / name for name in REPORT_FILES]
+        for file in files:
+            check_apart("--report", file, reads)
         check_folder(asked.report, overwrite=asked.overwrite)
+        reads["--report"] = files
+    check_reports({"--json": asked.json_file}, reads)
 
 
 def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics) -> Accuracy:
@@ -117,7 +196,7 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
         diagnostics=diagnostics,
     )
     if asked.json_file:
-        _write(accuracy_json(done, limits), asked.json_file)
+        write_document(accuracy_json(done, limits), asked.json_file)
     if asked.report:
         from hespas.validators.accuracy.folder import write_report
 
@@ -132,6 +211,47 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
             workload=program,
         )
     return done
+
+
+def _compared_tables(
+    asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics
+) -> Accuracy:
+    """The same for tables."""
+    from hespas.validators.accuracy import accuracy_json, accuracy_of_tables
+
+    done = accuracy_of_tables(
+        read_tables(asked.tables, progress),
+        asked.hardware,
+        asked.models,
+        split=asked.split,
+        inputs=[str(path) for path in asked.inputs],
+        diagnostics=diagnostics,
+    )
+    if asked.json_file:
+        write_document(accuracy_json(done, limits), asked.json_file)
+    if asked.report:
+        from hespas.validators.accuracy.folder import write_report
+
+        devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
+        write_report(
+            done, limits, asked.report, overwrite=asked.overwrite, hardware=devices, estimators=asked.models
+        )
+    return done
+
+
+def read_tables(paths: list[Path], progress: bool | None) -> list[Measurements]:
+    """Tables of measured operations. Raises ``UsageError`` for the same one twice."""
+    from hespas.estimators.measurements import read_measurements
+
+    found: list[Measurements] = []
+    with progress_bar("reading", progress) as callback:
+        for place, path in enumerate(paths):
+            if callback:
+                callback(place, len(paths))
+            if path in paths[:place]:
+                raise UsageError("is given twice", path=str(path))
+            found.append(read_measurements(path))
+    return found
 
 
 def _program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
@@ -158,78 +278,14 @@ def _profiles(paths: list[Path], progress: bool | None, diagnostics: Diagnostics
     return found
 
 
-def _write(content: bytes, path: Path) -> None:
+def write_document(content: bytes, path: Path) -> None:
+    """Write a JSON document at once or not at all."""
     from hespas.converters.output import write_atomically
 
     def fill(temporary: Path) -> None:
         temporary.write_bytes(content)
 
     write_atomically(path, fill, overwrite=True, directory=False)
-
-
-def _show(done: Accuracy) -> None:
-    """Errors over all and per class, a step end to end, and what is wrong with the data."""
-    for source, found in done.coverage.items():
-        emit(
-            f"{source}: {found.time_share:.1%} of the device time and {found.matched_events:,} of "
-            f"{counted(found.events, 'event')} matched; {found.matched_nodes:,} of "
-            f"{counted(found.nodes, 'operation')} that cost something"
-        )
-    rows = [
-        (
-            row.hardware,
-            row.estimator,
-            row.op_class,
-            count_text(row.errors.n),
-            count_text(row.errors.shapes),
-            *map(_percent, (row.errors.coverage, row.errors.mape)),
-            _interval(row.errors.ci_low, row.errors.ci_high),
-            *map(_percent, (row.errors.median_ape, row.errors.p90_ape)),
-            *map(_signed, (row.errors.bias, row.errors.sum_error)),
-        )
-        for row in done.summary
-        if row.level == "shape" and row.size == "all"
-        if row.op_class == "all" or row.estimator in done.estimators
-    ]
-    titles = ("device", "estimator", "class", "n", "shapes", "coverage", "MAPE", "95 %", "median", "P90")
-    emit(table_text((*titles, "bias", "sum"), rows, left=(0, 1, 2)))
-    for hardware, floor in done.noise.items():
-        told = (
-            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,})" if floor.n else "not repeated"
-        )
-        emit(f"noise floor of {hardware}: {told}")
-    emit("each distinct shape counts once; p0-p2 are the naive baselines")
-    runs = [
-        (
-            run.source,
-            run.hardware,
-            run.estimator,
-            run.basis,
-            time_text(run.predicted_ns),
-            time_text(run.measured_ns),
-            _signed(run.relative_error),
-        )
-        for run in done.end_to_end
-    ]
-    names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error")
-    emit(table_text(names, runs, left=(0, 1, 2, 3)))
-    for pair in done.speed_ups:
-        emit(
-            f"{pair.estimator}: {pair.hardware} or {pair.other}? faster one right for {pair.sign:.0%} of "
-            f"{counted(pair.n, 'shared shape')} ({pair.constant_sign:.0%} by one ratio), "
-            f"above 20 us {_percent(pair.sign_long)} of {pair.n_long:,}"
-        )
-    for finding in done.lint:
-        share = f", {finding.share:.1%} of the time" if not isnan(finding.share) else ""
-        emit(f"data: {finding.source}: {finding.message}: {finding.count:,}{share} [{finding.code}]")
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}" if not isnan(value) else "-"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1%}" if not isnan(value) else "-"
 
 
 def _verdict(done: Accuracy, limits: Thresholds) -> None:
@@ -244,9 +300,9 @@ def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE.json", help="An accuracy report, from --json.")],
     new: Annotated[Path, typer.Argument(metavar="NEW.json", help="Another of the same comparison.")],
     max_regression: Annotated[
-        float,
+        float | None,
         typer.Option(metavar="X", help="Exit 1 where an error grew by more; 0.01 is a percentage point."),
-    ] = nan,
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the differences as JSON.")
     ] = None,
@@ -259,32 +315,16 @@ def compare(
     with command_line(debug):
         from hespas.validators.accuracy import compare_reports, comparison_json
 
+        limit = limit_of("--max-regression", max_regression)
         check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]})
         done = compare_reports(base, new)
         if json_file:
-            _write(comparison_json(done, max_regression), json_file)
-        _show_changes(done)
-        worse = done.regressions(max_regression)
-        for change in worse:
-            emit(f"past a threshold: {change.figure} of {change.what} grew by {_percent(change.difference)}")
-        if worse or (not isnan(max_regression) and done.only_base):
+            write_document(comparison_json(done, limit), json_file)
+        show_changes(done)
+        exceeded = done.exceeded(limit)
+        for sentence in exceeded[:_MOST_SENTENCES]:
+            emit(f"past a threshold: {sentence}")
+        if len(exceeded) > _MOST_SENTENCES:
+            emit(f"past a threshold: {len(exceeded) - _MOST_SENTENCES:,} more")
+        if exceeded:
             raise typer.Exit(1)
-
-
-def _show_changes(done: Comparison) -> None:
-    rows = [
-        (each.what, each.figure, _percent(each.before), _percent(each.after), _signed(each.difference))
-        for each in done.changes
-        if each.difference
-    ]
-    if rows:
-        emit(table_text(("what", "figure", "before", "after", "change"), rows, left=(0, 1)))
-    better, worse = (sum(sign * each.difference > 0 for each in done.changes) for sign in (-1, 1))
-    emit(
-        f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "
-        f"{len(done.only_base):,} only in the first, {len(done.only_new):,} only in the second"
-    )
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:.1%} to {high:.1%}" if not isnan(low) else "-"

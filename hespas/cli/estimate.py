@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import check_reports, hardware_files
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -93,7 +93,8 @@ class _Asked:
 
     def check_reports(self, role: str, source: Path) -> None:
         """Raise where a document cannot be written, or would replace the input."""
-        check_reports({"--out": self.out, "--json": self.json_file}, {role: [source]})
+        reads = {role: [source], "--hardware": hardware_files(self.hardware)}
+        check_reports({"--out": self.out, "--json": self.json_file}, reads)
 
 
 def _with_array(estimator: str, array: str, dataflow: str) -> str:

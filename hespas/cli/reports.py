@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite, nan
 from pathlib import Path
+
+import typer
 
 from hespas.graph.errors import OutputError, UsageError
 
-__all__ = ["check_reports"]
+__all__ = ["check_apart", "check_once", "check_reports", "hardware_files", "limit_of", "report_folder"]
 
 _TABLE = "--out"
 """The option of tables, which cannot be told from those that hold measured operations."""
@@ -32,11 +35,7 @@ def check_reports(reports: Mapping[str, Path | None], others: Mapping[str, Seque
         check_destination(path, overwrite=True)
         if path.is_dir():
             raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
-        for role, paths in taken.items():
-            if any(_same(path, Path(other)) for other in paths):
-                raise UsageError(
-                    f"{option} names the same file as {role}", path=str(path), hint="choose another file"
-                )
+        check_apart(option, path, taken)
         if path.exists() and option != _TABLE and is_recognised(path):
             raise OutputError(
                 "holds a workload or a profile, and no earlier report",
@@ -44,6 +43,52 @@ def check_reports(reports: Mapping[str, Path | None], others: Mapping[str, Seque
                 hint="choose another file",
             )
         taken[option] = [path]
+
+
+def check_apart(option: str, path: Path, others: Mapping[str, Sequence[str | Path]]) -> None:
+    """Raise ``UsageError`` where what an option writes is a file of another argument."""
+    for role, paths in others.items():
+        if any(_same(path, Path(other)) for other in paths):
+            raise UsageError(
+                f"{option} names the same file as {role}", path=str(path), hint="choose another file"
+            )
+
+
+def check_once(paths: Sequence[Path]) -> None:
+    """Raise ``UsageError`` for an input that is given twice: repeats of itself would look like no noise."""
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError:  # who reads it says what is wrong
+            continue
+        if (found.st_dev, found.st_ino) in seen:
+            raise UsageError("is given twice", path=str(path), hint="give each recording once")
+        seen.add((found.st_dev, found.st_ino))
+
+
+def hardware_files(*hardware: str) -> list[Path]:
+    """Those of the values of ``--hardware`` that name files which are there; the others name devices."""
+    return [Path(each) for each in hardware if each and Path(each).is_file()]
+
+
+def report_folder(text: str) -> Path:
+    """The folder of ``--report``. Raises ``BadParameter`` for what names none."""
+    if text in ("", "-"):
+        raise typer.BadParameter(f"{text!r} names no folder")
+    return Path(text)
+
+
+def limit_of(option: str, value: float | None, most: float = inf) -> float:
+    """The limit of an option, NaN where it is not given. Raises ``UsageError`` for one that nothing, or
+    everything, could pass: below 0, above ``most``, or no finite number.
+    """
+    if value is None:
+        return nan
+    if not (isfinite(value) and 0 <= value <= most):
+        span = f"a number from 0 to {most:g}" if isfinite(most) else "a number of at least 0"
+        raise UsageError(f"{option} {value:g} is no limit", hint=f"give {span}: 0.1 is 10 %")
+    return value
 
 
 def _suffix(option: str) -> str:

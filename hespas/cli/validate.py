@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli.accuracy import accuracy, compare
+from hespas.cli.calibrate import calibrate
 from hespas.cli.reports import check_reports
 from hespas.cli.session import (
     DebugOption,
@@ -36,6 +37,7 @@ app = typer.Typer(
 
 
 app.command()(accuracy)
+app.command()(calibrate)
 app.command()(compare)
 
 

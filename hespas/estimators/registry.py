@@ -22,6 +22,8 @@ BUILTIN: dict[str, str] = {
     "collectives": "hespas.estimators.collectives:Collectives",
     "database": "hespas.estimators.database:Database",
     "composite": "hespas.estimators.composite:Composite",
+    "xla": "hespas.estimators.compiled:Xla",
+    "iree": "hespas.estimators.compiled:Iree",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""
 

@@ -160,7 +160,6 @@ def test_two_devices_are_compared(tmp_path: Path) -> None:
     [
         ("--max-mape=0.01", "MAPE of roofline on H100-SXM is"),
         ("--max-e2e=0.01", "end to end (span) of trace, roofline on H100-SXM:"),
-        ("--min-coverage=1.5", "roofline on H100-SXM covers 100.0% of the time"),
     ],
 )
 def test_past_a_threshold(limit: str, message: str, trace: Path, program: Path, tmp_path: Path) -> None:
@@ -218,8 +217,8 @@ def test_a_folder_of_reports(trace: Path, program: Path, tmp_path: Path) -> None
             "no",
         ),
         (["--measured", "trace.csv", "--hardware", "L4", "--max-mape", "few"], 2, "a valid number"),
-        (["--measured", "trace.csv"], 2, "Missing option '--hardware'"),
-        (["--hardware", "L4"], 2, "Missing option '--measured'"),
+        (["--measured", "trace.csv"], 2, "which device was it measured on?"),
+        (["--hardware", "L4"], 2, "give --measured PROFILE or --table TABLE"),
     ],
 )
 @pytest.mark.usefixtures("trace", "program")
@@ -271,6 +270,20 @@ def test_an_error_that_grew_too_much(program: Path, tmp_path: Path) -> None:
     assert document["max_regression"] == 0.01
     assert rows(document, "regressions")
     assert run("compare", base, new, "--max-regression", "9").exit_code == 0
+
+
+def test_figures_that_the_new_report_lacks_are_named(program: Path, tmp_path: Path) -> None:
+    base, _ = _reports(program, tmp_path, 1.0)
+    document = json.loads(base.read_text())
+    document["summary"] = [row for row in document["summary"] if row["estimator"] != "roofline"]
+    document["end_to_end"] = []
+    (tmp_path / "less.json").write_text(json.dumps(document))
+    done = run("compare", base, tmp_path / "less.json", "--max-regression", "9")
+    assert done.exit_code == 1
+    lacking = "past a threshold: MAPE of roofline on H100-SXM, all, each shape is not in the second report"
+    assert lacking in done.stdout
+    assert run("compare", base, tmp_path / "less.json").exit_code == 0
+    assert run("compare", tmp_path / "less.json", base, "--max-regression", "9").exit_code == 0
 
 
 def test_a_report_is_no_worse_than_itself(program: Path, tmp_path: Path) -> None:

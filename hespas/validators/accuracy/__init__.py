@@ -6,6 +6,7 @@ from hespas.validators.accuracy.compare import Comparison, compare_reports, comp
 from hespas.validators.accuracy.document import accuracy_json
 from hespas.validators.accuracy.result import Accuracy, Thresholds
 from hespas.validators.accuracy.run import accuracy
+from hespas.validators.accuracy.tables import accuracy_of_tables
 
 __all__ = [
     "Accuracy",
@@ -13,6 +14,7 @@ __all__ = [
     "Thresholds",
     "accuracy",
     "accuracy_json",
+    "accuracy_of_tables",
     "compare_reports",
     "comparison_json",
 ]

@@ -9,8 +9,8 @@ from math import nan
 
 import numpy as np
 
-from hespas.graph.columns import FloatArray
-from hespas.validators.accuracy.cases import Cases
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.validators.accuracy.cases import Cases, shared_shapes
 from hespas.validators.accuracy.fitting import kendall_tau
 from hespas.validators.accuracy.statistics import unique_shapes
 
@@ -43,38 +43,44 @@ class SpeedUp:
 
 def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
     """One row per pair of devices and estimator; none where the devices share no shape."""
-    by_device: dict[str, list[Cases]] = {}
-    for each in cases:
-        by_device.setdefault(each.hardware, []).append(each)
+    shape = shared_shapes(cases)
+    bounds = np.cumsum([0, *(len(each) for each in cases)])
+    by_device: dict[str, list[tuple[Cases, IntArray]]] = {}
+    for each, start in zip(cases, bounds.tolist(), strict=False):
+        by_device.setdefault(each.hardware, []).append((each, shape[start : start + len(each)]))
+    tables = {
+        (device, name): _by_shape(group, name)
+        for device, group in by_device.items()
+        for name in (said.estimator for said in group[0][0].predictions)
+    }
     rows: list[SpeedUp] = []
     for one, two in combinations(by_device, 2):
-        names = [
-            prediction.estimator
-            for prediction in by_device[one][0].predictions
-            if any(prediction.estimator == other.estimator for other in by_device[two][0].predictions)
-        ]
-        for name in names:
-            first, second = _by_shape(by_device[one], name), _by_shape(by_device[two], name)
-            shared = [text for text in first if text in second]
-            if shared:
-                left = np.array([first[text] for text in shared])
-                right = np.array([second[text] for text in shared])
-                rows.append(_compare(name, one, two, left, right))
+        for device, name in tables:
+            if device != one or (two, name) not in tables:
+                continue
+            left, right = tables[one, name], tables[two, name]
+            _, first, second = np.intersect1d(left[:, 0], right[:, 0], return_indices=True)
+            if len(first):
+                order = np.sort(first)  # as the first device has them
+                paired = second[np.argsort(first)]
+                rows.append(_compare(name, one, two, left[order, 1:], right[paired, 1:]))
     return rows
 
 
-def _by_shape(cases: Sequence[Cases], estimator: str) -> dict[str, tuple[float, float]]:
-    """Predicted and measured time of each shape on one device; the first source that has it."""
-    found: dict[str, tuple[float, float]] = {}
-    for each in cases:
+def _by_shape(cases: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatArray:
+    """Shape, predicted and measured time on one device, shape ``(shapes, 3)``; of the first source that has
+    it.
+    """
+    parts = [np.empty((0, 3))]
+    for each, shape in cases:
         said = next((p.duration_ns for p in each.predictions if p.estimator == estimator), None)
-        if said is None:
-            continue
-        predicted, measured, rows = unique_shapes(said, each.measured_ns, each.shape)
-        numbers: list[int] = rows.tolist()
-        for row, say, real in zip(numbers, predicted.tolist(), measured.tolist(), strict=True):
-            if say > 0 and real > 0:
-                found.setdefault(each.shapes[row], (say, real))
+        if said is not None and len(each):
+            predicted, measured, distinct = unique_shapes(said, each.measured_ns, shape)
+            known = (predicted > 0) & (measured > 0)
+            parts.append(np.stack((distinct.astype(np.float64), predicted, measured), axis=1)[known])
+    rows = np.concatenate(parts)
+    _, first = np.unique(rows[:, 0], return_index=True)
+    found: FloatArray = rows[np.sort(first)]
     return found
 
 

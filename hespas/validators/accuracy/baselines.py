@@ -4,8 +4,9 @@
 * ``p1``: one launch time and one efficiency for the whole device: t0 + p0 / e.
 * ``p2``: the same per operation class, where a class has enough shapes; p1 elsewhere.
 
-p1 and p2 are fitted to the measurements, so each shape is predicted by a fit that has not seen it: the fit of
-the other sources where these have shapes of their own, else of the other four fifths of the shapes.
+p1 and p2 are fitted to the measurements, so each shape is predicted by a fit that has not seen it: that of
+the other sources where these have shapes of their own, else of the other four fifths of the shapes. A table's
+rows for fitting are the fit's.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from numpy.typing import NDArray
 
 from hespas.estimators.roofline import Roofline
 from hespas.graph import OpGraph
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
 from hespas.validators.accuracy.fitting import soft_least_squares
 from hespas.validators.accuracy.statistics import unique_shapes
 
-__all__ = ["BASELINES", "fitted_baselines", "naive_ns"]
+__all__ = ["BASELINES", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 
 BASELINES = ("p0", "p1", "p2")
 _FOLDS = 5
@@ -49,7 +50,7 @@ def fitted_baselines(
     table = _Table(
         np.concatenate(list(naive)),
         np.concatenate([each.measured_ns for each in cases]) / count,
-        np.concatenate([each.op_class for each in cases]),
+        np.concatenate([each.op_class for each in cases]).astype(np.int32),
         shared_shapes(cases),
     )
     folds = np.concatenate([_folds(each) for each in cases])
@@ -66,6 +67,39 @@ def fitted_baselines(
         tuple(_prediction(name, column[start:stop]) for name, column in zip(BASELINES, columns, strict=True))
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FittingRows:
+    """Rows of a table on one device; columns of shape ``(rows,)``. ``shape`` numbers equal work, ``group``
+    equal sizes whatever the number format: no size is on both sides. ``is_test`` marks the rows to predict.
+    """
+
+    naive_ns: FloatArray
+    measured_ns: FloatArray
+    op_class: SmallIntArray
+    shape: IntArray
+    group: IntArray
+    is_test: BoolArray
+
+
+def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
+    """p0, p1 and p2 of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
+    fifth where there are no others.
+    """
+    table = _Table(rows.naive_ns, rows.measured_ns, rows.op_class, rows.shape, rows.group)
+    found = np.full((2, len(rows.shape)), np.nan)
+    if not rows.is_test.all():
+        table.predict(~rows.is_test, rows.is_test, found)
+    missing = rows.is_test & np.isnan(found[0])
+    if missing.any():
+        sizes, place = np.unique(rows.group, return_inverse=True)
+        part = np.random.default_rng(0).permutation(len(sizes)) % _FOLDS
+        found[:, missing] = table.fitted(part[place.reshape(-1)])[:, missing]
+    columns = (rows.naive_ns, *found)
+    return tuple(
+        _prediction(name, column[rows.is_test]) for name, column in zip(BASELINES, columns, strict=True)
+    )
 
 
 def _prediction(name: str, duration_ns: FloatArray) -> Prediction:
@@ -116,23 +150,28 @@ class _Table:
 
     p0_ns: FloatArray
     measured_ns: FloatArray
-    op_class: NDArray[np.int8]
+    op_class: NDArray[np.int8] | SmallIntArray
     shape: IntArray
+    group: IntArray | None = None
 
     def fitted(self, part: IntArray) -> NDArray[np.float64]:
         """p1 and p2, shape ``(2, cases)``, of each part by what was measured in the others; NaN where the
         others have no other shape.
         """
         found = np.full((2, len(part)), np.nan)
-        known = np.isfinite(self.p0_ns) & np.isfinite(self.measured_ns) & (self.measured_ns > 0)
         for fold in np.unique(part).tolist():
-            inside = part == fold
-            # A shape that another source shares is not unseen: it stays out of the fit, too.
-            fit = known & ~inside & ~np.isin(self.shape, self.shape[inside])
-            if fit.any():
-                found[:, inside] = self._line(fit)(self.p0_ns[inside])
-                self._per_class(fit, inside, found[1])
+            self.predict(part != fold, part == fold, found)
         return found
+
+    def predict(self, seen: BoolArray, inside: BoolArray, found: NDArray[np.float64]) -> None:
+        """Put p1 and p2 of the cases ``inside``, by what was ``seen`` of others, into ``found``."""
+        known = np.isfinite(self.p0_ns) & np.isfinite(self.measured_ns) & (self.measured_ns > 0)
+        # A shape that another source shares is not unseen: it stays out of the fit, too.
+        group = self.shape if self.group is None else self.group
+        fit = known & seen & ~np.isin(group, group[inside])
+        if fit.any():
+            found[:, inside] = self._line(fit)(self.p0_ns[inside])
+            self._per_class(fit, inside, found[1])
 
     def _line(self, fit: BoolArray) -> _Line:
         """Fitted to each distinct shape once: the one that recurs a hundred times is no better evidence."""

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import OpGraph, Profile
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph import OpClass, OpGraph, Profile
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.merge import merge_nodes
 from hespas.validators.matching import Matching
 
 __all__ = [
+    "CLASS_NAMES",
+    "LEAST_NS",
     "Cases",
     "Measured",
     "Prediction",
@@ -25,6 +27,13 @@ __all__ = [
     "measured_groups",
     "shared_shapes",
 ]
+
+
+CLASS_NAMES: tuple[str, ...] = tuple(each.name.lower() for each in OpClass)
+"""Names of the classes of a program's operations, by code."""
+
+LEAST_NS = 1e-6
+"""What took less took no time: no clock tells femtoseconds, and errors relative to that overflow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,7 +51,8 @@ class Cases:
     """Columns of shape ``(cases,)``. ``shape`` numbers equal work: the rows of ``shapes`` name it.
 
     ``measured_ns`` is the median over ``repeats`` runs and ``spread_ns`` their mean distance from it (NaN for
-    one run).
+    one run). ``op_class`` numbers ``classes``, which all cases of one comparison share; ``families`` (empty:
+    none) names what several classes are summarised as beside, one text per class.
     """
 
     source: str
@@ -51,13 +61,15 @@ class Cases:
     labels: tuple[str, ...]
     shapes: tuple[str, ...]
     shape: IntArray
-    op_class: NDArray[np.int8]
+    op_class: NDArray[np.int8] | SmallIntArray
     measured_ns: FloatArray
     spread_ns: FloatArray
     repeats: IntArray
     flops: FloatArray
     bytes_moved: FloatArray
     predictions: tuple[Prediction, ...] = ()
+    classes: tuple[str, ...] = CLASS_NAMES
+    families: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per case."""
@@ -135,7 +147,8 @@ def measured_groups(profile: Profile, matching: Matching) -> Measured:
     streams), then the median over runs; ranks are runs of the same work.
 
     Events outside of any run count only for groups without events in one: a run that the recording cut off
-    is no run. O(events log events).
+    is no run. Neither is one with an event of less than no time, or of unknown time, where a group has
+    others; where it has none, the rest of it counts. O(events log events).
     """
     chosen = np.flatnonzero(matching.event_group >= 0)
     in_run = np.zeros(len(matching), np.bool_)
@@ -143,18 +156,29 @@ def measured_groups(profile: Profile, matching: Matching) -> Measured:
     chosen = chosen[(profile.run[chosen] >= 0) | ~in_run[matching.event_group[chosen]]]
     part = profile.rank[chosen].astype(np.int64) << 32 | profile.run[chosen].astype(np.int64) & 0xFFFFFFFF
     parts, part = np.unique(part, return_inverse=True)
-    keys, place = np.unique(matching.event_group[chosen] * len(parts) + part, return_inverse=True)
+    place = matching.event_group[chosen] * len(parts) + part
+    kept = _timed(profile.duration_ns[chosen], place, matching.event_group[chosen])
+    chosen = chosen[kept]
+    keys, place = np.unique(place[kept], return_inverse=True)
     times = _run_times(profile, chosen, place, len(keys))
     return _over_runs(keys // max(len(parts), 1), times)
 
 
+def _timed(duration_ns: FloatArray, place: IntArray, group: IntArray) -> BoolArray:
+    """Events whose time counts: of runs (``place``) whose events all have one, where the group has such."""
+    timed: BoolArray = duration_ns >= 0
+    if timed.all():
+        return timed
+    whole = ~np.isin(place, place[~timed])
+    return timed & (whole | ~np.isin(group, group[whole]))
+
+
 def _run_times(profile: Profile, chosen: IntArray, place: IntArray, count: int) -> FloatArray:
-    """The time of each (group, run) [ns]; a negative duration counts as none."""
-    duration = np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0)
+    """The time of each (group, run) [ns]."""
     order = np.lexsort((profile.start_ns[chosen], place))
-    duration, start = duration[order], profile.start_ns[chosen][order]
+    duration, start = profile.duration_ns[chosen][order], profile.start_ns[chosen][order]
     stream = profile.stream[chosen][order]
-    total = np.bincount(place, np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0), count)
+    total = np.bincount(place, profile.duration_ns[chosen], count)
     bounds = np.searchsorted(place[order], np.arange(count + 1))
     same = place[order][1:] == place[order][:-1]
     several = np.unique(place[order][1:][same & (stream[1:] != stream[:-1])])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from hespas import __version__
 from hespas.converters.source import read_bytes
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
 __all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
@@ -20,15 +23,20 @@ COMPARISON_SCHEMA_ID = "hespas.compare/1"
 _MOST_BYTES = 1 << 28
 
 
+_Error = Annotated[float, msgspec.Meta(ge=0.0)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0 + 1e-6)]
+"""A sum of parts over the whole, so its last digits may pass 1."""
+
+
 class _Summary(msgspec.Struct, frozen=True):
     estimator: str
     hardware: str
     level: str
     op_class: str
     size: str
-    mape: float | None
-    median_ape: float | None
-    coverage: float | None
+    mape: _Error | None
+    median_ape: _Error | None
+    coverage: _Share | None
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -74,13 +82,25 @@ class Comparison:
         """The changes for the worse by more than ``limit`` (NaN: no limit)."""
         return () if isnan(limit) else tuple(each for each in self.changes if each.difference > limit)
 
+    def exceeded(self, limit: float) -> tuple[str, ...]:
+        """A sentence for each figure that grew by more than ``limit``, and for each that the new report has
+        not, so that nothing can be held against the limit (NaN: no limit, nothing passes it).
+        """
+        if isnan(limit):
+            return ()
+        grown = (
+            f"{each.figure} of {each.what} grew by {each.difference:.1%}" for each in self.regressions(limit)
+        )
+        lacking = (f"{figure} is not in the second report" for figure in self.only_base)
+        return (*grown, *lacking)
+
 
 def compare_reports(base: Path, new: Path) -> Comparison:
     """Compare two documents that ``accuracy --json`` wrote.
 
     Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
     """
-    before, after = dict(_figures(_read(base))), dict(_figures(_read(new)))
+    before, after = _figures_of(base), _figures_of(new)
     shared = [key for key in before if key in after]
     if not shared:
         raise UsageError("the reports have no figure in common", path=str(new), hint="compare like with like")
@@ -96,12 +116,35 @@ def compare_reports(base: Path, new: Path) -> Comparison:
     )
 
 
+def _figures_of(path: Path) -> dict[tuple[str, str], float]:
+    """The figures of a report. Raises ``FormatError`` where it says two things of one."""
+    found: dict[tuple[str, str], float] = {}
+    for key, value in _figures(_read(path)):
+        if found.setdefault(key, value) != value:
+            what, figure = key
+            raise FormatError(
+                f"{figure} of {what} is {found[key]:.6g} in one row and {value:.6g} in another",
+                path=str(path),
+                hint="write it again with accuracy --json FILE",
+            )
+    return found
+
+
+def _no_repeats(pairs: list[tuple[str, object]]) -> None:
+    """Check the keys of one object of a document. Raises ``ValueError`` for one that comes twice."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"an object has the key {clipped(key)!r} twice")
+
+
 def _read(path: Path) -> _Report:
     if not path.is_file():
         raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
     try:
-        report = msgspec.json.decode(read_bytes(path, _MOST_BYTES), type=_Report)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        data = read_bytes(path, _MOST_BYTES)
+        report = msgspec.json.decode(data, type=_Report)
+        json.loads(data, object_pairs_hook=_no_repeats)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FormatError(
             f"expected an accuracy report: {error}", path=str(path), hint="write it with accuracy --json FILE"
         ) from error

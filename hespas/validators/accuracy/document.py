@@ -9,10 +9,11 @@ from typing import cast
 import msgspec
 
 from hespas import __version__
+from hespas.graph import Diagnostics
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 from hespas.validators.matching import Coverage
 
-__all__ = ["SCHEMA_ID", "accuracy_json"]
+__all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "encoded", "summary_json"]
 
 SCHEMA_ID = "hespas.accuracy/1"
 """What a document of this version says in ``schema``."""
@@ -20,7 +21,6 @@ SCHEMA_ID = "hespas.accuracy/1"
 
 def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
     """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
-    counts = done.diagnostics.counts()
     document = {
         "schema": SCHEMA_ID,
         "hespas_version": __version__,
@@ -28,7 +28,7 @@ def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
         "estimators": done.estimators,
         "thresholds": asdict(limits),
         "exceeded": done.exceeded(limits),
-        "summary": [_summary(row) for row in done.summary],
+        "summary": [summary_json(row) for row in done.summary],
         "end_to_end": [asdict(run) | {"relative_error": run.relative_error} for run in done.end_to_end],
         "noise": [{"hardware": name, **asdict(floor)} for name, floor in done.noise.items()],
         "sources": [
@@ -47,22 +47,29 @@ def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
         "trends": [asdict(row) for row in done.trends],
         "contributions": [asdict(row) for row in done.contributions],
         "lint": [asdict(finding) for finding in done.lint],
-        "diagnostics": [
-            {
-                "code": found.code,
-                "severity": found.severity.value,
-                "path": found.path,
-                "location": found.location,
-                "message": found.message,
-                "count": counts[found.code],
-            }
-            for found in done.diagnostics
-        ],
+        "diagnostics": diagnostics_json(done.diagnostics),
     }
-    return msgspec.json.format(_encoded(document), indent=2) + b"\n"
+    return msgspec.json.format(encoded(document), indent=2) + b"\n"
 
 
-def _encoded(document: object) -> bytes:
+def diagnostics_json(diagnostics: Diagnostics) -> list[dict[str, object]]:
+    """Findings as rows; ``count`` is of all with the same code."""
+    counts = diagnostics.counts()
+    return [
+        {
+            "code": found.code,
+            "severity": found.severity.value,
+            "path": found.path,
+            "location": found.location,
+            "message": found.message,
+            "count": counts[found.code],
+        }
+        for found in diagnostics
+    ]
+
+
+def encoded(document: object) -> bytes:
+    """A document as JSON; texts that UTF-8 cannot hold are escaped."""
     try:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:
@@ -82,7 +89,7 @@ def _writable(value: object) -> object:
             return value
 
 
-def _summary(row: SummaryRow) -> dict[str, object]:
+def summary_json(row: SummaryRow) -> dict[str, object]:
     """A row with the figures of its errors beside it."""
     told: dict[str, object] = asdict(row)
     del told["errors"]

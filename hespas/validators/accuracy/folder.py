@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,16 +26,45 @@ from hespas.validators.accuracy.result import Accuracy, Thresholds
 __all__ = ["REPORT_FILES", "check_folder", "write_report"]
 
 REPORT_FILES = ("report.html", "report.json", "report.csv", "report.md")
+_HINT = "name another --report DIR"
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raise what :func:`write_report` would, before anything is computed."""
     plotly_script()
-    if folder.is_dir():
-        for name in REPORT_FILES:
-            check_destination(folder / name, overwrite=overwrite)
-    elif folder.exists() or folder.is_symlink():
-        raise OutputError("expected a folder", path=str(folder), hint="name another --report DIR")
+    if _nearest(folder) != folder:
+        return
+    for name in REPORT_FILES:
+        path = folder / name
+        if path.is_symlink():
+            raise OutputError(
+                "is a link, and what it leads to is no file of this folder", path=str(path),
+                hint="remove it, or name another --report DIR",
+            )  # fmt: skip
+        if path.is_dir():
+            raise OutputError("exists and is a directory", path=str(path), hint=_HINT)
+        check_destination(path, overwrite=overwrite)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself or the nearest one above it that is there. Raises ``OutputError`` where that is no
+    folder, or nothing may be made in it.
+    """
+    for place in (folder, *folder.parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():
+                raise OutputError("a link that leads nowhere", path=str(place), hint=_HINT) from None
+            continue
+        except OSError as error:  # a name too long, links in a circle, a folder that may not be entered
+            raise OutputError(error.strerror or str(error), path=str(folder), hint=_HINT) from error
+        if not stat.S_ISDIR(mode):
+            raise OutputError("expected a folder", path=str(place), hint=_HINT)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OutputError("the folder is not writable", path=str(place), hint=_HINT)
+        return place
+    raise OutputError("the working folder is gone", path=str(folder), hint=_HINT)
 
 
 def write_report(

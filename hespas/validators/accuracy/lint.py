@@ -10,7 +10,7 @@ import numpy as np
 from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
-from hespas.validators.accuracy.cases import Cases
+from hespas.validators.accuracy.cases import LEAST_NS, Cases
 from hespas.validators.accuracy.fitting import slope_of
 
 __all__ = ["LintFinding", "lint_cases", "lint_profile"]
@@ -50,8 +50,23 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
                 LintFinding(code=code, source=profile.name, count=count, share=share, message=message)
             )
 
-    add("negative-duration", duration < 0, "events end before they start")
-    add("zero-duration", duration == 0, "events of 0 ns: the clock is coarse, and their error is undefined")
+    negative = duration < 0
+    if negative.any():
+        message = "events end before they start; they are left out, and what they took is not known"
+        found.append(
+            LintFinding(
+                code="negative-duration",
+                source=profile.name,
+                count=int(negative.sum()),
+                share=np.nan,
+                message=message,
+            )
+        )
+    add(
+        "zero-duration",
+        (duration >= 0) & (duration < LEAST_NS),
+        "events of 0 ns: the clock is coarse, and their error is undefined",
+    )
     add("overlap", _overlapping(profile), "events begin before the one before them on the same stream ends")
     unlinked = (profile.host_event < 0) & (len(profile.host) > 0)
     add("unlinked", unlinked, "no host operation: launched before the window, or replayed")

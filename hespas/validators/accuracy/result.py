@@ -131,6 +131,8 @@ class Accuracy:
                 told.append(
                     f"{where} covers {coverage:.1%} of the time, the limit is {limits.min_coverage:.1%}"
                 )
+        if not isnan(limits.max_e2e):
+            told.extend(f"end to end of {what}: nothing could be compared" for what in self._without_steps())
         for run in self.end_to_end:
             error = abs(run.relative_error)
             if run.estimator in self.estimators and not isnan(limits.max_e2e) and not error <= limits.max_e2e:
@@ -139,3 +141,13 @@ class Accuracy:
                     f"{run.relative_error:+.1%}, the limit {limits.max_e2e:.1%}"
                 )
         return tuple(told)
+
+    def _without_steps(self) -> list[str]:
+        """What was measured and has no row end to end of an asked estimator: it predicts nothing of it."""
+        there = {(run.source, run.estimator, run.hardware) for run in self.end_to_end}
+        return [
+            f"{each.source}, {estimator} on {each.hardware}"
+            for each in self.cases
+            for estimator in self.estimators
+            if len(each) and (each.source, estimator, each.hardware) not in there
+        ]

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from hespas.estimators import Estimator, load_estimator
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -15,13 +13,13 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
-from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
+from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.endtoend import end_to_end
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd
-from hespas.validators.accuracy.sources import Source, hardware_for, sources_of
-from hespas.validators.accuracy.statistics import NoiseFloor, noise_floor
-from hespas.validators.accuracy.summaries import contributions, summaries, trends
+from hespas.validators.accuracy.sources import Source, sources_of
+from hespas.validators.accuracy.summaries import contributions, noise_of, summaries, trends
 
 __all__ = ["accuracy"]
 
@@ -49,12 +47,11 @@ def accuracy(
     sources: list[tuple[Source, str]] = []
     profiles = _named_apart(profiles)
     for profile in profiles:
-        name = hardware_for(profile, hardware)
-        sources.extend((source, name) for source in sources_of(profile, workload, devices[name].name, found))
+        for part, name in by_device(profile, devices, found):
+            sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
     if not any(len(source.cases) for source, _ in sources):
-        raise UsageError(
-            "no event of the profiles belongs to the program", hint="is it the program that ran?"
-        )
+        raise _nothing_compared(profiles, [source for source, _ in sources])
+    sources = _sources_apart(sources)
     cases = _predicted(sources, devices, models, found)
     runs = tuple(_end_to_end(sources, cases, devices, models, found))
     measured = [profile for profile in profiles if isinstance(profile, Profile)]
@@ -70,12 +67,28 @@ def accuracy(
         contributions=tuple(row for each in cases for row in contributions(each)),
         speed_ups=tuple(speed_ups(cases)),
         trends=tuple(trends(runs)),
-        noise={device.name: _noise(cases, device.name) for device in devices.values()},
+        noise={device.name: noise_of(cases, device.name) for device in devices.values()},
         coverage={
             source.cases.source: source.coverage for source, _ in sources if source.coverage is not None
         },
         lint=tuple(lint),
         diagnostics=found,
+    )
+
+
+def _nothing_compared(profiles: Sequence[Profile | Workload], sources: Sequence[Source]) -> UsageError:
+    if all(isinstance(each, Workload) for each in profiles):
+        return UsageError(
+            "a program without measured times is nothing to compare with",
+            path=profiles[0].name,
+            hint="give it with --workload, and the profile of its run with --measured",
+        )
+    if any(source.coverage is not None for source in sources) or not sources:
+        return UsageError(
+            "no event of the profiles belongs to the program", hint="is it the program that ran?"
+        )
+    return UsageError(
+        "no operation of the profiles took any time", hint="are the durations known, and above 0?"
     )
 
 
@@ -87,6 +100,20 @@ def _named_apart(profiles: Sequence[Profile | Workload]) -> list[Profile | Workl
         counts[each.name] += 1
         number = counts[each.name]
         found.append(each if number == 1 else replace(each, name=f"{each.name} ({number})"))
+    return found
+
+
+def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, str]]:
+    """The same for sources: graphs that carry times are called as their rank classes are."""
+    counts = Counter[str]()
+    found: list[tuple[Source, str]] = []
+    for source, device in sources:
+        name = source.cases.source
+        counts[name] += 1
+        if counts[name] > 1:
+            cases = replace(source.cases, source=f"{name} ({counts[name]})")
+            source = replace(source, cases=cases)
+        found.append((source, device))
     return found
 
 
@@ -140,16 +167,3 @@ def _end_to_end(
     for each, (source, name) in zip(cases, sources, strict=True):
         runs.extend(end_to_end(replace(source, cases=each), devices[name], models, found))
     return runs
-
-
-def _noise(cases: Sequence[Cases], hardware: str) -> NoiseFloor:
-    group = [each for each in cases if each.hardware == hardware]
-    if not group:
-        nothing = np.empty(0)
-        return noise_floor(nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int64))
-    return noise_floor(
-        np.concatenate([each.measured_ns for each in group]),
-        np.concatenate([each.spread_ns for each in group]),
-        np.concatenate([each.repeats for each in group]),
-        shared_shapes(group),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from hespas.graph import Diagnostics, EventColumns, HostOps, OpGraph, Profile, W
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable, StringTableBuilder
 from hespas.graph.errors import HespasError, UsageError
 from hespas.validators.accuracy.cases import (
+    LEAST_NS,
     Cases,
     case_labels,
     grouped_graph,
@@ -24,7 +25,7 @@ from hespas.validators.accuracy.cases import (
 )
 from hespas.validators.matching import Coverage, Matching, coverage_of, match_program
 
-__all__ = ["Source", "hardware_for", "sources_of"]
+__all__ = ["Source", "events_of", "sources_of"]
 
 _ATTACHED = "hlo/"
 
@@ -109,13 +110,13 @@ def _attached(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str,
 def _part(profile: Profile, module: str) -> Profile:
     """The events of one module."""
     rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
-    return _take(profile, np.flatnonzero(np.isin(profile.module_row, rows)), f"{profile.name}:{module}")
+    return events_of(profile, np.flatnonzero(np.isin(profile.module_row, rows)), f"{profile.name}:{module}")
 
 
 _COLUMNS = tuple(EventColumns.__annotations__)
 
 
-def _take(profile: Profile, rows: IntArray, name: str) -> Profile:
+def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
     """A profile of some events only; what they communicate is left behind."""
     columns = {column: getattr(profile, column)[rows] for column in (*_COLUMNS, "start_ns", "duration_ns")}
     return replace(profile, name=name, comms=type(profile.comms).empty(), **columns)
@@ -142,7 +143,7 @@ def _against(
         rows = np.flatnonzero(of_class == number)
         if not len(rows):
             continue
-        part = _take(profile, rows, f"{profile.name}, class {number}")
+        part = events_of(profile, rows, f"{profile.name}, class {number}")
         found = _matched(part, workload, graph, hardware, diagnostics)
         whole = (profile, workload) if is_first else (part, None)
         yield replace(found, profile=whole[0], program=whole[1])
@@ -167,7 +168,7 @@ def _matched(
         shapes=shapes,
         shape=shape,
         op_class=graph.op_class[leading[measured.group]].astype(np.int8),
-        measured_ns=measured.measured_ns,
+        measured_ns=np.where(measured.measured_ns >= LEAST_NS, measured.measured_ns, 0.0),
         spread_ns=measured.spread_ns,
         repeats=measured.repeats,
         flops=grouped.flops[measured.group] * times[measured.group],
@@ -230,6 +231,12 @@ def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> Non
             f"events match nothing of the program: {share:.1%} of the device time",
             count=missed,
         )
+    diagnostics.warning(
+        "match.negative-duration",
+        profile.name,
+        "events end before they start: they and their runs are left out of what is compared",
+        count=int((profile.duration_ns < 0).sum()),
+    )
     diagnostics.info(
         "match.unmatched-nodes",
         profile.name,
@@ -270,7 +277,7 @@ def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
         if dtype and not dtype.startswith("["):
             try:
                 operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 operands = []  # no list of shapes: no cost either
             row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
         rows.append(row)
@@ -280,7 +287,7 @@ def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
 def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
     """The nodes of a graph that carry a time, once per rank class."""
     for graph in workload.classes:
-        node = np.flatnonzero((graph.duration_ns > 0) & (graph.multiplicity > 0))
+        node = np.flatnonzero((graph.duration_ns >= LEAST_NS) & (graph.multiplicity > 0))
         times = graph.multiplicity[node]
         if len(node):
             cases = _cases_of(graph, node, times, (graph.name, workload.name, hardware))
@@ -293,7 +300,7 @@ def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> So
     """Each operation of a trace as one case; equal shapes are repeats of one another, never averaged here."""
     found = costed_ops(profile, diagnostics)
     graph = found.graph
-    node = np.flatnonzero(found.busy_ns > 0)
+    node = np.flatnonzero(found.busy_ns >= LEAST_NS)
     times = np.ones(len(node))
     cases = _cases_of(graph, node, times, (profile.name, profile.name, hardware))
     return Source(
@@ -326,34 +333,3 @@ def _cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[st
         flops=graph.flops[node] * times,
         bytes_moved=graph.bytes_moved[node] * times,
     )
-
-
-def hardware_for(profile: Profile | Workload, named: Sequence[str]) -> str:
-    """Which of the devices the user named a profile was measured on.
-
-    Raises ``UsageError`` where several are named and the profile's own name of its device fits none.
-    """
-    from hespas.hardware import find
-
-    if len(named) == 1:
-        return named[0]
-    devices = profile.devices if isinstance(profile, Profile) else ()
-    for device in devices:
-        try:
-            canonical = find(device)
-        except UsageError:
-            continue
-        for each in named:
-            if each == canonical or _canonical(each) == canonical:
-                return each
-    raise UsageError(
-        f"measured on {', '.join(devices) or 'an unnamed device'}: which --hardware is that?",
-        path=profile.name,
-        hint="give one --hardware per run, or a hardware file that has this name among its aliases",
-    )
-
-
-def _canonical(name: str) -> str:
-    from hespas.hardware import load_device
-
-    return load_device(name).name

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import nan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 
@@ -15,6 +17,7 @@ __all__ = [
     "errors_of",
     "noise_floor",
     "relative_error",
+    "shape_medians",
     "unique_shapes",
 ]
 
@@ -29,6 +32,7 @@ class ErrorSummary:
     """``n`` cases of ``of`` could be compared; ``coverage`` is their share of the measured time. ``bias`` is
     the mean signed error, ``sum_error`` that of the sums, ``log_ratio`` the median of ln(p / m). ``ci_low``
     and ``ci_high`` bound ``mape`` (95 %, percentile bootstrap over distinct shapes); NaN below two shapes.
+    Of ``interval_n`` cases the estimator gave an interval for, ``interval_coverage`` lie inside.
     """
 
     n: int
@@ -44,6 +48,8 @@ class ErrorSummary:
     log_ratio: float
     ci_low: float
     ci_high: float
+    interval_n: int = 0
+    interval_coverage: float = nan
 
 
 def relative_error(predicted: FloatArray, measured: FloatArray) -> FloatArray:
@@ -55,8 +61,15 @@ def relative_error(predicted: FloatArray, measured: FloatArray) -> FloatArray:
     return np.where(np.isinf(error), np.nan, error)
 
 
-def errors_of(predicted: FloatArray, measured: FloatArray, shape: IntArray) -> ErrorSummary:
-    """The summary of some cases; figures are NaN where none can be compared."""
+def errors_of(
+    predicted: FloatArray,
+    measured: FloatArray,
+    shape: IntArray,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> ErrorSummary:
+    """The summary of some cases; figures are NaN where none can be compared. ``bounds`` are the ends of the
+    estimator's intervals [ns], NaN where it gave none.
+    """
     error = relative_error(predicted, measured)
     known = ~np.isnan(error)
     total = float(measured[measured > 0].sum())
@@ -70,6 +83,7 @@ def errors_of(predicted: FloatArray, measured: FloatArray, shape: IntArray) -> E
     size = np.abs(error)
     low, high, shapes = _interval(size, shape[known])
     positive = taken > 0
+    bounded, inside = (0, nan) if bounds is None else _inside(bounds, measured)
     return ErrorSummary(
         n=len(error),
         of=len(known),
@@ -84,7 +98,18 @@ def errors_of(predicted: FloatArray, measured: FloatArray, shape: IntArray) -> E
         log_ratio=float(np.median(np.log(taken[positive] / real[positive]))) if positive.any() else nan,
         ci_low=low,
         ci_high=high,
+        interval_n=bounded,
+        interval_coverage=inside,
     )
+
+
+def _inside(bounds: tuple[FloatArray, FloatArray], measured: FloatArray) -> tuple[int, float]:
+    """How many measurements have an interval, and the share of them that lies inside."""
+    low, high = bounds
+    stated = (measured > 0) & ~np.isnan(low) & ~np.isnan(high)
+    count = int(stated.sum())
+    within = (low <= measured) & (measured <= high)
+    return count, float(within[stated].mean()) if count else nan
 
 
 def _interval(size: FloatArray, shape: IntArray) -> tuple[float, float, int]:
@@ -95,15 +120,24 @@ def _interval(size: FloatArray, shape: IntArray) -> tuple[float, float, int]:
     shapes = int(place.max()) + 1
     if shapes < 2:
         return nan, nan, shapes
-    rng = np.random.default_rng(_SEED)
     if shapes > _MOST_BLOCKS:
-        place = (rng.permutation(shapes) % _MOST_BLOCKS)[place]
+        place = (np.random.default_rng(_SEED).permutation(shapes) % _MOST_BLOCKS)[place]
     sums, counts = np.bincount(place, size), np.bincount(place).astype(np.float64)
-    drawn = rng.integers(0, len(sums), (_RESAMPLES, len(sums)))
-    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    times = _times_drawn(len(sums)).astype(np.float64)
+    means = (times @ sums) / (times @ counts)
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(means, (tail, 1 - tail))
     return float(low), float(high), shapes
+
+
+@lru_cache(maxsize=128)
+def _times_drawn(blocks: int) -> NDArray[np.uint8]:
+    """How often each block is in each resample, shape ``(resamples, blocks)``. Large tables ask for the same
+    again and again.
+    """
+    drawn = np.random.default_rng(_SEED).integers(0, blocks, (_RESAMPLES, blocks))
+    # Out of as many draws as blocks, nobody sees one block 256 times.
+    return np.stack([np.bincount(row, minlength=blocks).astype(np.uint8) for row in drawn])
 
 
 def unique_shapes(
@@ -111,10 +145,10 @@ def unique_shapes(
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """One row per distinct shape: the median prediction and the median measurement of its cases."""
     distinct = np.unique(shape)
-    return _medians(predicted, shape), _medians(measured, shape), distinct
+    return shape_medians(predicted, shape), shape_medians(measured, shape), distinct
 
 
-def _medians(values: FloatArray, shape: IntArray) -> FloatArray:
+def shape_medians(values: FloatArray, shape: IntArray) -> FloatArray:
     """The median of each distinct shape in order; NaN where any of its values is (they sort last)."""
     order = np.lexsort((values, shape))
     _, first, counts = np.unique(shape[order], return_index=True, return_counts=True)
@@ -145,7 +179,7 @@ def noise_floor(
     if not len(measured):
         return NoiseFloor(0, nan, nan, nan)
     _, place, counts = np.unique(shape, return_inverse=True, return_counts=True)
-    median = _medians(measured, shape)[place]
+    median = shape_medians(measured, shape)[place]
     between = np.abs(median - measured) / measured
     within = np.nan_to_num(spread_ns) / measured
     several = (counts[place] > 1) | (repeats > 1)

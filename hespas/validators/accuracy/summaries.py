@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hespas.graph import OpClass
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.validators.accuracy.cases import Cases, shared_shapes
+from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
 from hespas.validators.accuracy.fitting import kendall_tau, slope_of
 from hespas.validators.accuracy.result import Contribution, EndToEnd, SummaryRow, Trend
-from hespas.validators.accuracy.statistics import errors_of, unique_shapes
+from hespas.validators.accuracy.statistics import (
+    ErrorSummary,
+    NoiseFloor,
+    errors_of,
+    noise_floor,
+    shape_medians,
+)
 
-__all__ = ["SIZES", "contributions", "summaries", "trends"]
+__all__ = ["SIZES", "contributions", "noise_of", "summaries", "trends"]
 
 SIZES: tuple[tuple[str, float, float], ...] = (
     ("< 1 us", 0.0, 1e3),
@@ -31,57 +36,90 @@ _BASES = ("span", "sum of operations")
 
 
 def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
-    """Rows per device and estimator, at both levels: all, then classes by time, then sizes."""
+    """Rows per device and estimator, at both levels: all, then classes and families by time, then sizes."""
     by_device: dict[str, list[Cases]] = {}
     for each in cases:
         by_device.setdefault(each.hardware, []).append(each)
     for hardware, group in by_device.items():
-        measured = np.concatenate([each.measured_ns for each in group])
-        op_class = np.concatenate([each.op_class for each in group])
         shape = shared_shapes(group)
         for name in _estimators(group):
-            predicted = np.concatenate([_said(each, name) for each in group])
-            yield from _rows(name, hardware, (predicted, measured, op_class, shape))
+            said = [_said(each, name) for each in group]
+            instances = _Columns(
+                predicted=np.concatenate([each.duration_ns for each in said]),
+                low=np.concatenate([each.low_ns for each in said]),
+                high=np.concatenate([each.high_ns for each in said]),
+                measured=np.concatenate([each.measured_ns for each in group]),
+                op_class=np.concatenate([each.op_class for each in group]).astype(np.int64),
+                shape=shape,
+            )
+            for level, columns in (("instance", instances), ("shape", instances.once())):
+                for label, size, chosen in _parts(columns, group[0]):
+                    yield SummaryRow(
+                        estimator=name,
+                        hardware=hardware,
+                        level=level,
+                        op_class=label,
+                        size=size,
+                        errors=columns.errors(chosen),
+                    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Columns:
+    """What one estimator says of the cases of a device, and what was measured."""
+
+    predicted: FloatArray
+    low: FloatArray
+    high: FloatArray
+    measured: FloatArray
+    op_class: IntArray
+    shape: IntArray
+
+    def once(self) -> _Columns:
+        """Each distinct shape once, with the medians of its cases."""
+        distinct, first = np.unique(self.shape, return_index=True)
+        return _Columns(
+            predicted=shape_medians(self.predicted, self.shape),
+            low=shape_medians(self.low, self.shape),
+            high=shape_medians(self.high, self.shape),
+            measured=shape_medians(self.measured, self.shape),
+            op_class=self.op_class[first],
+            shape=distinct,
+        )
+
+    def errors(self, chosen: BoolArray) -> ErrorSummary:
+        """The summary of some of them."""
+        return errors_of(
+            self.predicted[chosen],
+            self.measured[chosen],
+            self.shape[chosen],
+            (self.low[chosen], self.high[chosen]),
+        )
 
 
 def _estimators(cases: Sequence[Cases]) -> list[str]:
     return list(dict.fromkeys(said.estimator for each in cases for said in each.predictions))
 
 
-def _said(cases: Cases, estimator: str) -> FloatArray:
-    found = (said.duration_ns for said in cases.predictions if said.estimator == estimator)
-    return next(found, np.full(len(cases), np.nan))
+def _said(cases: Cases, estimator: str) -> Prediction:
+    nothing = np.full(len(cases), np.nan)
+    found = (said for said in cases.predictions if said.estimator == estimator)
+    return next(found, Prediction(estimator=estimator, duration_ns=nothing, low_ns=nothing, high_ns=nothing))
 
 
-def _rows(
-    name: str,
-    hardware: str,
-    columns: tuple[FloatArray, FloatArray, NDArray[np.int8], IntArray],
-) -> Iterator[SummaryRow]:
-    predicted, measured, op_class, shape = columns
-    _, first = np.unique(shape, return_index=True)
-    once = unique_shapes(predicted, measured, shape)
-    for level, said, real, kind, number in (
-        ("instance", predicted, measured, op_class, shape),
-        ("shape", once[0], once[1], op_class[first], once[2]),
-    ):
-        for label, size, chosen in _parts(real, kind):
-            yield SummaryRow(
-                estimator=name,
-                hardware=hardware,
-                level=level,
-                op_class=label,
-                size=size,
-                errors=errors_of(said[chosen], real[chosen], number[chosen]),
-            )
-
-
-def _parts(measured: FloatArray, op_class: NDArray[np.int8]) -> Iterator[tuple[str, str, BoolArray]]:
+def _parts(columns: _Columns, cases: Cases) -> Iterator[tuple[str, str, BoolArray]]:
+    """Names and rows of the parts; ``cases`` says what classes and families are called."""
+    measured, op_class = columns.measured, columns.op_class
     yield "all", "all", np.ones(len(measured), np.bool_)
-    times = np.bincount(op_class, measured, len(OpClass)) if len(measured) else np.zeros(len(OpClass))
-    present = set(np.unique(op_class).tolist())
-    for code in sorted(present, key=lambda code: -float(times[code])):
-        yield OpClass(code).name.lower(), "all", op_class == code
+    times = np.bincount(op_class, np.nan_to_num(measured), len(cases.classes))
+    present: list[int] = np.unique(op_class).tolist()
+    members: dict[str, list[int]] = {}
+    for code in present:
+        members.setdefault(cases.classes[code], []).append(code)
+        if cases.families and cases.families[code] != cases.classes[code]:
+            members.setdefault(cases.families[code], []).append(code)
+    for label in sorted(members, key=lambda label: -float(times[members[label]].sum())):
+        yield label, "all", np.isin(op_class, members[label])
     for size, low, high in SIZES:
         chosen = (measured >= low) & (measured < high)
         if chosen.any():
@@ -110,7 +148,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
                 estimator=said.estimator,
                 label=cases.labels[lead],
                 shape=cases.shapes[row],
-                op_class=OpClass(int(cases.op_class[lead])).name.lower(),
+                op_class=cases.classes[int(cases.op_class[lead])],
                 count=int(counts[place[row]]),
                 predicted_ns=float(predicted[row]),
                 measured_ns=float(measured[row]),
@@ -140,3 +178,17 @@ def trends(runs: Sequence[EndToEnd]) -> Iterator[Trend]:
             rank=kendall_tau(predicted, measured),
             slope=slope_of(np.log(measured), np.log(predicted)),
         )
+
+
+def noise_of(cases: Sequence[Cases], hardware: str) -> NoiseFloor:
+    """The noise floor of all that was measured on a device."""
+    group = [each for each in cases if each.hardware == hardware]
+    if not group:
+        nothing = np.empty(0)
+        return noise_floor(nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int64))
+    return noise_floor(
+        np.concatenate([each.measured_ns for each in group]),
+        np.concatenate([each.spread_ns for each in group]),
+        np.concatenate([each.repeats for each in group]),
+        shared_shapes(group),
+    )

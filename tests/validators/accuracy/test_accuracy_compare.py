@@ -79,6 +79,8 @@ def test_a_report_is_as_good_as_itself(tmp_path: Path) -> None:
         b'{"schema": "hespas.accuracy/1", "summary": [{}], "end_to_end": []}',
         b'{"schema": "hespas.accuracy/1", "summary": 7, "end_to_end": []}',
         b"[" * 100_000,
+        b'{"schema": "hespas.accuracy/1", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"schema": "hespas.accuracy/1", "summary": [], "summary": [], "end_to_end": []}',
     ],
 )
 def test_a_document_that_is_none(content: bytes, tmp_path: Path) -> None:
@@ -87,6 +89,29 @@ def test_a_document_that_is_none(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         compare_reports(good, tmp_path / "x.json")
     assert "x.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"), [("mape", -1e308), ("median_ape", -0.1), ("coverage", -0.1), ("coverage", 1.1)]
+)
+def test_a_figure_that_cannot_be(figure: str, value: float, tmp_path: Path) -> None:
+    good = _report(tmp_path / "a.json", [_row(0.2)])
+    bad = _report(tmp_path / "b.json", [_row(0.2) | {figure: value}])
+    with pytest.raises(FormatError, match=figure):
+        compare_reports(good, bad)
+
+
+def test_a_report_may_say_a_thing_twice_but_not_two_things_of_one(tmp_path: Path) -> None:
+    good = _report(tmp_path / "a.json", [_row(0.2)], [_run(0.1)])
+    same = _report(tmp_path / "b.json", [_row(0.2), _row(0.2)], [_run(0.1), _run(0.1)])
+    assert compare_reports(good, same).exceeded(0.0) == ()
+    hidden = _report(tmp_path / "c.json", [_row(0.9), _row(0.0)])
+    with pytest.raises(FormatError, match=r"MAPE of .* is 0\.9 in one row and 0 in another") as caught:
+        compare_reports(good, hidden)
+    assert caught.value.path == str(hidden)
+    runs = _report(tmp_path / "d.json", [_row(0.2)], [_run(0.9), _run(0.0)])
+    with pytest.raises(FormatError, match="end to end of"):
+        compare_reports(good, runs)
 
 
 def test_a_file_that_is_absent(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import OpClass
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.names import Names
 from hespas.validators.accuracy.report.texts import shown
@@ -124,7 +123,7 @@ def points_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Points
     )
 
 
-def _joined(columns: Sequence[FloatArray | NDArray[np.int8]]) -> FloatArray:
+def _joined(columns: Sequence[FloatArray | NDArray[np.int8] | SmallIntArray]) -> FloatArray:
     return np.concatenate([np.asarray(column, np.float64) for column in columns] or [np.empty(0)])
 
 
@@ -204,6 +203,6 @@ def _quantiles(errors: FloatArray) -> FloatArray:
     return ordered[np.linspace(0, len(ordered) - 1, _QUANTILES).astype(np.int64)]
 
 
-def class_names() -> list[str]:
+def class_names(done: Accuracy) -> list[str]:
     """Names of the classes by code."""
-    return [each.name.lower() for each in OpClass]
+    return [shown(name) for name in done.cases[0].classes] if done.cases else []

@@ -166,7 +166,7 @@ def _data(
         asked=len(done.estimators),
         few=FEW_SHAPES,
         estimators=[shown(name) for name in estimators],
-        classes=class_names(),
+        classes=class_names(done),
         sources=[_Source(name=shown(each.source), hardware=shown(each.hardware)) for each in done.cases],
         noise={shown(name): floor.mape for name, floor in done.noise.items()},
         roofs=list(roofs_of(devices, done.cases)),

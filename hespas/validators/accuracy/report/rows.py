@@ -9,7 +9,6 @@ from itertools import repeat
 
 import numpy as np
 
-from hespas.graph import OpClass
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.result import Accuracy
@@ -60,13 +59,12 @@ def _nobody(cases: Cases) -> Prediction:
 def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
     shapes: list[int] = cases.shape.tolist()
     classes: list[int] = cases.op_class.tolist()
-    names = {code: OpClass(code).name.lower() for code in set(classes)}
     return zip(
         repeat(cases.source),
         repeat(cases.hardware),
         cases.labels,
         [cases.shapes[row] for row in shapes],
-        [names[code] for code in classes],
+        [cases.classes[code] for code in classes],
         _figures(cases.measured_ns),
         _figures(cases.spread_ns),
         cases.repeats.tolist(),

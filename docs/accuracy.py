@@ -1,0 +1,343 @@
+"""How far the shipped estimators are from measurements: the page ``accuracy.md`` and its figures.
+
+    python -m docs.accuracy --tables DIR [--profiles DIR] [--split devval] [--estimator NAME] [--date DATE]
+
+runs what `hespas-validate accuracy` runs on every table of measured operations and every profile there, and
+writes the figures of those reports to ``accuracy.json``, of which the page is made. Without ``--tables`` and
+``--profiles`` the page is made again from the figures that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from math import nan
+from pathlib import Path
+
+import msgspec
+
+from hespas import __version__, api
+from hespas.estimators import estimator_names
+from hespas.estimators.measurements import read_measurements
+from hespas.graph import Profile
+from hespas.graph.errors import FormatError, HespasError, UsageError
+from hespas.hardware import find
+from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
+
+__all__ = [
+    "FIGURES",
+    "PAGE",
+    "Errors",
+    "Figures",
+    "Row",
+    "Section",
+    "accuracy_document",
+    "main",
+    "read_figures",
+]
+
+FIGURES = Path(__file__).with_name("accuracy.json")
+PAGE = Path(__file__).with_name("accuracy.md")
+_ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic")
+_NAIVE = "p2"
+_NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
+_TABLES = (".parquet", ".csv", ".csv.gz")
+_INTRODUCTION = """# Accuracy
+
+Made by `python -m docs.accuracy --tables DIR --profiles DIR` from reports of `hespas-validate accuracy`; do
+not edit. The figures alone are in [accuracy.json](accuracy.json).
+
+Errors are relative to the measurement, (predicted - measured) / measured: MAPE is the mean of their size,
+bias their mean; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
+baseline p2: one launch time and one efficiency per class, fitted on rows that are not compared. *noise* is
+the error of the best constant per shape, where shapes were measured again: nothing can be better.
+"""
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """Errors of one estimator on the ``n`` cases it covers; None is unknown."""
+
+    n: int
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    interval_coverage: float | None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One device and class (kind and number format) of a table or profile; ``errors`` by estimator."""
+
+    hardware: str
+    op_class: str
+    of: int
+    noise: float | None
+    errors: dict[str, Errors]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One table or profile."""
+
+    name: str
+    provenance: str
+    rows: list[Row]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Everything the page shows."""
+
+    schema: str
+    hespas_version: str
+    date: str
+    split: str
+    tables: list[Section]
+    profiles: list[Section]
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    estimator: str
+    hardware: str
+    level: str
+    op_class: str
+    size: str
+    n: int
+    of: int
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    interval_coverage: float | None
+
+
+class _Noise(msgspec.Struct, frozen=True):
+    hardware: str
+    n: int
+    mape: float | None
+
+
+class _Report(msgspec.Struct, frozen=True):
+    summary: list[_Summary]
+    noise: list[_Noise]
+
+
+def read_figures() -> Figures:
+    """The figures that the page was made of."""
+    return msgspec.json.decode(FIGURES.read_bytes(), type=Figures)
+
+
+def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
+    """The figures of one report: classes that have families are told by those."""
+    report = msgspec.json.decode(accuracy_json(done, _NO_LIMITS), type=_Report)
+    shown = {name for cases in done.cases for name in cases.families}
+    shown = shown or {"all"}
+    noise = {row.hardware: row.mape for row in report.noise if row.n}
+    found: dict[tuple[str, str], dict[str, _Summary]] = {}
+    for row in report.summary:
+        if row.level == level and row.size == "all" and row.op_class in shown:
+            found.setdefault((row.hardware, row.op_class), {})[row.estimator] = row
+    rows = [
+        Row(
+            hardware=hardware,
+            op_class=op_class,
+            of=max(row.of for row in by_estimator.values()),
+            noise=_rounded(noise.get(hardware)),
+            errors={
+                estimator: _errors(row)
+                for estimator, row in by_estimator.items()
+                if estimator in (*done.estimators, _NAIVE) and row.n
+            },
+        )
+        for (hardware, op_class), by_estimator in sorted(found.items(), key=lambda item: item[0][::-1])
+    ]
+    return Section(name=name, provenance=provenance, rows=rows)
+
+
+def _errors(row: _Summary) -> Errors:
+    return Errors(
+        n=row.n,
+        mape=_rounded(row.mape),
+        median_ape=_rounded(row.median_ape),
+        p90_ape=_rounded(row.p90_ape),
+        bias=_rounded(row.bias),
+        interval_coverage=_rounded(row.interval_coverage),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _of_tables(folder: Path, split: str, estimators: Sequence[str]) -> Iterator[Section]:
+    """Every table of operations of known devices."""
+    for path in sorted(folder.iterdir()):
+        if not path.name.endswith(_TABLES):
+            continue
+        try:
+            table = read_measurements(path)
+            done = accuracy_of_tables([table], (), estimators, split=split, inputs=[path.name])
+        except (FormatError, UsageError) as error:
+            sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
+            continue
+        sys.stderr.write(f"{path.name}: {sum(map(len, done.cases)):,} rows\n")
+        yield _section(done, path.name, table.provenance, "instance")
+
+
+def _of_profiles(folder: Path, estimators: Sequence[str]) -> Iterator[Section]:
+    """Every profile of a known device with something to compare."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".csv":
+            continue
+        try:
+            profile = api.read(path)
+            if not isinstance(profile, Profile) or not profile.devices:
+                continue
+            done = accuracy([profile], [find(profile.devices[0])], estimators, inputs=[path.name])
+        except HespasError as error:
+            sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
+            continue
+        yield _section(done, path.name, f"recorded on {profile.devices[0]}", "shape")
+
+
+def accuracy_document(figures: Figures) -> str:
+    """``accuracy.md``."""
+    parts = [_INTRODUCTION]
+    parts.append(
+        f"Version {figures.hespas_version}, {figures.date}; tables: rows of split `{figures.split}`, whose "
+        "sizes entered no fit, each row once; profiles: each distinct shape once.\n"
+    )
+    if figures.tables:
+        parts += ["## Mean over devices\n", _means(figures.tables)]
+    for title, sections in (("Tables", figures.tables), ("Profiles", figures.profiles)):
+        for section in sections:
+            parts += [f"## {title}: {section.name}\n", f"Data: {section.provenance}.\n", _rows(section)]
+    return "\n".join(parts)
+
+
+def _estimators_of(rows: Iterable[Row]) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name in row.errors)
+    return [name for name in names if name != _NAIVE]
+
+
+def _means(sections: Sequence[Section]) -> str:
+    """MAPE of each class of each table, averaged over its devices."""
+    names = _estimators_of(row for section in sections for row in section.rows)
+    lines: list[list[str]] = []
+    for section in sections:
+        for op_class in dict.fromkeys(row.op_class for row in section.rows):
+            rows = [row for row in section.rows if row.op_class == op_class]
+            columns = [
+                _mean([row.errors[name].mape for row in rows if name in row.errors])
+                for name in (*names, _NAIVE)
+            ]
+            count = sum(row.of for row in rows)
+            lines.append(
+                [f"`{section.name}`", op_class, str(len(rows)), f"{count:,}", *map(_percent, columns)]
+            )
+    return _table(("table", "class", "devices", "rows", *names, "naive"), lines)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rows(section: Section) -> str:
+    """One line per device, class and estimator; what all estimators share stands in the first."""
+    lines: list[list[str]] = []
+    for row in section.rows:
+        naive = row.errors.get(_NAIVE)
+        shared = [
+            row.hardware,
+            row.op_class,
+            f"{row.of:,}",
+            _percent(row.noise),
+            _percent(naive.mape if naive else None),
+        ]
+        for name in _estimators_of([row]):
+            errors = row.errors[name]
+            covered = f"{errors.n / row.of:.0%}" if errors.n < row.of else "all"
+            lines.append(
+                [
+                    *shared,
+                    name,
+                    covered,
+                    *map(_percent, (errors.mape, errors.median_ape, errors.p90_ape)),
+                    _percent(errors.bias, signed=True),
+                    _percent(errors.interval_coverage),
+                ]
+            )
+            shared = [""] * len(shared)
+    header = (
+        "device",
+        "class",
+        "n",
+        "noise",
+        "naive",
+        "estimator",
+        "covered",
+        "MAPE",
+        "median",
+        "P90",
+        "bias",
+        "in 90 %",
+    )
+    return _table(header, lines)
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    return "-" if value is None else f"{value:{'+' if signed else ''}.1%}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=Path, help="folder of tables of measured operations")
+    parser.add_argument("--profiles", type=Path, help="folder of profiles")
+    parser.add_argument("--split", default="devval", help="rows that are compared")
+    parser.add_argument("--estimator", action="append", help="default: those that ship")
+    parser.add_argument("--date", default="", help="date on the page (default: today)")
+    return parser.parse_args()
+
+
+def _figures(arguments: argparse.Namespace, before: Mapping[str, list[Section]]) -> Figures:
+    known = set(estimator_names())
+    estimators: list[str] = arguments.estimator or [name for name in _ESTIMATORS if name in known]
+    found = dict(before)
+    if arguments.tables:
+        found["tables"] = list(_of_tables(arguments.tables, arguments.split, estimators))
+    if arguments.profiles:
+        found["profiles"] = list(_of_profiles(arguments.profiles, estimators))
+    return Figures(
+        schema="hespas.accuracy-figures/1",
+        hespas_version=__version__,
+        date=arguments.date or datetime.now(UTC).date().isoformat(),
+        split=arguments.split,
+        tables=found["tables"],
+        profiles=found["profiles"],
+    )
+
+
+def main() -> None:
+    """Write the figures, where data was given, and the page."""
+    arguments = _arguments()
+    if arguments.tables or arguments.profiles:
+        before: dict[str, list[Section]] = {"tables": [], "profiles": []}
+        if FIGURES.is_file():
+            earlier = read_figures()
+            before = {"tables": earlier.tables, "profiles": earlier.profiles}
+        figures = _figures(arguments, before)
+        text = json.dumps(msgspec.to_builtins(figures), indent=1)
+        FIGURES.write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(accuracy_document(read_figures()), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Estimates beside measurements as text: what ``accuracy``, ``calibrate`` and ``compare`` print."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING
+
+from hespas.cli.session import emit
+from hespas.cli.text import count_text, counted, table_text, time_text
+
+if TYPE_CHECKING:
+    from hespas.validators.accuracy import Accuracy, Comparison
+    from hespas.validators.accuracy.result import SummaryRow
+
+__all__ = ["percent", "show_accuracy", "show_changes", "show_summary", "signed"]
+
+_MOST_PAIRS = 20
+"""Comparisons of two devices; where there are more, those of the baselines are in the documents only."""
+
+
+def show_accuracy(done: Accuracy) -> None:
+    """Errors over all and per class, a step end to end, and what is wrong with the data."""
+    for source, found in done.coverage.items():
+        emit(
+            f"{source}: {found.time_share:.1%} of the device time and {found.matched_events:,} of "
+            f"{counted(found.events, 'event')} matched; {found.matched_nodes:,} of "
+            f"{counted(found.nodes, 'operation')} that cost something"
+        )
+    show_summary(done)
+    for hardware, floor in done.noise.items():
+        told = (
+            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,})" if floor.n else "not repeated"
+        )
+        emit(f"noise floor of {hardware}: {told}")
+    emit("each distinct shape counts once; p0-p2 are the naive baselines")
+    if done.end_to_end:
+        _show_runs(done)
+    many = len(done.speed_ups) > _MOST_PAIRS
+    for pair in done.speed_ups:
+        if many and pair.estimator not in done.estimators:
+            continue
+        emit(
+            f"{pair.estimator}: {pair.hardware} or {pair.other}? faster one right for {pair.sign:.0%} of "
+            f"{counted(pair.n, 'shared shape')} ({pair.constant_sign:.0%} by one ratio), "
+            f"above 20 us {percent(pair.sign_long)} of {pair.n_long:,}"
+        )
+    for finding in done.lint:
+        share = f", {finding.share:.1%} of the time" if not isnan(finding.share) else ""
+        emit(f"data: {finding.source}: {finding.message}: {finding.count:,}{share} [{finding.code}]")
+
+
+def _show_runs(done: Accuracy) -> None:
+    runs = [
+        (
+            run.source,
+            run.hardware,
+            run.estimator,
+            run.basis,
+            time_text(run.predicted_ns),
+            time_text(run.measured_ns),
+            signed(run.relative_error),
+        )
+        for run in done.end_to_end
+    ]
+    names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error")
+    emit(table_text(names, runs, left=(0, 1, 2, 3)))
+
+
+def show_summary(done: Accuracy) -> None:
+    """Errors per device, estimator and class, each distinct shape once; the baselines over all. Classes that
+    have families are told by them.
+    """
+    shown = {"all", *(name for cases in done.cases for name in cases.families or cases.classes)}
+    found = [
+        row
+        for row in done.summary
+        if row.level == "shape" and row.size == "all" and row.op_class in shown
+        if row.op_class == "all" or row.estimator in done.estimators
+    ]
+    bounded = any(row.errors.interval_n for row in found)
+    titles = ("device", "estimator", "class", "n", "shapes", "coverage", "MAPE", "95 %", "median", "P90")
+    titles = (*titles, "bias", "sum", *(("in interval",) if bounded else ()))
+    emit(table_text(titles, [_cells(row, bounded=bounded) for row in found], left=(0, 1, 2)))
+
+
+def _cells(row: SummaryRow, *, bounded: bool) -> tuple[str, ...]:
+    errors = row.errors
+    cells = (
+        row.hardware,
+        row.estimator,
+        row.op_class,
+        count_text(errors.n),
+        count_text(errors.shapes),
+        *map(percent, (errors.coverage, errors.mape)),
+        _interval(errors.ci_low, errors.ci_high),
+        *map(percent, (errors.median_ape, errors.p90_ape)),
+        *map(signed, (errors.bias, errors.sum_error)),
+    )
+    return (*cells, percent(errors.interval_coverage)) if bounded else cells
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.1%} to {high:.1%}" if not isnan(low) else "-"
+
+
+def percent(value: float) -> str:
+    """``12.3%`` of 0.123; a dash for what is unknown."""
+    return f"{value:.1%}" if not isnan(value) else "-"
+
+
+def signed(value: float) -> str:
+    """The same with its sign."""
+    return f"{value:+.1%}" if not isnan(value) else "-"
+
+
+def show_changes(done: Comparison) -> None:
+    """Every figure that changed, and how many did."""
+    rows = [
+        (each.what, each.figure, percent(each.before), percent(each.after), signed(each.difference))
+        for each in done.changes
+        if each.difference
+    ]
+    if rows:
+        emit(table_text(("what", "figure", "before", "after", "change"), rows, left=(0, 1)))
+    better, worse = (sum(sign * each.difference > 0 for each in done.changes) for sign in (-1, 1))
+    emit(
+        f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "
+        f"{len(done.only_base):,} only in the first, {len(done.only_new):,} only in the second"
+    )

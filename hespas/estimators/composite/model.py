@@ -1,0 +1,233 @@
+"""The composite: several estimators in an order per kind of operation; the first that covers one speaks.
+
+Models of single operations are asked once for each distinct operation, and only for those that nobody
+before covered. Models that see more in a graph (the roofline: messages, fusions of several products) are
+asked of the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.by_operation import OperationModel, Prediction, operations_on
+from hespas.estimators.composite.order import Order, read_order, split_order
+from hespas.estimators.free import takes_no_time
+from hespas.estimators.operations import Operations
+from hespas.estimators.protocol import Estimator
+from hespas.estimators.registry import load_estimator
+from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device
+
+__all__ = ["DEFAULT_ORDER", "Composite"]
+
+DEFAULT_ORDER = "collectives+calibrated+roofline"
+"""What is asked where nobody says: fits before data sheets."""
+
+_OF_GRAPHS = frozenset({"roofline"})
+"""Models that see more in a graph than in its operations one by one."""
+_FREE, _MODEL = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """Columns under way, shape ``(3, rows)`` and ``(rows,)`` twice: time and interval, who, bound."""
+
+    times: FloatArray
+    said_by: NDArray[np.int8]
+    bound: NDArray[np.int8]
+
+    @classmethod
+    def nothing(cls, rows: int) -> _Answer:
+        """Nobody has said anything yet."""
+        silent = np.full(rows, -1, np.int8)
+        return cls(np.full((3, rows), np.nan), silent, silent.copy())
+
+    def take(self, rows: BoolArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
+        """Keep what a model says of some rows, where it says something."""
+        heard = np.flatnonzero(rows & ~np.isnan(times[0]))
+        self.times[:, heard] = times[:, heard]
+        self.said_by[heard] = who
+        self.bound[heard] = bound if isinstance(bound, int) else bound[heard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """The estimator. ``order`` are estimators with their options, joined by ``+``; in its place ``path`` is a
+    TOML file with a list ``order`` and lists by kind of operation in ``kinds``. ``num_ranks``: size of
+    collectives over all ranks where the graph does not say (-1: unknown).
+    """
+
+    order: str = ""
+    path: str = ""
+    num_ranks: int = -1
+    _plan: Order = field(init=False, repr=False, compare=False)
+    _models: tuple[Estimator, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read the order and load its estimators. Raises ``UsageError``, and ``FormatError`` for the file."""
+        if self.order and self.path:
+            raise UsageError("composite: an order and a file of one", hint="give order= or path=, not both")
+        plan = read_order(self.path) if self.path else Order(default=split_order(self.order or DEFAULT_ORDER))
+        models = tuple(_for_ranks(load_estimator(each), self.num_ranks) for each in plan.spellings())
+        object.__setattr__(self, "_plan", plan)
+        object.__setattr__(self, "_models", models)
+
+    @property
+    def name(self) -> str:
+        """What the registry and reports call the model."""
+        return "composite"
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """The time of one execution of each node by the first that covers it. O(nodes log nodes)."""
+        found = Diagnostics() if diagnostics is None else diagnostics
+        distinct, place = operations_on(graph, device, num_ranks=self.num_ranks).distinct()
+        of_ops = _Answer.nothing(len(distinct))
+        of_nodes = _Answer.nothing(len(graph))
+        free = takes_no_time(graph)
+        needed = np.zeros(len(distinct), np.bool_)
+        needed[place[~free]] = True
+        bounds = ["free", "model"]
+        for last, wanted, who in self._steps(distinct):
+            model = self._models[who]
+            missing = wanted & needed & np.isnan(of_ops.times[0])
+            if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
+                _ask(model, distinct, missing, (of_ops, who), (device, found, last))
+                continue
+            open_nodes = missing[place] & np.isnan(of_nodes.times[0]) & ~free
+            if open_nodes.any():
+                _ask_graph(model, graph, open_nodes, (of_nodes, who, bounds), (device, found, last))
+        by_node = ~np.isnan(of_nodes.times[0])
+        times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, place]))
+        said_by = np.where(by_node, of_nodes.said_by, of_ops.said_by[place])
+        bound = np.where(by_node, of_nodes.bound, of_ops.bound[place])
+        silent = np.isnan(times[0])
+        found.warning(
+            "composite.not-covered",
+            graph.name,
+            f"no estimator of {'+'.join(self._plan.spellings())} covers the operation",
+            count=int(silent.sum()),
+        )
+        # What is free was said by nobody in particular: the first may have the word.
+        return Estimate(
+            hardware=device.name,
+            estimators=self._names(),
+            bounds=tuple(bounds),
+            duration_ns=times[0],
+            low_ns=times[1],
+            high_ns=times[2],
+            said_by=np.where(silent, -1, np.where(free, 0, said_by)).astype(np.int8),
+            bound=np.where(silent, -1, np.where(free, _FREE, bound)).astype(np.int8),
+        )
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """The time of one execution of each operation, by the first that covers it; models that need a graph
+        are passed over.
+        """
+        found = Diagnostics() if diagnostics is None else diagnostics
+        distinct, place = ops.distinct()
+        answer = _Answer.nothing(len(distinct))
+        for last, wanted, who in self._steps(distinct):
+            model = self._models[who]
+            if isinstance(model, OperationModel):
+                missing = wanted & np.isnan(answer.times[0])
+                _ask(model, distinct, missing, (answer, who), (device, found, last))
+        return Prediction(
+            duration_ns=answer.times[0][place],
+            low_ns=answer.times[1][place],
+            high_ns=answer.times[2][place],
+            models=self._names(),
+            said_by=answer.said_by[place],
+        )
+
+    def _names(self) -> tuple[str, ...]:
+        """What each estimator is called: its name, as it was spelled where two share one."""
+        names = [model.name for model in self._models]
+        pairs = zip(names, self._plan.spellings(), strict=True)
+        return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
+
+    def _steps(self, ops: Operations) -> list[tuple[bool, BoolArray, int]]:
+        """Who is asked of which operations, turn by turn: whether nobody comes after, the rows, the model.
+
+        In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
+        """
+        spellings = self._plan.spellings()
+        orders = [self._plan.of(kind) for kind in ops.kind.names]
+        steps: list[tuple[bool, BoolArray, int]] = []
+        for turn in range(max((len(order) for order in orders), default=0)):
+            for who, spelling in enumerate(spellings):
+                asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
+                rows = asks[ops.kind.row] if len(asks) else np.zeros(len(ops), np.bool_)
+                if rows.any():
+                    last = all(turn + 1 == len(order) for order, ask in zip(orders, asks, strict=True) if ask)
+                    steps.append((last, rows, who))
+        return steps
+
+
+def _for_ranks(model: Estimator, num_ranks: int) -> Estimator:
+    """A model that knows the number of ranks, if it wants to."""
+    candidate: object = model
+    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
+        return model
+    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
+
+
+def _ask(
+    model: OperationModel,
+    ops: Operations,
+    rows: BoolArray,
+    put: tuple[_Answer, int],
+    tell: tuple[Device, Diagnostics, bool],
+) -> None:
+    """Ask a model of operations about some of them."""
+    device, found, last = tell
+    asked = np.flatnonzero(rows)
+    if not len(asked):
+        return
+    heard = Diagnostics()
+    said = model.predict(ops.take(asked), device, heard)
+    times = np.full((3, len(ops)), np.nan)
+    times[:, asked] = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+    put[0].take(rows, times, put[1], _MODEL)
+    _pass_on(heard, found, last)
+
+
+def _ask_graph(
+    model: Estimator,
+    graph: OpGraph,
+    rows: BoolArray,
+    put: tuple[_Answer, int, list[str]],
+    tell: tuple[Device, Diagnostics, bool],
+) -> None:
+    """Ask a model of graphs, and keep what it says of some nodes."""
+    device, found, last = tell
+    answer, who, bounds = put
+    heard = Diagnostics()
+    said = model.estimate(graph, device, heard)
+    bounds += [name for name in said.bounds if name not in bounds]
+    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
+    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+    answer.take(rows, times, who, number[said.bound])
+    _pass_on(heard, found, last)
+
+
+def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:
+    """What a model says it lacks is no finding while others come after: it is then worth knowing, no more."""
+    if last:
+        found.extend(heard)
+        return
+    left = heard.counts()
+    waiting = Counter(each.code for each in heard)
+    for each in heard:
+        # A collector keeps the first few findings of a code and counts all: the rest goes with the last kept.
+        waiting[each.code] -= 1
+        count = 1 if waiting[each.code] else left[each.code]
+        left[each.code] -= count
+        tell = found.error if each.severity is Severity.ERROR else found.info
+        tell(each.code, each.location, each.message, path=each.path, count=count)

@@ -1,0 +1,66 @@
+"""A calibration as JSON: ``hespas/schemas/calibrate.schema.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import msgspec
+
+from hespas import __version__
+from hespas.hardware import Fit
+from hespas.validators.accuracy.document import diagnostics_json, encoded, summary_json
+from hespas.validators.calibration.calibrate import Calibration
+from hespas.validators.calibration.held_out import TESTS
+
+__all__ = ["SCHEMA_ID", "calibration_json"]
+
+SCHEMA_ID = "hespas.calibrate/1"
+"""What a document of this version says in ``schema``."""
+
+
+def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+    document = {
+        "schema": SCHEMA_ID,
+        "hespas_version": __version__,
+        "inputs": list(inputs),
+        "hardware": done.device.name,
+        "seed": done.seed,
+        "fitted": done.fitted,
+        "tables": [asdict(table) for table in done.tables],
+        "fits": [_fit(fit) for fit in done.fits],
+        "held_out": [
+            {
+                "by": test.by,
+                "what": TESTS[test.by],
+                "rows": test.count,
+                "fitted_rows": test.fitted,
+                "summary": [summary_json(row) for row in test.accuracy.summary],
+            }
+            for test in done.held_out
+        ],
+        "diagnostics": diagnostics_json(done.diagnostics),
+    }
+    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+
+
+def _fit(fit: Fit) -> dict[str, object]:
+    error = fit.error
+    return {
+        "kind": fit.kind,
+        "op": fit.op,
+        "scheme": fit.scheme,
+        "variant": fit.variant,
+        "default": fit.default,
+        "form": fit.form,
+        "samples": fit.samples,
+        "parameters": {each.name: [each.value, each.std_error] for each in fit.parameters},
+        "n": max(error.n, 0),
+        "mape": error.mape,
+        "median_ape": error.median_ape,
+        "p90_ape": error.p90_ape,
+        "bias": error.bias,
+        "table": fit.table,
+        "provenance": fit.provenance,
+    }

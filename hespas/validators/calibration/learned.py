@@ -1,0 +1,230 @@
+"""Fitting the learned models: choice of form, trees, honest intervals, devices left out.
+
+Only rows of split ``calib`` enter a fit, a choice or an interval; ``devval`` is for the score alone. Shape
+groups are never torn apart: a fifth of them is kept from the fits that the choice rests on, and two fifths in
+turn (every fifth where rows are few) from those that the intervals rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.learned.card import SCHEMA, Candidate, Card, Cell, Interval, SeenDevice, Training
+from hespas.estimators.learned.features import FAMILIES
+from hespas.estimators.learned.stored import LearnedModel
+from hespas.estimators.learned.support import support_of
+from hespas.estimators.learned.trees import Forest
+from hespas.estimators.measurements import Measurements
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.errors import UsageError
+from hespas.validators.calibration.learned_parts import Form, Part, rows_of_part
+from hespas.validators.calibration.learned_rows import Rows, rising, rows_for, transferable
+from hespas.validators.calibration.learned_transfer import TRANSFER, Transfer, fit_transfer
+from hespas.validators.calibration.learned_trees import grow, library_version
+
+__all__ = ["fit_learned"]
+
+_FOLDS = 5
+_FEW_ROWS = 40_000
+_TAIL = 0.05
+_FEWEST = 40
+_SPREAD = Form(trees=60, leaves=12, learning_rate=0.1, least_rows=40)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """The chosen form, every form's error, and what it leaves on rows kept from its fit (NaN on others)."""
+
+    form: Form
+    candidates: tuple[Candidate, ...]
+    rest: FloatArray
+
+
+def fit_learned(part: Part, table: Measurements, *, seed: int = 0) -> LearnedModel:
+    """The model of one part from the ``calib`` rows of its table, without errors on ``devval``.
+
+    Raises ``UsageError`` where the table has no such rows. O(rows x trees); one thread of scikit-learn's own.
+    """
+    measured = rows_of_part(part, table).part("calib")
+    if not len(measured):
+        raise UsageError(f"{part.name}: the table has no rows of split calib", hint=f"give {part.table}")
+    rows = rows_for(part, measured)
+    group = _groups(part, rows.measured)
+    fold = np.random.default_rng(seed).integers(0, 2 * _FOLDS, int(group.max()) + 1)[group]
+    chosen = _choose(part, rows, fold // 2, seed)
+    low, high, intervals = _intervals(rows, fold % 2 == 0, chosen.rest, seed)
+    main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
+    transfer = fit_transfer(part, rows, seed=seed)
+    forests: dict[str, Forest] = {"main": main, "low": low, "high": high}
+    if transfer.forest is not None:
+        forests["transfer"] = transfer.forest
+    card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
+    return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
+
+
+def _groups(part: Part, measured: Measurements) -> IntArray:
+    """A number per layer: what is wholly in a fit or wholly out of it."""
+    sizes = [np.nan_to_num(measured.ops.dim(name), nan=-1.0) for name in part.layer or part.support]
+    _, group = np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)
+    return group.reshape(-1).astype(np.int64)
+
+
+def _rest(rows: Rows, form: Form, kept: BoolArray, up: tuple[int, ...], seed: int) -> FloatArray:
+    """What a form leaves on rows kept from its fit."""
+    forest = grow(rows.table[~kept], rows.ratio[~kept], form, seed=seed, rising=up)
+    return rows.ratio[kept] - forest.predict(rows.table[kept])
+
+
+def _choose(part: Part, rows: Rows, fold: IntArray, seed: int) -> _Held:
+    """The form with the least error on the first fifth; what it leaves on that and some more."""
+    up = rising(part, rows.names)
+    tried: list[tuple[float, float, FloatArray]] = []
+    for form in part.forms:
+        rest = _rest(rows, form, fold == 0, up, seed)
+        error = np.abs(np.expm1(-rest))
+        tried.append((float(error.mean()), float(np.median(error)), rest))
+    best = min(range(len(tried)), key=lambda each: tried[each][0])
+    candidates = tuple(
+        Candidate(
+            form="trees",
+            loss=form.loss,
+            trees=form.trees,
+            leaves=form.leaves,
+            learning_rate=form.learning_rate,
+            mape=round(mape, 6),
+            median_ape=round(median, 6),
+            chosen=number == best,
+        )
+        for number, (form, (mape, median, _)) in enumerate(zip(part.forms, tried, strict=True))
+    )
+    rest = np.full(len(fold), np.nan)
+    rest[fold == 0] = tried[best][2]
+    for turn in range(1, _FOLDS if len(fold) <= _FEW_ROWS else 2):
+        rest[fold == turn] = _rest(rows, part.forms[best], fold == turn, up, seed)
+    return _Held(part.forms[best], candidates, rest)
+
+
+def _intervals(
+    rows: Rows, is_first: BoolArray, rest: FloatArray, seed: int
+) -> tuple[Forest, Forest, tuple[Interval, ...]]:
+    """Quantiles grown on one half of the rows kept, widened on the other until 90 % lie between.
+
+    Conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), each side by itself.
+    """
+    grown = np.flatnonzero(is_first & ~np.isnan(rest))
+    place = np.flatnonzero(~is_first & ~np.isnan(rest))
+    low = grow(rows.table[grown], rest[grown], _SPREAD, seed=seed, quantile=_TAIL)
+    high = grow(rows.table[grown], rest[grown], _SPREAD, seed=seed, quantile=1 - _TAIL)
+    below = low.predict(rows.table[place]) - rest[place]
+    above = rest[place] - high.predict(rows.table[place])
+    some = rows.measured.take(place)
+    found = [_widened(("*", "*", "*"), below, above)]
+    for kind in some.ops.kind.used():
+        of_kind = some.ops.kind.where(kind)
+        found.append(_widened(("*", kind, "*"), below[of_kind], above[of_kind]))
+        for device in some.hardware.used():
+            for scheme in some.ops.scheme.used():
+                mine = np.intersect1d(some.hardware.where(device), some.ops.scheme.where(scheme))
+                mine = np.intersect1d(of_kind, mine)
+                if len(mine) >= _FEWEST:
+                    found.append(_widened((device, kind, scheme), below[mine], above[mine]))
+    return low, high, tuple(found)
+
+
+def _widened(key: tuple[str, str, str], below: FloatArray, above: FloatArray) -> Interval:
+    count = len(below)
+    level = min(1.0, (1 - _TAIL) * (count + 1) / max(count, 1))
+    return Interval(
+        hardware=key[0],
+        kind=key[1],
+        scheme=key[2],
+        low=round(float(np.quantile(below, level)), 6),
+        high=round(float(np.quantile(above, level)), 6),
+        n=count,
+    )
+
+
+def _cells(measured: Measurements) -> tuple[Cell, ...]:
+    """The labels that the fit has seen, with the rows of each device."""
+    ops = measured.ops
+    labels = (ops.kind, ops.op, ops.scheme, ops.variant, measured.hardware)
+    distinct, count = _counted(np.stack([each.row for each in labels], axis=1))
+    found: dict[tuple[str, ...], dict[str, int]] = {}
+    rows: list[list[int]] = distinct.tolist()
+    for row, number in zip(rows, count.tolist(), strict=True):
+        *key, device = (each.names[place] for each, place in zip(labels, row, strict=True))
+        found.setdefault(tuple(key), {})[device] = int(number)
+    return tuple(
+        Cell(kind=key[0], op=key[1], scheme=key[2], variant=key[3], rows=dict(sorted(found[key].items())))
+        for key in sorted(found)
+    )
+
+
+def _counted(rows: NDArray[np.int32]) -> tuple[NDArray[np.int32], IntArray]:
+    distinct, count = np.unique(rows, axis=0, return_counts=True)
+    return distinct, count.astype(np.int64)
+
+
+def _devices(rows: Rows) -> tuple[SeenDevice, ...]:
+    return tuple(
+        SeenDevice(
+            name=name,
+            vendor=device.vendor,
+            family=device.family,
+            kind=device.kind,
+            rows=len(rows.measured.hardware.where(name)),
+        )
+        for name, device in sorted(rows.devices.items())
+    )
+
+
+def _card(
+    part: Part,
+    rows: Rows,
+    chosen: _Held,
+    intervals: Sequence[Interval],
+    transfer: Transfer,
+    *,
+    groups: int,
+    seed: int,
+) -> Card:
+    form = chosen.form
+    training = Training(
+        tables=(rows.measured.name,),
+        provenance=(rows.measured.provenance,),
+        split="calib",
+        rows=len(rows.ratio),
+        shape_groups=groups,
+        seed=seed,
+        form="trees",
+        trees=form.trees,
+        leaves=form.leaves,
+        learning_rate=form.learning_rate,
+        loss=form.loss,
+        share_of_columns=form.columns,
+        least_rows_of_leaf=form.least_rows,
+        rising_columns=tuple(rows.names[each] for each in rising(part, rows.names)),
+        transfer_trees=TRANSFER.trees if transfer.forest is not None else 0,
+        library=library_version(),
+    )
+    return Card(
+        schema=SCHEMA,
+        name=part.name,
+        family=FAMILIES[part.kinds[0]],
+        overhead_ns=part.overhead_ns,
+        columns=rows.names,
+        transfer_columns=transferable(part, rows.names),
+        codes={name: dict(numbers) for name, numbers in rows.codes.items()},
+        support=part.support,
+        cells=_cells(rows.measured),
+        devices=_devices(rows),
+        intervals=tuple(intervals),
+        unseen=transfer.interval,
+        training=training,
+        selection=chosen.candidates,
+        left_out=transfer.errors,
+    )

@@ -1,0 +1,86 @@
+"""What a run of ``calibrate`` has fitted so far, kept beside its output until it is done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hespas import __version__
+from hespas.converters.output import write_atomically
+from hespas.estimators.measurements import Measurements
+from hespas.estimators.operations import Labels
+from hespas.graph.errors import FormatError
+from hespas.hardware import Device, Fit, device_to_toml
+from hespas.hardware.fits_file import fits_to_toml, read_fits
+
+__all__ = ["FitMemory", "content_key"]
+
+
+def content_key(tables: Iterable[Measurements], device: Device, seed: int) -> str:
+    """A SHA-256 of all that decides what is fitted: rows, device, seed, and this version. Hexadecimal."""
+    digest = hashlib.sha256(f"{__version__} {seed}\n{device_to_toml(device)}".encode())
+    for table in tables:
+        digest.update(f"{table.name}\n{table.provenance}\n{len(table)}\n".encode())
+        ops = table.ops
+        for labels in (ops.kind, ops.op, ops.scheme, ops.variant, table.hardware, table.split):
+            digest.update(_label_bytes(labels))
+        columns = (*ops.dims.items(), ("flops", ops.flops), ("bytes", ops.bytes_moved))
+        for name, column in (*columns, ("transcendentals", ops.transcendentals), ("ns", table.duration_ns)):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _label_bytes(labels: Labels) -> bytes:
+    names = "\x1f".join(labels.names).encode("utf-8", "backslashreplace")
+    return names + np.ascontiguousarray(labels.row).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class FitMemory:
+    """A folder of fits by :func:`content_key`; what is not readable there counts as not there."""
+
+    folder: Path
+
+    @classmethod
+    def beside(cls, destination: Path) -> FitMemory:
+        """The memory of what will be written to ``destination``."""
+        return cls(destination.with_name(f".{destination.name}.calibrating"))
+
+    def recall(self, key: str, fitted: str) -> tuple[Fit, ...] | None:
+        """Fits of an interrupted run, dated ``fitted``; None where there are none."""
+        path = self._path(key)
+        if not path.is_file():
+            return None
+        try:
+            return tuple(replace(fit, fitted=fitted) for fit in read_fits(path))
+        except FormatError:
+            return None
+
+    def keep(self, key: str, name: str, fits: Sequence[Fit]) -> None:
+        """Keep the fits of one step of the work. Raises ``OutputError``."""
+        text = fits_to_toml(name, fits)
+
+        def fill(temporary: Path) -> None:
+            temporary.write_text(text, encoding="utf-8")
+
+        self.folder.mkdir(exist_ok=True)
+        write_atomically(self._path(key), fill, overwrite=True, directory=False)
+
+    def forget(self) -> None:
+        """Remove all of it: the work is done. Files of others stay."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.glob("*.toml"):
+            with suppress(OSError):
+                path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.toml"

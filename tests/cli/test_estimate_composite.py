@@ -1,0 +1,61 @@
+"""``hespas estimate --estimator composite``: who said what, on the screen and in the document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from hespas.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "fixtures" / "hlo" / "collectives_shard_map.hlo.txt"
+SCHEMA = json.loads((ROOT / "hespas" / "schemas" / "estimate.schema.json").read_text(encoding="utf-8"))
+runner = CliRunner()
+
+
+def test_who_said_what_is_printed_and_written(tmp_path: Path) -> None:
+    document = tmp_path / "estimate.json"
+    done = runner.invoke(
+        app,
+        [
+            "estimate",
+            str(PROGRAM),
+            "--hardware",
+            "H100-SXM",
+            "--estimator",
+            "composite:order=collectives+roofline",
+            "--json",
+            str(document),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert "said by" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if line.startswith("collective "))
+    assert "collectives 9" in line
+    assert "%, roofline " in line
+    written = json.loads(document.read_text(encoding="utf-8"))
+    jsonschema.validate(written, SCHEMA)
+    rows = {row["op_class"]: row for row in written["rank_classes"][0]["op_classes"]}
+    assert [part["estimator"] for part in rows["collective"]["said_by"]] == ["collectives", "roofline"]
+    total = sum(part["duration_ns"] for part in rows["collective"]["said_by"])
+    assert total == pytest.approx(rows["collective"]["duration_ns"])
+    assert rows["free"]["said_by"] == []
+
+
+def test_one_estimator_needs_no_column() -> None:
+    done = runner.invoke(app, ["estimate", str(PROGRAM), "--hardware", "H100-SXM"])
+    assert done.exit_code == 0, done.output
+    assert "said by" not in done.stdout
+
+
+def test_a_wrong_order_exits_2_and_a_missing_table_3(tmp_path: Path) -> None:
+    base = ["estimate", str(PROGRAM), "--hardware", "H100-SXM", "--estimator"]
+    wrong = runner.invoke(app, [*base, "composite:order=nobody+roofline"])
+    assert wrong.exit_code == 2
+    assert "nobody" in wrong.output
+    missing = runner.invoke(app, [*base, f"composite:order=database:path={tmp_path / 'none.csv'}+roofline"])
+    assert missing.exit_code == 3

@@ -1,0 +1,74 @@
+"""The page of accuracies is that of its figures, and says what they are of; figures are those of reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import docs.accuracy as page
+from docs.accuracy import Errors, Figures, Row, Section
+from tests.validators.small_tables import products, write_table
+
+
+def _errors(mape: float, n: int = 10) -> Errors:
+    return Errors(n=n, mape=mape, median_ape=mape / 2, p90_ape=2 * mape, bias=-mape, interval_coverage=None)
+
+
+def _figures() -> Figures:
+    rows = [
+        Row("H100-SXM", "matmul bf16", 10, 0.02, {"roofline": _errors(0.5), "p2": _errors(0.2)}),
+        Row("L4", "matmul bf16", 20, None, {"roofline": _errors(0.3), "calibrated": _errors(0.1, 5)}),
+    ]
+    return Figures(
+        schema="hespas.accuracy-figures/1",
+        hespas_version="1.2.3",
+        date="2026-01-31",
+        split="devval",
+        tables=[Section("gemm.parquet", "measured by someone at abc", rows)],
+        profiles=[],
+    )
+
+
+def test_the_page_is_made_of_its_figures() -> None:
+    if not page.FIGURES.is_file():
+        pytest.skip("no figures have been made: python -m docs.accuracy --tables DIR --profiles DIR")
+    again = page.accuracy_document(page.read_figures())
+    assert page.PAGE.read_text() == again, "run 'python -m docs.accuracy'"
+
+
+def test_the_page_says_which_data_and_when() -> None:
+    text = page.accuracy_document(_figures())
+    for words in ("Version 1.2.3, 2026-01-31", "split `devval`", "Data: measured by someone at abc."):
+        assert words in text
+
+
+def test_means_are_over_devices_and_rows_have_all_figures() -> None:
+    text = page.accuracy_document(_figures())
+    assert "| `gemm.parquet` | matmul bf16 | 2 | 30 | 40.0% | 10.0% | 20.0% |" in text
+    first = (
+        "| H100-SXM | matmul bf16 | 10 | 2.0% | 20.0% | roofline | all | 50.0% | 25.0% | 100.0% | -50.0% |"
+    )
+    assert first in text
+    assert "|  |  |  |  |  | calibrated | 25% | 10.0% | 5.0% | 20.0% | -10.0% | - |" in text
+
+
+def test_figures_are_made_from_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = products("H100-SXM", lambda flops, moved: 5 + flops / 5e8, split="calib")
+    rows += products("H100-SXM", lambda flops, moved: 5 + flops / 5e8, (384, 768), split="devval")
+    (tmp_path / "tables").mkdir()
+    write_table(tmp_path / "tables" / "mine.csv", rows)
+    (tmp_path / "tables" / "other.csv").write_text("a,b\n1,2\n")
+    monkeypatch.setattr(page, "FIGURES", tmp_path / "figures.json")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    asked = ["--tables", str(tmp_path / "tables"), "--estimator", "roofline", "--date", "2026-01-31"]
+    monkeypatch.setattr(sys, "argv", ["accuracy", *asked])
+    page.main()
+    figures = page.read_figures()
+    [section] = figures.tables
+    [row] = section.rows
+    assert (section.name, row.hardware, row.op_class, row.of) == ("mine.csv", "H100-SXM", "matmul bf16", 8)
+    assert set(row.errors) == {"roofline", "p2"}
+    assert figures.date == "2026-01-31"
+    assert (tmp_path / "page.md").read_text() == page.accuracy_document(figures)
