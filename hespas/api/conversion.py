@@ -37,7 +37,9 @@ _NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What a conversion did. ``value`` is what was written; ``bytes_written`` counts all its files."""
+    """What a conversion did. ``value`` is what was written; ``bytes_written`` counts all its files.
+    ``conservation`` is the account of a workload, ``events`` that of a profile.
+    """
 
     source: str
     destination: str
@@ -45,7 +47,8 @@ class Conversion:
     target_format: str
     value: Value
     bytes_written: int
-    conservation: Conservation | EventConservation | None
+    conservation: Conservation | None
+    events: EventConservation | None = None
     hardware: str = ""
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -95,9 +98,8 @@ def convert(
         with _placed(destination, stack) as place:
             size = put(value, place)
             told = _told(noted, found)
-            account = _account(
-                value, conservation, place=Path(place), target=target, ranks=ranks, told=told, found=found
-            )
+            account = _as_written(conservation, Path(place), target, ranks, told)
+            events = event_account(value, Path(place), target, told, found)
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -105,7 +107,8 @@ def convert(
         target_format=target.name,
         value=value,
         bytes_written=size,
-        conservation=account,
+        conservation=_with_losses(account, told, found),
+        events=events,
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         diagnostics=found,
@@ -242,22 +245,6 @@ def _told(noted: Mapping[str, int], found: Diagnostics) -> dict[str, int]:
     """How many findings of each code there are beyond those ``noted``."""
     counts = ((code, count - noted.get(code, 0)) for code, count in found.counts().items())
     return {code: count for code, count in counts if count > 0}
-
-
-def _account(
-    value: Value,
-    conservation: Conservation | None,
-    *,
-    place: Path,
-    target: Format,
-    ranks: range | None,
-    told: Mapping[str, int],
-    found: Diagnostics,
-) -> Conservation | EventConservation | None:
-    """What of the value is in the file, with what its writer told."""
-    if isinstance(value, Profile):
-        return event_account(value, place, target, told, found)
-    return _with_losses(_as_written(conservation, place, target, ranks, told), told, found)
 
 
 def _as_written(

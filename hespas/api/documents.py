@@ -72,20 +72,10 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
     document["estimator"] = done.estimator
     document["bytes_written"] = done.bytes_written
     document["diagnostics"] = diagnostics_rows(done.diagnostics)
+    if done.events is not None:
+        document["conservation"] = _event_conservation(done.events)
     account = done.conservation
-    if isinstance(account, EventConservation):
-        document["conservation"] = {
-            "events_in": account.before.events,
-            "events_out": account.after.events,
-            "device_time_ns_in": finite(account.before.device_time_ns),
-            "device_time_ns_out": finite(account.after.device_time_ns),
-            "flops": {"in": None, "out": None},
-            "bytes": {"in": finite(account.before.bytes_moved), "out": finite(account.after.bytes_moved)},
-            "totals_in": _finite_row(asdict(account.before)),
-            "totals_out": _finite_row(asdict(account.after)),
-            "dropped": _dropped_rows(account.dropped),
-        }
-    elif account is not None:
+    if account is not None:
         document["num_ranks"] = account.num_ranks
         document["rank_classes"] = account.rank_classes
         document["conservation"] = {
@@ -103,6 +93,21 @@ def conversion_document(done: Conversion) -> Mapping[str, Json]:
             "dropped": _dropped_rows(account.dropped),
         }
     return document
+
+
+def _event_conservation(account: EventConservation) -> dict[str, Json]:
+    before, after = account.before, account.after
+    return {
+        "events_in": before.events,
+        "events_out": after.events,
+        "device_time_ns_in": finite(before.device_time_ns),
+        "device_time_ns_out": finite(after.device_time_ns),
+        "flops": {"in": None, "out": None},
+        "bytes": {"in": finite(before.bytes_moved), "out": finite(after.bytes_moved)},
+        "totals_in": _finite_row(asdict(before)),
+        "totals_out": _finite_row(asdict(after)),
+        "dropped": _dropped_rows(account.dropped),
+    }
 
 
 def _dropped_rows(dropped: Iterable[Dropped]) -> list[Json]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.api.io import read
 from hespas.api.preparation import Dropped
-from hespas.converters import Format, ReadOptions
+from hespas.converters import Format, ReadOptions, Value
 from hespas.graph import Diagnostics, Profile
 
 __all__ = ["EventConservation", "EventTotals", "event_account", "event_totals"]
@@ -89,12 +89,12 @@ def event_totals(profile: Profile) -> EventTotals:
 
 
 def event_account(
-    profile: Profile, written: Path, target: Format, told: Mapping[str, int], found: Diagnostics
+    profile: Value, written: Path, target: Format, told: Mapping[str, int], found: Diagnostics
 ) -> EventConservation | None:
-    """The account of ``profile`` against the file that was written, read again; None where that format
-    cannot be read. ``told`` counts what the writer reported, by code.
+    """The account of ``profile`` against the file that was written, read again; None for a workload, and
+    where that format cannot be read. ``told`` counts what the writer reported, by code.
     """
-    if target.read is None:
+    if target.read is None or not isinstance(profile, Profile):
         return None
     again = read(written, format=target.name, options=ReadOptions(locations=False))
     if not isinstance(again, Profile):

@@ -220,13 +220,10 @@ def _report(done: Conversion) -> None:
         f"{done.source} ({done.source_format}) -> "
         f"{done.destination} ({done.target_format}, {bytes_text(done.bytes_written)})"
     )
+    if done.events is not None:
+        _report_events(done.events)
     account = done.conservation
     if account is None:
-        return
-    from hespas.api import events_account
-
-    if isinstance(account, events_account.EventConservation):
-        _report_events(account)
         return
     before, after = account.before, account.after
     say(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
