@@ -32,6 +32,7 @@ __all__ = [
     "estimate",
     "estimate_document",
     "estimate_table",
+    "estimators_document",
     "graph_estimator",
     "kind_totals",
     "read",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         conversion_document,
         diagnostics_rows,
         estimate_document,
+        estimators_document,
         write_json,
     )
     from hespas.api.estimation import (
@@ -91,6 +93,7 @@ _HOMES = {
         "conversion_document",
         "diagnostics_rows",
         "estimate_document",
+        "estimators_document",
         "write_json",
     ),
     "hespas.api.estimation": (

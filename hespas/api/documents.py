@@ -13,6 +13,7 @@ from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
 from hespas.api.events_account import EventConservation
 from hespas.api.preparation import Dropped
 from hespas.converters.output import write_atomically
+from hespas.estimators.listing import ListedEstimator
 from hespas.graph import Diagnostics
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "conversion_document",
     "diagnostics_rows",
     "estimate_document",
+    "estimators_document",
     "finite",
     "header",
     "write_json",
@@ -162,3 +164,11 @@ def write_json(document: Mapping[str, Json], path: Path) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def estimators_document(rows: Sequence[ListedEstimator]) -> Mapping[str, Json]:
+    """The list of estimators: ``hespas.estimators/1``."""
+    document = header("estimators", [])
+    document["diagnostics"] = []
+    document["estimators"] = [{**asdict(row), "options": list(row.options)} for row in rows]
+    return document

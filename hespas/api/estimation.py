@@ -69,6 +69,8 @@ def graph_estimator(
     Raises ``UsageError`` for an unknown device or estimator.
     """
     device, model = load_device(hardware), _for_job(load_estimator(estimator), num_ranks)
+    if missing != "error":
+        model = _with_field(model, "failed", "error", "unknown")
 
     def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
@@ -78,10 +80,19 @@ def graph_estimator(
 
 def _for_job(model: Estimator, num_ranks: int) -> Estimator:
     """A model that knows how many ranks a collective without stated groups spans, if it wants to know."""
+    return _with_field(model, "num_ranks", -1, num_ranks)
+
+
+def _with_field(model: Estimator, name: str, default: object, value: object) -> Estimator:
+    """A model with an option that the caller decides, where it has one and the user left it alone."""
     candidate: object = model
-    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
+    absent = object()
+    if not is_dataclass(candidate) or isinstance(candidate, type):
         return model
-    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
+    stated: object = getattr(model, name, absent)
+    if stated is absent or stated != default:
+        return model
+    return cast("Estimator", replace(candidate, **{name: value}))
 
 
 def estimate(
@@ -99,6 +110,7 @@ def estimate(
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to estimate")
     device, model = load_device(hardware), _for_job(load_estimator(estimator), workload.num_ranks)
+    model = _with_field(model, "progress", None, progress)
     found = diagnostics if diagnostics is not None else Diagnostics()
     estimates: list[Estimate] = []
     for done, graph in enumerate(workload.classes):

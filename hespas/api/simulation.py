@@ -62,6 +62,7 @@ def simulation_document(
     document["num_ranks"] = len(done.timeline.finish_ns)
     document["step_ns"] = finite(done.step_ns)
     document["is_lower_bound"] = done.is_lower_bound
+    document["is_mixed"] = done.is_mixed
     document["rank_classes"] = [_class_row(found) for found in done.classes]
     return document
 
@@ -75,6 +76,7 @@ def _class_row(found: ClassResult) -> Mapping[str, Json]:
         "finish_ns": finite(found.finish_ns),
         "exposed_comm_ns": finite(found.exposed_comm_ns),
         "unknown": found.unknown,
+        "kept": found.kept,
         "extrapolated_loops": found.extrapolated,
         "resources": [
             {

@@ -44,7 +44,7 @@ _StepOption = Annotated[
     float | None, typer.Option(metavar="X", help="Exit 1 above this relative error of a whole step.")
 ]
 _CoverageOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit 1 below this share of the measured time.")
+    float | None, typer.Option(metavar="X", help="Exit 1 below this share of all device time.")
 ]
 _ReportOption = Annotated[
     Path | None,

@@ -29,10 +29,10 @@ def show_accuracy(done: Accuracy) -> None:
     show_summary(done)
     for hardware, floor in done.noise.items():
         told = (
-            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,})" if floor.n else "not repeated"
+            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,} cases)" if floor.n else "not repeated"
         )
         emit(f"noise floor of {hardware}: {told}")
-    emit("each distinct shape counts once; p0-p2 are the naive baselines")
+    emit("each distinct shape counts once, coverage is of all device time; p0-p2 are the naive baselines")
     if done.end_to_end:
         _show_runs(done)
     many = len(done.speed_ups) > _MOST_PAIRS
@@ -59,11 +59,18 @@ def _show_runs(done: Accuracy) -> None:
             time_text(run.predicted_ns),
             time_text(run.measured_ns),
             signed(run.relative_error),
+            percent(run.coverage),
         )
         for run in done.end_to_end
     ]
-    names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error")
+    names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
     emit(table_text(names, runs, left=(0, 1, 2, 3)))
+    for source, step in done.steps.items():
+        if source not in done.coverage and not isnan(step.span_ns):
+            emit(
+                f"{source}: no program to simulate: operations are added up; measured span "
+                f"{time_text(step.span_ns)}, busy {time_text(step.busy_ns)}"
+            )
 
 
 def show_summary(done: Accuracy) -> None:
@@ -122,6 +129,8 @@ def show_changes(done: Comparison) -> None:
     ]
     if rows:
         emit(table_text(("what", "figure", "before", "after", "change"), rows, left=(0, 1)))
+    if done.unlike():
+        emit(f"warning: {done.unlike()}; errors over all of them do not compare")
     better, worse = (sum(sign * each.difference > 0 for each in done.changes) for sign in (-1, 1))
     emit(
         f"{counted(len(done.changes), 'figure')} compared: {better:,} better, {worse:,} worse; "

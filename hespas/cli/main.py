@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli.estimate import estimate
+from hespas.cli.estimators import estimators
 from hespas.cli.session import DebugOption, command_line, emit, version
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
@@ -35,6 +36,7 @@ app = typer.Typer(
 hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
 app.add_typer(hardware_app, name="hardware")
 app.command()(estimate)
+app.command()(estimators)
 app.command()(view)
 app.command()(simulate)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import check_apart, check_reports, hardware_files
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -79,7 +79,7 @@ def simulate(
         from hespas.converters import ReadOptions
 
         drawn = _Drawn(timeline, beside)
-        drawn.check(source, json_file)
+        drawn.check(source, hardware, json_file)
         with progress_bar("simulating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
@@ -107,20 +107,19 @@ class _Drawn:
     file: Path | None
     beside: Path | None
 
-    def check(self, source: Path, json_file: Path | None) -> None:
+    def check(self, source: Path, hardware: str, json_file: Path | None) -> None:
         """Refuse files that cannot be written, or would replace what is read, before any work is done."""
         from hespas import api
         from hespas.graph.errors import UsageError
 
-        inputs = [("SRC", source), *([("--beside", self.beside)] if self.beside else [])]
-        taken: dict[str, Sequence[str | Path]] = {role: [path] for role, path in inputs}
+        taken: dict[str, Sequence[str | Path]] = {"SRC": [source], "--hardware": hardware_files(hardware)}
+        if self.beside:
+            taken["--beside"] = [self.beside]
         if self.beside and not self.file:
             raise UsageError("--beside shows a profile in a timeline", hint="add --timeline FILE.json")
         if self.file:
             api.check_timeline(self.file, beside=self.beside is not None)
-            for role, path in inputs:
-                if self.file.exists() and path.exists() and self.file.samefile(path):
-                    raise UsageError(f"--timeline names the same file as {role}", path=str(path))
+            check_apart("--timeline", self.file, taken)
             taken["--timeline"] = [self.file]
         check_reports({"--json": json_file}, taken)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.estimators.apply import MissingPolicy, apply_estimate, settle_missing
+from hespas.estimators.apply import MissingPolicy, apply_estimate, kept_durations, settle_missing
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.registry import estimator_names, load_estimator
 
@@ -11,6 +11,7 @@ __all__ = [
     "MissingPolicy",
     "apply_estimate",
     "estimator_names",
+    "kept_durations",
     "load_estimator",
     "settle_missing",
 ]

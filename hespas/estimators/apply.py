@@ -12,7 +12,7 @@ from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Severity
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import is_free, with_durations
 
-__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate", "settle_missing"]
+__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate", "kept_durations", "settle_missing"]
 
 MissingPolicy = Literal["error", "warn", "zero"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
@@ -41,15 +41,38 @@ def apply_estimate(
     durations = np.where(absent, graph.duration_ns, estimate.duration_ns)
     # A node of a branch that is not taken never runs, so nobody misses its duration.
     unknown = np.isnan(durations) & (graph.multiplicity != 0)
-    found.info(
-        "estimate.kept-duration",
-        graph.name,
-        "nodes without an estimate keep the duration they came with",
-        count=int((absent & ~unknown).sum()),
-    )
+    _tell_kept(graph, estimate, kept_durations(graph, estimate), found)
     if unknown.any():
         durations = _settle(graph, durations, unknown, missing, found)
     return with_durations(graph, durations)
+
+
+def kept_durations(graph: OpGraph, estimate: Estimate) -> NDArray[np.bool_]:
+    """Which nodes that run have no estimate but a time above 0 of their own, shape ``(nodes,)``."""
+    timed = (graph.duration_ns > 0) & (graph.multiplicity != 0)
+    kept: NDArray[np.bool_] = np.isnan(estimate.duration_ns) & timed
+    return kept
+
+
+def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], found: Diagnostics) -> None:
+    """Say what keeps a time of its own: beside estimates of a device, that is a time of another one."""
+    if not estimate.hardware:
+        found.info(
+            "estimate.kept-duration", graph.name, "nodes keep the duration they came with",
+            count=int(kept.sum()),
+        )  # fmt: skip
+        return
+    runs = graph.multiplicity != 0
+    total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.multiplicity, 0.0)))
+    kept_ns = float((graph.duration_ns * graph.multiplicity)[kept].sum())
+    share = kept_ns / total_ns if total_ns > 0 else 0.0
+    found.warning(
+        "estimate.kept-duration",
+        graph.name,
+        f"nodes without an estimate for {estimate.hardware} keep the time that was recorded, on whatever "
+        f"device that was: {share:.1%} of the recorded time",
+        count=int(kept.sum()),
+    )
 
 
 def settle_missing(graph: OpGraph, missing: MissingPolicy, diagnostics: Diagnostics) -> OpGraph:

@@ -13,7 +13,7 @@ from hespas.estimators.protocol import Estimator
 from hespas.graph.errors import InvariantError, UsageError
 from hespas.graph.plugins import PluginTable
 
-__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_names", "load_estimator"]
+__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_factory", "estimator_names", "load_estimator"]
 
 BUILTIN: dict[str, str] = {
     "roofline": "hespas.estimators.roofline:Roofline",
@@ -24,6 +24,11 @@ BUILTIN: dict[str, str] = {
     "composite": "hespas.estimators.composite:Composite",
     "xla": "hespas.estimators.compiled:Xla",
     "iree": "hespas.estimators.compiled:Iree",
+    "scalesim": "hespas.estimators.external:ScaleSim",
+    "zigzag": "hespas.estimators.external:ZigZag",
+    "onnxim": "hespas.estimators.external:Onnxim",
+    "cocossim": "hespas.estimators.external:Cocossim",
+    "learned": "hespas.estimators.learned:Learned",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""
 
@@ -40,15 +45,21 @@ def estimator_names() -> tuple[str, ...]:
     return _TABLE.names()
 
 
+def estimator_factory(name: str) -> Callable[..., object]:
+    """What makes the estimator of a name. Raises ``UsageError`` for an unknown one."""
+    factory = _TABLE.load(name)
+    if not callable(factory):
+        raise InvariantError(f"what is registered as estimator {name!r} cannot be called")
+    return factory
+
+
 def load_estimator(spelling: str) -> Estimator:
     """The estimator named, with options: ``roofline`` or ``roofline:use_useful_flops=false,sort_passes=4``.
 
     Raises ``UsageError`` for an unknown name or option, or a value of the wrong type.
     """
     name, _, text = spelling.partition(":")
-    factory = _TABLE.load(name)
-    if not callable(factory):
-        raise InvariantError(f"what is registered as estimator {name!r} cannot be called")
+    factory = estimator_factory(name)
     made = factory(**_options(name, factory, text)) if text else factory()
     if not isinstance(made, Estimator):
         raise InvariantError(f"what is registered as estimator {name!r} does not make one")

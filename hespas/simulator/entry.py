@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.estimators import MissingPolicy, apply_estimate
+from hespas.estimators import MissingPolicy, apply_estimate, kept_durations
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Workload
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import constant
@@ -31,11 +31,12 @@ def simulate(
     """One step of every rank, from time 0; ``workload`` is not changed.
 
     A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
-    costs nothing takes none. ``missing`` says what happens where a time or trip count is not known: ``error``
-    raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip and marks the
-    result as a lower bound, ``zero`` counts both as none. ``simulator`` is a :class:`ListScheduler` unless
-    given. Raises ``UnsupportedError`` for times and trip counts that are negative or infinite,
-    ``FormatError`` where dependencies form a cycle.
+    costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
+    graph, which is that of another device. ``missing`` says what happens where a time or trip count is not
+    known: ``error`` raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip
+    and marks the result as a lower bound, ``zero`` counts both as none. ``simulator`` is a
+    :class:`ListScheduler` unless given. Raises ``UnsupportedError`` for times and trip counts that are
+    negative or infinite, ``FormatError`` where dependencies form a cycle.
     """
     if estimates is not None and len(estimates) != len(workload.classes):
         raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
@@ -43,17 +44,22 @@ def simulate(
     runs: list[int] = np.bincount(workload.rank_class, minlength=len(workload.classes)).tolist()
     classes: list[OpGraph] = []
     unknown: dict[int, int] = {}
+    kept: dict[int, int] = {}
     for index, graph in enumerate(workload.classes):
         if not runs[index]:
             classes.append(graph)
             continue
         said = estimates[index] if estimates is not None else _says_nothing(graph)
+        kept[index] = int(kept_durations(graph, said).sum()) if said.hardware else 0
         settled, unknown_trips = _settle_trips(graph, missing, found)
         timed, unknown_times = _timed(settled, said, missing, found)
         unknown[index] = unknown_trips + unknown_times
         classes.append(timed)
     done = (simulator or ListScheduler()).run(replace(workload, classes=tuple(classes)), found)
-    results = tuple(replace(result, unknown=unknown[result.rank_class]) for result in done.classes)
+    results = tuple(
+        replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
+        for result in done.classes
+    )
     return replace(done, classes=results)
 
 

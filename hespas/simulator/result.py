@@ -30,7 +30,8 @@ class ClassResult:
     """One rank class that some rank runs. ``rank`` is the one whose spans the timeline has.
 
     ``busy_ns`` is by resource. ``unknown`` counts nodes whose time nobody knows: they took none, so that
-    ``finish_ns`` is a lower bound. ``extrapolated`` counts the loops that were not run trip by trip.
+    ``finish_ns`` is a lower bound. ``kept`` counts nodes whose time is a recorded one, beside those that are
+    estimated for a device. ``extrapolated`` counts the loops that were not run trip by trip.
     """
 
     rank_class: int
@@ -43,6 +44,7 @@ class ClassResult:
     critical_path: CriticalPath
     extrapolated: int = 0
     unknown: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +64,8 @@ class Simulation:
     def is_lower_bound(self) -> bool:
         """Whether the time of some node that runs is not known, and counts as none."""
         return any(found.unknown for found in self.classes)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some times are recorded ones, of whatever device, beside estimated ones."""
+        return any(found.kept for found in self.classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_communication_without_a_time_is_missing_too() -> None:
     workload = Workload.spmd(s.build(), 4)
     assert simulate(workload).classes[0].unknown == 1
     assert not simulate(workload, [*api.estimate(workload, "H100-SXM").estimates]).is_lower_bound
+
+
+def test_recorded_times_beside_estimates_of_a_device_are_counted() -> None:
+    found = Diagnostics()
+    workload = chain(3, 5)
+    graph = workload.classes[0]
+    graph = replace(graph, flops=np.full(2, nan), bytes_read=np.full(2, nan), bytes_written=np.full(2, nan))
+    workload = replace(workload, classes=(graph,))
+    assert not simulate(workload).is_mixed
+    done = simulate(workload, [*api.estimate(workload, "H100-SXM").estimates], diagnostics=found)
+    assert (done.step_ns, done.is_mixed, done.classes[0].kept, done.is_lower_bound) == (8, True, 2, False)
+    assert found.counts()["estimate.kept-duration"] == 2
+    assert ["100.0%" in each.message for each in found if each.code == "estimate.kept-duration"] == [True]
 
 
 def test_nobody_misses_what_never_runs() -> None:

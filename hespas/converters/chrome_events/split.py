@@ -6,12 +6,13 @@ proved by a parser that takes everything before it for whole elements, or found 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cut", "array_cut", "likely_cut"]
+__all__ = ["Cut", "array_cut", "depths_at", "likely_cut"]
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
@@ -49,6 +50,13 @@ def array_cut(text: bytes | bytearray) -> Cut:
     within = depth[:end] if end >= 0 else depth
     whole = np.flatnonzero((within == 0) & (data[: len(within)] == ord("}")))
     return Cut(int(whole[-1]) + 1 if len(whole) else 0, end)
+
+
+def depths_at(text: bytes, places: Sequence[int]) -> list[int]:
+    """How many brackets, outside strings, are open at some positions of a document. O(len(text))."""
+    data = np.frombuffer(text, np.uint8)
+    depth = np.cumsum(np.where(_inside_strings(data), 0, _STEP[data]), dtype=np.int32)
+    return [int(depth[place]) for place in places]
 
 
 def _inside_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:

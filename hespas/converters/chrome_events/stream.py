@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from hespas.converters.chrome_events.events import TraceEvent
-from hespas.converters.chrome_events.split import array_cut, likely_cut
+from hespas.converters.chrome_events.split import array_cut, depths_at, likely_cut
 from hespas.converters.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
@@ -22,6 +22,12 @@ _MAX_RATIO = 200
 _MIN_ALLOWED_BYTES = 64 << 20
 _HEAD_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_KEY = re.compile(rb'"traceEvents"\s*:')
+_LONE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""Any escape; a surrogate without its other half, which is no character, is group 1."""
 _BYTE = re.compile(r"byte (\d+)")
 _GZIP = b"\x1f\x8b"
 _BETWEEN = b", \t\r\n"
@@ -37,8 +43,9 @@ _EVENTS = msgspec.json.Decoder(list[TraceEvent])
 class EventStream:
     """Reads the events of one file, once. ``header`` is everything else, when all blocks were read.
 
-    ``repaired_blocks`` counts blocks that held bytes which are not UTF-8; those are replaced. Raises
-    ``FormatError`` with the byte (of the decompressed text) where the JSON ends or makes no sense.
+    ``repaired_blocks`` counts blocks that held bytes which are not UTF-8, or halves of surrogate pairs; those
+    are replaced. Raises ``FormatError`` with the byte (of the decompressed text) where the JSON ends or makes
+    no sense, and where its list of events stands twice.
     """
 
     def __init__(self, path: Path, max_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
@@ -126,12 +133,14 @@ class EventStream:
         try:
             return _EVENTS.decode(array), array
         except UnicodeDecodeError:
-            self.repaired_blocks += 1
-            array = array.decode("utf-8", "replace").encode()
+            repaired = _whole_characters(array.decode("utf-8", "replace").encode())
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._malformed(error) from error
+            repaired = _whole_characters(array)
+            if repaired == array:
+                raise self._malformed(error) from error
+        self.repaired_blocks += 1
         try:
-            return _EVENTS.decode(array), array
+            return _EVENTS.decode(repaired), repaired
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._malformed(error) from error
 
@@ -147,7 +156,19 @@ class EventStream:
             if rest[1:].strip():
                 raise self._error("text behind the list of events", self._read_bytes)
             return b"{}"
-        return before + rest
+        header = before + rest
+        keys = [found.start() for found in _KEY.finditer(header)]
+        if len(keys) > 1:
+            self._refuse_other_lists(header, keys, len(before))
+        return _whole_characters(header)
+
+    def _refuse_other_lists(self, header: bytes, keys: list[int], behind: int) -> None:
+        """Of several lists JSON keeps the last, and one inside of something else is not the document's."""
+        own = [at for at, depth in zip(keys, depths_at(header, keys), strict=True) if depth == 1]
+        if own != [at for at in keys if at < behind][-1:]:
+            at = own[-1] if own else keys[0]
+            left_out = self._read_bytes - len(header) if at >= behind else 0
+            raise self._error("the list 'traceEvents' stands twice, or inside something else", left_out + at)
 
     def _error(self, message: str, byte: int) -> FormatError:
         return FormatError(
@@ -156,6 +177,13 @@ class EventStream:
             position=f"byte {byte}",
             hint="was the profiler interrupted? export the trace again",
         )
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """JSON text with U+FFFD for each escaped surrogate that lacks its other half."""
+    if b"\\u" not in text:
+        return text
+    return _LONE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 def _opened(path: Path) -> BinaryIO:

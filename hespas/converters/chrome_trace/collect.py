@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chrome_events import TraceEvent, event_times
-from hespas.converters.tracks.measured import HOST_CATEGORY
 from hespas.converters.tracks.pairs import pair
 from hespas.graph import OpClass, StringTable, StringTableBuilder
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["Collected", "Collector", "Track"]
+__all__ = ["ARROWS", "Arrows", "Collected", "Collector", "Track"]
 
 Track = tuple[int | str, int | str]
 
 _EXACT_US = float(1 << 31)
 """Below this a float64 is within half a ps of the microseconds written: 2**31 us are 36 minutes."""
 _CLASSES = {member.name.lower(): int(member) for member in OpClass}
-_TEXTS = ("op", "kernel", "module", "shapes", "dtype")
+_TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
+_PHASES = "XBEsf"
+_WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
+ARROWS = "launch"
+"""The category of arrows from host operations to the work they caused."""
 _LARGEST_RUN = (1 << 31) - 1
 
 
@@ -39,6 +42,8 @@ class _Args(msgspec.Struct, gc=False):
     module: str = ""
     shapes: str = ""
     dtype: str = ""
+    strides: str = ""
+    values: str = ""
     op_class: str = ""
     run: int | None = None
     bytes: int | float | None = None
@@ -51,6 +56,16 @@ _NAMES = msgspec.json.Decoder(_Name)
 _ARGS = msgspec.json.Decoder(_Args)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrows:
+    """Ends of arrows in order of their numbers: where they begin and end, by track and whole ns."""
+
+    source_track: IntArray
+    source_ns: IntArray
+    target_track: IntArray
+    target_ns: IntArray
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Collected:
     """Slices as columns of shape ``(slices,)``; ``track`` numbers ``tracks`` (process, thread).
@@ -58,7 +73,7 @@ class Collected:
     Times are whole ns; ``*_part_ns`` are the fractions behind them. ``told_*_ns`` are what arguments of these
     names tell (NaN: nothing), which only from our writer are the exact times. ``skipped`` counts events
     without a duration by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a
-    begin.
+    begin. ``arrows`` join slices.
     """
 
     strings: StringTable
@@ -81,6 +96,19 @@ class Collected:
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
+    arrows: Arrows
+
+    def only(self, rows: BoolArray) -> Collected:
+        """Some of the slices."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        arguments = {key: column[rows] for key, column in self.arguments.items()}
+        return replace(self, arguments=arguments, **columns)
+
+
+_COLUMNS = (
+    "track", "name_row", "category_row", "op_class", "run", "bytes_moved", "start_ns", "start_part_ns",
+    "duration_ns", "duration_part_ns", "told_start_ns", "told_duration_ns",
+)  # fmt: skip
 
 
 class Collector:
@@ -93,6 +121,7 @@ class Collector:
         self._processes: dict[int | str, str] = {}
         self._threads: dict[Track, str] = {}
         self._skipped: dict[str, int] = {}
+        self._seen = 0
         self._parts: dict[str, list[NDArray[np.generic]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
@@ -100,8 +129,8 @@ class Collector:
         chosen: list[int] = []
         kinds: list[int] = []
         for place, event in enumerate(events):
-            kind = "XBE".find(event.ph) if len(event.ph) == 1 else -1
-            if kind < 0 or (event.cat == HOST_CATEGORY and kind == 0):
+            kind = _PHASES.find(event.ph) if len(event.ph) == 1 else -1
+            if kind < 0 or (kind >= _SOURCE and (event.cat != ARROWS or type(event.id) is not int)):
                 self._skip(event)
                 continue
             if kind > 0 or event.dur is None:
@@ -110,9 +139,19 @@ class Collector:
             kinds.append(kind)
         if chosen:
             self._slices([events[place] for place in chosen], events, array, chosen, kinds)
+        self._seen += len(events)
+
+    def _refuse_missing(self, slices: Sequence[TraceEvent], chosen: Sequence[int]) -> None:
+        """Times begin somewhere: a slice that does not say where cannot be placed."""
+        for event, place in zip(slices, chosen, strict=True):
+            if event.ts is None:
+                raise FormatError(
+                    f"{event.name[:40]!r} has no start", path=self._path,
+                    position=f"event {self._seen + place + 1}, field 'ts'", hint="export the trace again",
+                )  # fmt: skip
 
     def _skip(self, event: TraceEvent) -> None:
-        what = "host operations" if event.ph == "X" else f"phase {event.ph[:1] or '?'}"
+        what = f"phase {event.ph[:1] or '?'}"
         if event.ph == "M":
             self._named(event)
         self._skipped[what] = self._skipped.get(what, 0) + 1
@@ -138,15 +177,8 @@ class Collector:
         chosen: Sequence[int],
         kinds: Sequence[int],
     ) -> None:
-        try:
-            if any(event.ts is None for event in slices):
-                raise ValueError("there is none")
-            start_ns, duration_ns = event_times(events, array, chosen)
-        except ValueError as error:
-            raise FormatError(
-                f"an event has a time that cannot be used: {error}", path=self._path, position="field 'ts'",
-                hint="export the trace again",
-            ) from error  # fmt: skip
+        self._refuse_missing(slices, chosen)
+        start_ns, duration_ns = event_times(events, array, chosen, path=self._path, before=self._seen)
         start, start_part = _with_parts(start_ns, [event.ts for event in slices])
         duration, duration_part = _with_parts(duration_ns, [event.dur for event in slices])
         args = [self._decoded(event) for event in slices]
@@ -163,6 +195,7 @@ class Collector:
         for key in _TEXTS:
             self._keep(key, np.array([add(getattr(each, key)) for each in args], np.int32))
         self._keep("op_class", np.array([_CLASSES.get(each.op_class, 0) for each in args], np.int8))
+        self._keep("number", np.array([_number(event.id) for event in slices], np.int64))
         self._keep("run", np.array([_run(each.run) for each in args], np.int32))
         self._keep("bytes", np.array([_size(each.bytes) for each in args], np.float64))
         self._keep("told_start_ns", np.array([_size(each.start_ns) for each in args], np.float64))
@@ -186,14 +219,15 @@ class Collector:
 
     def finish(self) -> Collected:
         """All slices: those that were whole, then the pairs."""
-        kind = self._column("kind", np.int8)
-        whole, halves = np.flatnonzero(kind == 0), np.flatnonzero(kind != 0)
+        kind = self._column("kind", np.int8).astype(np.int8)
+        whole = np.flatnonzero(kind == _WHOLE)
+        halves = np.flatnonzero((kind != _WHOLE) & (kind < _SOURCE))
         start_ns = self._column("start_ns", np.int64).astype(np.int64)
         part_ns = self._column("start_part_ns", np.float64).astype(np.float64)
         track = self._column("track", np.int64).astype(np.int64)
         duration_ns = self._column("duration_ns", np.int64).astype(np.int64)
         duration_part_ns = self._column("duration_part_ns", np.float64).astype(np.float64)
-        pairs = pair(track[halves], start_ns[halves], kind[halves] == 1)
+        pairs = pair(track[halves], start_ns[halves], kind[halves] == _BEGIN)
         begin = halves[pairs.begin]
         ended = pairs.end >= 0
         last_ns = int((start_ns + duration_ns).max()) if len(kind) else 0
@@ -222,11 +256,24 @@ class Collector:
             skipped=self._skipped,
             unfinished=int((~ended).sum()),
             orphans=pairs.orphans,
+            arrows=self._arrows(kind, track, start_ns),
         )
+
+    def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> Arrows:
+        """Pairs of ends of the same number."""
+        number = self._column("number", np.int64).astype(np.int64)
+        source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
+        _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
+        source, target = source[first], target[second]
+        return Arrows(track[source], start_ns[source], track[target], start_ns[target])
 
 
 def _key(value: int | str | None) -> int | str:
     return -1 if value is None else value
+
+
+def _number(value: int | str | None) -> int:
+    return value if type(value) is int and abs(value) < 1 << 62 else -1
 
 
 def _run(value: int | None) -> int:

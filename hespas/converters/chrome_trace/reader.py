@@ -13,11 +13,13 @@ import numpy as np
 
 from hespas.converters.chrome_events import EventStream
 from hespas.converters.chrome_trace.collect import Collected, Collector
+from hespas.converters.chrome_trace.host import causes, host_ops
 from hespas.converters.chrome_trace.places import Places
 from hespas.converters.chrome_trace.writer import SCHEMA_ID
 from hespas.converters.format import ReadOptions
+from hespas.converters.tracks.measured import HOST_CATEGORY
 from hespas.converters.tracks.pairs import overlapping
-from hespas.graph import Diagnostics, Profile
+from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
@@ -33,8 +35,8 @@ class _Header(msgspec.Struct):
 def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read a trace block by block. Raises ``FormatError`` naming the byte or field of what makes no sense.
 
-    Nothing that has a duration is left out but host operations that our own writer marked; slices inside
-    others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
+    Nothing that has a duration is left out; slices that our own writer marked are host operations. Slices
+    inside others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
     """
     stream = EventStream(path, options.max_bytes)
     collector = Collector(str(path))
@@ -42,7 +44,9 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
         collector.add(events, array)
     facts = _facts(stream.header, str(path))
     ours = facts.pop("schema", "") == SCHEMA_ID
-    collected = collector.finish()
+    everything = collector.finish()
+    on_host = everything.category_row == everything.strings.find(HOST_CATEGORY)
+    collected, host = everything.only(~on_host), everything.only(on_host)
     if not len(collected.name_row):
         raise FormatError(
             "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
@@ -50,11 +54,11 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             hint="was the profiler stopped before anything ran?",
         )
     diagnostics.warning(
-        "chrome-trace.invalid-utf8", str(path), "blocks with bytes that are not UTF-8, which were replaced",
+        "chrome-trace.invalid-utf8", str(path), "blocks with text that is not Unicode, which was replaced",
         count=stream.repaired_blocks,
     )  # fmt: skip
     _report(collected, diagnostics, str(path))
-    return _profile(path, collected, facts, ours=ours)
+    return _profile(path, collected, host, facts, ours=ours)
 
 
 def _facts(header: bytes, path: str) -> dict[str, str]:
@@ -73,7 +77,7 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
     return {key: text for key, text in found.items() if isinstance(text, str)}
 
 
-def _profile(path: Path, found: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
+def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
     places = Places.of(found)
     base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
     name = facts.pop("name", "") if ours else ""
@@ -81,15 +85,14 @@ def _profile(path: Path, found: Collected, facts: dict[str, str], *, ours: bool)
     if not ours:
         metadata["first_event_ns"] = str(base_ns)
     op_row, kernel_row = _names(found, ours=ours)
-    start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
-    duration_ns = _joined(found.duration_ns, found.duration_part_ns)
-    if ours:
-        start_ns = _exactly(start_ns, found.told_start_ns)
-        duration_ns = _exactly(duration_ns, found.told_duration_ns)
+    start_ns, duration_ns = _times(found, base_ns, ours=ours)
+    strings = StringTableBuilder(found.strings)
+    host_times = _times(host, base_ns, ours=ours)
+    operations = host_ops(host, *host_times, strings)
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
         places.devices,
-        found.strings,
+        strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
         op_row=op_row,
@@ -104,8 +107,19 @@ def _profile(path: Path, found: Collected, facts: dict[str, str], *, ours: bool)
         stream=places.stream,
         run=found.run,
         bytes_moved=found.bytes_moved,
+        host_event=causes(found.arrows, host, found),
+        host=operations,
         metadata=metadata,
     )
+
+
+def _times(found: Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
+    """Starts and durations [ns]."""
+    start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
+    duration_ns = _joined(found.duration_ns, found.duration_part_ns)
+    if not ours:
+        return start_ns, duration_ns
+    return _exactly(start_ns, found.told_start_ns), _exactly(duration_ns, found.told_duration_ns)
 
 
 def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
@@ -150,7 +164,7 @@ def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
         "chrome-trace.negative-duration", path, "events end before they start", count=negative
     )
     inside = overlapping(found.track, found.start_ns, found.duration_ns)
-    twice_ns = int(found.duration_ns[inside].sum())
+    twice_ns = int(np.maximum(found.duration_ns[inside], 0).sum())
     diagnostics.warning(
         "chrome-trace.nested", path,
         f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",

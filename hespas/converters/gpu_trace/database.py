@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import numpy as np
 
+from hespas.converters.gpu_trace.database_file import HEADER_BYTES, refuse_cut_off, unpack_database
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.converters.source import refuse_special_files
+from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["MISSING", "Database", "Table", "log_beside", "opened", "opened_plainly"]
+__all__ = [
+    "MISSING",
+    "Database",
+    "Table",
+    "folded",
+    "log_beside",
+    "opened",
+    "opened_plainly",
+    "report_refused",
+]
 
 MISSING = -(1 << 63)
 """Stands for NULL, and for a column that is not there."""
@@ -35,9 +45,6 @@ _MIN_ROW_BYTES = 6
 _MAX_CELL_BYTES = 16 << 20
 _FREE_STEPS = 10_000_000
 _STEPS_PER_BYTE = 100
-_CHUNK_BYTES = 4 << 20
-_MAX_RATIO = 200
-_MIN_ALLOWED_BYTES = 64 << 20
 _SLACK_BYTES = 1 << 20
 _HINT = "export the profile again"
 
@@ -62,30 +69,50 @@ class Table:
 
 @dataclass(slots=True)
 class Database:
-    """An open database. ``tables`` are its real tables, by name: no views, no virtual ones."""
+    """An open database. ``tables`` are its real tables, by name: no views, no virtual ones, which are
+    ``computed``. SQLite's names are the same in capitals and small letters. ``refused`` lists what was asked
+    for and is there, but would have to be computed by the file's own SQL.
+    """
 
     path: str
     size_bytes: int
     connection: sqlite3.Connection
     tables: tuple[str, ...] = ()
+    computed: frozenset[str] = frozenset()
+    refused: list[str] = field(default_factory=list[str])
     _columns: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    _folded: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Look names up without regard to capitals."""
+        self._folded = frozenset(map(folded, self.tables))
+        self.computed = frozenset(map(folded, self.computed))
 
     def columns(self, table: str) -> frozenset[str]:
-        """The stored columns of a table; none for a table that is not there."""
-        if table not in self.tables:
-            return frozenset()
-        if table not in self._columns:
-            cursor = self.connection.execute(f"PRAGMA table_info({_quoted(table)})")
-            self._columns[table] = frozenset(_decoded(row[1]) for row in cursor)
-        return self._columns[table]
+        """The stored columns of a table, :func:`folded`; none for a table that is not there."""
+        name = folded(table)
+        if name not in self._columns:
+            self._columns[name] = self._stored(table) if name in self._folded else frozenset()
+            if name in self.computed:
+                self.refused.append(f"{table}: it is a view or virtual")
+        return self._columns[name]
+
+    def _stored(self, table: str) -> frozenset[str]:
+        cursor = self.connection.execute(f"PRAGMA table_info({_quoted(table)})")
+        return frozenset(folded(_decoded(row[1])) for row in cursor)
+
+    def has(self, table: str) -> bool:
+        """Whether there is a real table of this name."""
+        return folded(table) in self._folded
 
     def read(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> Table:
         """The named columns. Raises ``FormatError`` for what is no integer, or no text, and for a damaged
         database. O(rows).
         """
         there = self.columns(table)
-        numbers = [name for name in integers if name in there]
-        labels = [name for name in texts if name in there]
+        numbers = [name for name in integers if folded(name) in there]
+        labels = [name for name in texts if folded(name) in there]
+        self._refuse_generated(table, [name for name in (*integers, *texts) if folded(name) not in there])
         if not numbers and not labels:
             return Table(0, {name: _nothing(0) for name in integers}, {name: _none(0) for name in texts}, [])
         chosen = [f"ifnull({_quoted(name)}, ?1)" for name in numbers] + [_quoted(name) for name in labels]
@@ -97,6 +124,15 @@ class Database:
             if collected.rows > self.size_bytes // _MIN_ROW_BYTES:
                 raise self.malformed(f"table {table} has more rows than the file has room for")
         return collected.table(integers, texts)
+
+    def _refuse_generated(self, table: str, missing: Sequence[str]) -> None:
+        """Note the missing columns that the table does have, but computes."""
+        if not missing or not self.has(table):
+            return
+        cursor = self.connection.execute(f"PRAGMA table_xinfo({_quoted(table)})")
+        every = {folded(_decoded(row[1])) for row in cursor}
+        generated = [name for name in missing if folded(name) in every]
+        self.refused.extend(f"{table}.{name}: the column is generated" for name in generated)
 
     def malformed(self, message: str) -> FormatError:
         """The error for content that makes no sense."""
@@ -189,6 +225,13 @@ def _batches(
         yield batch
 
 
+def report_refused(database: Database, source: str, diagnostics: Diagnostics) -> None:
+    """Say what a reader of the format ``source`` asked for and did not get, since SQL would compute it."""
+    for each in dict.fromkeys(database.refused):
+        told = f"not read, for the file's own SQL is not run: {each}"
+        diagnostics.warning(f"{source}.not-stored", database.path, told)
+
+
 def log_beside(path: Path) -> bool:
     """Whether a write-ahead log with content lies beside a database: what it holds is not read."""
     log = path.with_name(f"{path.name}-wal")
@@ -216,7 +259,7 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
         return
     with tempfile.TemporaryDirectory(prefix="hespas-") as folder:
         unpacked = Path(folder) / "database"
-        _unpack(path, unpacked, max_bytes)
+        unpack_database(path, unpacked, max_bytes)
         with opened_plainly(unpacked, name=str(path)) as database:
             yield database
 
@@ -228,8 +271,10 @@ def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
-            if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
-                raise FormatError("this is no SQLite database", path=shown, hint=_HINT)
+            header = stream.read(HEADER_BYTES)
+        if not header.startswith(SQLITE_MAGIC):
+            raise FormatError("this is no SQLite database", path=shown, hint=_HINT)
+        refuse_cut_off(header, size, shown)
         # Immutable: neither locks nor a write-ahead log are looked for, so nothing is written beside it.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as found:
             yield _guarded(found, shown, size)
@@ -259,9 +304,15 @@ def _guarded(connection: sqlite3.Connection, path: str, size: int) -> Database:
 
     connection.set_progress_handler(out_of_steps, step)
     connection.set_authorizer(_allowed)
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
-    names = (_decoded(row[0]) for row in connection.execute(query))
-    return Database(path, size, connection, tuple(sorted(names)))
+    query = "SELECT name, type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%' FROM sqlite_master WHERE type IN "
+    found = [(_decoded(row[0]), bool(row[1])) for row in connection.execute(f"{query} ('table', 'view')")]
+    return Database(
+        path,
+        size,
+        connection,
+        tuple(sorted(name for name, is_real in found if is_real)),
+        frozenset(name for name, is_real in found if not is_real),
+    )
 
 
 def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -271,41 +322,19 @@ def _allowed(action: int, first: str | None, second: str | None, *_: str | None)
             return sqlite3.SQLITE_OK
         case sqlite3.SQLITE_FUNCTION if second in {"ifnull", "like"}:
             return sqlite3.SQLITE_OK
-        case sqlite3.SQLITE_PRAGMA if first == "table_info":
+        case sqlite3.SQLITE_PRAGMA if first in {"table_info", "table_xinfo"}:
             return sqlite3.SQLITE_OK
         case _:
             return sqlite3.SQLITE_DENY
 
 
-def _unpack(path: Path, into: Path, max_bytes: int) -> None:
-    """Gunzip a chunk at a time, no further than :func:`hespas.converters.source.read_bytes` would."""
-    igzip = import_module("isal.igzip")
-    damaged = cast("type[Exception]", import_module("isal.isal_zlib").error)
-    bound = min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * path.stat().st_size))
-    total = 0
-    with cast("Callable[[Path], BinaryIO]", igzip.open)(path) as packed, into.open("wb") as plain:
-        while True:
-            try:
-                chunk = packed.read(_CHUNK_BYTES)
-            except (OSError, EOFError, ValueError, damaged) as error:
-                why = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
-                raise FormatError(
-                    why, path=str(path), position=f"byte {total}", hint="copy the file again"
-                ) from error
-            if not chunk:
-                return
-            total += len(chunk)
-            if total > bound:
-                raise FormatError(
-                    f"decompresses to more than {bound:,} bytes",
-                    path=str(path),
-                    hint="decompress it yourself if you trust it",
-                )
-            plain.write(chunk)
-
-
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def folded(name: str) -> str:
+    """A name as SQLite compares it: ASCII capitals are small letters."""
+    return "".join(each.lower() if each.isascii() else each for each in name)
 
 
 def _decoded(name: object) -> str:

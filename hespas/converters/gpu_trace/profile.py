@@ -260,7 +260,8 @@ def _report(trace: GpuTrace, links: Links, source: str, diagnostics: Diagnostics
     """Say what is not linked, and what is odd."""
     work = trace.work
     duration_ns = work.end_ns - work.start_ns
-    total_ns = int(duration_ns.sum())
+    ran_ns = np.maximum(duration_ns, 0)
+    total_ns = int(ran_ns.sum())
     unlinked = (links.cause < 0) & (work.range_row == 0)
     for missing, code, message in (
         (links.launch < 0, "no-launch", "device events have no launch record"),
@@ -271,7 +272,7 @@ def _report(trace: GpuTrace, links: Links, source: str, diagnostics: Diagnostics
             "device events fit launches of several processes, none is taken",
         ),
     ):
-        share = int(duration_ns[missing].sum()) / total_ns if total_ns else 0.0
+        share = int(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
         told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
         diagnostics.warning(f"{source}.{code}", path, told, count=int(missing.sum()))
     by_node, by_text = int(links.by_node.sum()), int(((links.cause < 0) & (work.range_row > 0)).sum())

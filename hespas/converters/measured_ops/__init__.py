@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
 from hespas.converters.measured_ops.owners import resolve_owners
+from hespas.converters.measured_ops.spread import EventCosts, event_costs
 
-__all__ = ["CostedOps", "costed_ops", "resolve_owners"]
+__all__ = ["CostedOps", "EventCosts", "costed_ops", "event_costs", "resolve_owners"]

@@ -43,11 +43,13 @@ class CostedOps:
 
     ``node`` is the node of each event, shape ``(events,)``. Per node: ``host_op``, the row of the profile's
     host operations that answers for it (-1 none); ``busy_ns``, the sum over its events, which adds up to the
-    device time of the profile; ``costed``, whether FLOPs and bytes are both known. The graph's
-    ``duration_ns`` is the time during which any of a node's events ran: less, where they overlap.
+    device time of the profile but for events of less than no time; ``costed``, whether FLOPs and bytes are
+    both known. The graph's ``duration_ns`` is the time during which any of a node's events ran: less, where
+    they overlap. ``groups`` tells what else joined events and nodes.
     """
 
     graph: OpGraph
+    groups: EventGroups
     node: SmallIntArray
     host_op: IntArray
     busy_ns: FloatArray
@@ -65,15 +67,17 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
 
     Nodes carry the measured ``duration_ns``, their stream (ordered by control dependences), and operands,
     results, FLOPs, bytes and contractions by the cost table; unknown figures are NaN. Every event belongs to
-    exactly one node, so device time in equals device time out. Diagnostics say what has no cost.
+    exactly one node, so device time in equals device time out; an event that ends before it starts adds
+    nothing. Diagnostics say what has no cost.
     """
     groups = group_events(profile)
     graph = _Builder(profile, groups).build()
     with np.errstate(invalid="ignore"):
         costed = ~np.isnan(graph.flops + graph.bytes_read + graph.bytes_written)
     found = CostedOps(
-        graph=graph, node=groups.node, host_op=groups.host_op, busy_ns=groups.busy_ns, costed=costed
-    )
+        graph=graph, groups=groups, node=groups.node, host_op=groups.host_op, busy_ns=groups.busy_ns,
+        costed=costed,
+    )  # fmt: skip
     if diagnostics is not None:
         _report(profile, groups, found, diagnostics)
     return found
@@ -297,6 +301,12 @@ def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics
             diagnostics.info(code, where, message, count=int(mask.sum()))
         else:
             diagnostics.warning(code, where, message, count=int(mask.sum()))
+    diagnostics.warning(
+        "measured-ops.negative-duration",
+        where,
+        "device events end before they start and are left out of the time of their operations",
+        count=int((profile.duration_ns < 0).sum()),
+    )
     overlap_ns = groups.busy_ns - groups.duration_ns
     overlapping = overlap_ns > 0
     diagnostics.info(
@@ -316,5 +326,7 @@ def _names(graph: OpGraph, busy_ns: FloatArray, mask: BoolArray) -> str:
     time = np.bincount(place, busy_ns[mask])
     count = np.bincount(place)
     top = np.argsort(-time, kind="stable")[:_MOST_NAMED].tolist()
-    named = [f"{graph.strings[int(kinds[at])][:80]} {count[at]:,} x, {time[at]:,.0f} ns" for at in top]
+    # A name of another line would read as a message of its own.
+    names = [graph.strings[int(kinds[at])][:80].replace("\n", "\\n") for at in top]
+    named = [f"{name} {count[at]:,} x, {time[at]:,.0f} ns" for at, name in zip(top, names, strict=True)]
     return "; " + ", ".join(named)

@@ -17,7 +17,7 @@ from hespas.converters.measured_ops.owners import resolve_owners
 from hespas.graph import CollectiveKind, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
-__all__ = ["EventGroups", "Role", "collective_kind", "group_events"]
+__all__ = ["EventGroups", "Role", "collective_kind", "event_roles", "group_events"]
 
 
 class Role(IntEnum):
@@ -61,7 +61,8 @@ class EventGroups:
     """``node`` of each event, nodes numbered by their first start; per node its ``role``, its host operation
     (-1 none) and whether that answers for it, its longest event, its time.
 
-    ``busy_ns`` is the sum over the node's events, ``duration_ns`` the time during which any of them ran.
+    ``busy_ns`` is the sum over the node's events, ``duration_ns`` the time during which any of them ran; an
+    event that ends before it starts counts as none.
     """
 
     node: SmallIntArray
@@ -77,7 +78,7 @@ class EventGroups:
         return len(self.role)
 
 
-def _roles(profile: Profile) -> NDArray[np.uint8]:
+def event_roles(profile: Profile) -> NDArray[np.uint8]:
     """The role of each event, by kernel name and category; each distinct pair is looked at once."""
     key = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
     pairs, place = np.unique(key, return_inverse=True)
@@ -103,7 +104,7 @@ def _role(kernel: str, category: str) -> Role:
 def group_events(profile: Profile) -> EventGroups:
     """Sort the events into nodes. O(events log events)."""
     count = len(profile)
-    role = _roles(profile)
+    role = event_roles(profile)
     launched_by = profile.host_event.astype(np.int64)
     owners = resolve_owners(profile.host, profile.strings, launched_by)
     apart = role == Role.HOST_COPY
@@ -117,7 +118,7 @@ def group_events(profile: Profile) -> EventGroups:
     _, first_seen, group = np.unique(number, return_index=True, return_inverse=True)
     groups = len(first_seen)
     starts = np.full(groups, np.inf)
-    np.minimum.at(starts, group, profile.start_ns)
+    np.fmin.at(starts, group, profile.start_ns)  # an unknown start says nothing
     order = np.lexsort((first_seen, starts))
     rank = np.empty(groups, np.int64)
     rank[order] = np.arange(groups)
@@ -130,7 +131,8 @@ def _times(
     profile: Profile, node: IntArray, role: NDArray[np.uint8], host_op: IntArray, answers: BoolArray
 ) -> EventGroups:
     count = len(role)
-    busy = np.bincount(node, profile.duration_ns, count).astype(np.float64)
+    ran_ns = np.maximum(profile.duration_ns, 0.0)
+    busy = np.bincount(node, ran_ns, count).astype(np.float64)
     by_length = np.lexsort((profile.duration_ns, node))
     last = np.flatnonzero(np.append(np.diff(node[by_length]) > 0, True)) if count else np.empty(0, np.int64)
     longest = by_length[last]
@@ -140,7 +142,7 @@ def _times(
     offsets = np.append(0, np.cumsum(sizes))
     for at in np.flatnonzero(sizes > 1).tolist():
         rows = order[offsets[at] : offsets[at + 1]]
-        duration[at] = _running_ns(profile.start_ns[rows], profile.duration_ns[rows], float(busy[at]))
+        duration[at] = _running_ns(profile.start_ns[rows], ran_ns[rows], float(busy[at]))
     return EventGroups(
         node=node.astype(np.int32),
         role=role,
@@ -154,8 +156,10 @@ def _times(
 
 
 def _running_ns(start: FloatArray, duration: FloatArray, busy_ns: float) -> float:
-    """Time during which any of some events, sorted by start, ran: their sum where none overlap."""
-    if (duration < 0).any():
+    """Time during which any of some events, sorted by start, ran: their sum where none overlap, or where a
+    start is not known.
+    """
+    if np.isnan(start).any():
         return busy_ns
     reached = np.maximum.accumulate(start + duration)
     before = np.append(-np.inf, reached[:-1])

@@ -14,12 +14,12 @@ from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT"]
 
-_TABLES = frozenset({"NVTX_EVENTS", "META_DATA_EXPORT", "TARGET_INFO_GPU"})
+_TABLES = frozenset({"nvtx_events", "meta_data_export", "target_info_gpu"})
 _SIGNS = (b"CUPTI_ACTIVITY_KIND_", b"TABLE NVTX_EVENTS", b"TABLE META_DATA_EXPORT")
 
 
 def _is_wanted(table: str) -> bool:
-    return table.startswith("CUPTI_ACTIVITY_KIND_") or table in _TABLES
+    return table.lower().startswith("cupti_activity_kind_") or table.lower() in _TABLES
 
 
 def _sniff(head: Head) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import MISSING, Database, log_beside, opened
+from hespas.converters.gpu_trace.database import MISSING, Database, folded, log_beside, opened, report_refused
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.converters.gpu_trace.trace import GpuTrace, GraphNodes, Launches, listed
@@ -40,6 +40,9 @@ _READ = frozenset(
 )
 _NO_EVENTS = ("ENUM_", "TARGET_INFO_", "META_DATA_", "ANALYSIS_", "sqlite_", "EXPORT_", "NVTX_PAYLOAD_")
 
+_READ_FOLDED = frozenset(map(folded, _READ))
+_NO_EVENTS_FOLDED = tuple(map(folded, _NO_EVENTS))
+
 
 def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read an export, also gzipped. Raises ``UnsupportedError`` for a report that is not exported,
@@ -47,7 +50,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
     """
     _refuse_reports(path)
     with opened(path, options.max_bytes) as database:
-        if "StringTable" in database.tables and "StringIds" not in database.tables:
+        if database.has("StringTable") and not database.has("StringIds"):
             raise UnsupportedError(
                 "this is a profile of nvprof", path=str(path), hint="record with nsys, and export to SQLite"
             )
@@ -65,6 +68,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
         )
         metadata = _metadata(database, diagnostics)
         _report_tables(database, diagnostics)
+        report_refused(database, "nsys", diagnostics)
     if log_beside(path):
         told = "a write-ahead log lies beside the database: what is in it is not read"
         diagnostics.warning("nsys.write-ahead-log", str(path), told)
@@ -134,6 +138,10 @@ def _metadata(database: Database, diagnostics: Diagnostics) -> dict[str, str]:
 
 def _report_tables(database: Database, diagnostics: Diagnostics) -> None:
     """Say what else was recorded."""
-    others = [name for name in database.tables if name not in _READ and not name.startswith(_NO_EVENTS)]
+    others = [
+        name
+        for name in database.tables
+        if folded(name) not in _READ_FOLDED and not folded(name).startswith(_NO_EVENTS_FOLDED)
+    ]
     told = f"tables that are not read: {', '.join(name[:60] for name in others[:40])}"
     diagnostics.info("nsys.other-tables", database.path, told, count=len(others))

@@ -14,7 +14,8 @@ from typing import BinaryIO, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Arrow", "ArrowArray", "ArrowBatch", "ArrowCsv", "ArrowParquet", "ArrowSchema", "ArrowType",
+__all__ = ["Arrow", "ArrowArray", "ArrowBatch", "ArrowCsv", "ArrowParquet", "ArrowParquetMetadata",
+           "ArrowSchema", "ArrowType",
            "Batches", "Rows", "load_arrow", "load_csv", "load_parquet"]  # fmt: skip
 
 
@@ -53,6 +54,8 @@ class ArrowBatch(Protocol):
     def schema(self) -> ArrowSchema: ...  # noqa: D102
     @property
     def num_rows(self) -> int: ...  # noqa: D102
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
     def column(self, index: int, /) -> ArrowArray: ...  # noqa: D102
     def validate(self, *, full: bool) -> None: ...  # noqa: D102
 
@@ -137,14 +140,26 @@ class ArrowCsv(Protocol):
     def CSVWriter(self, sink: BinaryIO, schema: ArrowSchema) -> AbstractContextManager[Rows]: ...  # noqa: D102, N802
 
 
-class _ParquetMetadata(Protocol):
+class _ParquetRowGroup(Protocol):
+    """Not its ``column``, which ends the process where the metadata are damaged."""
+
     @property
-    def num_rows(self) -> int: ...
+    def total_byte_size(self) -> int: ...
+
+
+class ArrowParquetMetadata(Protocol):
+    """``pyarrow.parquet.FileMetaData``."""
+
+    @property
+    def num_rows(self) -> int: ...  # noqa: D102
+    @property
+    def num_row_groups(self) -> int: ...  # noqa: D102
+    def row_group(self, index: int, /) -> _ParquetRowGroup: ...  # noqa: D102
 
 
 class _ParquetFile(Protocol):
     @property
-    def metadata(self) -> _ParquetMetadata: ...
+    def metadata(self) -> ArrowParquetMetadata: ...
     @property
     def schema_arrow(self) -> ArrowSchema: ...
     def iter_batches(
@@ -156,7 +171,14 @@ class _ParquetFile(Protocol):
 class ArrowParquet(Protocol):
     """``pyarrow.parquet``."""
 
-    def ParquetFile(self, source: Path, *, memory_map: bool) -> _ParquetFile: ...  # noqa: D102, N802
+    def ParquetFile(  # noqa: D102, N802
+        self,
+        source: Path,
+        *,
+        memory_map: bool,
+        metadata: ArrowParquetMetadata | None = None,
+        read_dictionary: Sequence[str] | None = None,
+    ) -> _ParquetFile: ...
     def ParquetWriter(self, sink: BinaryIO, schema: ArrowSchema) -> AbstractContextManager[Rows]: ...  # noqa: D102, N802
 
 

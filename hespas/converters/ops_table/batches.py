@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from io import BytesIO, StringIO
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.ops_table.arrow_binding import (
     Arrow,
     ArrowBatch,
+    ArrowParquetMetadata,
     ArrowType,
     load_arrow,
     load_csv,
@@ -34,6 +36,8 @@ _BATCH_ROWS = 1 << 16
 _ROW_BYTES = 80
 """What a row takes in memory, about."""
 _FREE_BYTES = 200 << 20
+_FREE_UNPACKED_BYTES = 64 << 20
+_MOST_RATIO = 200
 
 
 def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[ArrowBatch]:
@@ -98,21 +102,48 @@ def parquet_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterato
     refuse_special_files(path)
     arrow = load_arrow()
     try:
-        file = load_parquet().ParquetFile(path, memory_map=False)
-        try:
-            _check_rows(path, file.metadata.num_rows)
-            chosen = choose(file.schema_arrow.names)
-            kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-            for name in chosen:
-                _check_type(arrow, name, kinds[name], str(path))
-            yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=chosen, use_threads=False)
-        finally:
-            file.close()
+        yield from _parquet_batches(arrow, path, choose)
     except (arrow.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise FormatError(
             _first_line(error), path=str(path), position="Parquet metadata or pages",
             hint="copy the file again",
         ) from error  # fmt: skip
+
+
+def _parquet_batches(arrow: Arrow, path: Path, choose: Choose) -> Iterator[ArrowBatch]:
+    """Rows with texts as dictionaries: equal ones take their space once, as in the file."""
+    reading = load_parquet()
+    with closing(reading.ParquetFile(path, memory_map=False)) as file:
+        metadata, schema = file.metadata, file.schema_arrow
+    _check_rows(path, metadata.num_rows)
+    chosen = choose(schema.names)
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    for name in chosen:
+        _check_type(arrow, name, kinds[name], str(path))
+    most = max(_FREE_UNPACKED_BYTES, _MOST_RATIO * path.stat().st_size)
+    _check_unpacked(path, metadata, most)
+    is_plain = (arrow.types.is_string, arrow.types.is_large_string)
+    texts = [name for name in chosen if any(check(kinds[name]) for check in is_plain)]
+    opened = reading.ParquetFile(path, memory_map=False, metadata=metadata, read_dictionary=texts)
+    with closing(opened) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=chosen, use_threads=False):
+            if batch.nbytes > most:  # more than its metadata said
+                raise _too_large(path, batch.nbytes, most)
+            yield batch
+
+
+def _check_unpacked(path: Path, metadata: ArrowParquetMetadata, most: int) -> None:
+    """Refuse a text that a few bytes blow up to."""
+    total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if total > most:
+        raise _too_large(path, total, most)
+
+
+def _too_large(path: Path, size_bytes: int, most: int) -> FormatError:
+    return FormatError(
+        f"its columns unpack to {size_bytes:,} bytes", path=str(path), position="Parquet metadata or pages",
+        hint=f"at most {most:,} are read from a file of this size; split the table if you trust it",
+    )  # fmt: skip
 
 
 def _check_rows(path: Path, rows: int) -> None:

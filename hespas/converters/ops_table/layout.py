@@ -3,7 +3,9 @@
 ``hardware`` names the device; ``op`` the operation and ``op_class`` its class (a name of
 :class:`hespas.graph.OpClass` in lower case); ``kernel`` what ran; ``rank`` and ``stream`` where; ``start_ns``
 counts from the first event; ``duration_ns`` is the time of one execution; ``dtype`` and ``shapes`` describe
-the operands as the profiler spells them. Unknown is an empty text, or an empty field (Parquet: null).
+the operands as the profiler spells them, ``strides`` and ``values`` further what costs depend on.
+``operation`` numbers the operation that caused the event: events of one number cost together what that
+operation costs. Unknown is an empty text, or an empty field (Parquet: null).
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ COLUMNS: MappingProxyType[str, Kind] = MappingProxyType(
         "duration_ns": Kind.NUMBER,
         "dtype": Kind.TEXT,
         "shapes": Kind.TEXT,
+        "strides": Kind.TEXT,
+        "values": Kind.TEXT,
+        "operation": Kind.WHOLE,
     }
 )
 """What is written, in this order."""
@@ -49,6 +54,6 @@ DURATIONS: MappingProxyType[str, float] = MappingProxyType(
 
 EXPECTED = (
     "a duration (duration_ns, or duration_ or latency_ with _ns, _us, _ms, _s), op or kernel, and optionally "
-    "hardware, op_class, rank, stream, start_ns, dtype, shapes"
+    "hardware, op_class, rank, stream, start_ns, dtype, shapes, strides, values, operation"
 )
 """The columns a table may have, for messages."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hespas.converters.format import ReadOptions
 from hespas.converters.ops_table.batches import csv_batches, parquet_batches
 from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED
+from hespas.converters.ops_table.operations import operations_of
 from hespas.converters.ops_table.rows import Collected
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
@@ -101,6 +102,7 @@ def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnost
     devices, device_index = found.devices()
     op_class, unknown = found.op_class()
     _report(duration_ns, unknown, diagnostics, str(path))
+    operations = operations_of(found, chosen.names)
     rank = found.whole("rank") if "rank" in chosen.names else np.zeros(rows, np.int64)
     return Profile.of(
         path.name.removesuffix(".gz").rsplit(".", 1)[0],
@@ -116,6 +118,8 @@ def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnost
         device_index=device_index,
         rank=_small(rank, str(path)),
         stream=found.whole("stream"),
+        host_event=operations.of_row,
+        host=operations.host,
         metadata={"format": "ops-table"},
     )
 

@@ -14,6 +14,8 @@ from hespas.graph.errors import FormatError
 __all__ = ["Collected"]
 
 _CLASSES = {member.name.lower(): int(member) for member in OpClass} | {"": 0}
+_MOST_CHARACTERS = 1 << 20
+"""Of one text; the longest names of kernels have some ten thousand."""
 
 
 class Collected:
@@ -65,6 +67,8 @@ class Collected:
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) < len(texts):
             raise self._refused(name, "holds other things than texts")
+        if max(map(len, strings), default=0) > _MOST_CHARACTERS:
+            raise self._refused(name, f"holds a text of more than {_MOST_CHARACTERS:,} characters")
         rows = np.array([self.strings.add(text) for text in strings] or [0], np.int32)
         places = _numpy(encoded.indices.fill_null(-1)).astype(np.int64)
         return np.where(places < 0, 0, rows[places]).astype(np.int32)

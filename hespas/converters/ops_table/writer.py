@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,12 @@ from hespas.converters.ops_table.arrow_binding import (
 from hespas.converters.ops_table.layout import COLUMNS, SCHEMA_ID, Kind
 from hespas.converters.packed import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
-from hespas.graph.columns import FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import OutputError, UsageError
 
 __all__ = ["write_ops_table"]
 
+_BREAK = re.compile(r"\s*\n\s*")
 _CHUNK_ROWS = 1 << 15
 _CLASSES = tuple("" if member is OpClass.UNKNOWN else member.name.lower() for member in OpClass)
 _HALF_PAIR = re.compile(rb"\xed[\xa0-\xbf]")
@@ -95,21 +97,48 @@ def _columns(profile: Profile, arrow: Arrow, part: slice) -> dict[str, ArrowArra
         "stream": _whole(arrow, profile.stream[part]),
         "start_ns": _numbers(arrow, profile.start_ns[part]),
         "duration_ns": _numbers(arrow, profile.duration_ns[part]),
-        "dtype": _texts(arrow, strings, profile.dtype_row[part]),
-        "shapes": _texts(arrow, strings, profile.shapes_row[part]),
+        "dtype": _texts(arrow, strings, profile.dtype_row[part], _inputs),
+        "shapes": _texts(arrow, strings, profile.shapes_row[part], _inputs),
+        "strides": _texts(arrow, strings, _of_host(profile, profile.host.strides_row, part), _inputs),
+        "values": _texts(arrow, strings, _of_host(profile, profile.host.values_row, part), _inputs),
+        "operation": _whole(arrow, np.where(_is_linked(profile, part), profile.host_event[part], -1)),
     }
 
 
-def _texts(arrow: Arrow, texts: StringTable | tuple[str, ...], rows: NDArray[np.integer]) -> ArrowArray:
-    used, place = np.unique(rows, return_inverse=True)
-    listed: list[int] = used.tolist()
-    known = [_utf8(texts[row]) for row in listed]
-    return arrow.array(known, arrow.string()).take(arrow.array(place.reshape(-1)))
+def _is_linked(profile: Profile, part: slice) -> BoolArray:
+    event = profile.host_event[part]
+    linked: BoolArray = (event >= 0) & (event < len(profile.host))
+    return linked
+
+
+def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
+    """A column of host operations by event; row 0, the empty text, for none."""
+    if not len(column):
+        return np.zeros(part.stop - part.start, np.int32)
+    linked = _is_linked(profile, part)
+    return np.where(linked, column[np.where(linked, profile.host_event[part], 0)], 0).astype(np.int32)
 
 
 def _utf8(text: str) -> str:
     """A text that UTF-8 can hold: halves of surrogate pairs are replaced."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _texts(
+    arrow: Arrow,
+    texts: StringTable | tuple[str, ...],
+    rows: NDArray[np.integer],
+    spell: Callable[[str], str] = _utf8,
+) -> ArrowArray:
+    used, place = np.unique(rows, return_inverse=True)
+    listed: list[int] = used.tolist()
+    known = [spell(texts[row]) for row in listed]
+    return arrow.array(known, arrow.string()).take(arrow.array(place.reshape(-1)))
+
+
+def _inputs(text: str) -> str:
+    """A JSON list on one line: no text in it has a line break of its own."""
+    return _utf8(_BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text)
 
 
 def _whole(arrow: Arrow, column: NDArray[np.integer]) -> ArrowArray:
@@ -128,17 +157,22 @@ def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
         "category": int((profile.category_row > 0).sum()),
         "run": int((profile.run >= 0).sum()),
         "bytes moved": int((~np.isnan(profile.bytes_moved)).sum()),
-        "host operation": int((profile.host_event >= 0).sum()),
         "repeats": int((profile.repeats > 1).sum()),
         "communication": len(profile.comms),
     }
     for what, count in left_out.items():
         message = f"events whose {what} is known; the table has no column for it"
         diagnostics.info("ops-table.no-column", name, message, count=count)
-    others = [*profile.attachments, *(["host operations"] if len(profile.host) else [])]
     diagnostics.info(
-        "ops-table.no-place", name, f"a table has no place for: {', '.join(others)}", count=len(others)
-    )
+        "ops-table.no-place", name, f"a table has no place for: {', '.join(profile.attachments)}",
+        count=len(profile.attachments),
+    )  # fmt: skip
+    diagnostics.info(
+        "ops-table.host-operations", name,
+        "operations of the host: times, threads, what is around them, and those that caused no event have no "
+        "place in a table",
+        count=len(profile.host),
+    )  # fmt: skip
     halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
     diagnostics.warning(
         "ops-table.invalid-text", name, "halves of surrogate pairs are no text and are replaced", count=halves

@@ -162,7 +162,7 @@ def _profile(
 
 def _report_overlaps(device: _Slices, diagnostics: Diagnostics, path: str) -> None:
     inside = overlapping(device.track, device.start_ns, device.duration_ns)
-    twice_ns = int(device.duration_ns[inside].sum())
+    twice_ns = int(np.maximum(device.duration_ns[inside], 0).sum())
     diagnostics.warning(
         "perfetto.nested", path,
         f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",

@@ -23,7 +23,7 @@ from hespas.converters.tracks import Displayed, Scene, scene_of, side_by_side
 from hespas.converters.tracks.lanes import End, Lanes, shown_ns
 from hespas.converters.tracks.scene import Chunk, Label, shown
 from hespas.graph import Csr, Diagnostics, Profile
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.schemas.perfetto.tables import (
     AnnotationField,
     AttributeField,
@@ -52,6 +52,7 @@ _REFERS = _OF_SEQUENCE + field_bytes(PacketField.SEQUENCE_FLAGS, SequenceFlag.NE
 _BEGIN = field_bytes(EventField.TYPE, EventType.SLICE_BEGIN)
 _END = field_bytes(EventField.TYPE, EventType.SLICE_END)
 _LARGEST_NS = float(1 << 53)
+_LATEST_NS = float(1 << 63)
 _EXACT = ("start_ns", "duration_ns")
 
 
@@ -84,9 +85,28 @@ def write_displayed(
 
 
 def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
-    """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``."""
+    """Write tracks; memory beyond the scene is one chunk. Gzipped where the name ends in ``.gz``.
+
+    Raises ``UnsupportedError`` for times that the format has no room for.
+    """
+    _check_times(scene, options.name or str(path))
     with open_output(path, packed=(options.name or path.name).endswith(".gz")) as stream:
         _Writer(stream, scene, options.progress).write()
+
+
+def _check_times(scene: Scene, path: str) -> None:
+    """All ends must fit beside the first start: a packet's time is an unsigned number, ours have 63 bits."""
+    parts = [part for part in scene.parts if len(part)]
+    first_ns = min((float(part.start_ns.min()) for part in parts), default=0.0)
+    last_ns = max(
+        (float((part.start_ns + np.nan_to_num(np.maximum(part.duration_ns, 0.0))).max()) for part in parts),
+        default=0.0,
+    )
+    if not last_ns - min(first_ns, 0.0) < _LATEST_NS:
+        raise UnsupportedError(
+            "an event ends too late for 63 bits of nanoseconds", path=path, position=f"{last_ns:.6g} ns",
+            hint="is the time of one event wrong? a trace cannot last for centuries",
+        )  # fmt: skip
 
 
 def _packet(content: bytes) -> bytes:

@@ -46,6 +46,17 @@ class Communication:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether nothing is stated of the group."""
+        return not self.group and not self.ranks and self.group_size < 0
+
+    def with_size(self, operand_bytes: float) -> Communication:
+        """The same with the bytes of its operands, where it states no size itself."""
+        if not (isnan(self.operand_bytes) and isnan(self.result_bytes)):
+            return self
+        return replace(self, operand_bytes=operand_bytes)
+
 
 def communication_of(node: EtNode) -> Communication | None:
     """The communication that a node starts; None where it starts none."""

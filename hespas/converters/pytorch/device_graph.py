@@ -8,13 +8,15 @@ trace (launched before the window, replayed from a captured graph) is a node lik
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hespas.converters.measured_ops import EventCosts, event_costs
 from hespas.converters.pytorch.communication import Communication, merged
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
-from hespas.converters.pytorch.draft import Draft
+from hespas.converters.pytorch.draft import Draft, Work
 from hespas.converters.pytorch.kernels import communication_kernels, said_around, stated_communication
 from hespas.converters.pytorch.linked import LinkedTrace, climb
 from hespas.converters.pytorch.linking import owner_with_shapes
@@ -26,10 +28,7 @@ from hespas.graph.columns import FloatArray, IntArray
 __all__ = ["device_draft"]
 
 _UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
-_COPY_CLASSES: MappingProxyType[str, OpClass] = MappingProxyType(
-    {"gpu_memcpy": OpClass.MOVE, "gpu_memset": OpClass.GENERATE}
-)
-_OVER_THE_HOST_LINK = ("HtoD", "DtoH", "Host", "HOST")
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +68,8 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     data = _possible(types.data, nodes, queue, diagnostics, path)
     later = _possible(types.order, nodes, queue, diagnostics, path)
     flow = replace(types, data=data, order=Edges.joined(control, later))
-    return _draft(linked, nodes, name, all_talks, flow)
+    costs = event_costs(linked.profile(path), diagnostics)
+    return _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
 
 
 def _kernel_talks(
@@ -100,9 +100,10 @@ def _kernel_talks(
             continue  # one more kernel of the same communication is plain work
         used.add(cause)
         if stated is not None:
-            found[event] = merged(stated, recorded)
+            talk = merged(stated, recorded)
         else:
-            found[event] = recorded or Communication(meaning=said or outer or _UNKNOWN)
+            talk = recorded or Communication(meaning=said or (outer.meaning if outer else _UNKNOWN))
+        found[event] = talk.with_size(outer.operand_bytes) if outer else talk
     return found, used
 
 
@@ -229,7 +230,13 @@ def _placed(types: Csr, rows: IntArray, nodes: IntArray, count: int) -> Csr:
 
 
 def _draft(
-    linked: LinkedTrace, nodes: _Nodes, name: str, talks: dict[int, Communication], flow: _Dataflow
+    linked: LinkedTrace,
+    nodes: _Nodes,
+    costs: EventCosts,
+    flow: _Dataflow,
+    *,
+    name: str,
+    talks: dict[int, Communication],
 ) -> Draft:
     device, host = linked.kineto.device, linked.kineto.host
     shown, event = nodes.event >= 0, np.maximum(nodes.event, 0)
@@ -239,54 +246,53 @@ def _draft(
     framework = np.where(cause >= 0, named, 0)
     category = device.category_row[event] if len(device) else framework
     kernel = device.name_row[event] if len(device) else framework
-    moved = (
-        np.where(shown & (device.bytes[event] >= 0), device.bytes[event], np.nan)
-        if len(device)
-        else nodes.duration_ns
-    )
-    op_class, reads, writes = _copies(linked, nodes, moved)
     return Draft(
         name=name,
         strings=linked.strings.build(),
-        types=linked.types,
+        types=linked.types if linked.trace else costs.types,
         id=np.arange(len(nodes.event), dtype=np.uint64),
         name_row=np.where(shown, kernel, framework).astype(np.int32),
         op_row=np.where(framework > 0, framework, np.where(shown, category, 0)).astype(np.int32),
         framework_row=framework.astype(np.int32),
-        op_class=op_class,
+        work=_work(costs, nodes),
         stream=np.where(shown, device.stream[event], -1) if len(device) else nodes.event,
         queue=_queues(linked, nodes),
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
-        bytes_read=reads,
-        bytes_written=writes,
-        operands=flow.operands,
-        results=flow.results,
+        operands=flow.operands if linked.trace else _of_nodes(costs.operands, nodes),
+        results=flow.results if linked.trace else _of_nodes(costs.results, nodes),
         data=flow.data,
         control=flow.order,
         talks=talks,
     )
 
 
-def _copies(
-    linked: LinkedTrace, nodes: _Nodes, moved: FloatArray
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], FloatArray, FloatArray]:
-    """Class and traffic of copies and fills; nothing is known of kernels."""
-    device, strings = linked.kineto.device, linked.kineto.strings
-    count = len(nodes.event)
-    op_class = np.full(count, int(OpClass.UNKNOWN), np.uint8)
-    reads, writes = np.full(count, np.nan), np.full(count, np.nan)
-    for category, kind in _COPY_CLASSES.items():
-        row = strings.find(category)
-        events = (
-            np.flatnonzero((nodes.event >= 0) & (device.category_row[np.maximum(nodes.event, 0)] == row))
-            if row >= 0 and len(device)
-            else np.empty(0, np.int64)
-        )
-        op_class[events] = kind
-        writes[events] = moved[events]
-        reads[events] = moved[events] if kind is OpClass.MOVE else 0.0
-        for node in events.tolist() if kind is OpClass.MOVE else ():
-            text = strings[int(device.name_row[nodes.event[node]])]
-            if any(word in text for word in _OVER_THE_HOST_LINK):
-                op_class[node] = OpClass.MEMORY
-    return op_class, reads, writes
+def _work(costs: EventCosts, nodes: _Nodes) -> Work:
+    """What the operations behind the nodes cost; nothing is known of communications that no event shows."""
+    count, shown = len(nodes.event), np.flatnonzero(nodes.event >= 0)
+    event = nodes.event[shown]
+
+    def placed(column: NDArray[_Number], nothing: float) -> NDArray[_Number]:
+        found = np.full(count, nothing, column.dtype)
+        found[shown] = column[event]
+        return found
+
+    place = np.zeros(len(costs.flops), np.int32)
+    place[event] = shown
+    table = costs.contractions
+    return Work(
+        op_class=placed(costs.op_class, int(OpClass.UNKNOWN)),
+        flops=placed(costs.flops, np.nan),
+        useful_flops=placed(costs.useful_flops, np.nan),
+        transcendentals=placed(costs.transcendentals, np.nan),
+        bytes_read=placed(costs.bytes_read, np.nan),
+        bytes_written=placed(costs.bytes_written, np.nan),
+        rate_dtype=placed(costs.rate_dtype, -1),
+        contractions=replace(table, node=place[table.node]),
+    )
+
+
+def _of_nodes(types: Csr, nodes: _Nodes) -> Csr:
+    """Tensor types by node, from those by device event."""
+    shown = np.flatnonzero(nodes.event >= 0)
+    taken = types.take(nodes.event[shown])
+    return Csr.from_pairs(shown[taken.row_ids], taken.values, len(nodes.event))

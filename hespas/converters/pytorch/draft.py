@@ -31,7 +31,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, constant
 
-__all__ = ["Draft", "Rank", "assembled"]
+__all__ = ["Draft", "Rank", "Work", "assembled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,35 @@ class Rank:
     number: int
     groups: Groups
     path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Work:
+    """What nodes cost, as columns of the graph that :func:`assembled` makes."""
+
+    op_class: NDArray[np.uint8]
+    flops: FloatArray
+    useful_flops: FloatArray
+    transcendentals: FloatArray
+    bytes_read: FloatArray
+    bytes_written: FloatArray
+    rate_dtype: NDArray[np.int16]
+    contractions: ContractionTable
+
+    @classmethod
+    def unknown(cls, op_class: NDArray[np.uint8]) -> Work:
+        """Nothing is known but the class."""
+        nothing = constant(nan, len(op_class))
+        return cls(
+            op_class=op_class,
+            flops=nothing,
+            useful_flops=nothing,
+            transcendentals=nothing,
+            bytes_read=nothing,
+            bytes_written=nothing,
+            rate_dtype=np.broadcast_to(np.int16(-1), op_class.shape),
+            contractions=ContractionTable.empty(),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,12 +87,10 @@ class Draft:
     name_row: SmallIntArray
     op_row: SmallIntArray
     framework_row: SmallIntArray
-    op_class: NDArray[np.uint8]
+    work: Work
     stream: IntArray
     queue: IntArray
     duration_ns: FloatArray
-    bytes_read: FloatArray
-    bytes_written: FloatArray
     operands: Csr
     results: Csr
     data: Edges
@@ -86,7 +113,8 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
     control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
     control = control.latest(draft.queue).without(data, nodes)
     kind = np.zeros(nodes, np.uint8)
-    op_class = draft.op_class.copy()
+    work = draft.work
+    op_class = work.op_class.copy()
     for node, talk in draft.talks.items():
         kind[node] = talk.meaning.node
         op_class[node] = OpClass.COLLECTIVE if talk.meaning.node is NodeKind.COLLECTIVE else OpClass.P2P
@@ -94,7 +122,6 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
     for node, talk in sorted(draft.talks.items()):
         tables.add(node, talk)
     tables.report(diagnostics)
-    unknown = constant(nan, nodes)
     return OpGraph(
         name=draft.name,
         strings=draft.strings,
@@ -109,14 +136,14 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
         resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
         stream=np.where((draft.stream >= 0) & (draft.stream < 1 << 31), draft.stream, -1).astype(np.int32),
         region=np.broadcast_to(np.int32(-1), (nodes,)),
-        rate_dtype=np.broadcast_to(np.int16(-1), (nodes,)),
+        rate_dtype=work.rate_dtype,
         source_row=np.broadcast_to(np.int32(0), (nodes,)),
         framework_row=draft.framework_row,
-        flops=unknown,
-        useful_flops=unknown,
-        transcendentals=unknown,
-        bytes_read=draft.bytes_read,
-        bytes_written=draft.bytes_written,
+        flops=work.flops,
+        useful_flops=work.useful_flops,
+        transcendentals=work.transcendentals,
+        bytes_read=work.bytes_read,
+        bytes_written=work.bytes_written,
         duration_ns=draft.duration_ns,
         multiplicity=constant(1.0, nodes),
         data_deps=data.csr(nodes),
@@ -125,7 +152,7 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
         results=draft.results,
         collectives=tables.collectives(),
         p2p=tables.p2p(),
-        contractions=ContractionTable.empty(),
+        contractions=work.contractions,
         regions=RegionTable.empty(),
         extra=ExtraTable.empty(),
     )
@@ -141,12 +168,15 @@ class _Tables:
         self._collectives: list[tuple[int, int, int, float, float, float]] = []
         self._messages: list[tuple[int, int, float, int]] = []
         self._no_group: dict[str, int] = {}
-        self._no_kind = self._no_peer = 0
+        self._no_kind = self._no_peer = self._assumed = 0
 
     def add(self, node: int, talk: Communication) -> None:
         """Take one communication."""
         groups = self.rank.groups
         members = groups.find(talk.group, talk.ranks, talk.group_size)
+        if members is None and talk.is_anonymous and not groups.members and groups.world > 1:
+            members = ()
+            self._assumed += 1
         if members is None and (talk.meaning.node is NodeKind.COLLECTIVE or talk.peer < 0):
             self._no_group[talk.group] = self._no_group.get(talk.group, 0) + 1
         size = talk.group_size if members is None else len(members) or groups.world
@@ -178,6 +208,11 @@ class _Tables:
     def report(self, diagnostics: Diagnostics) -> None:
         """Say what nobody stated."""
         path = self.rank.path
+        diagnostics.warning(
+            "pytorch.group-assumed", path,
+            f"no process group is stated, here or in a list: taken for all {self.rank.groups.world:,} ranks",
+            count=self._assumed,
+        )  # fmt: skip
         names = ", ".join(sorted(self._no_group)[:4]) or "no name"
         diagnostics.info(
             "pytorch.group-not-stated", path,

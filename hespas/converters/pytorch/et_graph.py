@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
-from hespas.converters.pytorch.draft import Draft, Rank, assembled
+from hespas.converters.pytorch.draft import Draft, Rank, Work, assembled
 from hespas.converters.pytorch.groups import Groups
 from hespas.converters.pytorch.host_trace import HostTrace, read_host_trace
 from hespas.converters.pytorch.naming import job_name, rank_in_name
@@ -78,12 +78,10 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
             name_row=trace.name_row[kept],
             op_row=trace.name_row[kept],
             framework_row=trace.name_row[outer],
-            op_class=_classes(trace, kept),
+            work=Work.unknown(_classes(trace, kept)),
             stream=thread,
             queue=_queue(thread, talks),
             duration_ns=np.full(len(kept), np.nan),
-            bytes_read=np.full(len(kept), np.nan),
-            bytes_written=np.full(len(kept), np.nan),
             operands=trace.operands.take(kept),
             results=trace.results.take(kept),
             data=flow.data,

@@ -164,6 +164,7 @@ class _Reader:
         self.path = path
         self.strings = StringTableBuilder()
         self.skipped: dict[str, int] = {}
+        self.seen = 0
         self.kinds = {kind: _Collected() for kind in Kind}
         self.device_args = msgspec.json.Decoder(list[DeviceArgs])
         self.launch_args = msgspec.json.Decoder(list[LaunchArgs])
@@ -198,15 +199,10 @@ class _Reader:
                 self._times(self.kinds[kind], events, array, places)
                 self._common(self.kinds[kind], these)
                 self._specific(kind, these)
+        self.seen += len(events)
 
     def _times(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
-        try:
-            start_ns, duration_ns = event_times(events, array, places)
-        except ValueError as error:
-            raise FormatError(
-                f"an event has a time that cannot be used: {error}", path=self.path, position="field 'ts'",
-                hint="export the trace again",
-            ) from error  # fmt: skip
+        start_ns, duration_ns = event_times(events, array, places, path=self.path, before=self.seen)
         into.add("start_ns", start_ns)
         into.add("duration_ns", duration_ns)
 

@@ -53,8 +53,15 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
         metadata["rank"] = str(next(iter(ranks)))
     metadata["format"] = "pytorch"
     graphs = _with_equal_payloads(graphs, diagnostics, str(path))
+    stated = metadata.get("world_size", "")
+    if len(ranks) == 1 and stated.isdecimal() and int(stated) > 1:
+        diagnostics.warning(
+            "pytorch.one-rank", str(path),
+            f"the trace is of rank {metadata['rank']} of {int(stated):,}; the others are not here: "
+            "what is read is a job of this one",
+        )  # fmt: skip
     return Workload(
-        name=path.resolve().name,
+        name=path.resolve().name if path.is_dir() else graphs[0].name,
         classes=tuple(graphs),
         rank_class=np.arange(len(graphs), dtype=np.int32),
         metadata=metadata,
@@ -62,8 +69,8 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
 
 
 def _files(path: Path) -> Iterator[_Found]:
-    """Traces in the folder and in folders right below it."""
-    entries = sorted(path.iterdir())
+    """Traces in the folder and in folders right below it; a single file is that file."""
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
     nested = [inner for entry in entries if entry.is_dir() for inner in sorted(entry.iterdir())]
     candidates = [entry for entry in (*entries, *nested) if entry.is_file() and ".json" in entry.suffixes]
     if len(candidates) > _MOST_FILES:

@@ -8,17 +8,17 @@ an all-reduce. Where both are on one thread they are one node, with the time of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import isnan
+from dataclasses import dataclass
 
 import numpy as np
 
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
-from hespas.converters.pytorch.draft import Draft
+from hespas.converters.pytorch.draft import Draft, Work
 from hespas.converters.pytorch.exclusive import exclusive_ns
+from hespas.converters.pytorch.kernels import range_bytes
 from hespas.converters.pytorch.linked import LinkedTrace
-from hespas.graph import Csr, Diagnostics, OpClass, find_dtype
+from hespas.graph import Csr, Diagnostics, OpClass
 from hespas.graph.columns import BoolArray, IntArray
 
 __all__ = ["host_draft"]
@@ -103,26 +103,7 @@ def _calls(linked: LinkedTrace, works: IntArray) -> _Calls:
 def _sized(linked: LinkedTrace, talk: Communication, work: int) -> Communication:
     """The communication with the size its work states, where the call states none."""
     place = work - len(linked.kineto.host)
-    if place < 0 or not (isnan(talk.operand_bytes) and isnan(talk.result_bytes)):
-        return talk
-    import msgspec
-
-    strings, note = linked.kineto.strings, linked.kineto.annotation
-    try:
-        dims = msgspec.json.decode(strings[int(note.dims_row[place])] or "[]", type=list[list[int]])
-        kinds = msgspec.json.decode(strings[int(note.types_row[place])] or "[]", type=list[str])
-    except (msgspec.DecodeError, RecursionError):
-        return talk
-    elements = [find_dtype(kind) for kind in kinds]
-    if not elements or len(elements) != len(dims) or None in elements:
-        return talk
-    total = 0.0
-    for shape, element in zip(dims, elements, strict=True):
-        size = 1
-        for extent in shape:
-            size *= max(extent, 0)
-        total += float(element.storage_bytes(min(size, 1 << 50))) if element else 0.0
-    return replace(talk, operand_bytes=total)
+    return talk if place < 0 else talk.with_size(range_bytes(linked.kineto, place))
 
 
 def _report(
@@ -165,12 +146,12 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, name: str) -> Draf
         name_row=events.name_row[order].astype(np.int32),
         op_row=_call_names(frame, calls, events.name_row).astype(np.int32),
         framework_row=_outer_names(linked, order).astype(np.int32),
-        op_class=np.where(~is_talk & (own == 0), int(OpClass.FREE), int(OpClass.UNKNOWN)).astype(np.uint8),
+        work=Work.unknown(
+            np.where(~is_talk & (own == 0), int(OpClass.FREE), int(OpClass.UNKNOWN)).astype(np.uint8)
+        ),
         stream=stream,
         queue=stream,
         duration_ns=own,
-        bytes_read=np.full(count, np.nan),
-        bytes_written=np.full(count, np.nan),
         operands=operands,
         results=results,
         data=data,

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from hespas.converters.costs.aten import find_aten_rule
 from hespas.converters.pytorch.communication import Communication, communication_of, merged
-from hespas.converters.pytorch.et_records import EtNode, read_et
+from hespas.converters.pytorch.et_records import EtNode, is_list, read_et
 from hespas.converters.pytorch.groups import GROUPS_NODE, ProcessGroup, listed_groups
 from hespas.converters.pytorch.tensors import Tensor, mutated_arguments, storages_of, tensors_of
 from hespas.graph import Csr, StringTableBuilder, TensorTypesBuilder, find_dtype
@@ -19,6 +21,8 @@ from hespas.graph.errors import FormatError
 
 __all__ = ["HostTrace", "read_host_trace"]
 
+_NONE = "<None>"
+_NUMBERS = (int, float, bool)
 _PROCESS, _THREAD = "|process]", "|thread]"
 
 
@@ -27,8 +31,9 @@ class HostTrace:
     """Operations in order of their ids, which is that of their start; columns of shape ``(operations,)``.
 
     ``parent`` is the row of the call around each (-1: none). ``reads`` and ``writes`` hold storages, numbered
-    densely; ``operands`` and ``results`` rows of ``types``. ``structural`` marks what is no operation: roots
-    of process and threads, lists of groups. ``communications`` are by row.
+    densely; ``operands`` and ``results`` rows of ``types``. ``shapes_row``, ``types_row`` and ``values_row``
+    are the inputs of operations of the cost table as JSON texts (row 0: none). ``structural`` marks what is
+    no operation: roots of process and threads, lists of groups. ``communications`` are by row.
     """
 
     schema: str
@@ -44,6 +49,9 @@ class HostTrace:
     writes: Csr
     operands: Csr
     results: Csr
+    shapes_row: SmallIntArray
+    types_row: SmallIntArray
+    values_row: SmallIntArray
     structural: BoolArray
     communications: dict[int, Communication]
     groups: tuple[ProcessGroup, ...]
@@ -87,6 +95,7 @@ class _Collector:
         self.types = TensorTypesBuilder()
         self.numbers = {name: array("q") for name in ("id", "parent", "thread", "record_id")}
         self.name_row = array("i")
+        self.inputs = {name: array("i") for name in ("shapes", "types", "values")}
         self.structural = bytearray()
         self.reads, self.writes, self.operands, self.results = (_Ragged() for _ in range(4))
         self.communications: dict[int, Communication] = {}
@@ -109,6 +118,7 @@ class _Collector:
         if name == GROUPS_NODE:
             listed = node.inputs.values[0] if node.inputs.values else ""
             self.groups.extend(listed_groups(listed) if isinstance(listed, str) else ())
+        self._describe(node)
         outputs = tensors_of(node.outputs)
         reads, writes = storages_of(node.inputs, outputs, mutated_arguments(node.op_schema, name))
         self.operands.add(self._type_rows(tensors_of(node.inputs)))
@@ -119,6 +129,15 @@ class _Collector:
             reads, writes = list(talk.reads), list(talk.writes)
         self.reads.add(self._storage_rows(reads))
         self.writes.add(self._storage_rows(writes))
+
+    def _describe(self, node: EtNode) -> None:
+        """Keep the inputs of an operation whose cost depends on them."""
+        texts: tuple[object, object, object] | None = None
+        if find_aten_rule(node.name) is not None:
+            inputs = node.inputs
+            texts = inputs.shapes, inputs.types, [_plain(value) for value in inputs.values]
+        for rows, text in zip(self.inputs.values(), texts or (None, None, None), strict=True):
+            rows.append(0 if text is None else self.strings.add(msgspec.json.encode(text).decode()))
 
     def _storage_rows(self, storages: list[int]) -> list[int]:
         """Dense numbers; storage 0 is that of no tensor."""
@@ -165,6 +184,7 @@ class _Collector:
             writes=self.writes.build(order),
             operands=self.operands.build(order),
             results=self.results.build(order),
+            **{f"{name}_row": np.array(rows, np.int32)[order] for name, rows in self.inputs.items()},
             structural=np.frombuffer(bytes(self.structural), np.bool_)[order],
             communications=_innermost(
                 {int(place[row]): talk for row, talk in self.communications.items()}, parent
@@ -172,6 +192,13 @@ class _Collector:
             groups=tuple(self.groups),
             lost_parents=lost,
         )
+
+
+def _plain(value: object) -> str:
+    """A value as the profiler writes it: numbers, texts and flat lists of numbers; nothing of tensors."""
+    if is_list(value):
+        return str(value) if all(type(each) in _NUMBERS for each in value) else ""
+    return "" if value == _NONE or type(value) not in {*_NUMBERS, str} else str(value)
 
 
 def _parents(ids: IntArray, parent_ids: IntArray, path: str) -> tuple[SmallIntArray, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isnan, nan, prod
 from typing import NamedTuple
 
 import msgspec
@@ -17,13 +18,16 @@ from hespas.graph.columns import IntArray
 
 __all__ = [
     "KernelFacts",
+    "Said",
     "communication_kernels",
     "measured_comms",
+    "range_bytes",
     "said_around",
     "stated_communication",
 ]
 
 _MOST_RANKS = 1 << 20
+_MOST_ELEMENTS = 1 << 60
 _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
@@ -45,7 +49,7 @@ class KernelFacts(msgspec.Struct, frozen=True, gc=False):
     def bytes_of(self, elements: int) -> float:
         """Bytes of that many elements, NaN where number or type is not stated."""
         element = find_dtype(self.dtype)
-        return float(element.storage_bytes(elements)) if element and 0 <= elements < 1 << 60 else float("nan")
+        return float(element.storage_bytes(elements)) if element and 0 <= elements < _MOST_ELEMENTS else nan
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -99,7 +103,33 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     )
 
 
-def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Named | None]:
+class Said(NamedTuple):
+    """What a named range says of the communication in it; bytes of its inputs, NaN where it states none."""
+
+    meaning: Named
+    operand_bytes: float
+
+
+def range_bytes(trace: KinetoTrace, place: int) -> float:
+    """Bytes of the tensors that a named range states as its inputs, NaN where it states none."""
+    note, strings = trace.annotation, trace.strings
+    try:
+        dims = msgspec.json.decode(strings[int(note.dims_row[place])] or "[]", type=list[list[int]])
+        kinds = msgspec.json.decode(strings[int(note.types_row[place])] or "[]", type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return nan
+    if not kinds or len(kinds) != len(dims):
+        return nan
+    total = 0.0
+    for shape, kind in zip(dims, kinds, strict=True):
+        element, elements = find_dtype(kind), prod(max(extent, 0) for extent in shape)
+        if element is None or elements > _MOST_ELEMENTS:
+            return nan
+        total += float(element.storage_bytes(elements))
+    return total
+
+
+def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Said | None]:
     """What the named range around the launch of each device event says (``nccl:all_to_all``)."""
     note, launch = trace.annotation, links.launch[events]
     texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
@@ -107,31 +137,42 @@ def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Name
     if not meanings or not len(trace.launch):
         return [None] * len(events)
     nesting = Nesting.of(note)
-    names, parents = note.name_row.tolist(), nesting.parent.tolist()
-    said: list[Named | None] = [None] * (len(note) + 1)  # the last is that of no range
+    names: list[int] = note.name_row.tolist()
+    parents: list[int] = nesting.parent.tolist()
+    source = [-1] * (len(note) + 1)  # the last is that of no range
     for place in nesting.order.tolist():
-        name = names[place]
-        said[place] = meanings[name] if name in meanings else said[parents[place]]
+        source[place] = place if names[place] in meanings else source[parents[place]]
     at = np.maximum(launch, 0)
     inside = nesting.innermost(note, thread_key(trace.launch)[at], trace.launch.start_ns[at])
-    return [said[place] for place in np.where(launch >= 0, inside, -1).tolist()]
+    around: list[int] = np.where(launch >= 0, inside, -1).tolist()
+    places = [source[place] for place in around]
+    said: dict[int, Said | None] = {-1: None}
+    for place in places:
+        if place not in said:
+            meaning = meanings[names[place]]
+            said[place] = Said(meaning, range_bytes(trace, place)) if meaning else None
+    return [said[place] for place in places]
 
 
 def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder) -> MeasuredComms:
     """What is known of all device events that communicate; texts go to ``strings``."""
     kernels = communication_kernels(trace)
     around = said_around(trace, links, kernels.event)
-    said = [name or outer for name, outer in zip(kernels.said, around, strict=True)]
+    said = [
+        name or (outer.meaning if outer else None) for name, outer in zip(kernels.said, around, strict=True)
+    ]
     rows = [int(trace.device.collective_row[event]) for event in kernels.event.tolist()]
     facts = [_FACTS.decode(trace.strings[row]) if row else None for row in rows]
     names = [each.collective if each else _word(said) for each, said in zip(facts, said, strict=True)]
-    nan = float("nan")
+    sent = [each.bytes_of(each.in_elements) if each else nan for each in facts]
+    sizes = [
+        outer.operand_bytes if outer and isnan(size) else size
+        for size, outer in zip(sent, around, strict=True)
+    ]
     return MeasuredComms(
         event=kernels.event.astype(np.int32),
         kind_row=np.array([strings.add(name) for name in names], np.int32),
-        operand_bytes=np.array(
-            [each.bytes_of(each.in_elements) if each else nan for each in facts], np.float64
-        ),
+        operand_bytes=np.array(sizes, np.float64),
         result_bytes=np.array(
             [each.bytes_of(each.out_elements) if each else nan for each in facts], np.float64
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -15,7 +15,15 @@ from hespas.converters.pytorch.host_trace import HostTrace
 from hespas.converters.pytorch.join import HostColumns, Join
 from hespas.converters.pytorch.linking import Links, Nesting
 from hespas.converters.pytorch.names import C10D
-from hespas.graph import StringTableBuilder, TensorTypes, TensorTypesBuilder, find_dtype
+from hespas.converters.pytorch.profile import profile_of
+from hespas.graph import (
+    MeasuredComms,
+    Profile,
+    StringTableBuilder,
+    TensorTypes,
+    TensorTypesBuilder,
+    find_dtype,
+)
 from hespas.graph.columns import IntArray
 
 __all__ = ["LinkedTrace", "climb"]
@@ -58,6 +66,27 @@ class LinkedTrace:
     def rows(self) -> IntArray:
         """The row of the execution trace of each event, -1 for none."""
         return self.join.row if self.join else np.full(len(self.events.name_row), -1, np.int64)
+
+    def profile(self, name: str) -> Profile:
+        """The profile of the device work, without what it communicates. Inputs of operations are those of the
+        execution trace, which spells out more, where it has the operation.
+        """
+        found = profile_of(name, self.kineto, self.nesting, self.links)
+        if self.trace is None:
+            return replace(found, comms=MeasuredComms.empty())
+        trace, host = self.trace, found.host
+        rows = self.rows[: len(host)]
+        known = (rows >= 0) & (trace.shapes_row[rows] > 0) if len(trace) else np.zeros(len(rows), np.bool_)
+        if not known.any():
+            return replace(found, comms=MeasuredComms.empty())
+        at = np.where(known, rows, 0)
+        host = replace(
+            host,
+            shapes_row=np.where(known, trace.shapes_row[at], host.shapes_row).astype(np.int32),
+            dtype_row=np.where(known, trace.types_row[at], host.dtype_row).astype(np.int32),
+            values_row=np.where(known, trace.values_row[at], host.values_row).astype(np.int32),
+        )
+        return replace(found, comms=MeasuredComms.empty(), strings=self.strings.build(), host=host)
 
     def communications(self) -> dict[int, Communication]:
         """By operation of the host: what starts a communication. An operation inside another one of the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
@@ -11,13 +12,13 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
 from hespas.converters.pytorch.kernels import measured_comms
 from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
-from hespas.converters.pytorch.records import Header
+from hespas.converters.pytorch.records import Header, Number
 from hespas.converters.pytorch.steps import steps_of
 from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["read_kineto", "report_links", "trace_metadata"]
+__all__ = ["profile_of", "read_kineto", "report_links", "trace_metadata"]
 
 _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instinct MI300A"}
 """Devices that a driver leaves without a name, by compute capability and processors."""
@@ -39,7 +40,8 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     nesting = Nesting.of(trace.host)
     links = link(trace, nesting)
     report_links(trace, links, diagnostics, str(path))
-    return _profile(path, trace, nesting, links)
+    _report_ranks(trace.header, diagnostics, str(path))
+    return profile_of(path.name.removesuffix(".gz").removesuffix(".json"), trace, nesting, links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class _Base:
         return cls(min(starts, default=0))
 
 
-def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> Profile:
+def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) -> Profile:
+    """The profile of a linked trace; events and host operations in the order of the trace."""
     base, device, host = _Base.of(trace), trace.device, trace.host
     owner = owner_with_shapes(host, nesting, links.host)
     cause = np.where(owner >= 0, owner, links.host)
@@ -62,7 +65,7 @@ def _profile(path: Path, trace: KinetoTrace, nesting: Nesting, links: Links) -> 
     strings = StringTableBuilder(trace.strings)
     comms = measured_comms(trace, links, strings)
     return Profile.of(
-        path.name.removesuffix(".gz").removesuffix(".json"),
+        name,
         (_device_name(trace.header, device.device),),
         strings.build(),
         op_row=_of_host(host.name_row, cause),
@@ -107,7 +110,24 @@ def _host_ops(host: HostEvents, nesting: Nesting, base: _Base) -> HostOps:
 
 def _rank(header: Header) -> int:
     rank = header.distributed.rank if header.distributed else None
-    return rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else 0
+    return rank if _is_count(rank) else 0
+
+
+def _is_count(number: Number) -> TypeGuard[int]:
+    return isinstance(number, int) and 0 <= number < 1 << 31
+
+
+def _report_ranks(header: Header, diagnostics: Diagnostics, path: str) -> None:
+    """Say which rank or number of ranks cannot be: nothing else tells traces of one job apart."""
+    stated = header.distributed
+    if stated is None:
+        return
+    rank, size = stated.rank, stated.world_size
+    told = f"the trace is of rank {str(rank)[:40]!r} of {str(size)[:40]!r} ranks"
+    if rank is not None and not _is_count(rank):
+        diagnostics.warning("kineto.impossible-rank", path, f"{told}: it is read as that of rank 0")
+    elif size is not None and not (_is_count(size) and size > (rank if _is_count(rank) else 0)):
+        diagnostics.warning("kineto.impossible-rank", path, f"{told}, which contradicts itself")
 
 
 def _device_name(header: Header, used: IntArray) -> str:
@@ -145,12 +165,14 @@ def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
 
 def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
     """Say what is not linked, what was left out, and what had to be repaired."""
-    device, total_ns = trace.device, int(trace.device.duration_ns.sum())
+    device = trace.device
+    ran_ns = np.maximum(device.duration_ns, 0).astype(np.float64)
+    total_ns = float(ran_ns.sum())
     for missing, code, message in (
         (links.launch < 0, "kineto.no-launch", "device events have no launch record in the window"),
         (links.linked_by == LinkedBy.NOTHING, "kineto.unlinked", "device events have no host operation"),
     ):
-        share = int(device.duration_ns[missing].sum()) / total_ns if total_ns else 0.0
+        share = float(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
         told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
         diagnostics.warning(code, path, told, count=int(missing.sum()))
     by_id = int((links.linked_by == LinkedBy.EXTERNAL_ID).sum())
@@ -159,7 +181,7 @@ def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, pat
     left_out = f"events that carry no work are left out: {listed}"
     diagnostics.info("kineto.other-events", path, left_out, count=sum(trace.skipped.values()))
     diagnostics.warning(
-        "kineto.invalid-utf8", path, "blocks with bytes that are not UTF-8, which were replaced",
+        "kineto.invalid-utf8", path, "blocks with text that is not Unicode, which was replaced",
         count=trace.repaired_blocks,
     )  # fmt: skip
     _report_times(trace.strings, device.duration_ns, device.name_row, diagnostics, path)

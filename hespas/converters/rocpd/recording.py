@@ -13,7 +13,15 @@ import msgspec
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import MISSING, Database, Table, log_beside, opened
+from hespas.converters.gpu_trace.database import (
+    MISSING,
+    Database,
+    Table,
+    folded,
+    log_beside,
+    opened,
+    report_refused,
+)
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import listed
 from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
@@ -63,6 +71,7 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
         for suffix in suffixes:
             _Reader(database, suffix, assembly, diagnostics).add(nodes)
         versions = sorted({_version(database, suffix) for suffix in suffixes})
+        report_refused(database, "rocpd", diagnostics)
     others = [version for version in versions if version != _SCHEMA]
     told = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
     diagnostics.warning("rocpd.other-schema", str(path), told, count=len(others))
@@ -78,16 +87,16 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
 def _suffixes(database: Database) -> list[str]:
     """What follows the names of tables, for each set of tables in the file."""
     found = {
-        table[len(name) :]
+        folded(table)[len(name) :]
         for table in database.tables
         for name in _WORK_TABLES
-        if table == name or table.startswith(f"{name}_")
+        if folded(table) == name or folded(table).startswith(f"{name}_")
     }
     return sorted(found)
 
 
 def _no_tables(database: Database) -> FormatError | UnsupportedError:
-    if {"rocpd_op", "rocpd_api"} & set(database.tables):
+    if database.has("rocpd_op") or database.has("rocpd_api"):
         return UnsupportedError(
             "this is a recording of the older rpd tracer", path=database.path, hint="record with rocprofv3"
         )

@@ -158,7 +158,11 @@ def _host(profile: Profile) -> tuple[Tracks, _Placed]:
     host = profile.host
     threads, track = np.unique(host.thread_row, return_inverse=True)
     placed = _Placed.of(track.reshape(-1).astype(np.int64), host.start_ns, host.duration_ns)
-    texts = {"shapes": host.shapes_row[placed.event], "dtype": host.dtype_row[placed.event]}
+    columns = {
+        "shapes": host.shapes_row, "dtype": host.dtype_row, "strides": host.strides_row,
+        "values": host.values_row,
+    }  # fmt: skip
+    texts = {key: rows[placed.event] for key, rows in columns.items()}
     ranks = np.unique(profile.rank)
     owner = f"rank {int(ranks[0])} host" if len(ranks) == 1 and int(ranks[0]) >= 0 else "host"
     tracks = Tracks(

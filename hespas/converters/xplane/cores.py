@@ -29,7 +29,8 @@ _ADDED = ("bytes_accessed", "bytes_transferred", "model_flops", "flops")
 class Ranked:
     """Device events with the rank of each. ``merged`` events of second cores went into those of first ones;
     they had taken ``merged_ps``. ``alone`` operations of such cores found no partner and stay; transfers are
-    often recorded by one core only.
+    often recorded by one core only. ``undecided`` counts pairs of cores that ran the same programs while
+    nothing says whether they are one device.
     """
 
     device: DeviceTable
@@ -37,6 +38,7 @@ class Ranked:
     merged: int = 0
     merged_ps: int = 0
     alone: int = 0
+    undecided: int = 0
 
 
 def ranked(collected: Collected, planes: Mapping[str, Mapping[str, str]], num_devices: int | None) -> Ranked:
@@ -49,7 +51,9 @@ def ranked(collected: Collected, planes: Mapping[str, Mapping[str, str]], num_de
     stated = np.clip(device.stats["device_ordinal"], 0, np.iinfo(np.int32).max)
     rank = np.where(on_cpu[device.line], stated, ordinals[device.line])
     cores = _merged_cores(collected, planes, num_devices)
-    return _merged(collected, rank, cores) if cores else Ranked(device, rank)
+    if cores:
+        return _merged(collected, rank, cores)
+    return Ranked(device, rank, undecided=_undecided(collected, planes) if num_devices is None else 0)
 
 
 def _ordinal(plane: str) -> int:
@@ -77,6 +81,20 @@ def _merged_cores(
         if asked or (told and _same_programs(collected, *(by_ordinal[core] for core in both))):
             found.extend(both)
     return found
+
+
+def _undecided(collected: Collected, planes: Mapping[str, Mapping[str, str]]) -> int:
+    """Pairs of cores that may be a megacore: no plane and no event says whether they are."""
+    if any("has_megacore" in facts for facts in planes.values()):
+        return 0
+    if bool((collected.device.stats["uses_megacore"] != ABSENT).any()):
+        return 0
+    cores = {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
+    pairs = [(plane, cores.get(core + 1, "")) for core, plane in cores.items() if core % 2 == 0]
+    return sum(
+        first in collected.modules and bool(second) and _same_programs(collected, first, second)
+        for first, second in pairs
+    )
 
 
 def _same_programs(collected: Collected, first: str, second: str) -> bool:

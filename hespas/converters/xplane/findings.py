@@ -90,6 +90,11 @@ def _report_cores(found: Found, sink: _Sink) -> None:
     sink.info("merged-cores", merged, on.merged)
     alone = "events of one core of a megacore have none on the other, and count in full"
     sink.warning("lone-core", alone, on.alone)
+    undecided = (
+        "pairs of cores ran the same programs, and the file does not say whether each pair is one device "
+        "(a megacore): they count as two; name half as many devices to merge them, or read the .xplane.pb"
+    )
+    sink.warning("megacore-not-stated", undecided, on.undecided)
 
 
 def _report_programs(found: Found, strings: Texts, sink: _Sink) -> None:

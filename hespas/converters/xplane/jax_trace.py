@@ -100,7 +100,7 @@ class _Reader:
         self.thread_name: dict[_Key, str] = {}
         self.skipped: dict[str, int] = {}
         self.shifts_ps: dict[str, int] = {}
-        self.count = 0
+        self.count = self.seen = 0
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
         """Take one block."""
@@ -112,10 +112,8 @@ class _Reader:
                 self._describe(event)
             elif event.ph:
                 self.skipped[event.ph] = self.skipped.get(event.ph, 0) + 1
-        try:
-            start_ns, duration_ns = event_times(events, array, chosen)
-        except (ValueError, TypeError) as error:
-            raise self._error(f"an event has a time that cannot be used: {error}", "field 'ts'") from error
+        start_ns, duration_ns = event_times(events, array, chosen, path=self.path, before=self.seen)
+        self.seen += len(events)
         self.count += len(chosen)
         times = zip(chosen, start_ns.tolist(), duration_ns.tolist(), strict=True)
         for place, start, duration in times:
@@ -237,7 +235,7 @@ def _report(reader: _Reader, repaired: int, diagnostics: Diagnostics, path: str)
     diagnostics.warning(
         "jax-trace.invalid-utf8",
         path,
-        "blocks with bytes that are not UTF-8, which were replaced",
+        "blocks with text that is not Unicode, which was replaced",
         count=repaired,
     )
     capped = f"the profiler writes at most {_MOST_EVENTS:,} events and drops the rest: read the .xplane.pb"

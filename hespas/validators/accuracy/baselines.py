@@ -34,10 +34,10 @@ _LEAST_SHAPES = 8
 """Shapes of a class below which its own fit says less than the device's."""
 
 
-def naive_ns(graph: OpGraph, device: Device) -> FloatArray:
-    """p0 of each node [ns]: the roofline of the published peaks."""
+def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArray:
+    """p0 of each node [ns]: the roofline of the published peaks, in a job of ``num_ranks`` (-1: unknown)."""
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
-    return Roofline().estimate(graph, bare).duration_ns
+    return Roofline(num_ranks=num_ranks).estimate(graph, bare).duration_ns
 
 
 def fitted_baselines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isnan, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ __all__ = [
     "LEAST_NS",
     "Cases",
     "Measured",
+    "Members",
     "Prediction",
     "case_labels",
     "covered_ns",
@@ -46,13 +48,28 @@ class Prediction:
     high_ns: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What one case is made of: compiled instructions, the operations of the program that they carry out, and
+    how many events were measured.
+    """
+
+    instructions: tuple[str, ...]
+    operations: tuple[str, ...]
+    events: int
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
     """Columns of shape ``(cases,)``. ``shape`` numbers equal work: the rows of ``shapes`` name it.
 
     ``measured_ns`` is the median over ``repeats`` runs and ``spread_ns`` their mean distance from it (NaN for
-    one run). ``op_class`` numbers ``classes``, which all cases of one comparison share; ``families`` (empty:
-    none) names what several classes are summarised as beside, one text per class.
+    one run); ``mean_ns`` is the mean over them (none: the same): means add up to the time of a run.
+    ``inside_ns`` is the device time of all events that the cases stand for (NaN: the sum of ``measured_ns``),
+    ``outside_ns`` that of the events that no case stands for: nobody matches them. ``members`` (empty: each
+    case is one operation) say what a case is made of. ``op_class`` numbers ``classes``, which all cases of
+    one comparison share; ``families`` (empty: none) names what several classes are summarised as beside, one
+    text per class.
     """
 
     source: str
@@ -70,6 +87,10 @@ class Cases:
     predictions: tuple[Prediction, ...] = ()
     classes: tuple[str, ...] = CLASS_NAMES
     families: tuple[str, ...] = ()
+    mean_ns: FloatArray | None = None
+    inside_ns: float = nan
+    outside_ns: float = 0.0
+    members: tuple[Members, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per case."""
@@ -78,9 +99,25 @@ class Cases:
             raise InvariantError("Cases: columns differ in length")
         if any(len(each.duration_ns) != len(self.labels) for each in self.predictions):
             raise InvariantError("Cases: a prediction does not have one row per case")
+        if len(self.members) not in (0, len(self.labels)):
+            raise InvariantError("Cases: members are not of every case")
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def share(self) -> float:
+        """The share of the device time that the cases stand for, 0..1; 1 where no time was measured."""
+        inside = float(self.weights_ns.sum())
+        total = inside + self.outside_ns
+        return inside / total if total else 1.0
+
+    @property
+    def weights_ns(self) -> FloatArray:
+        """The device time of all events that each case stands for, its runs together."""
+        measured = np.where(self.measured_ns > 0, self.measured_ns, 0.0)
+        total = float(measured.sum())
+        return measured if isnan(self.inside_ns) or not total else measured * (self.inside_ns / total)
 
     def with_predictions(self, predictions: Sequence[Prediction]) -> Cases:
         """The same cases with more said of them."""
@@ -89,10 +126,13 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Measured:
-    """Times of groups; columns of shape ``(measured groups,)``. ``group`` is the group's number."""
+    """Times of groups; columns of shape ``(measured groups,)``. ``group`` is the group's number,
+    ``measured_ns`` the median over its runs, ``mean_ns`` their mean.
+    """
 
     group: IntArray
     measured_ns: FloatArray
+    mean_ns: FloatArray
     spread_ns: FloatArray
     repeats: IntArray
 
@@ -207,6 +247,7 @@ def _over_runs(group: IntArray, times: FloatArray) -> Measured:
     return Measured(
         group=distinct,
         measured_ns=median,
+        mean_ns=np.bincount(place, counts_at, len(distinct)) / counts,
         spread_ns=np.where(counts > 1, away, np.nan),
         repeats=counts.astype(np.int64),
     )

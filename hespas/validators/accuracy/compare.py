@@ -21,6 +21,7 @@ __all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "c
 
 COMPARISON_SCHEMA_ID = "hespas.compare/1"
 _MOST_BYTES = 1 << 28
+_MOST_SOURCES = 5
 
 
 _Error = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -47,10 +48,16 @@ class _Run(msgspec.Struct, frozen=True):
     relative_error: float | None
 
 
+class _Source(msgspec.Struct, frozen=True):
+    source: str
+    hardware: str
+
+
 class _Report(msgspec.Struct, frozen=True):
     schema: str
     summary: list[_Summary]
     end_to_end: list[_Run]
+    sources: list[_Source] = []  # msgspec copies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +77,28 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """``only_base`` and ``only_new`` name the figures that one report alone has."""
+    """``only_base`` and ``only_new`` name the figures that one report alone has; ``base_sources`` and
+    ``new_sources`` the sources that one alone is of: where there are any, errors over all sources are of
+    different work and say nothing of each other.
+    """
 
     base: str
     new: str
     changes: tuple[Change, ...]
     only_base: tuple[str, ...]
     only_new: tuple[str, ...]
+    base_sources: tuple[str, ...] = ()
+    new_sources: tuple[str, ...] = ()
+
+    def unlike(self) -> str:
+        """A sentence where the reports are of different sources; else the empty text."""
+        told = [
+            f"only the {name} is of {', '.join(map(clipped, sources[:_MOST_SOURCES]))}"
+            + (f" and {len(sources) - _MOST_SOURCES:,} more" if len(sources) > _MOST_SOURCES else "")
+            for name, sources in (("first", self.base_sources), ("second", self.new_sources))
+            if sources
+        ]
+        return f"the reports are of different sources: {'; '.join(told)}" if told else ""
 
     def regressions(self, limit: float) -> tuple[Change, ...]:
         """The changes for the worse by more than ``limit`` (NaN: no limit)."""
@@ -88,6 +110,8 @@ class Comparison:
         """
         if isnan(limit):
             return ()
+        if self.unlike():
+            return (f"nothing can be held against the limit: {self.unlike()}",)
         grown = (
             f"{each.figure} of {each.what} grew by {each.difference:.1%}" for each in self.regressions(limit)
         )
@@ -100,7 +124,9 @@ def compare_reports(base: Path, new: Path) -> Comparison:
 
     Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
     """
-    before, after = _figures_of(base), _figures_of(new)
+    one, two = _read(base), _read(new)
+    before, after = _figures_of(one, base), _figures_of(two, new)
+    base_of, new_of = _sources(one), _sources(two)
     shared = [key for key in before if key in after]
     if not shared:
         raise UsageError("the reports have no figure in common", path=str(new), hint="compare like with like")
@@ -112,14 +138,25 @@ def compare_reports(base: Path, new: Path) -> Comparison:
             for what, figure in shared
         ),
         only_base=tuple(f"{figure} of {what}" for what, figure in before if (what, figure) not in after),
+        base_sources=_missing(base_of, new_of),
+        new_sources=_missing(new_of, base_of),
         only_new=tuple(f"{figure} of {what}" for what, figure in after if (what, figure) not in before),
     )
 
 
-def _figures_of(path: Path) -> dict[tuple[str, str], float]:
+def _sources(report: _Report) -> list[str]:
+    return [f"{each.source} on {each.hardware}" for each in report.sources]
+
+
+def _missing(sources: list[str], others: list[str]) -> tuple[str, ...]:
+    """Sources that the other report is not of; none where one of the two does not say what it is of."""
+    return tuple(sorted(set(sources) - set(others))) if sources and others else ()
+
+
+def _figures_of(report: _Report, path: Path) -> dict[tuple[str, str], float]:
     """The figures of a report. Raises ``FormatError`` where it says two things of one."""
     found: dict[tuple[str, str], float] = {}
-    for key, value in _figures(_read(path)):
+    for key, value in _figures(report):
         if found.setdefault(key, value) != value:
             what, figure = key
             raise FormatError(
@@ -182,6 +219,7 @@ def comparison_json(done: Comparison, limit: float) -> bytes:
         "diagnostics": list[str](),
         "max_regression": limit,
         "changes": [asdict(each) | {"difference": each.difference} for each in done.changes],
+        "unlike": done.unlike(),
         "only_base": done.only_base,
         "only_new": done.only_new,
         "regressions": [asdict(each) | {"difference": each.difference} for each in done.regressions(limit)],

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import nan
 from typing import cast
 
 import msgspec
 
 from hespas import __version__
 from hespas.graph import Diagnostics
-from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
+from hespas.validators.accuracy.result import Accuracy, Step, SummaryRow, Thresholds
 from hespas.validators.matching import Coverage
 
 __all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "encoded", "summary_json"]
 
 SCHEMA_ID = "hespas.accuracy/1"
 """What a document of this version says in ``schema``."""
+
+_NO_STEP = Step(span_ns=nan, busy_ns=nan, is_simulated=False)
 
 
 def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
@@ -39,10 +42,18 @@ def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
                 "cases": len(cases),
                 "shapes": len(cases.shapes),
                 "measured_ns": float(cases.measured_ns.sum()),
+                "device_share": cases.share,
+                "span_ns": step.span_ns,
+                "busy_ns": step.busy_ns,
+                "is_simulated": step.is_simulated,
             }
             for cases in done.cases
+            for step in (done.steps.get(cases.source, _NO_STEP),)
         ],
         "coverage": [_coverage(source, found) for source, found in done.coverage.items()],
+        "joins": [
+            {"source": source, **asdict(join)} for source, joins in done.joins.items() for join in joins
+        ],
         "speed_ups": [asdict(row) for row in done.speed_ups],
         "trends": [asdict(row) for row in done.trends],
         "contributions": [asdict(row) for row in done.contributions],

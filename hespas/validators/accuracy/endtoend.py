@@ -5,6 +5,7 @@ the device works.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import nan
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
 from hespas.simulator import simulate
-from hespas.validators.accuracy.cases import covered_ns
-from hespas.validators.accuracy.result import EndToEnd
+from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
+from hespas.validators.accuracy.jobs import for_job
+from hespas.validators.accuracy.result import EndToEnd, Step
 from hespas.validators.accuracy.sources import Source
 
-__all__ = ["busy_ns", "end_to_end", "span_ns"]
+__all__ = ["busy_ns", "end_to_end", "span_ns", "step_of"]
 
 
 def span_ns(profile: Profile) -> float:
@@ -59,6 +61,8 @@ def end_to_end(
     in any case the sum of what is predicted is set against the time measured for the same cases.
     """
     cases = source.cases
+    shares = {said.estimator: _share_said(cases, said) for said in cases.predictions}
+    models = [for_job(model, source.num_ranks) for model in models]
     if source.program is not None and source.profile is not None:
         span, busy = span_ns(source.profile), busy_ns(source.profile)
         for model in models:
@@ -74,7 +78,9 @@ def end_to_end(
                     predicted_ns=done.step_ns,
                     measured_ns=measured,
                     is_lower_bound=done.is_lower_bound,
+                    coverage=shares.get(model.name, nan),
                 )
+    mean_ns = cases.measured_ns if cases.mean_ns is None else cases.mean_ns
     for said in cases.predictions:
         known = np.isfinite(said.duration_ns) & (cases.measured_ns > 0)
         if known.any():
@@ -85,6 +91,25 @@ def end_to_end(
                 estimator=said.estimator,
                 basis="sum of operations",
                 predicted_ns=float(said.duration_ns[known].sum()),
-                measured_ns=float(cases.measured_ns[known].sum()),
+                measured_ns=float(mean_ns[known].sum()),
                 is_lower_bound=not bool(known.all()),
+                coverage=shares[said.estimator],
             )
+
+
+def step_of(source: Source) -> Step:
+    """How long a step took; unknown for graphs that carry times themselves."""
+    if source.profile is None:
+        return Step(span_ns=nan, busy_ns=nan, is_simulated=False)
+    return Step(
+        span_ns=span_ns(source.profile),
+        busy_ns=busy_ns(source.profile),
+        is_simulated=source.program is not None,
+    )
+
+
+def _share_said(cases: Cases, said: Prediction) -> float:
+    """The share of the device time that a prediction speaks of; NaN where no time was measured."""
+    known = np.isfinite(said.duration_ns) & (cases.measured_ns > 0)
+    total = float(cases.weights_ns.sum()) + cases.outside_ns
+    return float(cases.weights_ns[known].sum()) / total if total else nan

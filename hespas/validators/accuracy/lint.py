@@ -68,7 +68,8 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
         "events of 0 ns: the clock is coarse, and their error is undefined",
     )
     add("overlap", _overlapping(profile), "events begin before the one before them on the same stream ends")
-    unlinked = (profile.host_event < 0) & (len(profile.host) > 0)
+    # Where no event has a host operation, the recording has no launches: that says nothing of any event.
+    unlinked = (profile.host_event < 0) & bool((profile.host_event >= 0).any())
     add("unlinked", unlinked, "no host operation: launched before the window, or replayed")
     if total and bool((duration % 1000 == 0).all()):
         add("clock-resolution", np.ones(len(profile), np.bool_), "all times are whole microseconds")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import isnan, nan
 
 from hespas.graph import Diagnostics
@@ -11,9 +11,21 @@ from hespas.validators.accuracy.across import SpeedUp
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
-from hespas.validators.matching import Coverage
+from hespas.validators.matching import Coverage, Join
 
-__all__ = ["Accuracy", "Contribution", "EndToEnd", "SummaryRow", "Thresholds", "Trend"]
+__all__ = [
+    "LEAST_OF_A_STEP",
+    "Accuracy",
+    "Contribution",
+    "EndToEnd",
+    "Step",
+    "SummaryRow",
+    "Thresholds",
+    "Trend",
+]
+
+LEAST_OF_A_STEP = 0.9
+"""Operations that are less than this share of the device time say nothing of a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +46,8 @@ class SummaryRow:
 class EndToEnd:
     """One step. ``basis`` says what is compared: the simulated step with ``span`` (first start to last end)
     or ``busy`` (the time the device works), or ``sum of operations``: the sum of what is predicted with that
-    of what was measured for the same cases.
+    of what was measured for the same cases, the means over their runs. ``coverage`` is the share of the
+    source's device time that the estimator speaks of.
     """
 
     workload: str
@@ -45,6 +58,7 @@ class EndToEnd:
     predicted_ns: float
     measured_ns: float
     is_lower_bound: bool
+    coverage: float = nan
 
     @property
     def relative_error(self) -> float:
@@ -55,7 +69,8 @@ class EndToEnd:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """How much the cases of one shape add to the error of a whole source; ``share`` is signed, of the
-    measured time.
+    measured time. The first of its ``count`` cases is of ``instructions`` compiled instructions, which carry
+    out ``operations`` of the program.
     """
 
     source: str
@@ -68,6 +83,20 @@ class Contribution:
     predicted_ns: float
     measured_ns: float
     share: float
+    instructions: int = 1
+    operations: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """How long a step of one source took: the median over runs of the time from first start to last end, and
+    of the time during which the device worked (NaN: unknown). ``is_simulated`` says that the program was
+    simulated and set against these; of other sources operations are added up.
+    """
+
+    span_ns: float
+    busy_ns: float
+    is_simulated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +124,9 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """The whole. ``noise`` is by hardware, ``coverage`` by source."""
+    """The whole. ``noise`` is by hardware; ``coverage``, ``joins`` (what each instruction carries out, of
+    sources matched with a program) and ``steps`` are by source.
+    """
 
     inputs: tuple[str, ...]
     estimators: tuple[str, ...]
@@ -109,6 +140,8 @@ class Accuracy:
     coverage: Mapping[str, Coverage]
     lint: tuple[LintFinding, ...]
     diagnostics: Diagnostics
+    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, tuple[Join, ...]])
+    steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
 
     def exceeded(self, limits: Thresholds) -> tuple[str, ...]:
         """A sentence for each limit that an asked estimator passes; an error that is unknown passes every
@@ -133,6 +166,7 @@ class Accuracy:
                 )
         if not isnan(limits.max_e2e):
             told.extend(f"end to end of {what}: nothing could be compared" for what in self._without_steps())
+            told.extend(self._partial_steps())
         for run in self.end_to_end:
             error = abs(run.relative_error)
             if run.estimator in self.estimators and not isnan(limits.max_e2e) and not error <= limits.max_e2e:
@@ -141,6 +175,19 @@ class Accuracy:
                     f"{run.relative_error:+.1%}, the limit {limits.max_e2e:.1%}"
                 )
         return tuple(told)
+
+    def _partial_steps(self) -> Iterator[str]:
+        """What stands for a step and is only a part of it: operations added up, many of them without an
+        estimate.
+        """
+        whole = {(run.workload, run.estimator) for run in self.end_to_end if run.basis == "span"}
+        for run in self.end_to_end:
+            is_sum = (run.workload, run.estimator) not in whole and run.estimator in self.estimators
+            if is_sum and run.coverage < LEAST_OF_A_STEP:
+                yield (
+                    f"end to end of {run.source}, {run.estimator} on {run.hardware}: estimates cover "
+                    f"{run.coverage:.1%} of the device time, which is no whole step"
+                )
 
     def _without_steps(self) -> list[str]:
         """What was measured and has no row end to end of an asked estimator: it predicts nothing of it."""

@@ -15,7 +15,8 @@ from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.devices import by_device
-from hespas.validators.accuracy.endtoend import end_to_end
+from hespas.validators.accuracy.endtoend import end_to_end, step_of
+from hespas.validators.accuracy.jobs import for_job
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd
 from hespas.validators.accuracy.sources import Source, sources_of
@@ -73,6 +74,8 @@ def accuracy(
         },
         lint=tuple(lint),
         diagnostics=found,
+        joins={source.cases.source: source.joins for source, _ in sources if source.joins},
+        steps={source.cases.source: step_of(source) for source, _ in sources},
     )
 
 
@@ -110,16 +113,15 @@ def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, 
     for source, device in sources:
         name = source.cases.source
         counts[name] += 1
-        if counts[name] > 1:
-            cases = replace(source.cases, source=f"{name} ({counts[name]})")
-            source = replace(source, cases=cases)
-        found.append((source, device))
+        number = counts[name]
+        cases = source.cases if number == 1 else replace(source.cases, source=f"{name} ({number})")
+        found.append((replace(source, cases=cases), device))
     return found
 
 
 def _naive(source: Source, device: Device) -> FloatArray:
     """p0 of one execution of each case [ns]."""
-    return naive_ns(source.graph, device)[source.node]
+    return naive_ns(source.graph, device, num_ranks=source.num_ranks)[source.node]
 
 
 def _predicted(
@@ -146,7 +148,7 @@ def _predicted(
 
 
 def _said(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
-    estimated = model.estimate(source.graph, device, found)
+    estimated = for_job(model, source.num_ranks).estimate(source.graph, device, found)
     node, times = source.node, source.times
     return Prediction(
         estimator=model.name,

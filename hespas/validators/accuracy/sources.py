@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 
 from hespas.converters import ReadOptions, load_format
 from hespas.converters.measured_ops import costed_ops
-from hespas.graph import Diagnostics, EventColumns, HostOps, OpGraph, Profile, Workload
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable, StringTableBuilder
+from hespas.graph import Diagnostics, EventColumns, GraphBuilder, OpGraph, Profile, Workload
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError, UsageError
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Cases,
+    Members,
     case_labels,
     grouped_graph,
     leading_nodes,
     measured_groups,
 )
-from hespas.validators.matching import Coverage, Matching, coverage_of, match_program
+from hespas.validators.accuracy.own_shapes import with_own_shapes
+from hespas.validators.accuracy.steps import step_rows
+from hespas.validators.matching import (
+    Coverage,
+    Join,
+    Matching,
+    check_program,
+    coverage_of,
+    joins_of,
+    match_program,
+    node_text,
+)
 
 __all__ = ["Source", "events_of", "sources_of"]
 
@@ -34,8 +45,9 @@ _ATTACHED = "hlo/"
 class Source:
     """One program in one profile. ``graph`` has one node per group; ``node`` is the node of each case and
     ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations, or a
-    further class of ranks of a program already given); ``profile`` what was recorded (None: a graph that
-    carries measured times itself).
+    further class of ranks of a program already given); ``profile`` what was recorded of it, on all ranks
+    (None: a graph that carries measured times itself). ``joins`` say what each instruction carries out;
+    ``num_ranks`` is the size of the job (-1: unknown).
     """
 
     profile: Profile | None
@@ -45,6 +57,8 @@ class Source:
     cases: Cases
     coverage: Coverage | None
     program: Workload | None
+    joins: tuple[Join, ...] = ()
+    num_ranks: int = -1
 
 
 def sources_of(
@@ -53,7 +67,8 @@ def sources_of(
     """The cases of a profile: against ``workload``, else against the compiled programs it brings along, else
     operation by operation with the costs its recorded shapes give. Of a workload with times: its nodes.
 
-    Raises ``UsageError`` for a profile without anything of these.
+    Events that belong to none of the programs are a source without cases: nobody matches them. Raises
+    ``UsageError`` for a profile without anything of these.
     """
     if isinstance(profile, Workload):
         if workload is not None:
@@ -66,14 +81,17 @@ def sources_of(
         yield from _against(profile, workload, hardware, diagnostics)
         return
     programs = list(_attached(profile, diagnostics))
+    in_some = np.zeros(len(profile), np.bool_)
     for module, program in programs:
-        part = _part(profile, module)
-        if len(part):
-            yield from _against(part, program, hardware, diagnostics)
+        chosen = _of_module(profile, module)
+        in_some |= chosen
+        part = events_of(profile, np.flatnonzero(chosen), f"{profile.name}:{module}")
+        yield from _against(part, program, hardware, diagnostics, is_own=True)
     if programs:
+        yield from _left_over(profile, ~in_some, hardware, diagnostics)
         return
     if not len(profile.host) and bool((profile.op_row > 0).any()) and bool((profile.shapes_row > 0).any()):
-        profile = _with_own_shapes(profile)
+        profile = with_own_shapes(profile)
     if not len(profile.host):
         raise UsageError(
             "the profile names no operations with shapes, and there is no program to match it with",
@@ -107,10 +125,10 @@ def _attached(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str,
             yield module, replace(value, name=module)
 
 
-def _part(profile: Profile, module: str) -> Profile:
-    """The events of one module."""
+def _of_module(profile: Profile, module: str) -> BoolArray:
+    """The events of one module, shape ``(events,)``."""
     rows = [row for row in np.unique(profile.module_row).tolist() if profile.strings[row] == module]
-    return events_of(profile, np.flatnonzero(np.isin(profile.module_row, rows)), f"{profile.name}:{module}")
+    return np.isin(profile.module_row, rows)
 
 
 _COLUMNS = tuple(EventColumns.__annotations__)
@@ -123,13 +141,40 @@ def events_of(profile: Profile, rows: IntArray, name: str) -> Profile:
 
 
 def _against(
-    profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics
+    profile: Profile, workload: Workload, hardware: str, diagnostics: Diagnostics, *, is_own: bool = False
 ) -> Iterator[Source]:
-    """Cases of each rank class; the first carries the program and the whole profile."""
-    if len(workload.classes) == 1:
-        if len(profile):
-            yield _matched(profile, workload, workload.classes[0], hardware, diagnostics)
+    """Cases of each rank class; the first carries the program and what was recorded of it on all ranks.
+    ``is_own`` says that the profile brought the program along.
+    """
+    if not len(profile):
         return
+    several = len(workload.classes) > 1
+    of_class = _class_of_events(profile, workload, diagnostics) if several else np.zeros(len(profile), int)
+    matched = np.zeros(len(profile), np.bool_)
+    found: list[Source] = []
+    for number, graph in enumerate(workload.classes):
+        rows = np.flatnonzero(of_class == number)
+        if not len(rows):
+            continue
+        part = events_of(profile, rows, f"{profile.name}, class {number}") if several else profile
+        matching = match_program(graph, part, diagnostics, is_own=is_own)
+        matched[rows] = matching.matched
+        coverage = coverage_of(graph, part, matching)
+        _tell(coverage, part, diagnostics)
+        found.append(_matched(part, workload, graph, (matching, coverage), hardware))
+    step = step_rows(profile, matched)
+    if len(step) and found:
+        ran = events_of(profile, step, profile.name)
+        if not is_own:
+            check_program(workload, ran, diagnostics)
+        found[0] = replace(found[0], profile=ran, program=workload)
+    yield from found
+    if several:
+        yield from _left_over(profile, of_class < 0, hardware, diagnostics)
+
+
+def _class_of_events(profile: Profile, workload: Workload, diagnostics: Diagnostics) -> IntArray:
+    """The rank class of each event; -1 for a rank that the program has not."""
     known = (profile.rank >= 0) & (profile.rank < len(workload.rank_class))
     diagnostics.warning(
         "match.unknown-rank",
@@ -137,29 +182,42 @@ def _against(
         f"events are of ranks that the program has not: it has {len(workload.rank_class):,}",
         count=int((~known).sum()),
     )
-    of_class = np.where(known, workload.rank_class[np.where(known, profile.rank, 0)], -1)
-    is_first = True
-    for number, graph in enumerate(workload.classes):
-        rows = np.flatnonzero(of_class == number)
-        if not len(rows):
-            continue
-        part = events_of(profile, rows, f"{profile.name}, class {number}")
-        found = _matched(part, workload, graph, hardware, diagnostics)
-        whole = (profile, workload) if is_first else (part, None)
-        yield replace(found, profile=whole[0], program=whole[1])
-        is_first = False
+    return np.where(known, workload.rank_class[np.where(known, profile.rank, 0)], -1).astype(np.int64)
+
+
+def _left_over(
+    profile: Profile, chosen: BoolArray, hardware: str, diagnostics: Diagnostics
+) -> Iterator[Source]:
+    """The events that are of no program, if there are any: a source without cases, so that their time counts
+    as not covered.
+    """
+    if not chosen.any():
+        return
+    part = events_of(profile, np.flatnonzero(chosen), f"{profile.name}, no program")
+    graph = GraphBuilder("no program").build()
+    matching = match_program(graph, part, diagnostics, is_own=True)
+    coverage = coverage_of(graph, part, matching)
+    total = float(np.maximum(np.nan_to_num(profile.duration_ns), 0.0).sum())
+    diagnostics.warning(
+        "match.no-program",
+        profile.name,
+        f"events belong to no program: {coverage.time_ns / total if total else 0.0:.1%} of the device time",
+        count=len(part),
+    )
+    yield _matched(part, Workload.spmd(graph, 1), graph, (matching, coverage), hardware)
 
 
 def _matched(
-    profile: Profile, workload: Workload, graph: OpGraph, hardware: str, diagnostics: Diagnostics
+    profile: Profile, workload: Workload, graph: OpGraph, told: tuple[Matching, Coverage], hardware: str
 ) -> Source:
-    matching = match_program(graph, profile, diagnostics)
-    coverage = coverage_of(graph, profile, matching)
-    _tell(coverage, profile, diagnostics)
+    """The cases of one class of ranks, from what was matched."""
+    matching, coverage = told
     grouped, times = _grouped(graph, matching)
     measured = measured_groups(profile, matching)
     labels, shapes, shape = case_labels(grouped, measured.group, times[measured.group])
     leading = leading_nodes(graph, matching.node_group, len(matching))
+    joins = joins_of(graph, profile, matching)
+    outside = profile.duration_ns[matching.event_group < 0]
     cases = Cases(
         source=profile.name,
         workload=workload.name,
@@ -169,10 +227,14 @@ def _matched(
         shape=shape,
         op_class=graph.op_class[leading[measured.group]].astype(np.int8),
         measured_ns=np.where(measured.measured_ns >= LEAST_NS, measured.measured_ns, 0.0),
+        mean_ns=np.where(measured.measured_ns >= LEAST_NS, measured.mean_ns, 0.0),
         spread_ns=measured.spread_ns,
         repeats=measured.repeats,
         flops=grouped.flops[measured.group] * times[measured.group],
         bytes_moved=grouped.bytes_moved[measured.group] * times[measured.group],
+        inside_ns=coverage.compared_time_ns,
+        outside_ns=float(np.maximum(np.nan_to_num(outside), 0.0).sum()),
+        members=_members(graph, matching, joins, measured.group),
     )
     return Source(
         profile=profile,
@@ -181,8 +243,34 @@ def _matched(
         times=times[measured.group],
         cases=cases,
         coverage=coverage,
-        program=workload,
+        program=None,
+        joins=joins,
+        num_ranks=workload.num_ranks,
     )
+
+
+def _members(
+    graph: OpGraph, matching: Matching, joins: Sequence[Join], groups: IntArray
+) -> tuple[Members, ...]:
+    """What each of some groups is made of."""
+    ran: dict[int, list[Join]] = {}
+    for join in joins:
+        ran.setdefault(join.group, []).append(join)
+    order = np.argsort(matching.node_group, kind="stable")
+    bounds = np.searchsorted(matching.node_group[order], np.stack((groups, groups + 1)))
+    nodes: list[int] = order.tolist()
+    found: list[Members] = []
+    numbers: list[int] = groups.tolist()
+    for number, first, last in zip(numbers, bounds[0].tolist(), bounds[1].tolist(), strict=True):
+        own = ran.get(number, [])
+        found.append(
+            Members(
+                instructions=tuple(dict.fromkeys(join.instruction for join in own)),
+                operations=tuple(dict.fromkeys(node_text(graph, node) for node in nodes[first:last])),
+                events=sum(join.events for join in own),
+            )
+        )
+    return tuple(found)
 
 
 def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
@@ -245,45 +333,6 @@ def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> Non
     )
 
 
-def _with_own_shapes(profile: Profile) -> Profile:
-    """A table of operations, which states name and shapes of each: as many host operations, one for each."""
-    nothing = np.zeros(len(profile), np.int32)
-    strings, dtype_row = _listed_dtypes(profile)
-    host = HostOps(
-        name_row=profile.op_row,
-        thread_row=nothing,
-        parent=nothing - 1,
-        start_ns=profile.start_ns,
-        duration_ns=profile.duration_ns,
-        sequence=np.full(len(profile), -1, np.int64),
-        shapes_row=profile.shapes_row,
-        dtype_row=dtype_row,
-        strides_row=nothing,
-        values_row=nothing,
-    )
-    events = np.arange(len(profile), dtype=np.int32)
-    return replace(profile, strings=strings, host=host, host_event=events)
-
-
-def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
-    """One element type per operand, as traces list them: tables state one for all."""
-    strings = StringTableBuilder(profile.strings)
-    pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
-    distinct, place = np.unique(pairs, return_inverse=True)
-    rows: list[int] = []
-    for pair in distinct.tolist():
-        row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
-        dtype = profile.strings[row]
-        if dtype and not dtype.startswith("["):
-            try:
-                operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
-            except (msgspec.DecodeError, RecursionError):
-                operands = []  # no list of shapes: no cost either
-            row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
-        rows.append(row)
-    return strings.build(), np.array(rows, np.int32)[place]
-
-
 def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
     """The nodes of a graph that carry a time, once per rank class."""
     for graph in workload.classes:
@@ -292,8 +341,9 @@ def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
         if len(node):
             cases = _cases_of(graph, node, times, (graph.name, workload.name, hardware))
             yield Source(
-                profile=None, graph=graph, node=node, times=times, cases=cases, coverage=None, program=None
-            )
+                profile=None, graph=graph, node=node, times=times, cases=cases, coverage=None, program=None,
+                num_ranks=workload.num_ranks,
+            )  # fmt: skip
 
 
 def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> Source:

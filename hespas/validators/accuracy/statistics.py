@@ -29,10 +29,11 @@ _MOST_BLOCKS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorSummary:
-    """``n`` cases of ``of`` could be compared; ``coverage`` is their share of the measured time. ``bias`` is
-    the mean signed error, ``sum_error`` that of the sums, ``log_ratio`` the median of ln(p / m). ``ci_low``
-    and ``ci_high`` bound ``mape`` (95 %, percentile bootstrap over distinct shapes); NaN below two shapes.
-    Of ``interval_n`` cases the estimator gave an interval for, ``interval_coverage`` lie inside.
+    """``n`` cases of ``of`` could be compared; ``coverage`` is their share of the measured time (in the rows
+    of a comparison: of all device time that was recorded, matched or not). ``bias`` is the mean signed error,
+    ``sum_error`` that of the sums, ``log_ratio`` the median of ln(p / m). ``ci_low`` and ``ci_high`` bound
+    ``mape`` (95 %, percentile bootstrap over distinct shapes); NaN below two shapes. Of ``interval_n`` cases
+    the estimator gave an interval for, ``interval_coverage`` lie inside.
     """
 
     n: int
@@ -159,9 +160,10 @@ def shape_medians(values: FloatArray, shape: IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """The error of the best constant per shape: ``mape`` of predicting each shape's own median, over the
-    ``n`` cases whose shape was measured more than once, ``median_ape`` and ``p90_ape`` likewise. NaN where
-    nothing was repeated.
+    """How far repeats of equal work lie apart, relative to the measurement. Of each of the ``n`` cases whose
+    shape was measured more than once: the root of the sum of squares of its distance from the median of its
+    shape and of the mean distance of its runs from its own median; ``mape`` is the mean of these over cases
+    (not over shapes), ``median_ape`` and ``p90_ape`` likewise. NaN where nothing was repeated.
     """
 
     n: int
@@ -173,7 +175,7 @@ class NoiseFloor:
 def noise_floor(
     measured: FloatArray, spread_ns: FloatArray, repeats: IntArray, shape: IntArray
 ) -> NoiseFloor:
-    """What no estimator can beat, from repeats of equal work within and between runs."""
+    """What no estimator can beat, from repeats of equal work: between cases, and between the runs of each."""
     real: BoolArray = measured > 0
     measured, spread_ns, shape, repeats = measured[real], spread_ns[real], shape[real], repeats[real]
     if not len(measured):

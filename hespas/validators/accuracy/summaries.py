@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from hespas.validators.accuracy.statistics import (
     NoiseFloor,
     errors_of,
     noise_floor,
+    relative_error,
     shape_medians,
 )
 
@@ -51,6 +53,8 @@ def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
                 measured=np.concatenate([each.measured_ns for each in group]),
                 op_class=np.concatenate([each.op_class for each in group]).astype(np.int64),
                 shape=shape,
+                time_ns=np.concatenate([each.weights_ns for each in group]),
+                outside_ns=sum(each.outside_ns for each in group),
             )
             for level, columns in (("instance", instances), ("shape", instances.once())):
                 for label, size, chosen in _parts(columns, group[0]):
@@ -60,13 +64,16 @@ def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
                         level=level,
                         op_class=label,
                         size=size,
-                        errors=columns.errors(chosen),
+                        errors=columns.errors(chosen, is_whole=label == size == "all"),
                     )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Columns:
-    """What one estimator says of the cases of a device, and what was measured."""
+    """What one estimator says of the cases of a device, and what was measured. ``time_ns`` is the device time
+    that each row stands for, ``covered_ns`` the part of it that the estimator speaks of (None: all or
+    nothing); ``outside_ns`` is that of no row.
+    """
 
     predicted: FloatArray
     low: FloatArray
@@ -74,10 +81,13 @@ class _Columns:
     measured: FloatArray
     op_class: IntArray
     shape: IntArray
+    time_ns: FloatArray
+    outside_ns: float
+    covered_ns: FloatArray | None = None
 
     def once(self) -> _Columns:
         """Each distinct shape once, with the medians of its cases."""
-        distinct, first = np.unique(self.shape, return_index=True)
+        distinct, first, place = np.unique(self.shape, return_index=True, return_inverse=True)
         return _Columns(
             predicted=shape_medians(self.predicted, self.shape),
             low=shape_medians(self.low, self.shape),
@@ -85,16 +95,29 @@ class _Columns:
             measured=shape_medians(self.measured, self.shape),
             op_class=self.op_class[first],
             shape=distinct,
+            time_ns=np.bincount(place, self.time_ns, len(distinct)).astype(np.float64),
+            outside_ns=self.outside_ns,
+            covered_ns=np.bincount(place, self._covered(), len(distinct)).astype(np.float64),
         )
 
-    def errors(self, chosen: BoolArray) -> ErrorSummary:
-        """The summary of some of them."""
-        return errors_of(
+    def _covered(self) -> FloatArray:
+        if self.covered_ns is not None:
+            return self.covered_ns
+        known = ~np.isnan(relative_error(self.predicted, self.measured))
+        return np.where(known, self.time_ns, 0.0).astype(np.float64)
+
+    def errors(self, chosen: BoolArray, *, is_whole: bool) -> ErrorSummary:
+        """The summary of some of them. Coverage is of the device time at both levels; that of all also counts
+        what no case stands for.
+        """
+        total = float(self.time_ns[chosen].sum()) + (self.outside_ns if is_whole else 0.0)
+        found = errors_of(
             self.predicted[chosen],
             self.measured[chosen],
             self.shape[chosen],
             (self.low[chosen], self.high[chosen]),
         )
+        return replace(found, coverage=float(self._covered()[chosen].sum()) / total if total else nan)
 
 
 def _estimators(cases: Sequence[Cases]) -> list[str]:
@@ -142,6 +165,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
             if row not in place or predicted[row] == measured[row]:
                 continue
             lead = int(first[place[row]])
+            members = cases.members[lead] if cases.members else None
             yield Contribution(
                 source=cases.source,
                 hardware=cases.hardware,
@@ -150,6 +174,8 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
                 shape=cases.shapes[row],
                 op_class=cases.classes[int(cases.op_class[lead])],
                 count=int(counts[place[row]]),
+                instructions=len(members.instructions) if members else 1,
+                operations=len(members.operations) if members else 1,
                 predicted_ns=float(predicted[row]),
                 measured_ns=float(measured[row]),
                 share=float((predicted[row] - measured[row]) / total),

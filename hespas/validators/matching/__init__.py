@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from hespas.validators.matching.coverage import Coverage, coverage_of
 from hespas.validators.matching.groups import RULES, Matching
+from hespas.validators.matching.identity import check_program
+from hespas.validators.matching.joins import Join, joins_of, node_text
 from hespas.validators.matching.match import match_program
 
-__all__ = ["RULES", "Coverage", "Matching", "coverage_of", "match_program"]
+__all__ = [
+    "RULES",
+    "Coverage",
+    "Join",
+    "Matching",
+    "check_program",
+    "coverage_of",
+    "joins_of",
+    "match_program",
+    "node_text",
+]

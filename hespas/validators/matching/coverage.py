@@ -30,7 +30,7 @@ class Unmatched:
 class Coverage:
     """Shares are 0..1; negative durations count as 0. ``nodes`` counts those that cost something. ``by_rule``
     is matched time [ns]; ``compared_time_ns`` that of events in groups: an estimate of the same work stands
-    against it.
+    against it. ``unlisted_events`` and ``unlisted_nodes`` count the kinds that are not listed.
     """
 
     events: int
@@ -44,6 +44,8 @@ class Coverage:
     inferred_time_ns: float
     unmatched_events: tuple[Unmatched, ...]
     unmatched_nodes: tuple[Unmatched, ...]
+    unlisted_events: int = 0
+    unlisted_nodes: int = 0
 
     @property
     def time_share(self) -> float:
@@ -67,6 +69,7 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
     keys = matching.event_key[matched]
     rules = np.array([key.rule for key in matching.keys], np.int64)[keys]
     inferred = np.array([key.inferred for key in matching.keys], np.bool_)[keys]
+    events, nodes = _events(profile, ~matched), _nodes(graph, missed)
     return Coverage(
         events=len(profile),
         matched_events=int(matched.sum()),
@@ -81,8 +84,10 @@ def coverage_of(graph: OpGraph, profile: Profile, matching: Matching) -> Coverag
             if bool((rules == code).any())
         },
         inferred_time_ns=float(time[matched][inferred].sum()),
-        unmatched_events=_events(profile, ~matched),
-        unmatched_nodes=_nodes(graph, missed),
+        unmatched_events=events[:_LISTED],
+        unmatched_nodes=nodes[:_LISTED],
+        unlisted_events=max(len(events) - _LISTED, 0),
+        unlisted_nodes=max(len(nodes) - _LISTED, 0),
     )
 
 
@@ -92,7 +97,7 @@ def _events(profile: Profile, chosen: BoolArray) -> tuple[Unmatched, ...]:
     distinct, place, counts = np.unique(rows, return_inverse=True, return_counts=True)
     time = np.maximum(np.nan_to_num(profile.duration_ns[chosen]), 0.0)
     total = np.bincount(place, time, len(distinct))
-    order = np.argsort(-total, kind="stable")[:_LISTED]
+    order = np.argsort(-total, kind="stable")
     return tuple(
         Unmatched(
             name=profile.strings[int(distinct[row])] or "(unnamed)",
@@ -105,7 +110,7 @@ def _events(profile: Profile, chosen: BoolArray) -> tuple[Unmatched, ...]:
 
 def _nodes(graph: OpGraph, chosen: BoolArray) -> tuple[Unmatched, ...]:
     """The operations chosen, most frequent first."""
-    counts = Counter[int](graph.op_row[chosen].tolist()).most_common(_LISTED)
+    counts = Counter[int](graph.op_row[chosen].tolist()).most_common()
     return tuple(
         Unmatched(name=graph.strings[row] or "(unnamed)", count=count, total_ns=float("nan"))
         for row, count in counts

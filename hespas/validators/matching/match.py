@@ -3,7 +3,8 @@
 Rules, strongest first; each is asked only about what the ones before left:
 
 1. the event names an instruction of the program itself (an HLO program and XLA's ``hlo_op``); one or two
-   equal names are chance, so at least half of the names of a module must be the program's;
+   equal names are chance, so at least half of the names of a module must be the program's, and where the
+   profile brings the module along its results must have the same shapes, or nothing of it is matched;
 2. the event names an instruction of a compiled module that the profile brings along: its metadata, and those
    of all it fuses, say which operations of the source program it carries out (by name, then by source line);
 3. the event's operation and shapes, or its operation alone, are those of as many nodes, in order.
@@ -12,8 +13,8 @@ Rules, strongest first; each is asked only about what the ones before left:
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.matching.groups import EventKey, Matching, group_keys
+from hespas.validators.matching.identity import other_modules
 from hespas.validators.matching.ordering import in_order
 
 __all__ = ["match_program"]
@@ -48,14 +50,23 @@ _SHARED = (
 """Classes that compilers fuse into each of their users."""
 
 
-def match_program(graph: OpGraph, profile: Profile, diagnostics: Diagnostics) -> Matching:
+def match_program(
+    graph: OpGraph, profile: Profile, diagnostics: Diagnostics, *, is_own: bool = False
+) -> Matching:
     """Match every event of ``profile`` that can be to nodes of ``graph``; ``diagnostics`` tell what cannot.
+    ``is_own`` says that the profile itself brought the program along: nobody asks whether it is the one.
 
     Raises nothing: a module that cannot be read counts as absent. O(nodes + events + links).
     """
     names, event_key = _event_keys(profile)
-    keys = _named_keys(graph, profile, names, diagnostics)
-    known = np.array([*(bool(key.nodes) for key in keys), True], np.bool_)  # the last: names no operation
+    instructions = _names(graph)
+    own = _own_modules(names, instructions)
+    others = set[str]() if is_own else other_modules(graph, profile, own, instructions, diagnostics)
+    keys = _named_keys(
+        graph, profile, names, _Modules(instructions, own.keys() - others, others), diagnostics
+    )
+    # What is left to be matched in order. The last: names no operation.
+    known = np.array([*(bool(key.nodes) or key.module in others for key in keys), True], np.bool_)
     ordered = in_order(graph, profile, np.flatnonzero(~known[event_key]), len(keys))
     keys.extend(ordered.keys)
     event_key = np.where(ordered.event_key >= 0, ordered.event_key, event_key)
@@ -94,20 +105,31 @@ def _tell_runs(
             )
 
 
+class _Modules(NamedTuple):
+    """Nodes by the name of the instruction, the modules that are the program, and those that only look so."""
+
+    instructions: Mapping[str, list[int]]
+    own: set[str]
+    others: set[str]
+
+
 def _named_keys(
-    graph: OpGraph, profile: Profile, names: Sequence[tuple[str, str]], diagnostics: Diagnostics
+    graph: OpGraph,
+    profile: Profile,
+    names: Sequence[tuple[str, str]],
+    told: _Modules,
+    diagnostics: Diagnostics,
 ) -> list[EventKey]:
     """Rules 1 and 2: what the names of events say."""
-    instructions = _names(graph)
     modules = dict(_modules(profile, diagnostics))
     frameworks, lines = _rows_by(graph, "framework"), _rows_by(graph, "source")
-    compiled = _own_modules(names, instructions)
     keys: list[EventKey] = []
     for module, op in names:
         talks = _COMMUNICATES.match(op) is not None
-        nodes: Sequence[int] = instructions.get(op, ()) if module in compiled else ()
+        nodes: Sequence[int] = told.instructions.get(op, ()) if module in told.own else ()
         rule, inferred = _INSTRUCTION, False
-        origin = None if nodes else _origin(modules, module, op)
+        is_known = bool(nodes) or module in told.others
+        origin = None if is_known else _origin(modules, module, op)
         if origin is not None:
             nodes, rule = _carried_out(graph, origin, frameworks, lines)
             inferred = origin.inferred
@@ -134,11 +156,17 @@ def _event_keys(profile: Profile) -> tuple[list[tuple[str, str]], IntArray]:
     return texts, np.where(named[place], place, -1).astype(np.int64) if texts else place.astype(np.int64)
 
 
-def _own_modules(names: Sequence[tuple[str, str]], instructions: Mapping[str, list[int]]) -> set[str]:
-    """The modules whose operations are the nodes of the program, by name."""
-    told = Counter(module for module, op in names if op)
-    known = Counter(module for module, op in names if op in instructions)
-    return {module for module, count in known.items() if 2 * count >= told[module]}
+def _own_modules(
+    names: Sequence[tuple[str, str]], instructions: Mapping[str, list[int]]
+) -> dict[str, list[str]]:
+    """The operations of each module that are the nodes of the program, by name."""
+    ran: dict[str, list[str]] = {}
+    for module, op in names:
+        if op:
+            ran.setdefault(module, []).append(op)
+    return {
+        module: ops for module, ops in ran.items() if 2 * sum(op in instructions for op in ops) >= len(ops)
+    }
 
 
 def _names(graph: OpGraph) -> Mapping[str, list[int]]:

@@ -128,3 +128,91 @@ def test_any_time_in_whole_nanoseconds_is_exact(values_ns: list[int]) -> None:
     array = b"[" + b",".join(b'{"ts":%s,"dur":0}' % text.encode() for text in texts) + b"]"
     start_ns, _ = event_times(events, array, range(len(events)))
     assert np.array_equal(start_ns, values_ns)
+
+
+def _times(path: Path, text: str) -> tuple[list[int], list[int]]:
+    path.write_text(text)
+    stream = EventStream(path, 1 << 30, 64)
+    starts: list[int] = []
+    durations: list[int] = []
+    before = 0
+    for found, array in stream.blocks():
+        start_ns, duration_ns = event_times(found, array, range(len(found)), path=str(path), before=before)
+        before += len(found)
+        starts += start_ns.tolist()
+        durations += duration_ns.tolist()
+    return starts, durations
+
+
+@pytest.mark.parametrize(
+    "time", ['"1e999999999"', '"1e99999999"', '"-1e5000"', '"9e15"', '"' + "9" * 5000 + '.000"']
+)
+def test_a_time_beyond_64_bits_is_refused_with_its_event_and_field(time: str, tmp_path: Path) -> None:
+    sound = '{"ph": "X", "ts": 1, "dur": 1}'
+    with pytest.raises(FormatError, match=r"64 bits|no time") as caught:
+        _times(tmp_path / "t.json", f'[{sound}, {sound}, {{"name": "gemm", "ts": {time}, "dur": 1e15}}]')
+    assert caught.value.position in {"event 3, field 'ts'", "event 3, field 'dur'"}
+    assert "gemm" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("dur", "shown"), [("null", "null is no time"), ('"\u00e9"', "is no time"), ('"-Infinity"', "-Infinity")]
+)
+def test_a_bad_duration_is_told_as_one(dur: str, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=shown) as caught:
+        _times(
+            tmp_path / "t.json",
+            f'[{{"name": "a", "ts": 5, "dur": 1}}, {{"name": "gemm", "ts": 5, "dur": {dur}}}]',
+        )
+    assert caught.value.position == "event 2, field 'dur'"
+    assert "b'" not in caught.value.message
+
+
+def test_an_infinite_time_warns_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="Infinity"):  # warnings are errors here
+        _times(tmp_path / "t.json", '[{"name": "gemm", "ts": "Infinity", "dur": "Infinity"}]')
+
+
+def test_start_and_duration_that_each_fit_and_do_not_end_are_refused(tmp_path: Path) -> None:
+    largest = (1 << 63) // 1000 - 1
+    with pytest.raises(FormatError, match="ends too late") as caught:
+        _times(tmp_path / "t.json", f'[{{"name": "gemm", "ts": {largest}, "dur": {largest}}}]')
+    assert caught.value.position == "event 1, field 'dur'"
+    assert _times(tmp_path / "t.json", f'[{{"ts": -{largest}, "dur": {largest}}}]')[1] == [largest * 1000]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"traceEvents": [], "a": [], "traceEvents": [{"name": "x"}]}',
+        '{"traceEvents": [{"name": "x"}], "traceEvents": []}',
+        '{"traceEvents": [{"name": "x"}], "traceEvents" : null}',
+        '{"meta": {"traceEvents": []}, "traceEvents": [{"name": "x"}]}',
+    ],
+)
+def test_a_second_list_of_events_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="stands twice") as caught:
+        read(path, 1 << 20)
+    at = int((caught.value.position or "").removeprefix("byte "))
+    assert text[at:].startswith('"traceEvents"')
+
+
+def test_the_name_of_the_list_elsewhere_is_no_second_list(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    document = {"note": '"traceEvents": [', "traceEvents": [{"name": "x"}], "o": {"traceEvents": 1}}
+    path.write_text(json.dumps(document))
+    assert read(path, 1 << 20)[0] == ["x"]
+
+
+@pytest.mark.parametrize("block", [40, 1 << 20])
+def test_half_a_surrogate_pair_is_replaced_and_counted(block: int, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    names = ["a\ud800", "\udc00\ud83d\ude00", "\\ud800", "plain", "\ud800\\", "\U0001f600"]
+    path.write_text(json.dumps({"traceEvents": [{"name": each} for each in names], "note": "\udfff"}))
+    stream = EventStream(path, 1 << 30, block)
+    found = [event.name for events, _ in stream.blocks() for event in events]
+    assert found == ["a\ufffd", "\ufffd\U0001f600", "\\ud800", "plain", "\ufffd\\", "\U0001f600"]
+    assert stream.repaired_blocks >= 1
+    assert json.loads(stream.header)["note"] == "\ufffd"

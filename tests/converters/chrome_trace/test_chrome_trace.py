@@ -23,6 +23,7 @@ from hespas.converters.chrome_events import EventStream
 from hespas.converters.chrome_trace import FORMAT
 from hespas.converters.chrome_trace.writer import write_displayed
 from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.converters.measured_ops import costed_ops
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UsageError
@@ -87,15 +88,23 @@ def test_golden_files(name: str, tmp_path: Path) -> None:
     assert path.read_text() == (GOLDEN / name).read_text()
 
 
-def test_a_profile_reads_back_and_only_host_operations_are_left_out(tmp_path: Path) -> None:
+def test_a_profile_reads_back_with_its_host_operations(tmp_path: Path) -> None:
     diagnostics = Diagnostics()
     path = write(measured(), tmp_path / "t.json.gz")
     back = read(path, diagnostics)
     assert events(back) == events(measured())
     assert (back.name, back.metadata) == (measured().name, measured().metadata)
     assert sniff(path) is FORMAT
-    told = [entry.message for entry in diagnostics if entry.code == "chrome-trace.other-events"]
-    assert ["host operations 2" in message for message in told] == [True]
+    host, own = back.host, measured().host
+    assert [back.strings[row] for row in host.name_row.tolist()] == ["aten::linear", "aten::mm"]
+    assert [back.strings[row] for row in host.shapes_row.tolist()] == ["", "[[4, 8]]"]
+    assert {back.strings[row] for row in host.thread_row.tolist()} == {"9:1"}
+    assert (host.start_ns.tolist(), host.duration_ns.tolist()) == (
+        own.start_ns.tolist(), own.duration_ns.tolist(),
+    )  # fmt: skip
+    assert host.parent.tolist() == [-1, 0]
+    caused = dict(zip(back.start_ns.tolist(), back.host_event.tolist(), strict=True))
+    assert caused == {2_000: 1, 2_500: 0, 9_000: -1}
     assert "chrome-trace.nested" not in diagnostics.counts()
 
 
@@ -274,3 +283,23 @@ def test_device_time_of_real_traces_is_conserved(name: str, tmp_path: Path) -> N
     assert len(back) == len(profile)
     assert back.duration_ns.sum() == pytest.approx(profile.duration_ns.sum(), rel=0, abs=0.5)
     assert sorted(back.start_ns.tolist()) == sorted(profile.start_ns.tolist())
+
+
+def test_the_slice_with_a_bad_time_is_named(tmp_path: Path) -> None:
+    sound = slice_of("a", 1, 2)
+    for damage, field in (({"ts": None}, "ts"), ({"dur": "soon"}, "dur")):
+        with pytest.raises(FormatError, match="'gemm'") as caught:
+            read(trace(tmp_path / "t.json", {"ph": "M"}, sound, slice_of("gemm", 1, 2) | damage))
+        assert caught.value.position == f"event 3, field '{field}'"
+
+
+def test_events_of_one_operation_are_costed_once_when_read_back(tmp_path: Path) -> None:
+    profile = measured()
+    both = replace(profile, op_row=np.array([2, 2, 2], np.int32), host_event=np.array([1, 1, 1], np.int32))
+    strings = [*both.strings]
+    strings += ["[[4, 8], [8, 2]]", '["float", "float"]']
+    row = np.array([0, len(strings) - 2], np.int32)
+    host = replace(both.host, shapes_row=row, dtype_row=row + np.array([0, 1], np.int32))
+    both = replace(both, strings=StringTable.from_strings(strings), host=host)
+    back = read(write(both, tmp_path / "t.json"))
+    assert np.nansum(costed_ops(back).graph.flops) == np.nansum(costed_ops(both).graph.flops) == 2 * 4 * 8 * 2

@@ -16,7 +16,7 @@ import pytest
 from fixtures.make import nsys_export, rocprof
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import MISSING, opened
+from hespas.converters.gpu_trace.database import MISSING, opened, report_refused
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
@@ -205,3 +205,65 @@ def test_a_damaged_database_is_an_error_of_ours_or_read(
     for _ in range(120):
         path.write_bytes(damage(data, dice))
         _read(name, path)
+
+
+def test_names_are_the_same_in_capitals_and_small_letters(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "a", "CREATE TABLE Events (Start INTEGER, NAME TEXT)", "INSERT INTO Events VALUES (3, 'x')"
+    )
+    with opened(path, LIMIT) as database:
+        assert database.has("EVENTS")
+        table = database.read("EVENTS", ("start",), ("name",))
+    assert table.integers["start"].tolist() == [3]
+    assert table.texts["name"].tolist() == [0]
+
+
+def test_what_would_be_computed_and_was_asked_for_is_told(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "a",
+        "CREATE TABLE real (a INTEGER, b INTEGER AS (a * 2), c INTEGER AS (a * 3) STORED)",
+        "CREATE VIEW Shown AS SELECT a FROM real",
+        "CREATE VIEW other AS SELECT a FROM real",
+        "CREATE VIRTUAL TABLE searched USING fts5(a)",
+    )
+    diagnostics = Diagnostics()
+    with opened(path, LIMIT) as database:
+        database.read("shown", ("a",))
+        database.read("searched", (), ("a",))
+        for _ in range(2):
+            database.read("real", ("a", "b", "none"))
+        report_refused(database, "nsys", diagnostics)
+    told = [each.message.rpartition("not run: ")[2] for each in diagnostics]
+    assert told == [
+        "shown: it is a view or virtual",
+        "searched: it is a view or virtual",
+        "real.b: the column is generated",
+    ]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("lost", [1, 600, 2_000, 9_000])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_database_whose_end_is_missing_is_refused(
+    name: str, lost: int, packed: bool, tmp_path: Path
+) -> None:
+    data = gzip.decompress(SAMPLES[name].read_bytes())[:-lost]
+    path = tmp_path / "a"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    entry = load_format(name)
+    assert entry.read is not None
+    with pytest.raises(FormatError, match=f"cut off: {len(data):,} bytes"):
+        entry.read(path, ReadOptions(), Diagnostics())
+
+
+def test_a_part_of_a_page_is_cut_off_whatever_the_header_counts(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", "CREATE TABLE t (a)")
+    data = bytearray(path.read_bytes())
+    data[92:96] = b"\xff" * 4  # the count of pages is of an older version, and not to be believed
+    data[28:32] = b"\xff" * 4
+    path.write_bytes(data)
+    with opened(path, LIMIT) as database:
+        assert database.tables == ("t",)
+    path.write_bytes(data[:-1])
+    with pytest.raises(FormatError, match="of whole pages"), opened(path, LIMIT):
+        pass

@@ -290,3 +290,39 @@ def test_device_time_in_is_device_time_out(
         while around >= 0:
             assert around not in whole
             around = int(profile.host.parent[around])
+
+
+def test_an_event_of_less_than_no_time_takes_nothing_from_the_others() -> None:
+    trace = Trace()
+    mm = trace.op("aten::mm", PAIR)
+    trace.event("gemm", mm, 10, 5)
+    trace.event("back", mm, 20, -4)
+    alone = trace.op("aten::mm", PAIR)
+    trace.event("back", alone, 30, -9)
+    diagnostics = Diagnostics()
+    found = costed_ops(trace.profile(), diagnostics)
+    assert found.busy_ns.tolist() == [5.0, 0.0]
+    assert found.graph.duration_ns.tolist() == [5.0, 0.0]
+    assert diagnostics.counts()["measured-ops.negative-duration"] == 2
+
+
+def test_events_of_unknown_start_come_last_and_count_in_full() -> None:
+    trace = Trace()
+    mm = trace.op("aten::mm", PAIR)
+    for start in (np.nan, np.nan, 50.0):
+        trace.event("gemm", mm, start, 3)
+    trace.event("first", trace.op("aten::add", SUM), 20, 2)
+    trace.event("alone", trace.op("aten::add", SUM), np.nan, 1)
+    found = costed_ops(trace.profile())  # warnings are errors here
+    assert names(found) == ["aten::add", "aten::mm", "aten::add"]
+    assert found.graph.duration_ns.tolist() == [2.0, 9.0, 1.0]
+
+
+def test_a_name_does_not_begin_a_line_of_a_message() -> None:
+    trace = Trace()
+    trace.event("gemm", trace.op("a\nerror: b"), 0, 5)
+    diagnostics = Diagnostics()
+    costed_ops(trace.profile(), diagnostics)
+    told = [each.message for each in diagnostics if each.code == "measured-ops.unknown-op"]
+    assert "a\\nerror: b" in told[0]
+    assert "\n" not in told[0]

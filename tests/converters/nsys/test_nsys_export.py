@@ -267,3 +267,44 @@ def test_a_newer_schema_and_a_log_beside_are_told(export: Path) -> None:
     export.with_name(f"{export.name}-wal").write_bytes(b"frames")
     _, diagnostics = read(export)
     assert diagnostics.counts()["nsys.newer-schema"] == diagnostics.counts()["nsys.write-ahead-log"] == 1
+
+
+def test_other_spellings_of_the_names_are_read_alike(export: Path) -> None:
+    before, _ = read(export)
+    change(
+        export,
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO renamed",
+        "ALTER TABLE renamed RENAME TO cupti_activity_kind_kernel",
+        'ALTER TABLE cupti_activity_kind_kernel RENAME COLUMN "end" TO "END"',
+    )
+    after, diagnostics = read(export)
+    assert after.duration_ns.tolist() == before.duration_ns.tolist()
+    assert "nsys.not-stored" not in diagnostics.counts()
+
+
+def test_kernels_behind_a_view_are_told(export: Path) -> None:
+    change(
+        export,
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO behind",
+        "CREATE VIEW cupti_activity_kind_kernel AS SELECT * FROM behind",
+    )
+    _, diagnostics = read(export)
+    told = [each for each in diagnostics if each.code == "nsys.not-stored"]
+    assert len(told) == 1
+    assert "CUPTI_ACTIVITY_KIND_KERNEL: it is a view" in told[0].message
+
+
+def test_less_than_no_time_is_no_part_of_the_device_time(export: Path) -> None:
+    """Shares of what is not linked stay between nothing and all of it."""
+    changed = 'correlationId = -5, graphNodeId = NULL, "end" = "start" - 9000'
+    rows = "rowid IN (SELECT rowid FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT 2)"
+    change(
+        export,
+        f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {changed} WHERE {rows}",
+    )
+    profile, diagnostics = read(export)
+    assert np.count_nonzero(profile.duration_ns < 0) == 2
+    told = [each.message for each in diagnostics if each.code == "nsys.no-launch"]
+    shares = [float(text.partition(": ")[2].partition("%")[0]) for text in told]
+    assert shares
+    assert all(0 <= share <= 100 for share in shares)

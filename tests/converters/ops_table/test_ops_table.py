@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions, WriteOptions
+from hespas.converters.measured_ops import costed_ops
 from hespas.converters.ops_table import FORMAT
 from hespas.converters.ops_table.layout import COLUMNS
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
@@ -74,7 +76,33 @@ def test_golden_file(tmp_path: Path) -> None:
     assert path.read_bytes() == (Path(__file__).parent / "measured.csv").read_bytes()
     with path.open(newline="") as stream:
         assert next(csv.reader(stream)) == list(COLUMNS)
-    assert diagnostics.counts() == {"ops-table.no-column": 8, "ops-table.no-place": 1}
+    assert diagnostics.counts() == {"ops-table.no-column": 6, "ops-table.host-operations": 2}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_of_one_operation_are_costed_once(suffix: str, tmp_path: Path) -> None:
+    shapes, dtypes = "[[4, 8],\n [8, 2]]", '["float", "float"]'
+    strides, values = "[[8, 1], [1, 8]]", '["", ""]'
+    profile = measured()
+    texts = StringTable.from_strings([*profile.strings, shapes, dtypes, strides, values])
+    first = len(profile.strings)
+    names = ("shapes_row", "dtype_row", "strides_row", "values_row")
+    inputs = [np.array([0, first + at], np.int32) for at in range(len(names))]
+    host = replace(
+        profile.host, shapes_row=inputs[0], dtype_row=inputs[1], strides_row=inputs[2], values_row=inputs[3]
+    )
+    both = np.array([2, 2, 0], np.int32)
+    profile = replace(
+        profile, strings=texts, host=host, op_row=both, host_event=np.array([1, 1, -1], np.int32),
+        shapes_row=np.where(both > 0, first, 0).astype(np.int32),
+        dtype_row=np.where(both > 0, first + 1, 0).astype(np.int32),
+    )  # fmt: skip
+    path = write(profile, tmp_path / f"t.{suffix}")
+    back = read(path)
+    assert back.host_event.tolist() == [0, 0, -1]
+    told = [back.strings[int(getattr(back.host, name)[0])] for name in names]
+    assert told == ["[[4, 8], [8, 2]]", dtypes, strides, values]
+    assert np.nansum(costed_ops(back).graph.flops) == 2 * 4 * 8 * 2
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -274,3 +302,47 @@ def test_tables_with_other_columns_are_told_from_ours() -> None:
     assert len(profile) == 185_317
     assert len(profile.devices) == 7
     assert diagnostics.counts()["ops-table.unknown-column"] == 7
+
+
+def _one_text(path: Path, text: str, rows: int = 1) -> Path:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    content = pa.table({"op": texts, "duration_ns": [5.0] * rows})
+    pq.write_table(content, path, compression="zstd", store_schema=False)
+    return path
+
+
+def test_a_text_that_unpacks_to_far_more_than_the_file_is_refused(tmp_path: Path) -> None:
+    path = _one_text(tmp_path / "t.parquet", "x" * (70 << 20))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(FormatError, match="unpack to 73,4"):
+        read(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_text_longer_than_any_name_is_refused(suffix: str, tmp_path: Path) -> None:
+    path, text = tmp_path / f"t.{suffix}", "x" * ((1 << 20) + 1)
+    if suffix == "csv":
+        table(path, f"op,duration_ns\n{text},5\n")
+    else:
+        _one_text(path, text)
+    with pytest.raises(FormatError, match="column op holds a text of more than 1,048,576 characters"):
+        read(path)
+
+
+def test_a_long_text_of_many_rows_takes_its_space_once(tmp_path: Path) -> None:
+    # Written out, the names of these rows would take 200 MB, more than is read from so small a file.
+    profile = read(_one_text(tmp_path / "t.parquet", "x" * 100_000, rows=2_000))
+    assert len(profile) == 2_000
+    assert len(profile.strings[int(profile.op_row[-1])]) == 100_000
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_texts_of_several_row_groups_read_alike(kind: str, tmp_path: Path) -> None:
+    names = [f"op{row % 7 if row < 500 else row}" for row in range(1000)] + [None]
+    column = pa.array(names, pa.large_string() if kind == "large_string" else pa.string())
+    column = column.dictionary_encode() if kind == "dictionary" else column
+    path = tmp_path / "t.parquet"
+    durations = pa.array([5.0] * len(names))
+    pq.write_table(pa.table({"op": column, "duration_ns": durations}), path, row_group_size=300)
+    profile = read(path)
+    assert [profile.strings[row] for row in profile.op_row.tolist()] == [name or "" for name in names]

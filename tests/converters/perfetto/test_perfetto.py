@@ -401,3 +401,16 @@ def test_device_time_of_real_traces_is_conserved(name: str, tmp_path: Path) -> N
     if len(profile.host) and len(back.host):
         assert len(back.host) == len(profile.host)
         assert int((back.host_event >= 0).sum()) == int((profile.host_event >= 0).sum())
+
+
+@pytest.mark.parametrize(("start", "duration"), [(1e18, 2.0**63), (2.0**63, 1.0), (-4e18, 2.0**62)])
+def test_what_ends_too_late_for_the_format_is_not_written(
+    start: float, duration: float, tmp_path: Path
+) -> None:
+    profile = measured()
+    starts, durations = profile.start_ns.copy(), profile.duration_ns.copy()
+    starts[0], durations[0] = start, duration
+    if start < 0:
+        starts[1] = 2.0**62 + 2.0**61
+    with pytest.raises(UnsupportedError, match="63 bits"):
+        write(replace(profile, start_ns=starts, duration_ns=durations), tmp_path / "t.pftrace")

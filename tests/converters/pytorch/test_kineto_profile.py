@@ -179,3 +179,47 @@ def test_device_time_of_real_traces_is_kept_to_the_nanosecond(name: str) -> None
     linked = profile.duration_ns[profile.host_event >= 0].sum() / profile.duration_ns.sum()
     assert linked == pytest.approx(linked_share, abs=1e-3)
     assert np.isfinite(profile.start_ns).all()
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "read_as", "told"),
+    [
+        (1 << 40, 4, 0, True),
+        ("x", 4, 0, True),
+        (-5, 4, 0, True),
+        (2, 0, 2, True),
+        (7, 4, 7, True),
+        (2, "many", 2, True),
+        (2, 4, 2, False),
+        (2, None, 2, False),
+        (None, None, 0, False),
+    ],
+)
+def test_a_rank_that_cannot_be_is_told(
+    rank: object, size: object, read_as: int, told: bool, tmp_path: Path
+) -> None:
+    stated = {"rank": rank, "world_size": size}
+    path = write(tmp_path / "t.json", kernel("gemm", 1, 2), distributedInfo=stated)
+    profile, diagnostics = read(path)
+    assert profile.rank.tolist() == [read_as]
+    assert diagnostics.counts().get("kineto.impossible-rank", 0) == int(told)
+
+
+def test_less_than_no_time_is_no_part_of_the_device_time(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.json", host("aten::mm", 0, 5, SHAPES), launch(1, 1),
+        kernel("linked", 10, 30, {"correlation": 1}), kernel("lost", 50, 10), kernel("back", 70, -20),
+    )  # fmt: skip
+    profile, diagnostics = read(path)
+    assert profile.duration_ns.tolist() == [30_000.0, 10_000.0, -20_000.0]
+    told = [each.message for each in diagnostics if each.code == "kineto.unlinked"]
+    assert "25.0% of the device time" in told[0]
+
+
+def test_the_event_with_a_bad_time_is_named(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.json", host("a", 0, 5), kernel("ok", 1, 2), kernel("gemm", 1, 2) | {"dur": None}
+    )
+    with pytest.raises(FormatError, match=r"'gemm' .* null is no time") as caught:
+        read(path)
+    assert caught.value.position == "event 3, field 'dur'"

@@ -357,3 +357,74 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     with pytest.raises(FormatError, match="no profile and no execution trace"):
         read_folder(tmp_path)
+
+
+def costs_of(graph: OpGraph) -> list[tuple[float, float, str]]:
+    figures = zip(graph.flops.tolist(), graph.bytes_moved.tolist(), graph.op_class.tolist(), strict=True)
+    return [(flops, moved, OpClass(code).name) for flops, moved, code in figures]
+
+
+def test_operations_are_costed_once_on_their_main_kernel(tmp_path: Path) -> None:
+    product = node(11, "aten::mm", 10, 12, [X, W], [Y])
+    inputs: Json = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]}
+    calls = [HOST[0], host("aten::mm", 11, 7, 12, inputs), *HOST[2:], *CALLS]
+    graph = graph_of(pair(tmp_path, [*OPERATIONS[:2], product, *OPERATIONS[3:]], [*calls, *DEVICE]))
+    found = costs_of(graph)
+    assert found[:4] == [
+        (0, 64, "GENERATE"),
+        (0, 0, "CONTRACTION"),  # splitK, the shorter kernel of the product
+        (2 * 8 * 4 * 2, 4 * (32 + 8 + 16), "CONTRACTION"),
+        (16, 4 * 32, "ELEMENTWISE"),
+    ]
+    assert [found[5]] == [(16, 4 * 48, "ELEMENTWISE")]
+    table = graph.contractions
+    assert (table.node.tolist(), table.m.tolist(), table.n.tolist(), table.k.tolist()) == ([2], [8], [2], [4])
+
+
+def test_kernels_of_an_elementwise_operation_share_its_cost_by_time(tmp_path: Path) -> None:
+    inputs: Json = {"Input Dims": [[5, 3], [5, 3]], "Input type": ["float", "float"]}
+    events = [
+        host("aten::mul", 0, 30, 1, inputs), launch(1, 1), launch(2, 2), launch(3, 3),
+        kernel("mul_a", 40, 1, 1), kernel("mul_b", 45, 3, 2),
+        kernel("Memset (Device)", 50, 1, 3, {"bytes": 8}, cat="gpu_memset"),
+    ]  # fmt: skip
+    write_kineto(tmp_path / "a.json", events)
+    graph = graph_of(tmp_path)
+    assert costs_of(graph) == [(3, 45, "ELEMENTWISE"), (12, 135, "ELEMENTWISE"), (0, 8, "GENERATE")]
+    assert graph.flops.sum() == 15
+    assert [graph.types.shape(int(row)) for row in graph.operands.row(0)] == [(5, 3), (5, 3)]
+
+
+def test_inputs_that_only_the_execution_trace_has_are_costed(tmp_path: Path) -> None:
+    bare = [host("aten::sum", 0, 5, 11), launch(1, 1), kernel("reduce", 10, 1, 1)]
+    nothing: list[int] = []
+    dims: Value = ([0], [nothing], "GenericList[Int]")
+    keeps: Value = (False, nothing, "Bool")
+    total = node(10, "aten::sum", 2, 11, [X, dims, keeps], [W])
+    graph = graph_of(pair(tmp_path, [total], bare))
+    assert (graph.flops[0], OpClass(int(graph.op_class[0])).name) == (28, "REDUCTION")
+
+
+def test_named_ranges_give_the_size_of_a_collective_and_the_world_its_group(tmp_path: Path) -> None:
+    said = annotation("nccl:all_reduce", 30, 8)
+    said["args"] = {"Input Dims": [[16, 4], [3]], "Input type": ["float", "c10::Half"]}
+    events = [
+        said, host("record_param_comms", 31, 5), launch(33, 4),
+        kernel("ncclKernel_SendRecv", 50, 20, 4, stream=9),
+    ]  # fmt: skip
+    info: Json = {"rank": 3, "world_size": 8, "backend": "nccl"}
+    path = write_kineto(tmp_path / "a.json", events, distributedInfo=info)
+    workload, found = read_folder(tmp_path)
+    graph = workload.classes[0]
+    assert graph.collectives.kind.tolist() == [CollectiveKind.ALL_REDUCE]
+    assert graph.collectives.comm_bytes.tolist() == [16 * 4 * 4 + 3 * 2]
+    assert graph.group_sets[int(graph.collectives.group_set[0])].members(0).tolist() == list(range(8))
+    assert found.counts()["pytorch.group-assumed"] == found.counts()["pytorch.one-rank"] == 1
+    profile, _ = read_profile(path)
+    assert profile.comms.operand_bytes.tolist() == [16 * 4 * 4 + 3 * 2]
+
+
+def test_a_single_file_is_a_job_of_one_rank(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "a.json", [*HOST, *CALLS, *DEVICE])
+    workload, _ = read_folder(path)
+    assert len(workload.classes[0]) == len(DEVICE)

@@ -209,3 +209,23 @@ def test_kernels_known_by_their_counters_alone_are_kept(tmp_path: Path) -> None:
 def test_the_formats_say_what_they_are() -> None:
     for name in ("rocpd", "rocprofv3"):
         assert load_format(name).name == name
+
+
+def test_copies_behind_a_view_are_told_and_other_spellings_read(database: Path) -> None:
+    before, diagnostics = read(database)
+    assert "rocpd.not-stored" not in diagnostics.counts()  # its own views join the sets
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'rocpd_memory_copy%'"
+        name: str = connection.execute(query).fetchone()[0]
+    change(
+        database, f'ALTER TABLE "{name}" RENAME TO renamed', f'ALTER TABLE renamed RENAME TO "{name.upper()}"'
+    )
+    assert read(database)[0].duration_ns.tolist() == before.duration_ns.tolist()
+    change(
+        database,
+        f'ALTER TABLE "{name.upper()}" RENAME TO renamed',
+        f'CREATE VIEW "{name}" AS SELECT * FROM renamed',
+    )
+    after, diagnostics = read(database)
+    assert len(after) < len(before)
+    assert diagnostics.counts()["rocpd.not-stored"] == 1

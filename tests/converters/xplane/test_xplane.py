@@ -164,6 +164,15 @@ def test_two_cores_of_a_megacore_are_one_device() -> None:
     assert "xplane.lone-core" not in diagnostics.counts()
 
 
+def test_cores_that_nothing_calls_a_megacore_are_two_devices_and_it_is_told() -> None:
+    profile, diagnostics = read(TPU_JSON)
+    assert set(profile.rank.tolist()) == {0, 1}
+    assert diagnostics.counts()["jax-trace.megacore-not-stated"] == 1
+    merged, told = read(TPU_JSON, ReadOptions(num_devices=1))
+    assert set(merged.rank.tolist()) == {0}
+    assert "jax-trace.megacore-not-stated" not in told.counts()
+
+
 def test_operations_around_others_are_wrappers_and_transfers_stand_apart() -> None:
     profile, diagnostics = read(TPU)
     categories = dict(zip(texts(profile, profile.op_row), texts(profile, profile.category_row), strict=True))

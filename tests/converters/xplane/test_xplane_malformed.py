@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from pathlib import Path
 
@@ -217,3 +218,20 @@ def test_what_is_no_message_is_told_with_its_byte(data: bytes, copies: int) -> N
     with pytest.raises(WireFault) as caught:
         fields_of(data * copies, starts, [len(data)] * copies)
     assert caught.value.byte < len(data)
+
+
+@pytest.mark.parametrize(("field", "value"), [("ts", "1e999999999"), ("dur", None), ("dur", "Infinity")])
+def test_the_event_of_a_json_trace_with_a_bad_time_is_named(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    document = json.loads(TPU_JSON)
+    events: list[dict[str, object]] = document["traceEvents"]
+    number = max(place for place, event in enumerate(events) if event.get("ph") == "X")
+    events[number][field] = value
+    path = tmp_path / "t.trace.json"
+    path.write_text(json.dumps(document))
+    assert FORMAT_JSON.read is not None
+    with pytest.raises(FormatError) as caught:
+        FORMAT_JSON.read(path, ReadOptions(), Diagnostics())
+    assert caught.value.position == f"event {number + 1}, field {field!r}"
+    assert repr(events[number]["name"]) in caught.value.message

@@ -197,3 +197,26 @@ def test_columns_that_differ_in_length_are_a_fault() -> None:
     few = Prediction(estimator="p", duration_ns=np.zeros(2), low_ns=np.zeros(2), high_ns=np.zeros(2))
     with pytest.raises(InvariantError):
         _cases(("a",), [0]).with_predictions([few])
+
+
+@pytest.mark.parametrize("bad", [-4.0, nan])
+def test_a_run_with_an_event_of_no_known_time_is_left_out_where_others_are_whole(bad: float) -> None:
+    recording = Recording()
+    for run, times in enumerate([(10.0, 20.0), (15.0, bad), (5.0, 27.0)]):
+        for duration in times:
+            recording.event("dot.1", duration, run=run)
+    found = _measured(recording.build())
+    assert (found.measured_ns.tolist(), found.repeats.tolist()) == ([31.0], [2])
+
+
+@pytest.mark.parametrize("bad", [-4.0, nan])
+def test_an_event_of_no_known_time_takes_nothing_from_the_others(bad: float) -> None:
+    recording = Recording()
+    for run in range(2):
+        recording.event("dot.1", 5.0, run=run)
+        recording.event("dot.1", bad, run=run)
+    found = _measured(recording.build())
+    assert (found.measured_ns.tolist(), found.repeats.tolist()) == ([5.0], [2])
+    alone = Recording()
+    alone.event("dot.1", bad)
+    assert len(_measured(alone.build()).group) == 0

@@ -124,3 +124,26 @@ def test_reports_of_other_things_have_nothing_to_compare(tmp_path: Path) -> None
     two = _report(tmp_path / "b.json", [_row(0.2, "sort")])
     with pytest.raises(UsageError, match="no figure in common"):
         compare_reports(one, two)
+
+
+def _of(path: Path, mape: float, *sources: str) -> Path:
+    named = [{"source": source, "hardware": "H100-SXM", "cases": 1} for source in sources]
+    document = {"schema": "hespas.accuracy/1", "summary": [_row(mape)], "end_to_end": [], "sources": named}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_reports_of_different_sources_do_not_compare(tmp_path: Path) -> None:
+    base, new = _of(tmp_path / "a.json", 0.2, "bert", "qwen"), _of(tmp_path / "b.json", 0.9, "qwen", "llama")
+    done = compare_reports(base, new)
+    told = (
+        "the reports are of different sources: only the first is of bert on H100-SXM; "
+        "only the second is of llama on H100-SXM"
+    )
+    assert done.unlike() == told
+    assert done.exceeded(0.1) == (f"nothing can be held against the limit: {told}",)
+    assert done.exceeded(nan) == ()
+    assert json.loads(comparison_json(done, nan))["unlike"] == told
+    same = compare_reports(base, _of(tmp_path / "c.json", 0.9, "qwen", "bert"))
+    assert same.unlike() == ""
+    assert len(same.exceeded(0.1)) == 1

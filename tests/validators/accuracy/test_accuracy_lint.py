@@ -43,7 +43,9 @@ def test_negative_and_zero_durations() -> None:
     recording.event("c", 8.5, at=20.0)
     found = _found(recording)
     assert set(found) == {"negative-duration", "zero-duration"}
-    assert {(each.count, each.share) for each in found.values()} == {(1, 0.0)}
+    assert {each.count for each in found.values()} == {1}
+    assert found["zero-duration"].share == 0.0
+    assert np.isnan(found["negative-duration"].share)  # what the event took is not known
     assert all(each.source == "recording" for each in found.values())
 
 
@@ -172,3 +174,17 @@ def test_a_loop_may_find_its_data_in_the_cache_in_each_trip() -> None:
 def test_unknown_rooflines_accuse_nobody() -> None:
     cases = _cases(np.array([1.0]), np.array([np.nan]))
     assert lint_cases(cases, np.array([np.nan]), np.ones(1), load_device("H100-SXM")) == []
+
+
+def test_what_no_clock_tells_is_no_time() -> None:
+    recording = Recording()
+    recording.event("a", 1e-320, at=0.0)
+    recording.event("b", 8.5, at=20.0)
+    assert _found(recording)["zero-duration"].count == 1
+
+
+def test_a_recording_without_any_launch_says_nothing_of_host_operations() -> None:
+    recording = Recording(host=_host())
+    recording.event("a", 30.5)
+    recording.event("b", 10.5)
+    assert _found(recording) == {}

@@ -101,10 +101,11 @@ def _end_to_end(done: Accuracy) -> str:
             ("at least " if run.is_lower_bound else "") + time_text(run.predicted_ns),
             time_text(run.measured_ns),
             percent(run.relative_error, signed=True),
+            percent(run.coverage),
         )
         for run in done.end_to_end
     ]
-    header = ("source", "device", "basis", "estimator", "predicted", "measured", "error")
+    header = ("source", "device", "basis", "estimator", "predicted", "measured", "error", "estimated")
     return _table("End to end", header, rows[: 4 * _LISTED], len(rows))
 
 
@@ -157,6 +158,7 @@ def _contributions(done: Accuracy) -> str:
         "operation",
         "shape",
         "class",
+        "made of",
         "n",
         "predicted",
         "measured",
@@ -169,6 +171,7 @@ def _contributions(done: Accuracy) -> str:
             _code(row.label, 40),
             _code(row.shape, 80),
             row.op_class,
+            f"{row.instructions:,} : {row.operations:,}",
             f"{row.count:,}",
             time_text(row.predicted_ns),
             time_text(row.measured_ns),
@@ -223,13 +226,37 @@ def _matching(done: Accuracy) -> str:
             f"{found.matched_nodes:,} of {found.nodes:,}",
             ", ".join(
                 f"{_code(each.name, 40)} {time_text(each.total_ns)}" for each in found.unmatched_events[:5]
-            ),
-            ", ".join(f"{_code(each.name, 40)} x {each.count:,}" for each in found.unmatched_nodes[:5]),
+            )
+            + _more(len(found.unmatched_events) + found.unlisted_events - 5),
+            ", ".join(f"{_code(each.name, 40)} x {each.count:,}" for each in found.unmatched_nodes[:5])
+            + _more(len(found.unmatched_nodes) + found.unlisted_nodes - 5),
         )
         for source, found in done.coverage.items()
     )
     header = ("source", "events", "device time", "operations", "only measured", "only in the program")
-    return _table("Matched", header, rows)
+    joins = [(source, join) for source, found in done.joins.items() for join in found]
+    joins.sort(key=lambda row: -row[1].time_ns)
+    told = (
+        (
+            _code(source, 40),
+            _code(join.instruction, 40),
+            ", ".join(_code(name, 40) for name in join.operations[:5]) + _more(len(join.operations) - 5),
+            join.rule,
+            f"{join.events:,}",
+            time_text(join.time_ns),
+        )
+        for source, join in joins[:_LISTED]
+    )
+    titles = ("source", "instruction", "operations of the program", "rule", "events", "time")
+    tables = (
+        _table("Matched", header, rows),
+        _table("What each instruction carries out", titles, told, len(joins)),
+    )
+    return "\n\n".join(table for table in tables if table)
+
+
+def _more(count: int) -> str:
+    return f" and {count:,} more" if count > 0 else ""
 
 
 def _lint(done: Accuracy) -> str:

@@ -44,6 +44,9 @@ _MOST_TIMELINES = 8
 _LISTED = 200
 """Rows of any other table; the rest is counted on the page."""
 
+_MOST_JOINS = 2000
+"""Instructions with what they carry out, over all sources."""
+
 _TEMPLATES = "hespas.validators.accuracy.report"
 
 
@@ -126,6 +129,7 @@ def accuracy_html(
         baselines=BASELINES,
         few=FEW_SHAPES,
         most=_LISTED,
+        most_joins=max(_MOST_JOINS // max(len(done.joins), 1), 20),
         counts=done.diagnostics.counts(),
         diagnostics=list(done.diagnostics),
         provenance=provenance,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from itertools import repeat
 
@@ -32,8 +33,11 @@ CSV_COLUMNS = (
     "low_ns",
     "high_ns",
     "relative_error",
+    "events",
+    "instructions",
+    "operations",
 )
-"""The header."""
+"""The header. ``instructions`` and ``operations`` are JSON lists of what the case is made of."""
 
 
 def accuracy_csv(done: Accuracy) -> str:
@@ -58,6 +62,9 @@ def _nobody(cases: Cases) -> Prediction:
 
 def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
     shapes: list[int] = cases.shape.tolist()
+    members = [(each.events, _listed(each.instructions), _listed(each.operations)) for each in cases.members]
+    blank: list[tuple[object, object, object]] = [("", "", "")] * len(cases)
+    told = tuple(zip(*(members or blank), strict=True)) or ((), (), ())
     classes: list[int] = cases.op_class.tolist()
     return zip(
         repeat(cases.source),
@@ -75,8 +82,13 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
         _figures(said.low_ns),
         _figures(said.high_ns),
         _figures(relative_error(said.duration_ns, cases.measured_ns)),
+        *told,
         strict=False,  # the repeated columns have no end
     )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return json.dumps(names, ensure_ascii=False)
 
 
 def _figures(column: FloatArray | IntArray) -> list[float | str]:

@@ -1,0 +1,132 @@
+"""The measuring process from outside: started when needed, given up on after a while, started anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryFile
+from threading import Thread
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+from hespas.estimators.compiled.messages import Job, Machine, Timing
+from hespas.graph.errors import UnsupportedError
+
+__all__ = ["Session", "worker_command"]
+
+_START_S = 120.0
+_LISTED = 2000
+
+
+def worker_command(toolchain: str) -> tuple[str, ...]:
+    """What starts the measuring process: this Python, with the package as it is here."""
+    return (sys.executable, "-m", "hespas.estimators.compiled.worker", toolchain)
+
+
+class Session:
+    """A context that answers jobs. ``command`` starts the process (default: this Python's own worker)."""
+
+    def __init__(self, toolchain: str, timeout_s: float, command: tuple[str, ...] = ()) -> None:
+        self.toolchain = toolchain
+        self.timeout_s = timeout_s
+        self.command = command or worker_command(toolchain)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: Queue[bytes] = Queue()
+        self._errors: IO[bytes] | None = None
+
+    def __enter__(self) -> Session:
+        """Nothing is started yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._end()
+
+    def machine(self) -> Machine:
+        """Who measures. Raises ``UnsupportedError`` where the compiler does not start."""
+        return self._start()
+
+    def time(self, job: Job) -> Timing:
+        """The answer to a job; a crash or a timeout is its fault, and the next gets a new process."""
+        if self._process is None:
+            self._start()
+        process = self._process
+        if process is None or process.stdin is None:
+            return Timing(fault="the measuring process is gone")
+        try:
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.flush()
+            line = self._answers.get(timeout=self.timeout_s)
+            if line:
+                return msgspec.json.decode(line, type=Timing)
+            fault = f"the compiler ended the process (exit status {process.wait()}){self._last_words()}"
+        except Empty:
+            fault = f"no answer within {self.timeout_s:g} s"
+        except (OSError, msgspec.DecodeError) as error:
+            fault = f"the measuring process is gone ({error}){self._last_words()}"
+        self._end()
+        return Timing(fault=fault)
+
+    def _start(self) -> Machine:
+        """Start the process and hear who it is."""
+        self._end()
+        self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._answers = Queue()
+        # The package is found where this process has it, whatever the folder is called.
+        here = str(Path(__file__).parents[3])
+        known = [here, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(known)},
+        )  # fmt: skip
+        self._process = process
+        Thread(target=_listen, args=(process, self._answers), daemon=True).start()
+        try:
+            machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=Machine)
+        except (Empty, msgspec.DecodeError):
+            machine = Machine(
+                compiler="", platform="", device="", flags="", fault=f"no answer{self._last_words()}"
+            )
+        if machine.fault:
+            self._end()
+            raise UnsupportedError(
+                f"{self.toolchain} does not start: {machine.fault}",
+                hint="run it alone to see why; another estimator needs no compiler",
+            )
+        return machine
+
+    def _last_words(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        text = self._errors.read().decode("utf-8", "replace").strip()[-_LISTED:]
+        return f": {text}" if text else ""
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+
+def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
+    """Pass lines on; an empty one says that no more come."""
+    if process.stdout is not None:
+        with process.stdout as lines:
+            for line in lines:
+                answers.put(line)
+    answers.put(b"")

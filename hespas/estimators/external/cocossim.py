@@ -1,0 +1,96 @@
+"""COCOSSim (C++, built by the user): time of a product on a square systolic array with its memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hespas.estimators.availability import Availability
+from hespas.estimators.external.adapter import External, Simulated
+from hespas.estimators.external.binaries import binary_availability, binary_of
+from hespas.estimators.external.commands import CommandError, run_command
+from hespas.estimators.external.problems import Product
+from hespas.estimators.systolic.array import parse_array, parse_dataflow
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device
+
+__all__ = ["Cocossim"]
+
+_PROGRAM = "perf_model"
+_TIME = re.compile(r"\bTime:\s*([0-9.eE+-]+)\s*us\b")
+_CYCLES = re.compile(r"^\s*Cycles:?\s+([0-9.eE+]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cocossim(External):
+    """Options of :class:`External`, and: ``array`` as ``128x128`` (square; empty: the device's), ``dataflow``
+    ``os`` or ``ws``, ``cores``.
+    """
+
+    array: str = ""
+    dataflow: str = ""
+    cores: int = 1
+
+    simulator: ClassVar[str] = "cocossim"
+
+    def __post_init__(self) -> None:
+        """Check the options; raises ``UsageError``."""
+        External.__post_init__(self)
+        if self.array:
+            parse_array(self.array)
+        if self.dataflow and parse_dataflow(self.dataflow) == "is":
+            raise UsageError("cocossim: dataflow is os or ws")
+        if self.cores < 1:
+            raise UsageError("cocossim: cores must be 1 or more")
+
+    def available(self) -> Availability:
+        """Whether the program is there."""
+        install = "build COCOSSim and name its program: --estimator cocossim:command=PATH/perf_model"
+        return binary_availability(self.command, _PROGRAM, install)
+
+    def configured(self, device: Device) -> str:
+        """The options of the program."""
+        return " ".join(self._options(device))
+
+    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
+        """Its time, or its cycles where it states no time."""
+        layers, results = folder / "layers.txt", folder / "results.txt"
+        # It takes products with m <= n: the transposed product is the same work.
+        m, n = sorted((product.m, product.n))
+        layers.write_text(f"Matmul {m} {product.k} {n}\n")
+        program = binary_of(self.command, _PROGRAM)
+        if program is None:
+            raise CommandError("the program is gone")
+        command = [program, *self._options(device), "-i", str(layers), "-o", str(results)]
+        text = run_command(command, folder, self.timeout_s)
+        text += "\n" + (results.read_text(errors="replace") if results.is_file() else "")
+        time, cycles = _last(_TIME, text), _last(_CYCLES, text)
+        return Simulated(duration_ns=1e3 * time if time > 0 else -1.0, cycles=cycles)
+
+    def _options(self, device: Device) -> list[str]:
+        shape = device.systolic
+        if self.array:
+            rows, columns = parse_array(self.array)
+        elif shape is not None:
+            rows, columns = shape.rows, shape.columns
+        else:
+            hint = "--estimator cocossim:array=128x128"
+            raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
+        if rows != columns:
+            raise UsageError(f"cocossim: arrays are square, not {rows}x{columns}")
+        stated = shape.dataflow if shape is not None and shape.dataflow != "is" else "ws"
+        weights_stay = (self.dataflow.lower() or stated) == "ws"
+        told = {"c": self.cores, "sa_sz": rows, "vu_sz": rows, "ws": int(weights_stay)}
+        clock = f"{self.clock_hz(device) / 1e9:.6g}"
+        return [*(text for name, value in told.items() for text in (f"-{name}", str(value))), "-f", clock]
+
+
+def _last(pattern: re.Pattern[str], text: str) -> float:
+    """The last number of a kind, -1 where there is none."""
+    found: list[str] = pattern.findall(text)
+    try:
+        return float(found[-1]) if found else -1.0
+    except ValueError:
+        return -1.0

@@ -1,0 +1,95 @@
+"""ONNXim (C++, built by the user): cycles of a product on the accelerator of one of its configurations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from hespas.estimators.availability import Availability
+from hespas.estimators.external.adapter import External, Simulated
+from hespas.estimators.external.binaries import binary_availability, binary_of
+from hespas.estimators.external.commands import CommandError, run_command
+from hespas.estimators.external.onnx_text import matmul_model
+from hespas.estimators.external.problems import Product
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device
+
+__all__ = ["Onnxim"]
+
+_PROGRAM = "Simulator"
+_NAME = "product"
+_CYCLES = re.compile(r"Total compute time:?\s+([0-9]+)")
+
+
+class _Config(msgspec.Struct):
+    """What is read of a configuration; ``core_freq`` in MHz."""
+
+    core_freq: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onnxim(External):
+    """Options of :class:`External`, and: ``config``, ONNXim's own JSON file (needed; it states the clock)."""
+
+    config: str = ""
+
+    simulator: ClassVar[str] = "onnxim"
+
+    def available(self) -> Availability:
+        """Whether the program is there."""
+        install = (
+            "build ONNXim and name its program: --estimator onnxim:command=PATH/Simulator,config=FILE.json"
+        )
+        return binary_availability(self.command, _PROGRAM, install)
+
+    def configured(self, device: Device) -> str:
+        """The configuration itself."""
+        return self._config().decode("utf-8", "replace")
+
+    def clock_hz(self, device: Device) -> float:
+        """The option's clock, or that of the configuration."""
+        if self.clock_mhz:
+            return self.clock_mhz * 1e6
+        try:
+            stated = msgspec.json.decode(self._config(), type=_Config).core_freq
+        except msgspec.DecodeError as error:
+            raise UsageError(f"onnxim: no configuration: {error}", path=self.config) from error
+        if stated <= 0:
+            raise UsageError("onnxim: no core_freq", path=self.config, hint="add clock_mhz=")
+        return stated * 1e6
+
+    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
+        """The cycles of its layer."""
+        model = folder / "models" / _NAME
+        model.mkdir(parents=True)
+        (model / f"{_NAME}.onnx").write_bytes(matmul_model(product.m, product.n, product.k))
+        models = folder / "models_list.json"
+        models.write_bytes(msgspec.json.encode({"models": [{"name": _NAME, "request_time": 0}]}))
+        program = binary_of(self.command, _PROGRAM)
+        if program is None:
+            raise CommandError("the program is gone")
+        home = self._home(folder)
+        command = [program, "--config", str(Path(self.config).resolve()), "--models_list", str(models)]
+        text = run_command(command, folder, self.timeout_s, {"ONNXIM_HOME": str(home)})
+        found: list[str] = _CYCLES.findall(text)
+        return Simulated(cycles=float(sum(map(int, found))) if found else -1.0)
+
+    def _home(self, folder: Path) -> Path:
+        """The folder itself, with the configurations of memories and networks beside the one named."""
+        link = folder / "configs"
+        link.symlink_to(Path(self.config).resolve().parent, target_is_directory=True)
+        return folder
+
+    def _config(self) -> bytes:
+        if not self.config:
+            hint = "--estimator onnxim:command=PATH/Simulator,config=FILE.json"
+            raise UsageError("onnxim: a configuration is needed", hint=hint)
+        try:
+            return Path(self.config).read_bytes()
+        except OSError as error:
+            text = f"onnxim: the configuration cannot be read: {error.strerror or error}"
+            raise UsageError(text, path=self.config) from error

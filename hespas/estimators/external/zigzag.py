@@ -1,0 +1,118 @@
+"""ZigZag 3 (PyPI ``zigzag-dse``): cycles of a product with the best mapping it finds on an accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from hespas.estimators.availability import Availability
+from hespas.estimators.external.adapter import External, Simulated
+from hespas.estimators.external.commands import CommandError, run_command
+from hespas.estimators.external.problems import Product
+from hespas.estimators.external.python_packages import package_availability, python_of
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device
+
+__all__ = ["ZigZag"]
+
+_DRIVER = """
+import json, sys
+from zigzag.api import get_hardware_performance_zigzag
+asked = json.load(open(sys.argv[1]))
+energy, latency, _ = get_hardware_performance_zigzag(
+    workload=asked["workload"], accelerator=asked["accelerator"], mapping=asked["mapping"], opt="latency",
+    dump_folder=asked["folder"], lpf_limit=asked["lpf_limit"], loma_show_progress_bar=False)
+json.dump({"cycles": float(latency), "energy": float(energy)}, open(sys.argv[2], "w"))
+"""
+_MOST_LOOPS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZigZag(External):
+    """Options of :class:`External`, and: ``accelerator`` and ``mapping``, ZigZag's own YAML files (needed:
+    the spatial mapping must suit products, dimensions ``D`` (m), ``K`` (n) and ``C`` (k)); ``lpf_limit``:
+    effort of the search (8 takes a minute and more for what 6 finds in seconds).
+    """
+
+    accelerator: str = ""
+    mapping: str = ""
+    lpf_limit: int = 6
+
+    simulator: ClassVar[str] = "zigzag"
+
+    def __post_init__(self) -> None:
+        """Check the options; raises ``UsageError``."""
+        External.__post_init__(self)
+        if not 1 <= self.lpf_limit <= _MOST_LOOPS:
+            raise UsageError(f"zigzag: lpf_limit is 1 to {_MOST_LOOPS}")
+
+    def available(self) -> Availability:
+        """Whether the package is installed."""
+        # The package does not say that it needs six.
+        install = (
+            "pip install zigzag-dse six, or name a Python that has it: --estimator zigzag:command=PYTHON"
+        )
+        return package_availability("zigzag-dse", self.command, install)
+
+    def configured(self, device: Device) -> str:
+        """Digests of both files, and the effort."""
+        digests = [sha256(_content(path, role)).hexdigest() for path, role in self._files()]
+        return " ".join((*digests, str(self.lpf_limit)))
+
+    def simulate(self, product: Product, device: Device, folder: Path) -> Simulated:
+        """Cycles of the best mapping."""
+        accelerator, mapping = (str(Path(path).resolve()) for path, _ in self._files())
+        asked, answer = folder / "asked.json", folder / "answer.json"
+        document = {
+            "workload": [_layer(product)],
+            "accelerator": accelerator,
+            "mapping": mapping,
+            "folder": str(folder / "out"),
+            "lpf_limit": self.lpf_limit,
+        }
+        asked.write_bytes(msgspec.json.encode(document))
+        said = run_command(
+            [python_of(self.command), "-c", _DRIVER, str(asked), str(answer)], folder, self.timeout_s
+        )
+        try:
+            return msgspec.json.decode(answer.read_bytes(), type=Simulated)
+        except (OSError, msgspec.DecodeError) as error:
+            raise CommandError(f"no answer was written: {said.strip()[-500:]}") from error
+
+    def _files(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        if not self.accelerator or not self.mapping:
+            raise UsageError(
+                "zigzag: an accelerator and a mapping are needed",
+                hint="--estimator zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940",
+            )
+        return (self.accelerator, "accelerator"), (self.mapping, "mapping")
+
+
+def _layer(product: Product) -> dict[str, object]:
+    """A product in ZigZag's words; an operand whose source is the layer itself is given from outside."""
+    return {
+        "id": 0,
+        "name": "product",
+        "operator_type": "Gemm",
+        "equation": "O[d][k]+=I[d][c]*W[c][k]",
+        "loop_dims": ["D", "K", "C"],
+        "loop_sizes": [product.m, product.n, product.k],
+        "operand_precision": {
+            "W": product.bits,
+            "I": product.bits,
+            "O": 2 * product.bits,
+            "O_final": product.bits,
+        },
+        "operand_source": {"W": 0, "I": 0},
+    }
+
+
+def _content(path: str, role: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"zigzag: {role} cannot be read: {error.strerror or error}", path=path) from error

@@ -1,0 +1,167 @@
+"""Results that took long to get, kept between runs: one small JSON file each, named by what it answers.
+
+The folder is ``$XDG_CACHE_HOME/hespas`` (``~/.cache/hespas``). Files appear whole (written aside, then
+renamed), so an interrupted run is resumed where it stopped; one that cannot be read counts as absent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from time import monotonic, sleep, time
+from typing import Generic, TypeVar
+
+import msgspec
+
+from hespas.graph.errors import OutputError
+
+__all__ = ["ResultCache", "cache_folder", "content_key"]
+
+_Result = TypeVar("_Result", bound=msgspec.Struct)
+
+_LARGEST = 1 << 20
+_TOUCHED_S = 1.0
+_ASKED_AGAIN_S = 0.1
+
+
+def cache_folder(*parts: str) -> Path:
+    """Where results of a kind are kept where nobody names a folder."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard: a relative path there is as good as none.
+    base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache"
+    return base.joinpath("hespas", *parts)
+
+
+def content_key(parts: Sequence[str]) -> str:
+    """A name for what ``parts`` say together; another for any other."""
+    digest = sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCache(Generic[_Result]):
+    """Results of one type in a folder, by key."""
+
+    folder: Path
+    type: type[_Result]
+
+    def get(self, key: str) -> _Result | None:
+        """What is kept; None where nothing is, or nothing that can be read."""
+        try:
+            with self._file(key).open("rb") as file:
+                data = file.read(_LARGEST + 1)
+            return None if len(data) > _LARGEST else msgspec.json.decode(data, type=self.type)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def put(self, key: str, result: _Result) -> None:
+        """Keep a result. Raises ``OutputError`` where the folder cannot be written."""
+        path = self._file(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+                file.write(msgspec.json.encode(result))
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise _cannot(self.folder, error) from error
+
+    def _file(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+    @contextmanager
+    def alone(self, wait_s: float, stale_s: float) -> Generator[_Lock]:
+        """While nobody else works for this cache: two that time the same machine disturb each other.
+
+        The lock is a file that only one can create. Its holder touches it; one that nobody touched for
+        ``stale_s`` was left behind and is taken over. Raises ``OutputError`` after ``wait_s``, or where the
+        folder cannot be written.
+        """
+        lock = _Lock(self.folder / "lock", stale_s)
+        lock.take(wait_s)
+        try:
+            yield lock
+        finally:
+            lock.leave()
+
+
+class _Lock:
+    """A file that says who works."""
+
+    def __init__(self, path: Path, stale_s: float) -> None:
+        self.path = path
+        self.stale_s = stale_s
+        self.touched_s = 0.0
+        self.mine = f"{os.getpid()} {time():.6f}"
+
+    def take(self, wait_s: float) -> None:
+        """Create the file, or wait until that is possible."""
+        end_s = monotonic() + wait_s
+        while not self._create():
+            if self._is_stale():
+                continue
+            if monotonic() > end_s:
+                raise OutputError(
+                    "another run measures and does not end", path=str(self.path),
+                    hint="wait for it, or remove the file where no such run is left",
+                )  # fmt: skip
+            sleep(_ASKED_AGAIN_S)
+
+    def touch(self) -> None:
+        """Say that work goes on."""
+        if monotonic() - self.touched_s > _TOUCHED_S:
+            self.touched_s = monotonic()
+            with suppress(OSError):
+                os.utime(self.path)
+
+    def leave(self) -> None:
+        """Remove the file, if it is still one's own."""
+        with suppress(OSError):
+            if self.path.read_text() == self.mine:
+                self.path.unlink()
+
+    def _create(self) -> bool:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _cannot(self.path.parent, error) from error
+        with os.fdopen(handle, "w") as file:
+            file.write(self.mine)
+        self.touched_s = monotonic()
+        return True
+
+    def _is_stale(self) -> bool:
+        """Whether the file was left behind; it is then moved aside, which only one of several can do."""
+        aside = self.path.with_name(f"lock.{os.getpid()}.left")
+        try:
+            if time() - self.path.stat().st_mtime < self.stale_s:
+                return False
+            self.path.rename(aside)
+            if time() - aside.stat().st_mtime < self.stale_s:  # another took it over in between: give it back
+                aside.rename(self.path)
+                return False
+            aside.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise _cannot(self.path.parent, error) from error
+        return True
+
+
+def _cannot(folder: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"results cannot be kept: {error.strerror or error}",
+        path=str(folder),
+        hint="name a folder that can be written (XDG_CACHE_HOME, or the estimator's option cache=)",
+    )

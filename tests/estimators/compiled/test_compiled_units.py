@@ -1,0 +1,162 @@
+"""Units of graphs and the programs they become."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from hespas.estimators.compiled.programs import Unit, baseline_of, loop_text, renewed_argument
+from hespas.estimators.compiled.recipes import Asked, write_operation
+from hespas.estimators.compiled.units import units_of
+from hespas.estimators.compiled.values import Tensor, Value
+from hespas.graph import OpClass, OpGraph
+from hespas.graph.builder import GraphBuilder
+from hespas.graph.dtypes import dtype
+
+F32 = dtype("f32")
+
+
+def tensor(*shape: int, element: str = "f32") -> Tensor:
+    return Tensor(dtype(element), shape)
+
+
+def written(op: str, operands: list[Tensor], *results: Tensor) -> str | None:
+    values = tuple(Value(f"%p{place}", each) for place, each in enumerate(operands))
+    made = write_operation(Asked(op, values, results, count()))
+    return None if made is None else "\n".join(made[0])
+
+
+def unit(op: str, operands: list[Tensor], *results: Tensor) -> Unit:
+    values = tuple(Value(f"%p{place}", each) for place, each in enumerate(operands))
+    made = write_operation(Asked(op, values, results, count()))
+    assert made is not None
+    return Unit(tuple(made[0]), tuple(operands), made[1])
+
+
+def test_axes_of_a_product_follow_from_its_shapes() -> None:
+    text = written("dot_general", [tensor(2, 3, 5, 7), tensor(2, 3, 7, 11)], tensor(2, 3, 5, 11))
+    assert text is not None
+    assert "lhs_batching_dimensions = [0, 1]" in text
+    assert "lhs_contracting_dimensions = [3], rhs_contracting_dimensions = [2]" in text
+
+
+def test_a_product_whose_result_has_its_operands_axes_only_is_an_outer_one() -> None:
+    text = written("dot_general", [tensor(5), tensor(7)], tensor(5, 7))
+    assert text is not None
+    assert "lhs_contracting_dimensions = []" in text
+
+
+def test_a_transposition_of_equal_extents_moves_them() -> None:
+    text = written("transpose", [tensor(4, 4)], tensor(4, 4))
+    assert text is not None
+    assert "permutation = array<i64: 1, 0>" in text
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "result"),
+    [
+        ("dot_general", [tensor(2, 3), tensor(5, 7)], tensor(2, 7)),
+        ("reduce", [tensor(2, 3)], tensor(5)),
+        ("gather", [tensor(2, 3, 4), tensor(5, element="i32")], tensor(5, 4)),
+        ("transpose", [tensor(2, 3)], tensor(6)),
+        ("slice", [tensor(2, 3)], tensor(4, 3)),
+        ("reshape", [tensor(2, 3)], tensor(7)),
+        ("add", [tensor(2)], tensor(2)),
+        ("fft", [tensor(2)], tensor(2)),
+        ("convolution", [tensor(1, 8, 8, 3), tensor(3, 3, 4, 16)], tensor(1, 8, 8, 16)),
+    ],
+)
+def test_what_types_do_not_say_gets_no_program(op: str, operands: list[Tensor], result: Tensor) -> None:
+    assert written(op, operands, result) is None
+
+
+UNITS = {
+    "dot": unit("dot_general", [tensor(4, 5), tensor(5, 6)], tensor(4, 6)),
+    "scalar": unit("add", [tensor(), tensor()], tensor()),
+    "iota": unit("iota", [], tensor(3, 4, element="i32")),
+    "not": unit("not", [tensor(3, element="i1")], tensor(3, element="i1")),
+    "several": unit(
+        "reduce", [tensor(3, 4), tensor(3, 4, element="i32")], tensor(3), tensor(3, element="i32")
+    ),
+    "sort": unit("sort", [tensor(8)], tensor(8)),
+    "gather": unit("gather", [tensor(10, 4), tensor(2, 3, 1, element="i32")], tensor(2, 3, 4)),
+    "scatter": unit(
+        "scatter", [tensor(10, 4), tensor(2, 3, 1, element="i32"), tensor(2, 3, 4)], tensor(10, 4)
+    ),
+    "conv": unit("convolution", [tensor(1, 8, 8, 3), tensor(3, 3, 3, 16)], tensor(1, 4, 4, 16)),
+    "pad": unit("pad", [tensor(3), tensor()], tensor(5)),
+    "concatenate": unit("concatenate", [tensor(2, 3), tensor(2, 4)], tensor(2, 7)),
+    "broadcast": unit("broadcast_in_dim", [tensor(4)], tensor(3, 4)),
+    "complex": unit("multiply", [tensor(3, element="c64")] * 2, tensor(3, element="c64")),
+    "int4": unit("add", [tensor(8, element="i4")] * 2, tensor(8, element="i4")),
+    "fp8": unit("convert", [tensor(8, element="f8E4M3FN")], tensor(8)),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("barrier", [True, False])
+def test_programs_are_valid(name: str, barrier: bool) -> None:
+    pytest.importorskip("jaxlib")
+    from hespas.converters.stablehlo.bindings import load_bindings
+
+    bindings = load_bindings()
+    for each in (UNITS[name], baseline_of(UNITS[name])):
+        bindings.parse(loop_text(each, barrier=barrier))
+
+
+def test_something_is_new_in_each_turn() -> None:
+    assert renewed_argument(UNITS["gather"]) == 0
+    assert renewed_argument(UNITS["not"]) == -1
+    assert renewed_argument(unit("select", [tensor(3, element="i1"), tensor(), tensor(3)], tensor(3))) == 2
+    assert "dynamic_update_slice" in loop_text(UNITS["dot"])
+    assert "%counted" in loop_text(UNITS["iota"])
+    assert "optimization_barrier" not in loop_text(UNITS["dot"], barrier=False)
+
+
+def chain(repeated: bool = False) -> OpGraph:
+    """``sum(tanh(x + 1))`` of a product, and the same product once more."""
+    b = GraphBuilder("chain")
+    x, w, y = (b.types.add(F32, shape) for shape in ((8, 16), (16, 4), (8, 4)))
+    one, total = b.types.add(F32, ()), b.types.add(F32, (8,))
+
+    def add(op: str, op_class: OpClass, operands: list[int], result: int, deps: list[int]) -> int:
+        return b.add_node(
+            name_row=0, op_row=b.strings.add(f"stablehlo.{op}"), op_class=op_class, data_deps=deps,
+            operands=operands, results=[result], flops=64.0, transcendentals=0.0, bytes_read=64.0,
+            bytes_written=64.0,
+        )  # fmt: skip
+
+    first = add("dot_general", OpClass.CONTRACTION, [x, w], y, [])
+    second = add("dot_general", OpClass.CONTRACTION, [x, w], y, [])
+    ones = add("broadcast_in_dim", OpClass.BROADCAST, [one], y, [])
+    more = add("add", OpClass.ELEMENTWISE, [y, y], y, [first, ones])
+    if repeated:
+        add("add", OpClass.ELEMENTWISE, [y, y], y, [second, ones])
+    bent = add("tanh", OpClass.TRANSCENDENTAL, [y], y, [more])
+    add("reduce", OpClass.REDUCTION, [y, one], total, [bent])
+    add("fft", OpClass.FFT, [y], y, [second])
+    return b.build()
+
+
+def test_equal_operations_are_one_unit() -> None:
+    found = units_of(chain(), fused=False)
+    assert len(found.units) == 5
+    assert [nodes for number, nodes in found.members if number == 0] == [(0,), (1,)]
+    assert found.uncovered == {"stablehlo.fft": 1}
+
+
+def test_a_chain_is_one_unit_with_its_consumer() -> None:
+    found = units_of(chain(), fused=True)
+    assert sorted(nodes for _, nodes in found.members) == [(0,), (1,), (2, 3, 4, 5)]
+    (fused,) = (found.units[number] for number, nodes in found.members if len(nodes) > 1)
+    assert [line.split('"')[1] for line in fused.lines if '"' in line] == [
+        "stablehlo.broadcast_in_dim", "stablehlo.add", "stablehlo.tanh", "stablehlo.reduce",
+    ]  # fmt: skip
+    assert [str(each) for each in fused.arguments] == ["tensor<f32>", "tensor<8x4xf32>", "tensor<f32>"]
+
+
+def test_what_several_use_is_made_anew_in_each() -> None:
+    found = units_of(chain(repeated=True), fused=True)
+    lone = next(found.units[number] for number, nodes in found.members if nodes == (4,))
+    assert any("broadcast_in_dim" in line for line in lone.lines)
