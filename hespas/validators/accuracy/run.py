@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from hespas.estimators import Estimator, load_estimator
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
@@ -54,6 +56,7 @@ def accuracy(
         raise _nothing_compared(profiles, [source for source, _ in sources])
     sources = _sources_apart(sources)
     cases = _predicted(sources, devices, models, found)
+    _tell_silent(cases, models, found)
     runs = tuple(_end_to_end(sources, cases, devices, models, found))
     measured = [profile for profile in profiles if isinstance(profile, Profile)]
     lint = [finding for profile in measured for finding in lint_profile(profile)]
@@ -145,6 +148,19 @@ def _predicted(
         for place, baselines in zip(places, rows, strict=True):
             cases[place] = cases[place].with_predictions(baselines)
     return cases
+
+
+def _tell_silent(cases: Sequence[Cases], models: Sequence[Estimator], found: Diagnostics) -> None:
+    """Warn of sources that an estimator says nothing of at all: they have no errors."""
+    names = {model.name for model in models}
+    for each in cases:
+        for said in each.predictions:
+            if said.estimator in names and len(each) and not np.isfinite(said.duration_ns).any():
+                found.warning(
+                    "accuracy.nothing-estimated",
+                    each.source,
+                    f"{said.estimator} gives no time of any of its {len(each):,} cases: nothing is compared",
+                )
 
 
 def _said(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:

@@ -17,7 +17,7 @@ from hespas.validators.calibration.learned_trees import grow
 __all__ = ["TRANSFER", "Transfer", "fit_transfer"]
 
 TRANSFER = Form(trees=300, leaves=31, learning_rate=0.1)
-_MOST_ROWS = 60_000
+_MOST_ROWS = 40_000
 _MOST_ROWS_OF_DEVICE = 5000
 _TAIL = 0.05
 

@@ -173,6 +173,14 @@ def test_collectives_of_a_timed_graph_know_the_size_of_the_job() -> None:
     assert times[0] < times[2], "more ranks take longer"
 
 
+def test_an_estimator_that_says_nothing_is_told() -> None:
+    recording = Recording()
+    recording.event("aten::nobody_knows", 2000.5, shapes="[[4]]")
+    diagnostics = Diagnostics()
+    accuracy([recording.build()], H100, diagnostics=diagnostics)
+    assert diagnostics.counts()["accuracy.nothing-estimated"] == 1
+
+
 def _fused() -> Accuracy:
     program = Program()
     program.add("dot_general.8", "dot", framework="n", takes=SQUARE, flops=1e6, moved=1e6)

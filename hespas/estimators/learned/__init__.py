@@ -1,0 +1,7 @@
+"""Learned: gradient-boosted trees, fitted on measured tables, stored as arrays with a card."""
+
+from __future__ import annotations
+
+from hespas.estimators.learned.model import Learned
+
+__all__ = ["Learned"]
