@@ -29,7 +29,9 @@ def show_accuracy(done: Accuracy) -> None:
     show_summary(done)
     for hardware, floor in done.noise.items():
         told = (
-            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,} cases)" if floor.n else "not repeated"
+            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,} cases)"
+            if floor.n
+            else "not repeated"
         )
         emit(f"noise floor of {hardware}: {told}")
     emit("each distinct shape counts once, coverage is of all device time; p0-p2 are the naive baselines")

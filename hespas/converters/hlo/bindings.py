@@ -7,16 +7,25 @@ is read without jaxlib.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
+from hespas.converters.hlo.wire import largest_local_id
 from hespas.graph.errors import FormatError, MissingExtraError
 
-__all__ = ["TESTED_JAXLIB", "proto_to_text"]
+__all__ = ["TESTED_JAXLIB", "main", "proto_to_text"]
 
 _STDERR = 2
+_FEW_IDS = 1 << 20
+"""Local ids that any module may have; beyond them, no more than it has bytes."""
+_LIMIT_S = 30
+_BYTES_PER_S = 100_000
+"""Ten times slower than the slowest module seen; only a parser that hangs takes longer."""
 TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
 
 
@@ -62,16 +71,67 @@ def _silence() -> Generator[None]:
 def proto_to_text(data: bytes, path: str) -> str:
     """The text of a serialised module. Raises ``FormatError`` where the bytes are none, ``MissingExtraError``
     without a fitting jaxlib.
+
+    XLA ends the process on some damaged modules, so a child process does it: its end is a message here.
     """
+    _module_class()
+    _check_ids(data, path)
+    if not sys.executable:
+        return _text_here(data, path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"from {__name__} import main; main()", path],
+            input=data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_LIMIT_S + len(data) / _BYTES_PER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_module(data, path, "it keeps XLA busy without end") from None
+    if done.returncode < 0:
+        raise _no_module(data, path, f"it makes XLA end with {signal.Signals(-done.returncode).name}")
+    if not done.stdout:
+        return _text_here(data, path)  # what the child cannot do is told here
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def main() -> None:
+    """The child: a serialised module on standard input, its text, or nothing, on standard output."""
+    data = sys.stdin.buffer.read()
+    try:
+        text = _text_here(data, sys.argv[-1])
+    except (FormatError, MissingExtraError):
+        return
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+
+
+def _text_here(data: bytes, path: str) -> str:
     parse = _module_class().from_serialized_hlo_module_proto
     try:
         with _silence():
             return parse(data).to_string()
     except (RuntimeError, ValueError) as error:  # XlaRuntimeError is a RuntimeError
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
-        raise FormatError(
-            f"expected a serialised HloModuleProto: {reason}",
-            path=path,
-            position=f"within {len(data):,} bytes",
-            hint="copy the file again, or dump the module as text (--xla_dump_hlo_as_text)",
-        ) from error
+        raise _no_module(data, path, reason) from error
+
+
+def _check_ids(data: bytes, path: str) -> None:
+    """Refuse ids that XLA would reserve far more memory for than the module can need."""
+    try:
+        largest = largest_local_id(data)
+    except ValueError as error:
+        raise _no_module(data, path, str(error)) from error
+    if largest > _FEW_IDS + len(data):
+        raise _no_module(data, path, f"an instruction has number {largest:,} in its computation")
+
+
+def _no_module(data: bytes, path: str, reason: str) -> FormatError:
+    return FormatError(
+        f"expected a serialised HloModuleProto: {reason}",
+        path=path,
+        position=f"within {len(data):,} bytes",
+        hint="copy the file again, or dump the module as text (--xla_dump_hlo_as_text)",
+    )
