@@ -8,7 +8,7 @@ from typing import Literal
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import KINDS
 
-__all__ = ["PARTS", "Form", "Part", "rows_of_part"]
+__all__ = ["PARTS", "Form", "Loss", "Part", "rows_of_part"]
 
 
 Loss = Literal["squared_error", "absolute_error"]
