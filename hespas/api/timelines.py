@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from importlib import import_module
@@ -28,8 +29,9 @@ _SIMULATED_DEVICE = "simulated"
 _OURS = (
     b'timeline":"simulated"',  # in the header of a Chrome trace
     b"timeline\x1a\x09simulated",  # an attribute of a Perfetto trace
-    b'"shapes"\n"simulated',  # a table's first row
 )
+_OUR_TABLE = re.compile(rb'"hardware"[^\n]*\n"simulated')
+"""A table whose first row is of a simulated device."""
 _HEAD_BYTES = 65_536
 
 
@@ -82,7 +84,7 @@ def _is_timeline(path: Path) -> bool:
             data = zlib.decompressobj(wbits=31).decompress(data, _HEAD_BYTES)
     except (OSError, zlib.error):
         return False
-    return any(sign in data for sign in _OURS)
+    return any(sign in data for sign in _OURS) or _OUR_TABLE.match(data) is not None
 
 
 def write_timeline(

@@ -103,7 +103,8 @@ def test_a_measured_profile_stands_beside_the_run(name: str, tmp_path: Path) -> 
     done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", profile)
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
-    assert processes(target) == ["measured rank 3: H100", "simulated rank 0: and 7 alike"]
+    sides = ["measured rank 3: H100", "measured rank 3 host", "simulated rank 0: and 7 alike"]
+    assert processes(target) == sides
     assert len(times_of(target)) == len(measured()) + len(simulated_step()[0])
     assert set(times_of(profile)) <= set(times_of(target))
 
