@@ -116,7 +116,8 @@ def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntAr
     if not len(column):
         return np.zeros(part.stop - part.start, np.int32)
     linked = _is_linked(profile, part)
-    return np.where(linked, column[np.where(linked, profile.host_event[part], 0)], 0).astype(np.int32)
+    event: SmallIntArray = np.where(linked, profile.host_event[part], 0).astype(np.int32)
+    return np.where(linked, column[event], 0).astype(np.int32)
 
 
 def _utf8(text: str) -> str:
