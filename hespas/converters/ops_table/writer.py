@@ -114,7 +114,7 @@ def _is_linked(profile: Profile, part: slice) -> BoolArray:
 def _of_host(profile: Profile, column: SmallIntArray, part: slice) -> SmallIntArray:
     """A column of host operations by event; row 0, the empty text, for none."""
     if not len(column):
-        return np.zeros(part.stop - part.start, np.int32)
+        return np.zeros(len(profile.host_event[part]), np.int32)
     linked = _is_linked(profile, part)
     event: SmallIntArray = np.where(linked, profile.host_event[part], 0).astype(np.int32)
     return np.where(linked, column[event], 0).astype(np.int32)
