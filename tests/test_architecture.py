@@ -59,6 +59,7 @@ SHARED_CONVERTERS = frozenset(
         "costs",
         "chrome_events",
         "packed",
+        "contained",
         "tracks",
         "gpu_trace",
         "measured_ops",

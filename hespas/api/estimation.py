@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from math import inf, isnan
-from typing import cast
 
 import numpy as np
 
-from hespas.estimators import Estimator, MissingPolicy, apply_estimate, load_estimator
+from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
 from hespas.estimators.energy import StepEnergy, step_energy
+from hespas.estimators.settings import for_job, with_option
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import UsageError
@@ -68,31 +68,14 @@ def graph_estimator(
 
     Raises ``UsageError`` for an unknown device or estimator.
     """
-    device, model = load_device(hardware), _for_job(load_estimator(estimator), num_ranks)
+    device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)
     if missing != "error":
-        model = _with_field(model, "failed", "error", "unknown")
+        model = with_option(model, "failed", "error", "unknown")
 
     def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
 
     return run
-
-
-def _for_job(model: Estimator, num_ranks: int) -> Estimator:
-    """A model that knows how many ranks a collective without stated groups spans, if it wants to know."""
-    return _with_field(model, "num_ranks", -1, num_ranks)
-
-
-def _with_field(model: Estimator, name: str, default: object, value: object) -> Estimator:
-    """A model with an option that the caller decides, where it has one and the user left it alone."""
-    candidate: object = model
-    absent = object()
-    if not is_dataclass(candidate) or isinstance(candidate, type):
-        return model
-    stated: object = getattr(model, name, absent)
-    if stated is absent or stated != default:
-        return model
-    return cast("Estimator", replace(candidate, **{name: value}))
 
 
 def estimate(
@@ -109,8 +92,8 @@ def estimate(
     """
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to estimate")
-    device, model = load_device(hardware), _for_job(load_estimator(estimator), workload.num_ranks)
-    model = _with_field(model, "progress", None, progress)
+    device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
+    model = with_option(model, "progress", None, progress)
     found = diagnostics if diagnostics is not None else Diagnostics()
     estimates: list[Estimate] = []
     for done, graph in enumerate(workload.classes):

@@ -18,12 +18,11 @@ import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.packed import open_output
-from hespas.converters.tracks import Displayed, Scene, scene_of, side_by_side
+from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
 from hespas.converters.tracks.lanes import is_whole, lanes_of, shown_ns
 from hespas.converters.tracks.scene import Chunk, Label, Tracks, shown
-from hespas.graph import Diagnostics, Profile
+from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray
-from hespas.graph.errors import UsageError
 
 __all__ = ["EXACT", "SCHEMA_ID", "write_chrome_trace", "write_displayed", "write_scene"]
 
@@ -39,12 +38,7 @@ def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnost
     """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
     disk refuses.
     """
-    if not isinstance(value, Profile):
-        raise UsageError(
-            "a timeline shows when things ran, and a workload does not say", path=options.name or str(path),
-            hint="run it first: hespas simulate SOURCE --timeline FILE",
-        )  # fmt: skip
-    write_scene(scene_of(value, diagnostics), path, options)
+    write_scene(measured_scene(value, path, options, diagnostics), path, options)
 
 
 def write_displayed(
@@ -59,8 +53,7 @@ def write_displayed(
 
     Raises ``UsageError`` where a timeline does not fit its workload, ``OutputError`` where the disk refuses.
     """
-    scenes = [(label, scene_of(value, diagnostics, arrows=arrows)) for label, value in values]
-    write_scene(side_by_side(scenes), path, options)
+    write_scene(scenes_beside(values, diagnostics, arrows=arrows), path, options)
 
 
 def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:

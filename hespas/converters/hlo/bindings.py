@@ -7,14 +7,13 @@ is read without jaxlib.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
+from hespas.converters.contained import run_contained
 from hespas.converters.hlo.wire import largest_local_id
 from hespas.graph.errors import FormatError, MissingExtraError
 
@@ -23,9 +22,6 @@ __all__ = ["TESTED_JAXLIB", "main", "proto_to_text"]
 _STDERR = 2
 _FEW_IDS = 1 << 20
 """Local ids that any module may have; beyond them, no more than it has bytes."""
-_LIMIT_S = 30
-_BYTES_PER_S = 100_000
-"""Ten times slower than the slowest module seen; only a parser that hangs takes longer."""
 TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
 
 
@@ -76,26 +72,12 @@ def proto_to_text(data: bytes, path: str) -> str:
     """
     _module_class()
     _check_ids(data, path)
-    if not sys.executable:
-        return _text_here(data, path)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"from {__name__} import main; main()", path],
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=_LIMIT_S + len(data) / _BYTES_PER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _no_module(data, path, "it keeps XLA busy without end") from None
-    if done.returncode < 0:
-        raise _no_module(data, path, f"it makes XLA end with {signal.Signals(-done.returncode).name}")
-    if not done.stdout:
+    done = run_contained(__name__, data, "XLA", path)
+    if done is not None and done.fate:
+        raise _no_module(data, path, f"it {done.fate}")
+    if done is None or not done.output:
         return _text_here(data, path)  # what the child cannot do is told here
-    return done.stdout.decode("utf-8", "surrogateescape")
+    return done.output.decode("utf-8", "surrogateescape")
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ from hespas.converters.packed import open_output
 from hespas.converters.perfetto.interning import Interning
 from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
 from hespas.converters.perfetto.wire import field_bytes, fixed64, varint
-from hespas.converters.tracks import Displayed, Scene, scene_of, side_by_side
+from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
 from hespas.converters.tracks.lanes import End, Lanes, shown_ns
 from hespas.converters.tracks.scene import Chunk, Label, shown
-from hespas.graph import Csr, Diagnostics, Profile
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph import Csr, Diagnostics
+from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto.tables import (
     AnnotationField,
     AttributeField,
@@ -60,12 +60,7 @@ def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics:
     """Write a profile. Raises ``UsageError`` for a workload, which has no times, ``OutputError`` where the
     disk refuses.
     """
-    if not isinstance(value, Profile):
-        raise UsageError(
-            "a timeline shows when things ran, and a workload does not say", path=options.name or str(path),
-            hint="run it first: hespas simulate SOURCE --timeline FILE",
-        )  # fmt: skip
-    write_scene(scene_of(value, diagnostics), path, options)
+    write_scene(measured_scene(value, path, options, diagnostics), path, options)
 
 
 def write_displayed(
@@ -80,8 +75,7 @@ def write_displayed(
 
     Raises ``UsageError`` where a timeline does not fit its workload, ``OutputError`` where the disk refuses.
     """
-    scenes = [(label, scene_of(value, diagnostics, arrows=arrows)) for label, value in values]
-    write_scene(side_by_side(scenes), path, options)
+    write_scene(scenes_beside(values, diagnostics, arrows=arrows), path, options)
 
 
 def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:

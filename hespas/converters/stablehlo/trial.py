@@ -5,19 +5,13 @@ A crash, or a loop without end, there is a message here. Text does not need it: 
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 
+from hespas.converters.contained import run_contained
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
 __all__ = ["main", "survive"]
-
-_LIMIT_S = 30
-_BYTES_PER_S = 100_000
-"""Ten times slower than the slowest program seen; only a parser that hangs takes longer."""
 
 
 def survive(data: bytes, path: str) -> None:
@@ -25,24 +19,9 @@ def survive(data: bytes, path: str) -> None:
 
     Anything else that is wrong with the program comes out when it is read here.
     """
-    if not sys.executable:
-        return
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"from {__name__} import main; main()"],
-            input=data,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=_LIMIT_S + len(data) / _BYTES_PER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _damaged(path, len(data), "keeps jaxlib's parser busy without end") from None
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise _damaged(path, len(data), f"makes jaxlib's parser end with {name}")
+    done = run_contained(__name__, data, "jaxlib's parser")
+    if done is not None and done.fate:
+        raise _damaged(path, len(data), done.fate)
 
 
 def _damaged(path: str, size: int, what: str) -> FormatError:

@@ -5,7 +5,7 @@ A :class:`Scene` is made of a measured profile or of a simulated run; several sc
 
 from __future__ import annotations
 
-from hespas.converters.tracks.displayed import Displayed, Simulated, scene_of
+from hespas.converters.tracks.displayed import Displayed, Simulated, measured_scene, scene_of, scenes_beside
 from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks, side_by_side
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "Simulated",
     "TextColumn",
     "Tracks",
+    "measured_scene",
     "scene_of",
+    "scenes_beside",
     "side_by_side",
 ]

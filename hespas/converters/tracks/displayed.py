@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from hespas.converters.format import Value, WriteOptions
 from hespas.converters.tracks.measured import scene_of_profile
-from hespas.converters.tracks.scene import Scene
+from hespas.converters.tracks.scene import Scene, side_by_side
 from hespas.converters.tracks.simulated import scene_of_timeline
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
+from hespas.graph.errors import UsageError
 
-__all__ = ["Displayed", "Simulated", "scene_of"]
+__all__ = ["Displayed", "Simulated", "measured_scene", "scene_of", "scenes_beside"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,3 +37,21 @@ def scene_of(value: Displayed, diagnostics: Diagnostics, *, arrows: bool = True)
     if isinstance(value, Profile):
         return scene_of_profile(value, diagnostics, arrows=arrows)
     return scene_of_timeline(value.timeline, value.workload, diagnostics, arrows=arrows)
+
+
+def measured_scene(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> Scene:
+    """The tracks of a profile that is written to ``path``. Raises ``UsageError`` for a workload."""
+    if isinstance(value, Profile):
+        return scene_of(value, diagnostics)
+    raise UsageError(
+        "a timeline shows when things ran, and a workload does not say",
+        path=options.name or str(path),
+        hint="run it first: hespas simulate SOURCE --timeline FILE",
+    )
+
+
+def scenes_beside(
+    values: Sequence[tuple[str, Displayed]], diagnostics: Diagnostics, *, arrows: bool = True
+) -> Scene:
+    """Several values side by side, each under its label; raises as :func:`scene_of` does."""
+    return side_by_side([(label, scene_of(value, diagnostics, arrows=arrows)) for label, value in values])

@@ -10,12 +10,12 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator
+from hespas.estimators.settings import for_job
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
-from hespas.validators.accuracy.jobs import for_job
 from hespas.validators.accuracy.result import EndToEnd, Step
 from hespas.validators.accuracy.sources import Source
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
+from hespas.estimators.settings import for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
@@ -18,7 +19,6 @@ from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.endtoend import end_to_end, step_of
-from hespas.validators.accuracy.jobs import for_job
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd
 from hespas.validators.accuracy.sources import Source, sources_of
