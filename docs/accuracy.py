@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -24,8 +25,9 @@ from hespas.estimators import estimator_names
 from hespas.estimators.measurements import read_measurements
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
-from hespas.hardware import find
+from hespas.hardware import find, load_device, write_device
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
+from hespas.validators.calibration import calibrate, measurements_of
 
 __all__ = [
     "FIGURES",
@@ -43,6 +45,7 @@ FIGURES = Path(__file__).with_name("accuracy.json")
 PAGE = Path(__file__).with_name("accuracy.md")
 _ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic")
 _NAIVE = "p2"
+_ON_OTHERS = "calibrated on the other profiles"
 _NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
 _TABLES = (".parquet", ".csv", ".csv.gz")
 _INTRODUCTION = """# Accuracy
@@ -54,6 +57,8 @@ Errors are relative to the measurement, (predicted - measured) / measured: MAPE 
 bias their mean; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
 baseline p2: one launch time and one efficiency per class, fitted on rows that are not compared. *noise* is
 the error of the best constant per shape, where shapes were measured again: nothing can be better.
+*calibrated on the other profiles* is what `hespas-validate calibrate --measured` makes of the profiles of the
+same device but the one it is compared with.
 """
 
 
@@ -187,18 +192,55 @@ def _of_tables(folder: Path, split: str, estimators: Sequence[str]) -> Iterator[
 
 def _of_profiles(folder: Path, estimators: Sequence[str]) -> Iterator[Section]:
     """Every profile of a known device with something to compare."""
+    profiles = _profiles(folder)
+    for name, (profile, hardware) in profiles.items():
+        others = [each for other, (each, device) in profiles.items() if device == hardware and other != name]
+        try:
+            done = accuracy([profile], [hardware], estimators, inputs=[name])
+            section = _section(done, name, f"recorded on {profile.devices[0]}", "shape")
+            yield _with_others(section, (name, profile), others, hardware) if others else section
+        except HespasError as error:
+            sys.stderr.write(f"{name}: left out: {error.message[:200]}\n")
+
+
+def _profiles(folder: Path) -> dict[str, tuple[Profile, str]]:
+    """Profiles and their devices, by file name."""
+    found: dict[str, tuple[Profile, str]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix == ".csv":
             continue
         try:
             profile = api.read(path)
-            if not isinstance(profile, Profile) or not profile.devices:
-                continue
-            done = accuracy([profile], [find(profile.devices[0])], estimators, inputs=[path.name])
+            if isinstance(profile, Profile) and profile.devices:
+                found[path.name] = (profile, find(profile.devices[0]))
         except HespasError as error:
             sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
-            continue
-        yield _section(done, path.name, f"recorded on {profile.devices[0]}", "shape")
+    return found
+
+
+def _with_others(
+    section: Section, measured: tuple[str, Profile], others: Sequence[Profile], hardware: str
+) -> Section:
+    """The section with what `hespas-validate calibrate --measured` makes of the device's other profiles."""
+    name, profile = measured
+    try:
+        tables = [measurements_of(each, hardware) for each in others]
+        fitted = calibrate(tables, load_device(hardware), tests=()).device
+    except UsageError as error:
+        sys.stderr.write(f"{name}: no fit on the others: {error.message[:200]}\n")
+        return section
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "fitted.toml")
+        write_device(fitted, path)
+        done = accuracy([profile], [str(path)], ["calibrated"], inputs=[name])
+    more = {row.op_class: row.errors for row in _section(done, name, "", "shape").rows}
+    rows = [
+        msgspec.structs.replace(
+            row, errors=row.errors | {_ON_OTHERS: more[row.op_class]["calibrated"]}
+        ) if "calibrated" in more.get(row.op_class, {}) else row
+        for row in section.rows
+    ]  # fmt: skip
+    return msgspec.structs.replace(section, rows=rows)
 
 
 def accuracy_document(figures: Figures) -> str:

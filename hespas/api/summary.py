@@ -114,7 +114,9 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSummary:
-    """A measured trace: device time by category and by operation."""
+    """A measured trace: device time by category and by operation. ``negative_events`` end before they start
+    and count as no time.
+    """
 
     device: str
     events: int
@@ -124,6 +126,7 @@ class ProfileSummary:
     duration_ns: float
     linked_share: float
     host_ops: int
+    negative_events: int
     by_category: tuple[OpRow, ...]
     by_op: tuple[OpRow, ...]
 
@@ -290,9 +293,10 @@ def _regions(graph: OpGraph) -> Iterator[RegionRow]:
 
 
 def _profile(profile: Profile) -> ProfileSummary:
-    total = float(profile.duration_ns.sum())
-    linked = float(profile.duration_ns[profile.host_event >= 0].sum())
-    end_ns = profile.start_ns + profile.duration_ns
+    ran_ns = np.maximum(profile.duration_ns, 0.0)
+    total = float(ran_ns.sum())
+    linked = float(ran_ns[profile.host_event >= 0].sum())
+    end_ns = profile.start_ns + ran_ns
     span = float(end_ns.max() - profile.start_ns.min()) if len(profile) else 0.0
     strings = profile.strings
     key = np.where(profile.op_row > 0, profile.op_row, profile.kernel_row)
@@ -305,6 +309,7 @@ def _profile(profile: Profile) -> ProfileSummary:
         duration_ns=total,
         linked_share=linked / total if total else 0.0,
         host_ops=len(profile.host),
+        negative_events=int((profile.duration_ns < 0).sum()),
         by_category=_event_rows(profile, profile.category_row, lambda row: strings[row]),
         by_op=_event_rows(profile, key, lambda row: strings[row]),
     )
@@ -313,7 +318,7 @@ def _profile(profile: Profile) -> ProfileSummary:
 def _event_rows(profile: Profile, key: NDArray[np.int32], name: Callable[[int], str]) -> tuple[OpRow, ...]:
     codes, place = np.unique(key, return_inverse=True)
     nodes = np.bincount(place, minlength=len(codes))
-    sums = np.bincount(place, weights=profile.duration_ns, minlength=len(codes))
+    sums = np.bincount(place, weights=np.maximum(profile.duration_ns, 0.0), minlength=len(codes))
     unknown = float("nan")
     rows = [
         OpRow(

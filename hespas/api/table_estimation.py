@@ -14,7 +14,9 @@ from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.converters.output import write_atomically
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
+from hespas.estimators.listing import list_estimators
 from hespas.estimators.operations import Operations
+from hespas.estimators.registry import estimator_factory
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
@@ -98,7 +100,7 @@ def estimate_table(
     if not isinstance(candidate, _Predicts):
         raise UnsupportedError(
             f"estimator {model.name!r} takes programs, not tables",
-            hint="one of: roofline, calibrated, systolic",
+            hint=f"one of: {', '.join(_names_for_tables())}",
         )
     found = diagnostics if diagnostics is not None else Diagnostics()
     asked = read_asked(path)
@@ -120,6 +122,12 @@ def estimate_table(
         prediction=_of_all(said, rows, len(asked.ops)),
         cycles=cycles,
     )
+
+
+def _names_for_tables() -> list[str]:
+    """Registered estimators that can be used here and take operations one by one."""
+    usable = (listed.name for listed in list_estimators() if listed.available)
+    return [name for name in usable if callable(getattr(estimator_factory(name), "predict", None))]
 
 
 def _asked_once(

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from hespas.graph import Diagnostics, Profile, Workload
     from hespas.validators.accuracy import Accuracy, Thresholds
 
-__all__ = ["TablesOption", "accuracy", "compare", "read_tables", "write_document"]
+__all__ = [
+    "TablesOption",
+    "WorkloadOption",
+    "accuracy",
+    "compare",
+    "read_program",
+    "read_tables",
+    "write_document",
+]
 
 _MOST_SENTENCES = 50
 """Figures past a threshold that are named; the rest is counted."""
@@ -34,6 +42,11 @@ _MOST_SENTENCES = 50
 TablesOption = Annotated[
     list[Path] | None,
     typer.Option("--table", metavar="T", help="A table of measured operations (CSV, Parquet); repeatable."),
+]
+
+WorkloadOption = Annotated[
+    Path | None,
+    typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
 ]
 
 _MapeOption = Annotated[
@@ -72,10 +85,7 @@ def accuracy(
     split: Annotated[
         str, typer.Option(metavar="NAME", help="Compare only these rows of the tables: devval.")
     ] = "",
-    workload: Annotated[
-        Path | None,
-        typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
-    ] = None,
+    workload: WorkloadOption = None,
     estimator: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An estimator (default roofline); repeatable.")
     ] = None,
@@ -185,7 +195,7 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
     from hespas.validators.accuracy import accuracy as run
     from hespas.validators.accuracy import accuracy_json
 
-    program = _program(asked.workload, diagnostics)
+    program = read_program(asked.workload, diagnostics)
     profiles = _profiles(asked.measured, progress, diagnostics)
     done = run(
         profiles,
@@ -254,7 +264,8 @@ def read_tables(paths: list[Path], progress: bool | None) -> list[Measurements]:
     return found
 
 
-def _program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
+def read_program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
+    """The program that ran, where one is given. Raises ``UsageError`` for a profile."""
     if path is None:
         return None
     from hespas import api

@@ -68,7 +68,7 @@ def _show_runs(done: Accuracy) -> None:
     names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
     emit(table_text(names, runs, left=(0, 1, 2, 3)))
     for source, step in done.steps.items():
-        if source not in done.coverage and not isnan(step.span_ns):
+        if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
             emit(
                 f"{source}: no program to simulate: operations are added up; measured span "
                 f"{time_text(step.span_ns)}, busy {time_text(step.busy_ns)}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.accuracy import TablesOption, read_tables, write_document
+from hespas.cli.accuracy import TablesOption, WorkloadOption, read_program, read_tables, write_document
 from hespas.cli.accuracy_text import percent, show_summary, signed
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import check_apart, check_once, check_reports, hardware_files, report_folder
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -36,8 +36,19 @@ __all__ = ["calibrate"]
 
 class _Test(StrEnum):
     SHAPE = "shape"
+    RECORDING = "recording"
     OP = "op"
     HARDWARE = "hardware"
+
+
+_ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=report_folder,
+        help="Write before and after as HTML, Markdown and CSV: DIR/by-shape/...",
+    ),
+]
 
 
 def calibrate(
@@ -49,6 +60,7 @@ def calibrate(
         list[Path] | None, typer.Option(metavar="P", help="A profile taken on the device; repeatable.")
     ] = None,
     table: TablesOption = None,
+    workload: WorkloadOption = None,
     split: Annotated[
         str,
         typer.Option(metavar="NAME", help="Fit on these rows (default: all but those kept for testing)."),
@@ -64,12 +76,7 @@ def calibrate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write fits and errors as JSON.")
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write before and after as HTML, Markdown and CSV: DIR/by-shape/..."
-        ),
-    ] = None,
+    report: _ReportOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE.toml and files of DIR.")
     ] = False,
@@ -88,12 +95,13 @@ def calibrate(
         out=out,
         measured=measured or [],
         tables=table or [],
+        workload=workload,
         tests=None if test_by is None else tuple(each.value for each in test_by),
         json_file=json_file,
         report=report,
         overwrite=overwrite,
     )
-    with command_line(debug, diagnostics, str(asked.inputs[0]) if asked.inputs else ""):
+    with command_line(debug, diagnostics, str(asked.recorded[0]) if asked.recorded else ""):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
@@ -109,15 +117,21 @@ class _Asked:
     out: Path
     measured: list[Path]
     tables: list[Path]
+    workload: Path | None
     tests: tuple[str, ...] | None
     json_file: Path | None
     report: Path | None
     overwrite: bool
 
     @property
-    def inputs(self) -> list[Path]:
+    def recorded(self) -> list[Path]:
         """Every file of measurements."""
         return [*self.measured, *self.tables]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Every file that is read."""
+        return [*([self.workload] if self.workload else []), *self.recorded]
 
     def folder(self, test: str) -> Path:
         """Where the report of a test goes."""
@@ -128,18 +142,26 @@ def _check(asked: _Asked) -> None:
     """Refuse what cannot be written before anything is read."""
     from hespas.converters.output import check_destination
 
-    if not asked.inputs:
+    if not asked.recorded:
         raise UsageError("nothing to fit on", hint="give --table TABLE or --measured PROFILE")
+    if asked.workload and not asked.measured:
+        raise UsageError("a table states its operations itself", hint="give --workload with --measured")
     if asked.out.suffix != ".toml":
         raise UsageError("a hardware file ends in .toml", path=str(asked.out), hint="--out my-device.toml")
-    reads = {"an input": asked.inputs, "--hardware": [Path(asked.hardware)]}
+    check_once(asked.recorded)
+    reads: dict[str, list[Path]] = {"an input": asked.inputs, "--hardware": hardware_files(asked.hardware)}
+    if asked.report:
+        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
+
+        folders = [asked.folder(test) for test in asked.tests or ("shape",)]
+        files = [folder / name for folder in folders for name in REPORT_FILES]
+        for file in files:
+            check_apart("--report", file, reads)
+        for folder in folders:
+            check_folder(folder, overwrite=asked.overwrite)
+        reads["--report"] = files
     check_reports({"--out": asked.out, "--json": asked.json_file}, reads)
     check_destination(asked.out, overwrite=asked.overwrite)
-    if asked.report:
-        from hespas.validators.accuracy.folder import check_folder
-
-        for test in asked.tests or ("shape",):
-            check_folder(asked.folder(test), overwrite=asked.overwrite)
 
 
 def _calibrated(
@@ -153,7 +175,7 @@ def _calibrated(
     device = load_device(asked.hardware)
     tables = read_tables(asked.tables, progress)
     if asked.measured:
-        tables.append(_recorded(asked.measured, device, diagnostics))
+        tables += _recorded(asked, device, diagnostics)
     memory = FitMemory.beside(asked.out)
     if memory.folder.is_dir():
         say(f"note: going on from an interrupted run: {memory.folder}")
@@ -179,16 +201,16 @@ def _counting(callback: Callable[[int, int], None] | None) -> Callable[[int, int
     return lambda done, total, _: callback(done, total)
 
 
-def _recorded(paths: list[Path], device: Device, diagnostics: Diagnostics) -> Measurements:
-    """The operations of all profiles as one table."""
+def _recorded(asked: _Asked, device: Device, diagnostics: Diagnostics) -> list[Measurements]:
+    """The operations of each profile as a table."""
     from hespas import api
-    from hespas.validators.calibration import joined, measurements_of
+    from hespas.validators.calibration import measurements_of
 
-    parts: list[Measurements] = []
-    for path in paths:
-        profile = api.read(path, diagnostics=diagnostics)
-        parts.append(measurements_of(profile, device.name, diagnostics=diagnostics))
-    return joined(parts, " ".join(part.name for part in parts))
+    program = read_program(asked.workload, diagnostics)
+    profiles = [api.read(path, diagnostics=diagnostics) for path in asked.measured]
+    return [
+        measurements_of(profile, device, workload=program, diagnostics=diagnostics) for profile in profiles
+    ]
 
 
 def _show(done: Calibration) -> None:

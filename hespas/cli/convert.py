@@ -200,7 +200,7 @@ def _list_formats(as_json: bool) -> None:
         ]
         import json
 
-        emit(json.dumps(rows, indent=2))
+        emit(json.dumps(rows, indent=2).split("\n"))
         return
     lines = [
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,15 +154,21 @@ def _estimate_table(table: Path, asked: _Asked) -> None:
     _show_table(done)
 
 
+def _least(total_ns: float, unknown: float) -> str:
+    """What stands before a sum that is not of all operations."""
+    return "at least " if unknown and not isnan(total_ns) else ""
+
+
 def _show_table(done: TableEstimates) -> None:
     from hespas.api import kind_totals
 
     rows = kind_totals(done)
     total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
-    known = sum(row.operations - row.unknown for row in rows)
+    unknown = sum(row.unknown for row in rows)
+    total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
     emit(
         f"{done.path.name}: {counted(len(done.ops), 'operation')}, "
-        f"{time_text(total_ns if known else float('nan'))} on {done.hardware} one after another "
+        f"{_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} one after another "
         f"({', '.join(done.prediction.models)})"
     )
     has_cycles = done.cycles is not None
@@ -192,10 +199,11 @@ def _show_estimates(done: NodeEstimates) -> None:
         ranks = int((done.workload.rank_class == index).sum())
         rows = class_totals(graph, estimated)
         total_ns = total_duration_ns(rows)
+        least = _least(total_ns, sum(row.unknown for row in rows))
         several = len({part.estimator for row in rows for part in row.said_by}) > 1
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
-            f"{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
+            f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
             f"({', '.join(estimated.estimators)}; overlap not considered)"
         )
         lines = [

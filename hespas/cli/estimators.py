@@ -27,7 +27,7 @@ def estimators(
 
             from hespas import api
 
-            emit(json.dumps(api.estimators_document(rows), indent=2))
+            emit(json.dumps(api.estimators_document(rows), indent=2).split("\n"))
             return
         lines = [(row.name, "yes" if row.available else "no", row.what, row.detail) for row in rows]
         emit(table_text(("estimator", "usable", "what", "detail"), lines, left=(0, 1, 2, 3)))

@@ -96,7 +96,7 @@ def hardware_show(
     with command_line(debug):
         from hespas.hardware import device_to_toml, load_device
 
-        emit(device_to_toml(load_device(name)).rstrip("\n"))
+        emit(device_to_toml(load_device(name)).rstrip("\n").split("\n"))
 
 
 @hardware_app.command("measure")

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 
 import typer
 
+from hespas.cli.text import plain_text
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import HespasError, OutputError, clipped, exit_code
 
@@ -65,7 +66,7 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
             say_diagnostics(diagnostics, source)
         if debug:
             raise
-        say(f"error: {error}")
+        say(_told(error))
         raise typer.Exit(exit_code(error)) from error
     except KeyboardInterrupt as error:
         say("interrupted: nothing was left half-written")
@@ -79,10 +80,20 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
         if debug:
             raise
         say(
-            f"internal error: {type(error).__name__}: {clipped(str(error))}\n"
-            "  try: run again with --debug and report what it prints"
+            (
+                f"internal error: {type(error).__name__}: {clipped(str(error))}",
+                "  try: run again with --debug and report what it prints",
+            )
         )
         raise typer.Exit(exit_code(error)) from error
+
+
+def _told(error: HespasError) -> list[str]:
+    """An error in a line, and its remedy in another."""
+    if not error.hint:
+        return [f"error: {error}"]
+    hint = f"  try: {clipped(error.hint)}"
+    return [f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}", hint]
 
 
 def _fill_closed_descriptors() -> None:
@@ -133,31 +144,24 @@ def _give_up(stream: TextIO) -> None:
         return
 
 
-def _shown(text: str) -> str:
-    """The text with all that could steer a terminal, or has no encoding, as JSON would escape it."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+def _lines(text: str | Iterable[str]) -> str:
+    """Lines to be written. A text is one line whatever it holds: what of it is foreign can make no others."""
+    return "".join(f"{plain_text(line)}\n" for line in ([text] if isinstance(text, str) else text))
 
 
-def _escaped(character: str) -> str:
-    code = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{code[place : place + 4]}" for place in range(0, len(code), 4))
-
-
-def emit(text: str) -> None:
-    """Write a line to standard output. Raises ``OutputError`` where that is closed or full."""
+def emit(text: str | Iterable[str]) -> None:
+    """Write a line, or lines, to standard output. Raises ``OutputError`` where that is closed or full."""
     if sys.stdout is None:
         raise OutputError("standard output is closed", hint="add > FILE")
-    _written(sys.stdout, _shown(text) + "\n")
+    _written(sys.stdout, _lines(text))
 
 
-def say(text: str) -> None:
-    """Write a line to standard error, where it does not mix with results; where nobody listens, nothing."""
+def say(text: str | Iterable[str]) -> None:
+    """The same on standard error, where it does not mix with results; where nobody listens, nothing."""
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(_shown(text) + "\n")
+        sys.stderr.write(_lines(text))
         sys.stderr.flush()
     except OSError:
         _give_up(sys.stderr)

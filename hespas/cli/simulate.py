@@ -19,7 +19,7 @@ from hespas.cli.session import (
     progress_bar,
     say_diagnostics,
 )
-from hespas.cli.text import counted, plain_text, table_text, time_text
+from hespas.cli.text import counted, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.graph import Diagnostics, Profile, Workload
@@ -163,18 +163,21 @@ def _show(done: Simulation) -> None:
     least = "at least " if done.is_lower_bound else ""
     ranks = counted(len(done.timeline.finish_ns), "rank")
     emit(f"{least}{time_text(done.step_ns)} per step, {ranks} in {counted(len(done.classes), 'class')}")
+    if done.is_mixed:
+        kept = counted(sum(found.kept for found in done.classes), "operation")
+        emit(f"mixed: times that were recorded, on whatever device, of {kept} stand beside estimates")
     for found in done.classes[:_MOST_CLASSES]:
         _show_class(found)
     left = len(done.classes) - _MOST_CLASSES
     if left > 0:
-        emit(f"\nand {counted(left, 'class')} more: --json writes all")
+        emit(("", f"and {counted(left, 'class')} more: --json writes all"))
 
 
 def _show_class(found: ClassResult) -> None:
     emit("")
     least = "at least " if found.unknown else ""
     emit(
-        f"{plain_text(found.name)}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
+        f"{found.name}: {counted(found.num_ranks, 'rank')}, {least}{time_text(found.finish_ns)}, "
         f"communication exposed {time_text(found.exposed_comm_ns)}{_share(found.exposed_comm_ns, found)}"
     )
     rows = [

@@ -21,6 +21,9 @@ _LONGEST = 1e15
 """Figures from here on are told in powers of ten."""
 
 
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
 def _scaled(value: float, units: Sequence[str], step: float) -> str:
     if isnan(value):
         return "unknown"
@@ -80,18 +83,32 @@ def counted(count: float, noun: str, plural: str = "") -> str:
 
 
 def plain_text(text: str) -> str:
-    """A text of an input as it may be shown: control and other unprintable characters are escaped."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """A text as one line: what could end it, steer a terminal, or has no encoding, as JSON escapes it."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
 
 
-def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """An aligned plain-text table: columns ``left`` to the left, the others (figures) to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character in _SHORT:
+        return _SHORT[character]
+    code = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[place : place + 4]}" for place in range(0, len(code), 4))
+
+
+def table_text(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
+) -> list[str]:
+    """The lines of an aligned plain-text table: columns ``left`` to the left, the others (figures) to the
+    right. Each row is one line, whatever its cells hold.
+    """
+    shown = [[plain_text(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     lines: list[str] = []
-    for row in (header, *rows):
+    for row in shown:
         cells = [
             cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return lines

@@ -243,6 +243,8 @@ def _show_profile(found: ProfileSummary, top: int) -> None:
         f"{time_text(found.duration_ns)} of device time in {time_text(found.span_ns)}; "
         f"{found.linked_share:.1%} of it has a host operation"
     )
+    if found.negative_events:
+        emit(f"{counted(found.negative_events, 'event')} of negative duration: no time is counted of them")
     for title, rows, limit in (
         ("by category", found.by_category, len(found.by_category)),
         (f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.free import takes_no_time
-from hespas.estimators.network import group_ranks_per_node
+from hespas.estimators.network import between_ranks, group_ranks_per_node, message_ranks_per_node
 from hespas.estimators.operations import Operations, operations_of
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
@@ -75,13 +75,17 @@ class OperationModel(Protocol):
 
 
 def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
-    """The operations of a graph, and how many ranks of its collectives share a node of it. O(nodes)."""
-    ops, table = operations_of(graph, num_ranks=num_ranks), graph.collectives
-    if not len(table):
+    """The operations of a graph, and how many ranks of its collectives and messages share a node of it.
+    O(nodes).
+    """
+    ops, table, messages = operations_of(graph, num_ranks=num_ranks), graph.collectives, graph.p2p
+    if not len(table) and not len(messages):
         return ops
     per_node = np.full(len(ops), np.nan)
     shared = group_ranks_per_node(graph, device, num_ranks=num_ranks)
     per_node[table.node] = shared[table.group_set]
+    between = between_ranks(graph)
+    per_node[messages.node[between]] = message_ranks_per_node(graph, device)[between]
     return replace(ops, dims={**ops.dims, "ranks_per_node": per_node})
 
 

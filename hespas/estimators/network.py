@@ -21,11 +21,13 @@ from hespas.hardware import Device, Link
 __all__ = [
     "Algorithm",
     "NetworkCosts",
+    "between_ranks",
     "collective_costs",
     "collective_time_ns",
     "group_ranks_per_node",
     "group_sizes",
     "message_costs",
+    "message_ranks_per_node",
 ]
 
 Algorithm = Literal["auto", "ring", "tree"]
@@ -152,6 +154,24 @@ def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> F
         _, count = np.unique(np.asarray(groups.members(0), np.int64) // domain, return_counts=True)
         found[row] = float(count.max())
     return found
+
+
+def between_ranks(graph: OpGraph) -> BoolArray:
+    """Messages that go from one rank to another, shape ``(messages,)``: not to the host, and not those of
+    permutations that leave everything where it is.
+    """
+    still = np.array([*(_is_still(each) for each in graph.permutations), False])
+    return np.asarray(~(graph.p2p.host | still[graph.p2p.permutation]), np.bool_)
+
+
+def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
+    """How many of two ranks share a node (the device's scale-up domain), shape ``(messages,)``: 2 where every
+    pair of a message does, else 1. One whose peer is not stated leaves the node, as in
+    :func:`message_costs`.
+    """
+    domain = _domain(device)
+    within = np.array([*(_pairs_fit(each, domain) for each in graph.permutations), False])
+    return np.where(within[graph.p2p.permutation], 2.0, 1.0)
 
 
 def collective_costs(graph: OpGraph, device: Device, *, num_ranks: int, algorithm: Algorithm) -> NetworkCosts:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import inf, isnan
+from math import inf, isfinite
 from pathlib import Path
 
 from hespas.hardware.fit import Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.hardware.forms import parameter_fault
 from hespas.hardware.reader import TableReader, read_table
 
 __all__ = [
@@ -33,6 +34,7 @@ _HEADER = """\
 # Fitted parameters of {name}, made by `python -m docs.fits`. Written by a command: edits are lost.
 # Each row names the table, its source and licence; errors are of shapes outside the fit.
 """
+_REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
 
 
 def has_shipped_fits(name: str) -> bool:
@@ -73,15 +75,16 @@ def unique_fits(root: TableReader, fits: tuple[Fit, ...]) -> None:
 
 def read_fit(row: TableReader) -> Fit:
     """One row. Raises ``FormatError``."""
+    form = row.text("form")
     fit = Fit(
         kind=row.text("kind"),
         op=row.text("op", empty=True),
         scheme=row.text("scheme", empty=True),
         variant=row.text("variant", empty=True),
-        form=row.text("form"),
+        form=form,
         default=row.flag("default", default=False),
         samples=row.count("samples"),
-        parameters=_parameters(row),
+        parameters=_parameters(row, form),
         support=_support(row),
         error=_error(row),
         bands=_bands(row),
@@ -101,16 +104,20 @@ def _seed(row: TableReader) -> int:
     return int(seed)
 
 
-def _parameters(row: TableReader) -> tuple[FitParameter, ...]:
+def _parameters(row: TableReader, form: str) -> tuple[FitParameter, ...]:
     table = _required(row, "parameters")
     found: list[FitParameter] = []
     for name in table.names():
-        value, error = table.reals(name, 2)
-        if isnan(value) or error < 0:
-            raise table.fault(name, "expected [value, standard error], both numbers, the second 0 or more")
+        value, error = table.reals(name, 2, hint=_REMEDY)
+        if not isfinite(value) or error < 0:
+            expected = "expected [value, standard error], a finite number and one that is 0 or more"
+            raise table.fault(name, expected, hint=_REMEDY)
         found.append(FitParameter(name=name, value=value, std_error=error))
     if not found:
-        raise row.fault("parameters", "expected at least one parameter")
+        raise row.fault("parameters", "expected at least one parameter", hint=_REMEDY)
+    fault = parameter_fault(form, {each.name: each.value for each in found})
+    if fault:
+        raise table.fault(*fault, hint=_REMEDY)
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hespas.graph.errors import UsageError
 from hespas.hardware.model import Device, Memory, Peak, Source
 
-__all__ = ["CpuProbe", "Sample", "measure_cpu"]
+__all__ = ["CpuProbe", "Sample", "cpu_name", "measure_cpu"]
 
 _FLOAT_TYPES: tuple[tuple[str, type[np.floating]], ...] = (("f64", np.float64), ("f32", np.float32))
 _VECTOR_TYPES: tuple[tuple[str, type[np.number]], ...] = (*_FLOAT_TYPES, ("i32", np.int32))
@@ -117,7 +117,7 @@ def measure_cpu(
     )
     memories = (_main_memory(bench), _cache(bench, overhead))
     return Device(
-        name=name or f"cpu-{_slug(machine.model)}",
+        name=name or cpu_name(),
         vendor=_slug(machine.model).partition("-")[0] or "unknown",
         family=machine.model,
         kind="cpu",
@@ -132,6 +132,11 @@ def measure_cpu(
         peaks=peaks,
         memories=memories,
     )
+
+
+def cpu_name() -> str:
+    """What this machine is called as a device where nobody names it: ``cpu-`` and the processor's name."""
+    return f"cpu-{_slug(_cpu_model())}"
 
 
 def _call_overhead(bench: _Bench) -> Sample:

@@ -112,24 +112,24 @@ class TableReader:
                 raise self.fault(f"{name}[{index}]", f"expected a string, got {_describe(item)}")
         return tuple(cast("list[str]", items))
 
-    def reals(self, name: str, length: int) -> tuple[float, ...]:
+    def reals(self, name: str, length: int, *, hint: str | None = None) -> tuple[float, ...]:
         """A list of ``length`` numbers, or for one a bare number; any sign, nan and inf too."""
         value = self._claim(name, False)
         items: object = [value] if length == 1 else value
-        return self._numbers(name, items, length)
+        return self._numbers(name, items, length, hint)
 
     def real_rows(self, name: str, length: int) -> list[tuple[float, ...]]:
         """A list of lists of ``length`` numbers."""
         rows = self._items(name, optional=False)
         return [self._numbers(f"{name}[{index}]", row, length) for index, row in enumerate(rows)]
 
-    def _numbers(self, name: str, value: object, length: int) -> tuple[float, ...]:
+    def _numbers(self, name: str, value: object, length: int, hint: str | None = None) -> tuple[float, ...]:
         shown = _describe(value)
         items = cast("list[object]", value) if isinstance(value, list) else []
         numbers = [float(item) for item in items if isinstance(item, int | float) and _is_number(item)]
         if len(items) != length or len(numbers) != length:
             wanted = "a number" if length == 1 else f"a list of {length} numbers"
-            raise self.fault(name, f"expected {wanted}, got {shown}")
+            raise self.fault(name, f"expected {wanted}, got {shown}", hint=hint)
         return tuple(numbers)
 
     def table(self, name: str, *, optional: bool = False) -> TableReader | None:

@@ -154,3 +154,24 @@ def test_an_earlier_file_is_no_folder_of_ours(table: Path, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     assert "going on from an interrupted run" in done.stderr
     assert [path.name for path in (tmp_path / ".mine.toml.calibrating").iterdir()] == ["notes.txt"]
+
+
+def test_requests_are_checked_as_those_of_accuracy(table: Path, tmp_path: Path) -> None:
+    base: list[str | Path] = ["--hardware", "H100-SXM", "--out", tmp_path / "mine.toml"]
+    twice = run(*base, "--table", table, "--table", table)
+    assert twice.exit_code == 2
+    assert "is given twice" in twice.output
+    link = tmp_path / "again.csv"
+    link.symlink_to(table)
+    assert run(*base, "--table", table, "--table", link).exit_code == 2
+    for folder in ("", "-"):
+        assert run(*base, "--table", table, "--report", folder).exit_code == 2
+    place = tmp_path / "report" / "by-shape"
+    place.mkdir(parents=True)
+    inside = place / "report.csv"
+    inside.write_bytes(table.read_bytes())
+    done = run(*base, "--table", inside, "--report", tmp_path / "report", "--overwrite")
+    assert done.exit_code == 2
+    assert "--report names the same file as an input" in done.output
+    assert inside.read_bytes() == table.read_bytes()
+    assert not (tmp_path / "mine.toml").exists()

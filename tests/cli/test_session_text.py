@@ -6,18 +6,37 @@ import json
 from math import inf, nan
 
 import pytest
+import typer
 
-from hespas.cli.session import emit, say, say_diagnostics
-from hespas.cli.text import bytes_text, count_text, flops_text, time_text
+from hespas.cli.session import command_line, emit, say, say_diagnostics
+from hespas.cli.text import bytes_text, count_text, flops_text, table_text, time_text
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 
 
 def test_escapes_of_terminals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     say("error: \x1b[31mred\x07\r\u202e\x9b \udc80")
-    assert capsys.readouterr().err == "error: \\u001b[31mred\\u0007\\u000d\\u202e\\u009b \\udc80\n"
-    emit("one\n\ttwo µ 日本 é")
-    assert capsys.readouterr().out == "one\n\ttwo µ 日本 é\n"
+    assert capsys.readouterr().err == "error: \\u001b[31mred\\u0007\\r\\u202e\\u009b \\udc80\n"
+    emit("two µ 日本 é")
+    assert capsys.readouterr().out == "two µ 日本 é\n"
+
+
+def test_a_foreign_text_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of an input may hold anything: none of it can look like a message of ours."""
+    name = "mm\nerror: all is lost\u2028\x85\v\tx"
+    shown = "mm\\nerror: all is lost\\u2028\\u0085\\u000b\\tx"
+    diagnostics = Diagnostics()
+    diagnostics.warning("code", name, name)
+    say_diagnostics(diagnostics, "file")
+    assert capsys.readouterr().err == f"warning: file: {shown}: {shown} [code]\n"
+    with pytest.raises(typer.Exit), command_line(debug=False):
+        raise FormatError(name, path="file", position="byte 1", hint=f"do\n  try: {name}")
+    assert capsys.readouterr().err == (f"error: file: byte 1: {shown}\n  try: do\\n  try: {shown}\n")
+    with pytest.raises(typer.Exit), command_line(debug=False):
+        raise KeyError(name)
+    assert capsys.readouterr().err.count("\n") == 2
+    emit(table_text((name, "n"), [(name, "1")]))
+    assert capsys.readouterr().out == f"{shown}  n\n{shown}  1\n"
 
 
 def test_json_with_odd_characters_stays_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.passes import totals
+from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -104,7 +105,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     lines, _ = view(tmp_path / "g.json", tmp_path)
     shown = "\n".join(lines)
     assert "\x1b" not in shown
-    assert "\\x1b[31mred" in shown
+    assert "\\u001b[31mred" in shown
     assert "[bold]b" in shown
     assert "two\\nlines" in shown
     assert max(map(len, lines)) < 200
@@ -179,3 +180,19 @@ def test_groupings_of_one_size_are_told_apart(tmp_path: Path) -> None:
         (2, (5,)),
         (2, tuple(range(8))),
     }
+
+
+def test_events_of_negative_duration_take_no_time_from_others(tmp_path: Path) -> None:
+    events: list[Json] = []
+    for number, length_us in enumerate((5.0, -4.0)):
+        events += [host("aten::mm", 100.0 * number, 9, number + 1), launch(100.0 * number + 2, number)]
+        events.append(kernel("gemm", 100.0 * number + 20, length_us, number))
+    lines, document = view(write_kineto(tmp_path / "k.json", events), tmp_path)
+    found = cast("dict[str, object]", document["profile"])
+    assert (found["duration_ns"], found["negative_events"], found["linked_share"]) == (5_000, 1, 1)
+    assert found["span_ns"] == 100_000
+    assert [row["duration_ns"] for row in cast("list[dict[str, float]]", found["by_op"])] == [5_000]
+    assert "1 event of negative duration: no time is counted of them" in lines
+    lines, document = view(write_kineto(tmp_path / "k.json", events[:3]), tmp_path)
+    assert cast("dict[str, object]", document["profile"])["negative_events"] == 0
+    assert not any("negative" in line for line in lines)

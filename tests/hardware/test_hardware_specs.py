@@ -49,6 +49,7 @@ _EXCEPTIONS = {
     ("NVIDIA_H100_80GB_HBM3", "mem_bw_GBs"): (0.03, "the row has a figure of its own; data sheet 3,350"),
     ("NVIDIA_L4", "fp32_tflops"): (0.04, "the row counts 60 SMs (the full AD104 chip); the card has 58"),
     ("NVIDIA_L4", "sm_cu_count"): (0.04, "the row counts 60 SMs (the full AD104 chip); the card has 58"),
+    ("b300_sxm", "mem_bw_GBs"): (0.04, "the row has the chip's limit; data sheet of HGX B300 7,700"),
     ("rtx_pro_6000_server", "mem_bw_GBs"): (0.11, "the row has the Workstation Edition's; Server 1,597"),
     ("b60", "intra_node_GBs_per_dir"): (0.12, "the row has what is reached over PCIe 5 x8, 32 GB/s"),
     ("AMD_Instinct_MI210", "fp32_tflops"): (0.51, "the row has the matrix rate; vector 22.6"),

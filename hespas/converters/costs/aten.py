@@ -184,7 +184,7 @@ ATEN: dict[str, AtenRule] = {
 _NO_WORK = (
     "view reshape as_strided expand permute transpose t select slice squeeze unsqueeze detach alias unbind "
     "split chunk narrow _unsafe_view view_as expand_as broadcast_to diagonal unfold flatten unflatten "
-    "lift_fresh resolve_conj resolve_neg empty empty_like empty_strided"
+    "lift_fresh resolve_conj resolve_neg empty empty_like empty_strided split_with_sizes resize_"
 )
 VIEWS: frozenset[str] = frozenset(_aten(_NO_WORK, free))
 """Operations that launch nothing and cost nothing; work found in one is of something else: unknown."""

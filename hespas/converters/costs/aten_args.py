@@ -70,8 +70,26 @@ class Strided(NamedTuple):
 
     @property
     def plain(self) -> Tensor:
-        """Shape and element type."""
-        return Tensor(self.dtype, self.shape)
+        """Shape, element type and order in memory."""
+        return Tensor(self.dtype, self.shape, layout=self.layout)
+
+    @property
+    def layout(self) -> str:
+        """The order in memory as :class:`Tensor` names it."""
+        if self.strides is None or len(self.strides) != len(self.shape) or self.elements <= 1:
+            return ""
+        order = sorted(range(len(self.shape)), key=lambda d: (self.strides_of(d), self.shape[d], -d))
+        step = 1
+        for dim in order:
+            if self.shape[dim] != 1 and self.strides_of(dim) != step:
+                return "strides " + ",".join(map(str, self.strides))
+            step *= self.shape[dim]
+        wide = [dim for dim in order if self.shape[dim] != 1]
+        return "" if wide == sorted(wide, reverse=True) else ",".join(map(str, order))
+
+    def strides_of(self, dim: int) -> int:
+        """Elements from one to the next along a dimension; 0 where unknown."""
+        return self.strides[dim] if self.strides else 0
 
 
 class Argument(NamedTuple):

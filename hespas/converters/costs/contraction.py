@@ -152,6 +152,19 @@ def _matrix_extents(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> tuple[int, int
     return batch, m, n, k
 
 
+def _is_product(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> bool:
+    """Whether the dimension numbers are those of the operands: no parser checks a library call's."""
+    of_lhs, of_rhs = (*facts.lhs_batch, *facts.lhs_contracting), (*facts.rhs_batch, *facts.rhs_contracting)
+    return (
+        len(facts.lhs_batch) == len(facts.rhs_batch)
+        and all(
+            len(set(dims)) == len(dims) and all(0 <= dim < len(tensor.shape) for dim in dims)
+            for dims, tensor in ((of_lhs, lhs), (of_rhs, rhs))
+        )
+        and len(of_lhs) == len(of_rhs)
+    )
+
+
 def _known(left: int, right: int) -> int:
     """One extent stated by two operands, of which one may not know it."""
     return left if left >= 0 else right
@@ -167,7 +180,7 @@ def dot(op: Operation) -> Cost:
     facts = op.facts
     if facts is None and lhs.shape and rhs.shape:
         facts = DotFacts((), (), (len(lhs.shape) - 1,), (0,))
-    if not isinstance(facts, DotFacts):
+    if not isinstance(facts, DotFacts) or not op.results or not _is_product(lhs, rhs, facts):
         return unknown_cost(op, OpClass.CONTRACTION)
     extents = _matrix_extents(lhs, rhs, facts)
     macs = _macs(extents)

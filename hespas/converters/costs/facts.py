@@ -43,13 +43,15 @@ class Tensor(NamedTuple):
 
     ``extra_bytes`` is storage beside the elements (quantisation scales). A token has no bytes. ``expressed``
     is the type whose values a quantised tensor stands for, None for any other tensor; ``dtype`` is what it
-    stores.
+    stores. ``layout`` names the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``),
+    or the distances between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
     """
 
     dtype: DType | None
     shape: tuple[int, ...]
     extra_bytes: int = 0
     expressed: DType | None = None
+    layout: str = ""
 
     @property
     def elements(self) -> float:

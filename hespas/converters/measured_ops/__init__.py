@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from hespas.converters.measured_ops.build import CostedOps, costed_ops
+from hespas.converters.measured_ops.host_costs import host_costs
 from hespas.converters.measured_ops.owners import resolve_owners
+from hespas.converters.measured_ops.recorded import (
+    RECORDED_STEPS,
+    RecordedSteps,
+    recorded_steps,
+    recorded_steps_of,
+)
 from hespas.converters.measured_ops.spread import EventCosts, event_costs
 
-__all__ = ["CostedOps", "EventCosts", "costed_ops", "event_costs", "resolve_owners"]
+__all__ = [
+    "RECORDED_STEPS",
+    "CostedOps",
+    "EventCosts",
+    "RecordedSteps",
+    "costed_ops",
+    "event_costs",
+    "host_costs",
+    "recorded_steps",
+    "recorded_steps_of",
+    "resolve_owners",
+]

@@ -181,7 +181,8 @@ class _Builder:
     def _type(self, tensor: Tensor) -> int:
         row = self.types.get(tensor)
         if row is None:
-            row = self.types[tensor] = self.graph.types.add(tensor.dtype, tensor.shape)
+            layout = self.graph.strings.add(tensor.layout)
+            row = self.types[tensor] = self.graph.types.add(tensor.dtype, tensor.shape, encoding=layout)
         return row
 
     def _details(self, node: int, cost: Cost, op: int) -> None:

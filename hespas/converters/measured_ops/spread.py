@@ -25,7 +25,8 @@ _FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_wri
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EventCosts:
-    """Columns of shape ``(events,)`` as those of :class:`hespas.graph.OpGraph`; NaN is unknown.
+    """Columns of shape ``(events,)`` as those of :class:`hespas.graph.OpGraph`; NaN is unknown. Events are
+    those of a device, or operations of the host that are the work themselves.
 
     ``contractions.node`` is the row of an event. Operands are on the first event of an operation, results on
     its last; ``types`` holds their types.

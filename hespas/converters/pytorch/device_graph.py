@@ -8,10 +8,8 @@ trace (launched before the window, replayed from a captured graph) is a node lik
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.measured_ops import EventCosts, event_costs
 from hespas.converters.pytorch.communication import Communication, merged
@@ -22,13 +20,12 @@ from hespas.converters.pytorch.linked import LinkedTrace, climb
 from hespas.converters.pytorch.linking import owner_with_shapes
 from hespas.converters.pytorch.names import Named
 from hespas.converters.pytorch.waits import DeviceWork, waits_of
-from hespas.graph import CollectiveKind, Csr, Diagnostics, NodeKind, OpClass
+from hespas.graph import CollectiveKind, Csr, Diagnostics, NodeKind
 from hespas.graph.columns import FloatArray, IntArray
 
 __all__ = ["device_draft"]
 
 _UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,7 +251,7 @@ def _draft(
         name_row=np.where(shown, kernel, framework).astype(np.int32),
         op_row=np.where(framework > 0, framework, np.where(shown, category, 0)).astype(np.int32),
         framework_row=framework.astype(np.int32),
-        work=_work(costs, nodes),
+        work=Work.placed(costs, nodes.event[shown], np.flatnonzero(shown), len(nodes.event)),
         stream=np.where(shown, device.stream[event], -1) if len(device) else nodes.event,
         queue=_queues(linked, nodes),
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
@@ -263,31 +260,6 @@ def _draft(
         data=flow.data,
         control=flow.order,
         talks=talks,
-    )
-
-
-def _work(costs: EventCosts, nodes: _Nodes) -> Work:
-    """What the operations behind the nodes cost; nothing is known of communications that no event shows."""
-    count, shown = len(nodes.event), np.flatnonzero(nodes.event >= 0)
-    event = nodes.event[shown]
-
-    def placed(column: NDArray[_Number], nothing: float) -> NDArray[_Number]:
-        found = np.full(count, nothing, column.dtype)
-        found[shown] = column[event]
-        return found
-
-    place = np.zeros(len(costs.flops), np.int32)
-    place[event] = shown
-    table = costs.contractions
-    return Work(
-        op_class=placed(costs.op_class, int(OpClass.UNKNOWN)),
-        flops=placed(costs.flops, np.nan),
-        useful_flops=placed(costs.useful_flops, np.nan),
-        transcendentals=placed(costs.transcendentals, np.nan),
-        bytes_read=placed(costs.bytes_read, np.nan),
-        bytes_written=placed(costs.bytes_written, np.nan),
-        rate_dtype=placed(costs.rate_dtype, -1),
-        contractions=replace(table, node=place[table.node]),
     )
 
 

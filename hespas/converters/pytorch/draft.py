@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import nan
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.measured_ops import EventCosts
 from hespas.converters.pytorch.communication import Communication, payload_bytes
 from hespas.converters.pytorch.dataflow import Edges
 from hespas.converters.pytorch.groups import Groups
@@ -29,9 +31,12 @@ from hespas.graph import (
     StringTable,
     TensorTypes,
 )
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, constant
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
 
 __all__ = ["Draft", "Rank", "Work", "assembled"]
+
+_Number = TypeVar("_Number", bound=np.generic)
+_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,49 @@ class Work:
             rate_dtype=np.broadcast_to(np.int16(-1), op_class.shape),
             contractions=ContractionTable.empty(),
         )
+
+    @classmethod
+    def placed(cls, costs: EventCosts, rows: IntArray, nodes: IntArray, count: int) -> Work:
+        """``nodes`` of ``count`` cost what ``rows`` of ``costs`` do, one each; nothing is known of others."""
+
+        def column(values: NDArray[_Number], nothing: float) -> NDArray[_Number]:
+            found = np.full(count, nothing, values.dtype)
+            found[nodes] = values[rows]
+            return found
+
+        node_of = np.full(len(costs.flops), -1, np.int32)
+        node_of[rows] = nodes
+        table = costs.contractions
+        return cls(
+            op_class=column(costs.op_class, int(OpClass.UNKNOWN)),
+            flops=column(costs.flops, nan),
+            useful_flops=column(costs.useful_flops, nan),
+            transcendentals=column(costs.transcendentals, nan),
+            bytes_read=column(costs.bytes_read, nan),
+            bytes_written=column(costs.bytes_written, nan),
+            rate_dtype=column(costs.rate_dtype, -1),
+            contractions=_kept(replace(table, node=node_of[table.node])),
+        )
+
+    def without(self, nodes: BoolArray) -> Work:
+        """The same where ``nodes`` do nothing."""
+        kept = ~nodes[self.contractions.node]
+        return replace(
+            self,
+            op_class=np.where(nodes, int(OpClass.FREE), self.op_class).astype(np.uint8),
+            rate_dtype=np.where(nodes, -1, self.rate_dtype).astype(np.int16),
+            contractions=_rows_of(self.contractions, kept),
+            **{name: np.where(nodes, 0.0, getattr(self, name)) for name in _FIGURES},
+        )
+
+
+def _kept(table: ContractionTable) -> ContractionTable:
+    """Products of nodes that are there, in order of their nodes."""
+    return _rows_of(table, np.argsort(table.node, kind="stable")[int((table.node < 0).sum()) :])
+
+
+def _rows_of(table: ContractionTable, rows: NDArray[np.int64] | BoolArray) -> ContractionTable:
+    return ContractionTable(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -12,16 +12,16 @@ import re
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
+from hespas.converters.measured_ops import host_costs
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
 from hespas.converters.pytorch.draft import Draft, Rank, Work, assembled
 from hespas.converters.pytorch.groups import Groups
 from hespas.converters.pytorch.host_trace import HostTrace, read_host_trace
 from hespas.converters.pytorch.naming import job_name, rank_in_name
-from hespas.graph import Diagnostics, OpClass, OpGraph, StringTableBuilder, Workload
+from hespas.graph import Diagnostics, OpGraph, StringTableBuilder, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError
 
@@ -78,7 +78,7 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
             name_row=trace.name_row[kept],
             op_row=trace.name_row[kept],
             framework_row=trace.name_row[outer],
-            work=Work.unknown(_classes(trace, kept)),
+            work=_work(trace, kept, rank, diagnostics),
             stream=thread,
             queue=_queue(thread, talks),
             duration_ns=np.full(len(kept), np.nan),
@@ -102,10 +102,15 @@ def _works(trace: HostTrace) -> BoolArray:
     return works if trace.communications else np.zeros(len(trace), np.bool_)
 
 
-def _classes(trace: HostTrace, kept: IntArray) -> NDArray[np.uint8]:
-    """What touches no tensor is free: named ranges, hooks, bookkeeping."""
-    touches = (trace.operands.lengths + trace.results.lengths)[kept] > 0
-    return np.where(touches, int(OpClass.UNKNOWN), int(OpClass.FREE)).astype(np.uint8)
+def _work(trace: HostTrace, kept: IntArray, rank: Rank, diagnostics: Diagnostics) -> Work:
+    """What operations cost. What touches no tensor is free: named ranges, hooks, bookkeeping."""
+    talks = _works(trace)
+    talks[list(trace.communications)] = True
+    touches = (trace.operands.lengths + trace.results.lengths) > 0
+    costs = host_costs(
+        trace.host_ops(), trace.strings.build(), diagnostics, rank.path, communicates=talks, touches=touches
+    )
+    return Work.placed(costs, kept, np.arange(len(kept)), len(kept))
 
 
 def _thread_order(thread: IntArray, talks: dict[int, Communication]) -> Edges:

@@ -24,11 +24,12 @@ COMMUNICATION_RECORD = "record_param_comms"
 
 
 class Values(msgspec.Struct, gc=False):
-    """Arguments or results: what they are, their shapes, and the names of their types."""
+    """Arguments or results: what they are, their shapes, the names of their types, and their strides."""
 
     values: list[Any] = msgspec.field(default_factory=list[Any])
     shapes: list[Any] = msgspec.field(default_factory=list[Any])
     types: list[str] = msgspec.field(default_factory=list[str])
+    strides: msgspec.Raw = msgspec.Raw(b"")
 
 
 class EtNode(NamedTuple):

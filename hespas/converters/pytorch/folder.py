@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.naming import rank_in_name
 from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
 from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, start_of
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["read_folder"]
 
@@ -49,23 +50,52 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
         metadata = metadata or dict(result.metadata)
         if options.progress:
             options.progress(done + 1, len(ranks))
-    if len(ranks) == 1:
-        metadata["rank"] = str(next(iter(ranks)))
     metadata["format"] = "pytorch"
+    rank_class = np.arange(len(graphs), dtype=np.int32)
+    if len(ranks) == 1:
+        number = next(iter(ranks))
+        metadata["rank"] = str(number)
+        if world > 1:
+            rank_class = _for_all(graphs[0], number, world, diagnostics, str(path))
+        else:
+            _tell_alone(number, metadata.get("world_size", ""), diagnostics, str(path))
     graphs = _with_equal_payloads(graphs, diagnostics, str(path))
-    stated = metadata.get("world_size", "")
-    if len(ranks) == 1 and stated.isdecimal() and int(stated) > 1:
-        diagnostics.warning(
-            "pytorch.one-rank", str(path),
-            f"the trace is of rank {metadata['rank']} of {int(stated):,}; the others are not here: "
-            "what is read is a job of this one",
-        )  # fmt: skip
     return Workload(
         name=path.resolve().name if path.is_dir() else graphs[0].name,
         classes=tuple(graphs),
-        rank_class=np.arange(len(graphs), dtype=np.int32),
+        rank_class=rank_class,
         metadata=metadata,
     )
+
+
+def _tell_alone(number: int, stated: str, diagnostics: Diagnostics, path: str) -> None:
+    """Say what the trace of one rank of several is, and what it is not."""
+    if not stated.isdecimal() or int(stated) < 2:
+        return
+    diagnostics.warning(
+        "pytorch.one-rank", path,
+        f"the trace is of rank {number} of {int(stated):,}; the others are not here: what is read is this "
+        "rank alone, as rank 0, whose collectives name ranks that are not there. It is no job that a "
+        f"simulator can run; --num-devices {int(stated)} takes it that all ranks do what this one did",
+    )  # fmt: skip
+
+
+def _for_all(
+    graph: OpGraph, number: int, world: int, diagnostics: Diagnostics, path: str
+) -> NDArray[np.int32]:
+    """The class of ``world`` ranks that all do what one recorded rank did. Raises ``UnsupportedError`` where
+    they cannot: messages and groups of a part of the ranks are those of the rank alone.
+    """
+    if len(graph.p2p) or not all(groups.is_world(world) for groups in graph.group_sets):
+        raise UnsupportedError(
+            f"the trace of rank {number} cannot stand for {world:,} ranks: it talks with some of them only",
+            path=path, hint="give the traces of all ranks, or leave --num-devices out",
+        )  # fmt: skip
+    diagnostics.warning(
+        "pytorch.one-rank-for-all", path,
+        f"all {world:,} ranks are taken to do what rank {number} did, in its times: no other was recorded",
+    )  # fmt: skip
+    return np.zeros(world, np.int32)
 
 
 def _files(path: Path) -> Iterator[_Found]:

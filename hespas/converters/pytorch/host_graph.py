@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.converters.measured_ops import EventCosts, host_costs
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
 from hespas.converters.pytorch.draft import Draft, Work
@@ -21,7 +22,7 @@ from hespas.converters.pytorch.linked import LinkedTrace
 from hespas.graph import Csr, Diagnostics, OpClass
 from hespas.graph.columns import BoolArray, IntArray
 
-__all__ = ["host_draft"]
+__all__ = ["host_draft", "works_of"]
 
 _WORK = "gloo:"
 
@@ -37,7 +38,7 @@ class _Calls:
 def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
     """The nodes and dependencies of all operations. Time is that of the union of each thread's, to the ns."""
     events = linked.events
-    works = _works(linked)
+    works = works_of(linked)
     calls = _calls(linked, works)
     kept = np.concatenate([np.arange(len(linked.kineto.host)), works])
     end_ns = events.start_ns + events.duration_ns
@@ -58,7 +59,8 @@ def host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: s
     node_of[order] = np.arange(len(order))
     node_of[joined] = node_of[merged_into[joined]]
     _report(calls, works, merged_into, diagnostics, path)
-    return _draft(linked, _Frame(order, node_of, own, start_ns, end_ns), calls, name)
+    costs = _costs(linked, calls, diagnostics, path)
+    return _draft(linked, _Frame(order, node_of, own, start_ns, end_ns), calls, costs, name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,7 @@ class _Frame:
     end_ns: IntArray
 
 
-def _works(linked: LinkedTrace) -> IntArray:
+def works_of(linked: LinkedTrace) -> IntArray:
     """Named ranges that are the work of a communication, as rows of all events."""
     note = linked.kineto.annotation
     rows = np.unique(note.name_row)
@@ -127,7 +129,7 @@ def _report(
     )
 
 
-def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, name: str) -> Draft:
+def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts, name: str) -> Draft:
     order, events = frame.order, linked.events
     count = len(order)
     nodes = {int(frame.node_of[calls.work[call]]): talk for call, talk in calls.talks.items()}
@@ -138,17 +140,25 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, name: str) -> Draf
     rows = linked.rows[order]
     data, later, operands, results = _dataflow(linked, frame, calls, rows)
     control = Edges.joined(chain(stream), _waits(frame, calls, events.key), later)
+    rows_of_host = np.flatnonzero(order < len(linked.kineto.host))
+    work = Work.placed(costs, order[rows_of_host], rows_of_host, count)
+    apart = np.zeros(count, np.bool_)
+    apart[[frame.node_of[call] for call in calls.talks]] = True
+    work = work.without(~is_talk & (work.op_class == int(OpClass.UNKNOWN)) & (apart | (own == 0)))
+    if linked.trace is None:
+        operands, results = (
+            Csr.from_pairs(frame.node_of[side.row_ids], side.values, count)
+            for side in (costs.operands, costs.results)
+        )
     return Draft(
         name=name,
         strings=linked.strings.build(),
-        types=linked.types,
+        types=linked.types if linked.trace else costs.types,
         id=np.arange(count, dtype=np.uint64),
         name_row=events.name_row[order].astype(np.int32),
         op_row=_call_names(frame, calls, events.name_row).astype(np.int32),
         framework_row=_outer_names(linked, order).astype(np.int32),
-        work=Work.unknown(
-            np.where(~is_talk & (own == 0), int(OpClass.FREE), int(OpClass.UNKNOWN)).astype(np.uint8)
-        ),
+        work=work,
         stream=stream,
         queue=stream,
         duration_ns=own,
@@ -158,6 +168,14 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, name: str) -> Draf
         control=control,
         talks=nodes,
     )
+
+
+def _costs(linked: LinkedTrace, calls: _Calls, diagnostics: Diagnostics, path: str) -> EventCosts:
+    """What operations of the host cost; calls of communications are communications here."""
+    profile = linked.profile(path)
+    talks = np.zeros(len(profile.host), np.bool_)
+    talks[[call for call in calls.talks if call < len(talks)]] = True
+    return host_costs(profile.host, profile.strings, diagnostics, path, communicates=talks)
 
 
 def _call_names(frame: _Frame, calls: _Calls, name_row: IntArray) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,8 @@ from hespas.converters.pytorch.communication import Communication, communication
 from hespas.converters.pytorch.et_records import EtNode, is_list, read_et
 from hespas.converters.pytorch.groups import GROUPS_NODE, ProcessGroup, listed_groups
 from hespas.converters.pytorch.tensors import Tensor, mutated_arguments, storages_of, tensors_of
-from hespas.graph import Csr, StringTableBuilder, TensorTypesBuilder, find_dtype
-from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
+from hespas.graph import Csr, HostOps, StringTableBuilder, TensorTypesBuilder, find_dtype
+from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, constant
 from hespas.graph.errors import FormatError
 
 __all__ = ["HostTrace", "read_host_trace"]
@@ -31,9 +32,10 @@ class HostTrace:
     """Operations in order of their ids, which is that of their start; columns of shape ``(operations,)``.
 
     ``parent`` is the row of the call around each (-1: none). ``reads`` and ``writes`` hold storages, numbered
-    densely; ``operands`` and ``results`` rows of ``types``. ``shapes_row``, ``types_row`` and ``values_row``
-    are the inputs of operations of the cost table as JSON texts (row 0: none). ``structural`` marks what is
-    no operation: roots of process and threads, lists of groups. ``communications`` are by row.
+    densely; ``operands`` and ``results`` rows of ``types``. ``shapes_row``, ``types_row``, ``strides_row``
+    and ``values_row`` are the inputs of operations of the cost table as JSON texts (row 0: none).
+    ``structural`` marks what is no operation: roots of process and threads, lists of groups.
+    ``communications`` are by row.
     """
 
     schema: str
@@ -51,6 +53,7 @@ class HostTrace:
     results: Csr
     shapes_row: SmallIntArray
     types_row: SmallIntArray
+    strides_row: SmallIntArray
     values_row: SmallIntArray
     structural: BoolArray
     communications: dict[int, Communication]
@@ -59,6 +62,22 @@ class HostTrace:
 
     def __len__(self) -> int:
         return len(self.id)
+
+    def host_ops(self) -> HostOps:
+        """The operations as those of a profile, whose times nobody knows."""
+        unknown = constant(nan, len(self))
+        return HostOps(
+            name_row=self.name_row,
+            thread_row=np.zeros(len(self), np.int32),
+            parent=self.parent,
+            start_ns=unknown,
+            duration_ns=unknown,
+            sequence=np.full(len(self), -1, np.int64),
+            shapes_row=self.shapes_row,
+            dtype_row=self.types_row,
+            strides_row=self.strides_row,
+            values_row=self.values_row,
+        )
 
 
 @dataclass(slots=True)
@@ -95,7 +114,7 @@ class _Collector:
         self.types = TensorTypesBuilder()
         self.numbers = {name: array("q") for name in ("id", "parent", "thread", "record_id")}
         self.name_row = array("i")
-        self.inputs = {name: array("i") for name in ("shapes", "types", "values")}
+        self.inputs = {name: array("i") for name in ("shapes", "types", "strides", "values")}
         self.structural = bytearray()
         self.reads, self.writes, self.operands, self.results = (_Ragged() for _ in range(4))
         self.communications: dict[int, Communication] = {}
@@ -132,12 +151,16 @@ class _Collector:
 
     def _describe(self, node: EtNode) -> None:
         """Keep the inputs of an operation whose cost depends on them."""
-        texts: tuple[object, object, object] | None = None
+        texts: tuple[bytes, ...] = (b"",) * len(self.inputs)
         if find_aten_rule(node.name) is not None:
             inputs = node.inputs
-            texts = inputs.shapes, inputs.types, [_plain(value) for value in inputs.values]
-        for rows, text in zip(self.inputs.values(), texts or (None, None, None), strict=True):
-            rows.append(0 if text is None else self.strings.add(msgspec.json.encode(text).decode()))
+            encoded = map(
+                msgspec.json.encode, (inputs.shapes, inputs.types, list(map(_plain, inputs.values)))
+            )
+            shapes, types, values = encoded
+            texts = shapes, types, bytes(inputs.strides), values
+        for rows, text in zip(self.inputs.values(), texts, strict=True):
+            rows.append(self.strings.add(text.decode("utf-8", "replace")) if text else 0)
 
     def _storage_rows(self, storages: list[int]) -> list[int]:
         """Dense numbers; storage 0 is that of no tensor."""

@@ -80,11 +80,13 @@ class LinkedTrace:
         if not known.any():
             return replace(found, comms=MeasuredComms.empty())
         at = np.where(known, rows, 0)
+        strides = np.where(known, trace.strides_row[at], 0)
         host = replace(
             host,
             shapes_row=np.where(known, trace.shapes_row[at], host.shapes_row).astype(np.int32),
             dtype_row=np.where(known, trace.types_row[at], host.dtype_row).astype(np.int32),
             values_row=np.where(known, trace.values_row[at], host.values_row).astype(np.int32),
+            strides_row=np.where(strides > 0, strides, host.strides_row).astype(np.int32),
         )
         return replace(found, comms=MeasuredComms.empty(), strings=self.strings.build(), host=host)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from hespas.converters.format import ReadOptions
+from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps
 from hespas.converters.pytorch.device_graph import device_draft
 from hespas.converters.pytorch.draft import Rank, assembled
 from hespas.converters.pytorch.et_graph import host_trace_graph
 from hespas.converters.pytorch.events import KinetoTrace, read_events
 from hespas.converters.pytorch.groups import Groups, listed_groups
-from hespas.converters.pytorch.host_graph import host_draft
+from hespas.converters.pytorch.host_graph import host_draft, works_of
 from hespas.converters.pytorch.host_trace import HostTrace, read_host_trace
 from hespas.converters.pytorch.join import HostColumns, Join, join
 from hespas.converters.pytorch.linked import LinkedTrace
 from hespas.converters.pytorch.linking import Nesting, link
 from hespas.converters.pytorch.naming import job_name
 from hespas.converters.pytorch.profile import report_links, trace_metadata
+from hespas.converters.pytorch.steps import host_steps_of, steps_of
 from hespas.graph import Diagnostics, OpGraph, StringTableBuilder
 from hespas.graph.errors import FormatError
 
@@ -67,11 +72,23 @@ def read_rank(
     rank = Rank(number, Groups.of(listed, world), path)
     name = job_name(files.profile.name)
     make = device_draft if len(kineto.device) else host_draft
-    graph = assembled(make(linked, name, diagnostics, path), rank, diagnostics)
+    graph = _with_steps(assembled(make(linked, name, diagnostics, path), rank, diagnostics), linked)
     metadata = trace_metadata(kineto)
     if trace:
         metadata["schema"] = trace.schema
     return RankGraph(graph, metadata)
+
+
+def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
+    """The graph with how long its steps took: those of the device, of the host where there is no device."""
+    kineto, device = linked.kineto, linked.kineto.device
+    if len(device):
+        steps = recorded_steps(device.start_ns, device.duration_ns, steps_of(kineto, linked.links))
+    else:
+        rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
+        start_ns = linked.events.start_ns[rows]
+        steps = recorded_steps(start_ns, linked.events.duration_ns[rows], host_steps_of(kineto, start_ns))
+    return graph if steps is None else replace(graph, attachments={RECORDED_STEPS: steps.document()})
 
 
 def _unmeasured(

@@ -10,13 +10,23 @@ from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.linking import Links
 from hespas.graph.columns import IntArray, SmallIntArray
 
-__all__ = ["steps_of"]
+__all__ = ["host_steps_of", "steps_of"]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 
 
 def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
     """The number of the step that launched each device event; -1 where none did, or nobody knows."""
+    return _during(trace, _when(trace, links))
+
+
+def host_steps_of(trace: KinetoTrace, start_ns: IntArray) -> SmallIntArray:
+    """The number of the step that runs when something of the host starts; -1 for none."""
+    return _during(trace, start_ns)
+
+
+def _during(trace: KinetoTrace, at_ns: IntArray) -> SmallIntArray:
+    """The number of the step that runs at each moment, -1 for none."""
     ranges: list[tuple[int, int, int]] = []
     note = trace.annotation
     numbers = {row: _STEP.fullmatch(trace.strings[row]) for row in np.unique(note.name_row).tolist()}
@@ -25,11 +35,10 @@ def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
         found = numbers[int(note.name_row[row])]
         if found:
             ranges.append((int(note.start_ns[row]), int(note.end_ns[row]), int(found[1])))
-    if not ranges or not len(trace.device):
-        return np.full(len(trace.device), -1, np.int32)
+    if not ranges or not len(at_ns):
+        return np.full(len(at_ns), -1, np.int32)
     ranges.sort()
     starts = np.array([start for start, _, _ in ranges], np.int64)
-    at_ns = _when(trace, links)
     place = np.searchsorted(starts, at_ns, side="right") - 1
     safe = np.maximum(place, 0)
     inside = (place >= 0) & (at_ns <= np.array([end for _, end, _ in ranges], np.int64)[safe])

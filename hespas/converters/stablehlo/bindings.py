@@ -79,6 +79,8 @@ class Bindings(NamedTuple):
             dialect.register_dialect(context)
         # Operations of other dialects are read too, and reported as unknown.
         context.allow_unregistered_dialects = True
+        # MLIR's verifier works in threads, where a diagnostic waits for the interpreter that waits for it.
+        context.enable_multithreading(False)
         return cast("object", context)
 
     def parse(self, program: str | bytes, *, quantised: bool = False) -> Module:

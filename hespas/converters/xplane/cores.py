@@ -2,8 +2,9 @@
 
 Each core records its own half of an operation at the same time, so the time of an operation is the larger of
 the two, never their sum, while bytes and FLOPs add up. Cores ``2k`` and ``2k + 1`` are merged to rank ``k``
-where both planes say ``has_megacore``, no event says that it does not use it, and both ran the same programs;
-or where the user states half as many devices as there are cores.
+where both planes say ``has_megacore`` (or, in a file whose planes say nothing, events of both cores that they
+use it), no event says that it does not use it, and both ran the same programs; or where the user states half
+as many devices as there are cores.
 """
 
 from __future__ import annotations
@@ -78,16 +79,24 @@ def _merged_cores(
         both = (first, first + 1)
         flags = [planes.get(by_ordinal.get(core, ""), {}).get("has_megacore", "0") for core in both]
         told = all(flag not in ("", "0", "False") for flag in flags)
+        if not any("has_megacore" in facts for facts in planes.values()):
+            told = all(_uses(collected, by_ordinal.get(core, "")) for core in both)
         if asked or (told and _same_programs(collected, *(by_ordinal[core] for core in both))):
             found.extend(both)
     return found
+
+
+def _uses(collected: Collected, plane: str) -> bool:
+    """Whether events of a core say that they use both cores of their chip."""
+    rows = collected.rows_by_plane().get(plane, np.empty(0, np.int64))
+    return bool((collected.device.stats["uses_megacore"][rows] > 0).any())
 
 
 def _undecided(collected: Collected, planes: Mapping[str, Mapping[str, str]]) -> int:
     """Pairs of cores that may be a megacore: no plane and no event says whether they are."""
     if any("has_megacore" in facts for facts in planes.values()):
         return 0
-    if bool((collected.device.stats["uses_megacore"] != ABSENT).any()):
+    if bool((collected.device.stats["uses_megacore"] == 0).any()):
         return 0
     cores = {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
     pairs = [(plane, cores.get(core + 1, "")) for core, plane in cores.items() if core % 2 == 0]

@@ -91,8 +91,9 @@ def _report_cores(found: Found, sink: _Sink) -> None:
     alone = "events of one core of a megacore have none on the other, and count in full"
     sink.warning("lone-core", alone, on.alone)
     undecided = (
-        "pairs of cores ran the same programs, and the file does not say whether each pair is one device "
-        "(a megacore): they count as two; name half as many devices to merge them, or read the .xplane.pb"
+        "pairs of cores ran the same programs, and the file does not say whether each pair is one device (a "
+        "megacore): they count as two devices, each with its own half of every operation; the .xplane.pb "
+        "recorded beside it says which, or --num-devices with half as many devices as there are cores"
     )
     sink.warning("megacore-not-stated", undecided, on.undecided)
 

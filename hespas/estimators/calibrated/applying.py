@@ -32,6 +32,8 @@ def time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) ->
     """What one fit says of operations of one scheme, shape (3, ops): time, 5 % and 95 % [ns]."""
     form = FORMS.get(fit.form)
     values = {each.name: each.value for each in fit.parameters}
+    later = () if form is None else (each for each in form.parameters if each.since)
+    values = {each.name: each.start for each in later} | values
     if form is None or any(each.name not in values for each in form.parameters):
         return np.full((3, len(ops)), np.nan)
     time = form_time_ns(form, values, ops, machine_of(device, ops.kind[0], scheme))

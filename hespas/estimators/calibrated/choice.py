@@ -71,27 +71,39 @@ class FitIndex:
         return cls(device, ordered, schemes)
 
     def choose(self, kind: str, op: str, scheme: str, variant: str) -> Choice | None:
-        """The fits for a class, None where none covers it."""
+        """The fits for a class, None where none covers it: the operation's own before those of its kind, and
+        of equal ones those of its format before those of any (which recordings make).
+        """
+        names = (op, ANY) if op != ANY else (ANY,)
+        for name in names:
+            if found := self._of_format(kind, name, scheme, variant):
+                return found
+            recorded = () if variant else self.by_class.get((kind, name, ANY), ())
+            if recorded and scheme:
+                return Choice(fits=recorded, scheme=scheme)
+        return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
+
+    def _of_format(self, kind: str, op: str, scheme: str, variant: str) -> Choice | None:
+        """Fits of an operation in its format, or in one that runs alike."""
         if found := self._fits(kind, op, scheme, variant):
             return Choice(fits=found, scheme=scheme)
         for other in self._alike(kind, scheme):
             if found := self._fits(kind, op, other, variant):
                 text = f"no fit for {scheme or 'an unknown format'}: that of {other} speaks for it"
                 return Choice(fits=found, scheme=other, assumed=("calibrated.other-scheme", text))
+        return None
+
+    def _quantizing(self, kind: str, op: str, scheme: str, variant: str) -> Choice | None:
         quantizing = _QUANTIZED_BY.get(scheme, "") if kind == "matmul" else ""
-        if quantizing and (found := self._fits(kind, op, quantizing, variant)):
-            return Choice(fits=found, scheme=quantizing, quantizing=True)
-        return self._chip_wide(kind, scheme)
+        for name in (op, ANY) if quantizing else ():
+            if found := self._fits(kind, name, quantizing, variant):
+                return Choice(fits=found, scheme=quantizing, quantizing=True)
+        return None
 
     def _fits(self, kind: str, op: str, scheme: str, variant: str) -> tuple[Fit, ...]:
-        """Fits of a class in order of preference; the operation's own before those of the whole kind."""
-        for name in (op, ANY) if op != ANY else (ANY,):
-            fits = self.by_class.get((kind, name, scheme), ())
-            if variant:
-                fits = tuple(fit for fit in fits if fit.variant == variant)
-            if fits:
-                return fits
-        return ()
+        """Fits of a class in order of preference."""
+        fits = self.by_class.get((kind, op, scheme), ())
+        return tuple(fit for fit in fits if fit.variant == variant) if variant else fits
 
     def _alike(self, kind: str, scheme: str) -> Iterable[str]:
         """Schemes whose fits may stand in: of the same width and rate; for what streams its data, any."""
@@ -103,12 +115,14 @@ class FitIndex:
             if kind not in MATRIX_KINDS or rate_flops_per_s(self.device, name, matrix=True) == rate
         )
         if kind not in MATRIX_KINDS and scheme:
-            yield from (name for name in self.schemes.get(kind, ()) if name not in (scheme, *same))
+            yield from (name for name in self.schemes.get(kind, ()) if name not in (scheme, ANY, *same))
 
     def _chip_wide(self, kind: str, scheme: str) -> Choice | None:
         fits = self.by_class.get((ANY, ANY, ANY), ())
         if kind not in CHIP_WIDE_KINDS or not fits or not scheme:
             return None
+        if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
+            return None  # fitted on products alone, whose start and traffic are not those of other kinds
         text = f"no fit of {kind} in {scheme}: the whole chip's speaks for it"
         return Choice(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 

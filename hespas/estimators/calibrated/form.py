@@ -35,7 +35,8 @@ Values = Mapping[str, float]
 class Parameter:
     """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale).
 
-    ``varies`` is false for what is set by the data's nature and never moved.
+    ``varies`` is false for what is set by the data's nature and never moved. ``since``: fits made before the
+    parameter was known lack it, and mean ``start``.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Parameter:
     low: float
     high: float
     varies: bool = True
+    since: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

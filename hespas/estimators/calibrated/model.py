@@ -6,7 +6,6 @@ operation is larger or smaller than what was fitted on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,9 @@ from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.calibrated.applying import doublings_beyond, time_and_interval
 from hespas.estimators.calibrated.choice import Choice, FitIndex
 from hespas.estimators.calibrated.quantizing import without_quantizing
-from hespas.estimators.operations import Labels, Operations
+from hespas.estimators.operations import Operations
 from hespas.graph import Diagnostics, Estimate, OpGraph
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
 
 __all__ = ["Calibrated"]
@@ -49,7 +48,7 @@ class Calibrated:
         found = Diagnostics() if diagnostics is None else diagnostics
         index = FitIndex.of(device)
         columns = np.full((3, len(ops)), np.nan)
-        for labels, rows in _classes(ops):
+        for labels, rows in ops.classes():
             kind, op, scheme, variant = labels
             choice = index.choose(kind, op, scheme, variant)
             where = f"{device.name} {' '.join(label for label in labels if label)}"
@@ -62,19 +61,6 @@ class Calibrated:
             columns[:, rows] = _said_by_choice(choice, ops.take(rows), index, (where, found))
         unknown = np.isnan(columns[0])
         return Prediction.of(self.name, columns[0], np.where(unknown, np.nan, columns[1]), columns[2])
-
-
-def _classes(ops: Operations) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
-    """Labels and rows of each distinct class. O(ops log ops)."""
-    labels: tuple[Labels, ...] = (ops.kind, ops.op, ops.scheme, ops.variant)
-    key = np.zeros(len(ops), np.int64)
-    for each in labels:
-        key = key * (len(each.names) + 1) + each.row
-    order = np.argsort(key, kind="stable")
-    ends = np.flatnonzero(np.diff(key[order])) + 1
-    for rows in np.split(order, ends) if len(order) else ():
-        kind, op, scheme, variant = (each[int(rows[0])] for each in labels)
-        yield (kind, op, scheme, variant), rows.astype(np.int64)
 
 
 def _said_by_choice(

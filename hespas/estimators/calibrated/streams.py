@@ -13,7 +13,7 @@ from hespas.estimators.calibrated.form import (
     hit_share,
     soft_max,
 )
-from hespas.estimators.operations import Operations
+from hespas.estimators.operations import STRIDED, Operations
 from hespas.graph.columns import FloatArray
 
 __all__ = ["ROOFLINE", "STREAMS"]
@@ -22,6 +22,8 @@ _T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
 _COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=10.0)
 _MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=6.0)
 _OVERLAP = Parameter(name="overlap", start=2.0, low=0.05, high=20.0)
+_STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, since=True)
+"""How much longer traffic takes whose operands are not walked in the order of the result."""
 
 
 def _rates(ops: Operations, machine: Machine) -> Columns:
@@ -31,6 +33,7 @@ def _rates(ops: Operations, machine: Machine) -> Columns:
     return {
         "arithmetic_ns": arithmetic,
         "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
+        "strided": np.nan_to_num(ops.dim(STRIDED)),
         "bytes": ops.bytes_moved,
         "rows": ops.dim("rows"),
         "columns": ops.dim("columns"),
@@ -38,16 +41,20 @@ def _rates(ops: Operations, machine: Machine) -> Columns:
     }
 
 
+def _traffic_ns(values: Values, columns: Columns) -> FloatArray:
+    slower = 1 + (values["strided"] - 1) * columns["strided"]
+    return columns["memory_ns"] * slower / values["memory"]
+
+
 def _roofline_ns(values: Values, columns: Columns) -> FloatArray:
     arithmetic = columns["arithmetic_ns"] / values["compute"]
-    memory = columns["memory_ns"] / values["memory"]
-    return values["t0_ns"] + soft_max(values["overlap"], arithmetic, memory)
+    return values["t0_ns"] + soft_max(values["overlap"], arithmetic, _traffic_ns(values, columns))
 
 
 def _streams_ns(values: Values, columns: Columns) -> FloatArray:
     share = hit_share(columns["bytes"], float(columns["cache"]) * values["cache_reach"], values["cache_edge"])
     speed_up = 1 + share * values["cache_gain"]
-    memory = columns["memory_ns"] / (values["memory"] * speed_up)
+    memory = _traffic_ns(values, columns) / speed_up
     arithmetic = columns["arithmetic_ns"] / values["compute"]
     rows = columns["rows"] * (values["row_ns"] + values["row_step_ns"] * columns["columns"])
     return values["t0_ns"] + soft_max(values["overlap"], arithmetic, memory, rows)
@@ -55,7 +62,7 @@ def _streams_ns(values: Values, columns: Columns) -> FloatArray:
 
 ROOFLINE = Form(
     name="roofline",
-    parameters=(_T0, _COMPUTE, _MEMORY, _OVERLAP),
+    parameters=(_T0, _COMPUTE, _MEMORY, _OVERLAP, _STRIDED),
     dims=(),
     columns=_rates,
     time_ns=_roofline_ns,
@@ -69,6 +76,7 @@ STREAMS = Form(
         _COMPUTE,
         _MEMORY,
         _OVERLAP,
+        _STRIDED,
         Parameter(name="row_ns", start=0.01, low=1e-6, high=1e3),
         Parameter(name="row_step_ns", start=1e-5, low=1e-9, high=1.0),
         Parameter(name="cache_gain", start=0.3, low=1e-3, high=20.0),

@@ -8,7 +8,6 @@ message bytes as Chakra counts them: the whole buffer, the shard for gathers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,13 +17,9 @@ import numpy as np
 
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Fit
+from hespas.hardware.forms import SEGMENTS, segment_name
 
 __all__ = ["SEGMENTS", "Layout", "Line", "basis", "lines_of", "named"]
-
-SEGMENTS = "segments"
-"""The form's name in a device file."""
-
-_NAME = re.compile(r"r(\d+)_n(\d+)_(t0_ns|knee(\d+)_bytes|ns_per_byte(\d+))")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,9 +63,8 @@ def lines_of(fit: Fit) -> dict[Layout, Line]:
     """The lines of a fit by layout; those whose parameters are not all there are left out."""
     found: dict[Layout, dict[str, float]] = {}
     for each in fit.parameters:
-        if match := _NAME.fullmatch(each.name):
-            layout = Layout(int(match[1]), int(match[2]))
-            found.setdefault(layout, {})[match[3]] = each.value
+        if name := segment_name(each.name):
+            found.setdefault(Layout(name.ranks, name.nodes), {})[name.part] = each.value
     lines: dict[Layout, Line] = {}
     for layout, values in sorted(found.items()):
         knees = tuple(_numbered(values, "knee{}_bytes"))

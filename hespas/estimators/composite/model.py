@@ -30,6 +30,16 @@ __all__ = ["DEFAULT_ORDER", "Composite"]
 DEFAULT_ORDER = "collectives+calibrated+roofline"
 """What is asked where nobody says: fits before data sheets."""
 
+_DEFAULT = Order(
+    default=split_order(DEFAULT_ORDER),
+    kinds=dict.fromkeys(
+        ("matmul", "attention.context", "attention.generation"), ("learned", "calibrated", "roofline")
+    ),
+)
+"""Of products and attention the learned models know more, on held-out shapes and in recorded programs alike
+(docs/accuracy.md); of what streams its data they know the sizes of their tables only.
+"""
+
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
 _FREE, _MODEL = 0, 1
@@ -59,7 +69,8 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """The estimator. ``order`` are estimators with their options, joined by ``+``; in its place ``path`` is a
+    """The estimator. ``order`` are estimators with their options, joined by ``+`` (empty: what devval and
+    recorded programs speak for, see :data:`_DEFAULT`); in its place ``path`` is a
     TOML file with a list ``order`` and lists by kind of operation in ``kinds``. ``num_ranks``: size of
     collectives over all ranks where the graph does not say (-1: unknown).
     """
@@ -74,7 +85,8 @@ class Composite:
         """Read the order and load its estimators. Raises ``UsageError``, and ``FormatError`` for the file."""
         if self.order and self.path:
             raise UsageError("composite: an order and a file of one", hint="give order= or path=, not both")
-        plan = read_order(self.path) if self.path else Order(default=split_order(self.order or DEFAULT_ORDER))
+        stated = Order(default=split_order(self.order)) if self.order else _DEFAULT
+        plan = read_order(self.path) if self.path else stated
         models = tuple(_for_ranks(load_estimator(each), self.num_ranks) for each in plan.spellings())
         object.__setattr__(self, "_plan", plan)
         object.__setattr__(self, "_models", models)
@@ -94,7 +106,7 @@ class Composite:
         needed = np.zeros(len(distinct), np.bool_)
         needed[place[~free]] = True
         bounds = ["free", "model"]
-        for last, wanted, who in self._steps(distinct):
+        for last, wanted, who in self._steps(distinct, device):
             model = self._models[who]
             missing = wanted & needed & np.isnan(of_ops.times[0])
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
@@ -133,7 +145,7 @@ class Composite:
         found = Diagnostics() if diagnostics is None else diagnostics
         distinct, place = ops.distinct()
         answer = _Answer.nothing(len(distinct))
-        for last, wanted, who in self._steps(distinct):
+        for last, wanted, who in self._steps(distinct, device):
             model = self._models[who]
             if isinstance(model, OperationModel):
                 missing = wanted & np.isnan(answer.times[0])
@@ -152,13 +164,19 @@ class Composite:
         pairs = zip(names, self._plan.spellings(), strict=True)
         return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
 
-    def _steps(self, ops: Operations) -> list[tuple[bool, BoolArray, int]]:
+    def _order(self, kind: str, device: Device) -> tuple[str, ...]:
+        """Who is asked of a kind: fits of a user's own device file first, where nobody said."""
+        if self._plan is _DEFAULT and any(fit.kind == kind for fit in device.own_fits):
+            return self._plan.default
+        return self._plan.of(kind)
+
+    def _steps(self, ops: Operations, device: Device) -> list[tuple[bool, BoolArray, int]]:
         """Who is asked of which operations, turn by turn: whether nobody comes after, the rows, the model.
 
         In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
         """
         spellings = self._plan.spellings()
-        orders = [self._plan.of(kind) for kind in ops.kind.names]
+        orders = [self._order(kind, device) for kind in ops.kind.names]
         steps: list[tuple[bool, BoolArray, int]] = []
         for turn in range(max((len(order) for order in orders), default=0)):
             for who, spelling in enumerate(spellings):

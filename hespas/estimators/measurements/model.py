@@ -19,7 +19,7 @@ class Measurements:
     (NaN unknown). ``hardware`` is a device's name in the library (as the table spells it where the library
     has none); ``split`` the part of the data a row belongs to (``calib``, ``devval``; empty: not stated).
     ``name`` and ``provenance`` say where all of it comes from; ``left_out`` counts rows of the table that no
-    operation stands for, by reason.
+    operation stands for, by reason. ``recorded``: they are of a program that ran, not of a sweep of sizes.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Measurements:
     hardware: Labels
     split: Labels
     left_out: tuple[tuple[str, int], ...] = ()
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per operation."""
@@ -51,6 +52,7 @@ class Measurements:
             hardware=self.hardware.take(rows),
             split=self.split.take(rows),
             left_out=self.left_out,
+            recorded=self.recorded,
         )
 
     def on(self, hardware: str) -> Measurements:

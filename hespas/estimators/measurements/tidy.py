@@ -1,26 +1,38 @@
-"""A tidy table of one's own: ``hardware``, ``kind``, ``dtype``, a time, and the dimensions of the kind."""
+"""A tidy table of one's own: ``hardware``, ``kind``, ``dtype``, a time, and the dimensions of the kind.
+
+Convolutions state their layers (``images``, ``in_channels``, ``out_channels``, ``kernel``, ``in_size``,
+``out_size``; square, one group), prompts their ``q_len`` and ``window`` (0: all before). A column called like
+that of the times with ``_std`` behind it is their deviation over repeats.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from hespas.estimators.measurements.columns import Columns
 from hespas.estimators.measurements.made import Dialect, Made, made_of, scheme_of
-from hespas.estimators.operations import KINDS, Labels, Operations, build, canonical_op, chosen
+from hespas.estimators.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
 
 __all__ = ["TIDY", "tidy_operations"]
 
 _UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_SUPPORTED = ("matmul", "vector", "normalization", "reduction", "move", "gather", "pooling", "collective")
+_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling")
+_LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
 
 
-def _duration_us(columns: Columns) -> FloatArray:
+def _times_us(columns: Columns) -> tuple[FloatArray, FloatArray]:
+    """Times and their deviation (NaN: not stated)."""
     for unit, factor in _UNITS_US.items():
         for stem in ("duration", "latency"):
-            if f"{stem}_{unit}" in columns.names:
-                return columns.numbers(f"{stem}_{unit}") * factor
+            name = f"{stem}_{unit}"
+            if name in columns.names:
+                return columns.numbers(name) * factor, columns.numbers(f"{name}_std", np.nan) * factor
     raise FormatError(
         "no column of times",
         path=str(columns.path),
@@ -28,40 +40,106 @@ def _duration_us(columns: Columns) -> FloatArray:
     )
 
 
-def _of_kind(columns: Columns, kind: str) -> Operations:
-    scheme, count = scheme_of(columns), len(columns)
-    op = columns.texts("op", "")
-    op = Labels(op.row, tuple(canonical_op(name) for name in op.names))
-    variant = columns.texts("variant", "")
-    sizes = {name: columns.numbers(name, 1.0 if name == "batch" else np.nan) for name in KINDS[kind]}
-    if kind == "matmul":
-        return build.matmuls(scheme, variant=variant, **sizes)
-    if kind == "collective":
-        return build.collectives(scheme, op=op, variant=variant, **sizes)
-    return build.elementwise(
-        kind,
-        scheme,
-        op=op,
-        passes=columns.numbers("passes", 2.0),
-        flops_per_element=np.ones(count),
-        variant=variant,
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The columns of a table with what all kinds of rows have."""
+
+    columns: Columns
+    scheme: Labels
+    variant: Labels
+
+    def sizes(self, *names: str) -> dict[str, FloatArray]:
+        """Dimensions by name: one batch where nothing is said, NaN for others that are not there."""
+        return {name: self.columns.numbers(name, 1.0 if name == "batch" else np.nan) for name in names}
+
+    def op(self) -> Labels:
+        """Operations under one name, whoever wrote them."""
+        op = self.columns.texts("op", "")
+        return Labels(op.row, tuple(canonical_op(name) for name in op.names))
+
+    def stored_bytes(self) -> FloatArray:
+        """Bytes per element that a cache of keys and values holds."""
+        found = [find_scheme(name) for name in self.scheme.names]
+        return np.array([np.nan if each is None else each.activation_bits / 8 for each in found])[
+            self.scheme.row
+        ]
+
+
+def _matmuls(rows: _Rows) -> Operations:
+    return build.matmuls(rows.scheme, variant=rows.variant, **rows.sizes(*KINDS["matmul"]))
+
+
+def _convolutions(rows: _Rows) -> Operations:
+    return build.convolutions(rows.scheme, variant=rows.variant, **rows.sizes(*_LAYER))
+
+
+def _context(rows: _Rows) -> Operations:
+    sizes = rows.sizes("batch", "heads", "kv_heads", "head_dim")
+    return build.attention_context(
+        rows.scheme,
+        length=rows.columns.numbers("q_len", np.nan),
+        window=np.nan_to_num(rows.columns.numbers("window", 0.0)),
+        kv_bytes=rows.stored_bytes(),
+        variant=rows.variant,
         **sizes,
     )
+
+
+def _generation(rows: _Rows) -> Operations:
+    sizes = rows.sizes(*KINDS["attention.generation"])
+    return build.attention_generation(
+        rows.scheme, kv_bytes=rows.stored_bytes(), variant=rows.variant, **sizes
+    )
+
+
+def _encoder(rows: _Rows) -> Operations:
+    sizes = rows.sizes("batch", "heads", "head_dim")
+    length = rows.columns.numbers("q_len", np.nan)
+    return build.attention_encoder(rows.scheme, length=length, variant=rows.variant, **sizes)
+
+
+def _collectives(rows: _Rows) -> Operations:
+    sizes = rows.sizes(*KINDS["collective"])
+    return build.collectives(rows.scheme, op=rows.op(), variant=rows.variant, **sizes)
+
+
+def _elementwise(kind: str, rows: _Rows) -> Operations:
+    return build.elementwise(
+        kind,
+        rows.scheme,
+        op=rows.op(),
+        passes=rows.columns.numbers("passes", 2.0),
+        flops_per_element=np.ones(len(rows.scheme)),
+        variant=rows.variant,
+        **rows.sizes(*KINDS[kind]),
+    )
+
+
+_MAKE: Mapping[str, Callable[[_Rows], Operations]] = {
+    "matmul": _matmuls,
+    "convolution": _convolutions,
+    "attention.context": _context,
+    "attention.generation": _generation,
+    "attention.encoder": _encoder,
+    **{kind: partial(_elementwise, kind) for kind in _ELEMENTWISE},
+    "collective": _collectives,
+}
 
 
 def tidy_operations(columns: Columns) -> Operations:
     """The operations of a table with columns ``kind`` and ``dtype``. Raises ``FormatError``."""
     kind = columns.texts("kind")
-    unknown = sorted(set(kind.used()) - set(_SUPPORTED))
+    unknown = sorted(set(kind.used()) - set(_MAKE))
     if unknown:
         raise FormatError(
             f"column 'kind' holds {', '.join(map(repr, unknown[:5]))}",
             path=str(columns.path),
-            hint=f"known are {', '.join(_SUPPORTED)}",
+            hint=f"known are {', '.join(_MAKE)}",
         )
+    rows = _Rows(columns, scheme_of(columns), columns.texts("variant", ""))
     made: Operations | None = None
     for name in kind.used():
-        part = _of_kind(columns, name)
+        part = _MAKE[name](rows)
         is_mine = np.zeros(len(columns), np.bool_)
         is_mine[kind.where(name)] = True
         made = part if made is None else chosen(made, part, is_mine)
@@ -71,7 +149,8 @@ def tidy_operations(columns: Columns) -> Operations:
 
 
 def _tidy(columns: Columns) -> Made:
-    return made_of(tidy_operations(columns), _duration_us(columns))
+    times_us, spread_us = _times_us(columns)
+    return made_of(tidy_operations(columns), times_us, spread_us=spread_us)
 
 
 TIDY = (

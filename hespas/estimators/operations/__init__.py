@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hespas.estimators.operations.from_graph import operations_of
-from hespas.estimators.operations.model import KINDS, Labels, Operations, chosen
+from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations, chosen
 from hespas.estimators.operations.naming import canonical_op
 from hespas.estimators.operations.rates import MATRIX_KINDS, PeakTimes, peak_times, rate_flops_per_s
 from hespas.estimators.operations.schemes import SCHEMES, Scheme, find_scheme
@@ -12,6 +12,7 @@ __all__ = [
     "KINDS",
     "MATRIX_KINDS",
     "SCHEMES",
+    "STRIDED",
     "Labels",
     "Operations",
     "PeakTimes",

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hespas.estimators.network import group_sizes
-from hespas.estimators.operations.model import KINDS, Labels, Operations
+from hespas.estimators.network import between_ranks, group_sizes
+from hespas.estimators.operations.access import strided
+from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations
 from hespas.estimators.operations.naming import canonical_op
 from hespas.estimators.rates import arithmetic_dtype
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph
@@ -53,6 +54,10 @@ _WEIGHT_ONLY: Mapping[tuple[str, str], str] = {
     ("f16", "i4"): "int4_wo",
 }
 _UNKNOWN_TYPE = len(DTYPES)
+_MESSAGE = "permute"
+"""What tables call a message from one rank to another, which is a permutation of two ranks."""
+_STREAMED = tuple(_PLACE[name] for name in ("move", "reduction", "normalization"))
+_ROW = 4096.0
 
 
 def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
@@ -64,13 +69,16 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
     kind = np.array([_PLACE[_KIND_OF.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
     kind[graph.kind == int(NodeKind.COLLECTIVE)] = _PLACE["collective"]
     kind[np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))] = 0
+    kind[_messages(graph)] = _PLACE["collective"]
     dims = _extents(graph)
     scheme, names = _schemes(graph)
     _products(graph, kind, dims, scheme, names)
     _attention(graph, kind, dims)
     op, op_names = _operation_names(graph, kind)
     _collectives(graph, dims, num_ranks)
+    _flatten(kind, dims)
     _only_its_own(kind, dims)
+    dims[STRIDED] = strided(graph, kind == _PLACE["vector"], np.isin(kind, _STREAMED))
     return Operations(
         kind=Labels(kind, _NAMES),
         op=Labels(op, op_names),
@@ -90,6 +98,17 @@ def _only_its_own(kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
         column[~has] = np.nan
 
 
+def _flatten(kind: SmallIntArray, dims: dict[str, FloatArray]) -> None:
+    """Elementwise operations run over their elements in one row, however they are shaped: told as tables of
+    measurements hold them, in rows of at most :data:`_ROW`.
+    """
+    mine = kind == _PLACE["vector"]
+    elements = dims["rows"][mine] * dims["columns"][mine]
+    columns = np.minimum(elements, _ROW)
+    dims["columns"][mine] = columns
+    dims["rows"][mine] = elements / np.maximum(columns, 1.0)
+
+
 def _operation_names(graph: OpGraph, kind: SmallIntArray) -> tuple[SmallIntArray, tuple[str, ...]]:
     """The operation within its kind: empty where the kind says all."""
     rows: dict[str, int] = {"": 0}
@@ -104,7 +123,15 @@ def _operation_names(graph: OpGraph, kind: SmallIntArray) -> tuple[SmallIntArray
         found = graph.collectives.node[graph.collectives.kind == int(each)]
         if len(found):
             op[found] = rows.setdefault(each.name.lower(), len(rows))
+    messages = _messages(graph)
+    if len(messages):
+        op[messages] = rows.setdefault(_MESSAGE, len(rows))
     return op, tuple(rows)
+
+
+def _messages(graph: OpGraph) -> SmallIntArray:
+    """Nodes that send to another rank, receive from one, or both."""
+    return graph.p2p.node[between_ranks(graph)]
 
 
 def _first(values: SmallIntArray, offsets: IntArray, default: int) -> IntArray:
@@ -227,3 +254,6 @@ def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) ->
     if len(table):
         dims["ranks"][table.node] = group_sizes(graph, num_ranks=num_ranks)[table.group_set]
         dims["message_bytes"][table.node] = table.comm_bytes
+    messages, between = graph.p2p, between_ranks(graph)
+    dims["ranks"][messages.node[between]] = 2.0
+    dims["message_bytes"][messages.node[between]] = messages.comm_bytes[between]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,12 @@ import numpy as np
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 
-__all__ = ["KINDS", "Labels", "Operations", "chosen"]
+__all__ = ["KINDS", "STRIDED", "Labels", "Operations", "chosen"]
+
+STRIDED = "strided"
+"""A dimension of any kind: 1 where an operand lies in memory in another order than the result, or is repeated
+over it, 0 where all are walked alike. NaN (tables do not say) counts as 0.
+"""
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "matmul": ("batch", "m", "n", "k"),
@@ -131,6 +136,18 @@ class Operations:
             transcendentals=self.transcendentals[rows],
             bytes_moved=self.bytes_moved[rows],
         )
+
+    def classes(self) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
+        """Kind, operation, scheme and variant of each class that occurs, with its rows. O(ops log ops)."""
+        labels: tuple[Labels, ...] = (self.kind, self.op, self.scheme, self.variant)
+        key = np.zeros(len(self), np.int64)
+        for each in labels:
+            key = key * (len(each.names) + 1) + each.row
+        order = np.argsort(key, kind="stable")
+        ends = np.flatnonzero(np.diff(key[order])) + 1
+        for rows in np.split(order, ends) if len(order) else ():
+            kind, op, scheme, variant = (each[int(rows[0])] for each in labels)
+            yield (kind, op, scheme, variant), rows.astype(np.int64)
 
     def distinct(self) -> tuple[Operations, IntArray]:
         """Equal operations once, and the place of each operation among them. O(ops log ops)."""

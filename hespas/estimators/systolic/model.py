@@ -6,7 +6,6 @@ operations are not covered. Times are of a device's operations alone, as XLA's p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +26,7 @@ from hespas.estimators.systolic.lines import (
 from hespas.estimators.systolic.several import shared_cycles
 from hespas.estimators.systolic.telling import Findings, Note
 from hespas.graph import Diagnostics, Estimate, OpGraph
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -99,7 +98,7 @@ class Systolic:
         """Time of each operation; see the module. O(ops)."""
         findings = Findings()
         times = np.full((3, len(ops)), np.nan)
-        for (kind, op, scheme, variant), rows in _classes(ops):
+        for (kind, op, scheme, variant), rows in ops.classes():
             part = ops.take(rows)
             basis = basis_of(device, kind, op, scheme, variant)
             if kind in _PRODUCTS:
@@ -232,19 +231,3 @@ def _with_interval(
     low = np.array([band.low for band in bands])[place] ** widening
     high = np.array([band.high for band in bands])[place] ** widening
     return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
-
-
-def _classes(ops: Operations) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
-    """Rows of each kind, operation, scheme and variant."""
-    labels = (ops.kind, ops.op, ops.scheme, ops.variant)
-    key = np.zeros(len(ops), np.int64)
-    for each in labels:
-        key = key * len(each.names) + each.row
-    _, first, place = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(place.reshape(-1), kind="stable")
-    ends = np.cumsum(np.bincount(place.reshape(-1), minlength=len(first))).tolist()
-    starts = [0, *ends[:-1]]
-    rows: list[int] = first.tolist()
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        kind, op, scheme, variant = (each[row] for each in labels)
-        yield (kind, op, scheme, variant), order[start:end]

@@ -58,24 +58,25 @@ def end_to_end(
     source: Source, device: Device, models: Sequence[Estimator], diagnostics: Diagnostics
 ) -> Iterator[EndToEnd]:
     """Rows of one source. A program is simulated and set against the span and the busy time of its profile;
-    in any case the sum of what is predicted is set against the time measured for the same cases.
+    so is a recorded graph, against those of its recorded steps. In any case the sum of what is predicted is
+    set against the time measured for the same cases.
     """
     cases = source.cases
     shares = {said.estimator: _share_said(cases, said) for said in cases.predictions}
-    models = [for_job(model, source.num_ranks) for model in models]
-    if source.program is not None and source.profile is not None:
-        span, busy = span_ns(source.profile), busy_ns(source.profile)
+    step = step_of(source)
+    if source.program is not None and step.is_simulated:
         for model in models:
-            estimates = [model.estimate(graph, device) for graph in source.program.classes]
+            asked = for_job(model, source.num_ranks)
+            estimates = [asked.estimate(graph, device) for graph in source.program.classes]
             done = simulate(source.program, estimates, diagnostics=diagnostics)
-            for basis, measured in (("span", span), ("busy", busy)):
+            for basis, measured in (("span", step.span_ns), ("busy", step.busy_ns)):
                 yield EndToEnd(
                     workload=cases.workload,
-                    source=source.profile.name,
+                    source=cases.source if source.profile is None else source.profile.name,
                     hardware=cases.hardware,
                     estimator=model.name,
                     basis=basis,
-                    predicted_ns=done.step_ns,
+                    predicted_ns=done.step_ns * _one_step(source),
                     measured_ns=measured,
                     is_lower_bound=done.is_lower_bound,
                     coverage=shares.get(model.name, nan),
@@ -98,14 +99,25 @@ def end_to_end(
 
 
 def step_of(source: Source) -> Step:
-    """How long a step took; unknown for graphs that carry times themselves."""
-    if source.profile is None:
+    """How long a step took; unknown for graphs that carry times and not when those were."""
+    if source.profile is not None:
+        return Step(
+            span_ns=span_ns(source.profile),
+            busy_ns=busy_ns(source.profile),
+            is_simulated=source.program is not None,
+        )
+    if source.recorded is None:
         return Step(span_ns=nan, busy_ns=nan, is_simulated=False)
     return Step(
-        span_ns=span_ns(source.profile),
-        busy_ns=busy_ns(source.profile),
+        span_ns=float(np.median(source.recorded.span_ns)),
+        busy_ns=float(np.median(source.recorded.busy_ns)),
         is_simulated=source.program is not None,
     )
+
+
+def _one_step(source: Source) -> float:
+    """What one step is of all that is simulated: a recording may be of several, and of work beside them."""
+    return 1.0 if source.recorded is None else source.recorded.inside / source.recorded.count
 
 
 def _share_said(cases: Cases, said: Prediction) -> float:

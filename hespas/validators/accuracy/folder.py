@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hespas.converters.output import check_destination, write_atomically
 from hespas.estimators import load_estimator
+from hespas.estimators.settings import for_job
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError
 from hespas.hardware import Device, load_device
@@ -82,18 +83,23 @@ def write_report(
 
     What was compared is given again as to :func:`~hespas.validators.accuracy.accuracy`: the page shows the
     devices' figures, what ran when, and beside it ``workload`` simulated with the first of ``estimators`` on
-    the first device. Raises ``OutputError`` where a file exists and ``overwrite`` is not given,
+    the first device; without it, the program that took most time of those that came with their measurements,
+    on its device. Raises ``OutputError`` where a file exists and ``overwrite`` is not given,
     ``MissingExtraError`` without plotly.
     """
     check_folder(folder, overwrite=overwrite)
     devices = [load_device(name) for name in hardware]
     measured = [profile for profile in profiles if isinstance(profile, Profile)]
+    if workload is None:
+        workload, devices_of_it = _longest(done, devices)
+    else:
+        devices_of_it = devices
     page = accuracy_html(
         done,
         limits,
         provenance_of(done.inputs, devices, {each.name: each.metadata for each in measured}),
         profiles=measured,
-        timeline=_simulated(workload, devices, estimators),
+        timeline=_simulated(workload, devices_of_it, estimators),
         program=workload,
     )
     contents = {
@@ -110,13 +116,22 @@ def write_report(
         _write(content, folder / name)
 
 
+def _longest(done: Accuracy, devices: Sequence[Device]) -> tuple[Workload | None, list[Device]]:
+    """Of the programs that came with what was measured the one that took most time, and its device."""
+    found = [cases for cases in done.cases if cases.source in done.programs]
+    if not found:
+        return None, []
+    cases = max(found, key=lambda each: float(each.measured_ns.sum()))
+    return done.programs[cases.source], [each for each in devices if each.name == cases.hardware]
+
+
 def _simulated(
     workload: Workload | None, devices: Sequence[Device], estimators: Sequence[str]
 ) -> Timeline | None:
     """One step of the program; findings about it are those of the comparison, and not told again."""
     if workload is None or not devices or not estimators:
         return None
-    model = load_estimator(estimators[0])
+    model = for_job(load_estimator(estimators[0]), workload.num_ranks)
     found = Diagnostics()
     estimates = [model.estimate(graph, devices[0], found) for graph in workload.classes]
     return simulate(workload, estimates, diagnostics=found).timeline

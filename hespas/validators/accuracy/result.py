@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
 
-from hespas.graph import Diagnostics
+from hespas.graph import Diagnostics, Workload
 from hespas.validators.accuracy.across import SpeedUp
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding
@@ -125,7 +125,7 @@ class Thresholds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
     """The whole. ``noise`` is by hardware; ``coverage``, ``joins`` (what each instruction carries out, of
-    sources matched with a program) and ``steps`` are by source.
+    sources matched with a program), ``steps`` and ``programs`` (what was simulated) are by source.
     """
 
     inputs: tuple[str, ...]
@@ -142,6 +142,7 @@ class Accuracy:
     diagnostics: Diagnostics
     joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, tuple[Join, ...]])
     steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
+    programs: Mapping[str, Workload] = field(default_factory=dict[str, Workload])
 
     def exceeded(self, limits: Thresholds) -> tuple[str, ...]:
         """A sentence for each limit that an asked estimator passes; an error that is unknown passes every

@@ -21,8 +21,9 @@ from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.endtoend import end_to_end, step_of
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd
-from hespas.validators.accuracy.sources import Source, sources_of
+from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, sources_of
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries, trends
+from hespas.validators.matching import NO_MODULE
 
 __all__ = ["accuracy"]
 
@@ -53,7 +54,7 @@ def accuracy(
         for part, name in by_device(profile, devices, found):
             sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
     if not any(len(source.cases) for source, _ in sources):
-        raise _nothing_compared(profiles, [source for source, _ in sources])
+        raise _nothing_compared(profiles, [source for source, _ in sources], found)
     sources = _sources_apart(sources)
     cases = _predicted(sources, devices, models, found)
     _tell_silent(cases, models, found)
@@ -79,10 +80,13 @@ def accuracy(
         diagnostics=found,
         joins={source.cases.source: source.joins for source, _ in sources if source.joins},
         steps={source.cases.source: step_of(source) for source, _ in sources},
+        programs={source.cases.source: source.program for source, _ in sources if source.program is not None},
     )
 
 
-def _nothing_compared(profiles: Sequence[Profile | Workload], sources: Sequence[Source]) -> UsageError:
+def _nothing_compared(
+    profiles: Sequence[Profile | Workload], sources: Sequence[Source], found: Diagnostics
+) -> UsageError:
     if all(isinstance(each, Workload) for each in profiles):
         return UsageError(
             "a program without measured times is nothing to compare with",
@@ -90,9 +94,11 @@ def _nothing_compared(profiles: Sequence[Profile | Workload], sources: Sequence[
             hint="give it with --workload, and the profile of its run with --measured",
         )
     if any(source.coverage is not None for source in sources) or not sources:
+        absent = NO_MODULE in found.counts()
         return UsageError(
-            "no event of the profiles belongs to the program", hint="is it the program that ran?"
-        )
+            "no event of the profiles belongs to the program", path=profiles[0].name,
+            hint=HOLDS_NO_PROGRAM if absent else "is it the program that ran?",
+        )  # fmt: skip
     return UsageError(
         "no operation of the profiles took any time", hint="are the durations known, and above 0?"
     )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from hespas.converters import ReadOptions, load_format
-from hespas.converters.measured_ops import costed_ops
-from hespas.graph import Diagnostics, EventColumns, GraphBuilder, OpGraph, Profile, Workload
+from hespas.converters.measured_ops import RecordedSteps, costed_ops, recorded_steps_of
+from hespas.graph import Diagnostics, EventColumns, GraphBuilder, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.errors import HespasError, UsageError
+from hespas.graph.errors import UsageError
+from hespas.graph.passes import with_durations
+from hespas.validators.accuracy.attached import attached_programs
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Cases,
@@ -36,9 +35,12 @@ from hespas.validators.matching import (
     node_text,
 )
 
-__all__ = ["Source", "events_of", "sources_of"]
+__all__ = ["HOLDS_NO_PROGRAM", "Source", "events_of", "sources_of"]
 
-_ATTACHED = "hlo/"
+HOLDS_NO_PROGRAM = (
+    "this file holds no compiled program: give the .xplane.pb recorded beside it, or the optimised HLO that "
+    "ran as --workload"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -46,8 +48,9 @@ class Source:
     """One program in one profile. ``graph`` has one node per group; ``node`` is the node of each case and
     ``times`` how often a step runs it. ``program`` is what runs end to end (None: a trace of operations, or a
     further class of ranks of a program already given); ``profile`` what was recorded of it, on all ranks
-    (None: a graph that carries measured times itself). ``joins`` say what each instruction carries out;
-    ``num_ranks`` is the size of the job (-1: unknown).
+    (None: a graph that carries measured times itself, and ``recorded`` what its steps took, where that is
+    known). ``joins`` say what each instruction carries out; ``num_ranks`` is the size of the job (-1:
+    unknown).
     """
 
     profile: Profile | None
@@ -59,6 +62,7 @@ class Source:
     program: Workload | None
     joins: tuple[Join, ...] = ()
     num_ranks: int = -1
+    recorded: RecordedSteps | None = None
 
 
 def sources_of(
@@ -80,7 +84,7 @@ def sources_of(
     if workload is not None:
         yield from _against(profile, workload, hardware, diagnostics)
         return
-    programs = list(_attached(profile, diagnostics))
+    programs = list(attached_programs(profile, diagnostics))
     in_some = np.zeros(len(profile), np.bool_)
     for module, program in programs:
         chosen = _of_module(profile, module)
@@ -96,33 +100,11 @@ def sources_of(
         raise UsageError(
             "the profile names no operations with shapes, and there is no program to match it with",
             path=profile.name,
-            hint="give the program with --workload, or record shapes: profile(record_shapes=True)",
+            hint=HOLDS_NO_PROGRAM
+            if bool((profile.module_row > 0).any())
+            else "give the program with --workload, or record shapes: profile(record_shapes=True)",
         )
     yield _operations(profile, hardware, diagnostics)
-
-
-def _attached(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
-    """The compiled programs of a profile that ran in it."""
-    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
-    read = load_format("hlo").read
-    for name, data in profile.attachments.items():
-        module = name.removeprefix(_ATTACHED)
-        if not name.startswith(_ATTACHED) or module not in ran or read is None:
-            continue
-        with TemporaryDirectory(prefix="hespas-") as folder:
-            path = Path(folder) / "module.pb"
-            path.write_bytes(data)
-            try:
-                value = read(path, ReadOptions(), diagnostics)
-            except HespasError as error:
-                diagnostics.warning(
-                    "accuracy.unreadable-module",
-                    profile.name,
-                    f"module {module} is left out: {error.message}",
-                )
-                continue
-        if isinstance(value, Workload):
-            yield module, replace(value, name=module)
 
 
 def _of_module(profile: Profile, module: str) -> BoolArray:
@@ -334,16 +316,33 @@ def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> Non
 
 
 def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
-    """The nodes of a graph that carry a time, once per rank class."""
+    """The nodes of a graph that carry a time, once per rank class. What does no work (calls around others,
+    bookkeeping) is no case; its time is nobody's. Where it is known how long its steps took, the graph
+    without its times is the program that ran.
+    """
     for graph in workload.classes:
-        node = np.flatnonzero((graph.duration_ns >= LEAST_NS) & (graph.multiplicity > 0))
+        timed = (graph.duration_ns >= LEAST_NS) & (graph.multiplicity > 0)
+        idle = timed & (graph.op_class == int(OpClass.FREE))
+        node = np.flatnonzero(timed & ~idle)
         times = graph.multiplicity[node]
-        if len(node):
-            cases = _cases_of(graph, node, times, (graph.name, workload.name, hardware))
-            yield Source(
-                profile=None, graph=graph, node=node, times=times, cases=cases, coverage=None, program=None,
-                num_ranks=workload.num_ranks,
-            )  # fmt: skip
+        if not len(node):
+            continue
+        recorded = recorded_steps_of(graph.attachments, graph.name)
+        untimed = with_durations(graph, np.full(len(graph), np.nan))
+        yield Source(
+            profile=None,
+            graph=graph,
+            node=node,
+            times=times,
+            cases=replace(
+                _cases_of(graph, node, times, (graph.name, workload.name, hardware)),
+                outside_ns=float((graph.duration_ns * graph.multiplicity)[idle].sum()),
+            ),
+            coverage=None,
+            program=None if recorded is None else Workload.spmd(untimed, workload.num_ranks),
+            num_ranks=workload.num_ranks,
+            recorded=recorded,
+        )
 
 
 def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> Source:

@@ -24,10 +24,13 @@ from hespas.validators.calibration.held_out import (
     compared,
     device_left_out,
     has_sizes_to_leave_out,
+    merged,
     operations_left_out,
+    recordings_left_out,
     sizes_left_out,
 )
 from hespas.validators.calibration.memory import FitMemory, content_key
+from hespas.validators.calibration.recordings import fit_recordings
 
 __all__ = ["KEPT_SPLIT", "Calibration", "Progress", "TableUse", "calibrate"]
 
@@ -98,7 +101,7 @@ def calibrate(
             hint="12 of one kind, number format and variant at least, with known sizes and a published peak",
         )
     return Calibration(
-        device=replace(device, own_fits=_merged(fits, device.fits), fits_of=""),
+        device=replace(device, own_fits=merged(fits, device.fits), fits_of=""),
         fits=fits,
         held_out=tuple(compared(by, testing.tested(by), device, inputs) for by in chosen),
         tables=tuple(_uses(tables, usable, device, found)),
@@ -120,17 +123,23 @@ class _Run:
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> tuple[Fit, ...]:
         """The fits of some rows: from memory where an interrupted run has made them."""
         bare = replace(device, own_fits=(), fits_of="", efficiencies=())
-        key = content_key(tables, bare, self.seed)
-        known = self.memory.recall(key, self.date) if self.memory else None
-        if known is not None:
-            return known
+        recordings = [table for table in tables if table.recorded]
+        sweeps = [table for table in tables if not table.recorded]
+        key = content_key(tables, device if recordings else bare, self.seed)
+        kept = self.memory.recall(key, self.date) if self.memory else None
+        if kept is not None:
+            return kept
 
         def told(done: int, total: int, name: str) -> None:
             if self.progress:
                 self.progress(done, total, f"{purpose}: {name}")
 
-        fits = fit_device(list(tables), device, seed=self.seed, fitted=self.date, progress=told)
-        collectives = [table.take(table.ops.kind.where("collective")) for table in tables]
+        fits = fit_device(sweeps, device, seed=self.seed, fitted=self.date, progress=told) if sweeps else ()
+        if recordings:
+            known = replace(device, own_fits=merged(fits, device.fits), fits_of="")
+            recorded = fit_recordings(recordings, known, seed=self.seed, fitted=self.date)
+            fits = (*recorded, *(fit for fit in fits if fit.key not in {each.key for each in recorded}))
+        collectives = [table.take(table.ops.kind.where("collective")) for table in sweeps]
         collectives = [table for table in collectives if len(table)]
         if collectives:
             fits += tuple(
@@ -188,20 +197,6 @@ def _nothing(
     )
 
 
-def _merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
-    """The new fits, then earlier ones of other classes; the new are what runs where no variant is named."""
-    new = {fit.key for fit in fits}
-    replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
-    kept = (fit for fit in before if fit.key not in new)
-    return (
-        *fits,
-        *(
-            replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
-            for fit in kept
-        ),
-    )
-
-
 def _uses(
     tables: Sequence[Measurements], usable: Sequence[Measurements], device: Device, found: Diagnostics
 ) -> list[TableUse]:
@@ -233,6 +228,8 @@ class _Tests:
             return sizes_left_out(self.mine, self.device, self.run.seed, self.run.fit)
         if by == "op":
             return operations_left_out(self.mine, self.device, self.run.fit)
+        if by == "recording":
+            return recordings_left_out(self.mine, self.device, self.run.fit)
         others = _other_devices(self.usable, self.device)
         return device_left_out(self.mine, others, self.device, self.run.fit)
 
@@ -243,6 +240,7 @@ class _Tests:
         possible = {
             "shape": has_sizes_to_leave_out(self.mine),
             "op": any(_has_several(table) for table in self.mine),
+            "recording": sum(table.recorded for table in self.mine) > 1,
             "hardware": bool(_other_devices(self.usable, self.device)[0]),
         }
         if tests is None and not possible["shape"]:
@@ -266,6 +264,7 @@ def _has_several(table: Measurements) -> bool:
 _WHY: Mapping[str, str] = {
     "shape": "too few sizes to leave some out",
     "op": "no kind of operation has several",
+    "recording": "there is one recording at most",
     "hardware": "no other device with a hardware file in the tables",
 }
 

@@ -10,6 +10,8 @@ from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels, Operations, operations_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import Device, load_device
+from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.sources import Source, sources_of
 
 __all__ = ["joined", "measurements_of"]
@@ -20,7 +22,7 @@ _UNFIT = ("other", "collective")
 
 def measurements_of(
     profile: Profile | Workload,
-    hardware: str,
+    hardware: str | Device,
     *,
     workload: Workload | None = None,
     diagnostics: Diagnostics | None = None,
@@ -30,11 +32,15 @@ def measurements_of(
 
     Operations are those of ``workload``, of the compiled programs that the profile brings along, or of its
     own costed operations: see :func:`~hespas.validators.accuracy.sources.sources_of`. They name no variant:
-    they are what a program on ``hardware`` runs. Raises ``UsageError`` for a profile without any.
+    they are what a program on ``hardware`` runs. Events of other devices are left out where the profile names
+    several, as :func:`~hespas.validators.accuracy.devices.by_device` does. Raises ``UsageError`` for a
+    profile without any operation.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    sources = list(sources_of(profile, workload, hardware, found))
-    return joined([_of_source(source, hardware) for source in sources], profile.name)
+    device = load_device(hardware) if isinstance(hardware, str) else hardware
+    [(part, _)] = by_device(profile, {device.name: device}, found)
+    sources = list(sources_of(part, workload, device.name, found))
+    return joined([_of_source(source, device.name) for source in sources], profile.name)
 
 
 def _of_source(source: Source, hardware: str) -> Measurements:
@@ -57,6 +63,7 @@ def _of_source(source: Source, hardware: str) -> Measurements:
         hardware=Labels.constant(hardware, count),
         split=Labels.constant("", count),
         left_out=(("no known cost, or the time of others", int(len(ops) - len(kept))),),
+        recorded=True,
     )
 
 
@@ -88,6 +95,7 @@ def joined(parts: Sequence[Measurements], name: str) -> Measurements:
         hardware=_joined_labels([part.hardware for part in parts]),
         split=_joined_labels([part.split for part in parts]),
         left_out=tuple((reason, count) for reason, count in left_out.items() if count),
+        recorded=all(part.recorded for part in parts),
     )
 
 

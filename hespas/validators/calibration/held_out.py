@@ -29,13 +29,16 @@ __all__ = [
     "compared",
     "device_left_out",
     "has_sizes_to_leave_out",
+    "merged",
     "operations_left_out",
+    "recordings_left_out",
     "sizes_left_out",
 ]
 
 TESTS: Mapping[str, str] = {
     "shape": "a fifth of the sizes, whatever the operation's format, entered no fit",
     "op": "each operation predicted by a fit of the other operations of its kind",
+    "recording": "each recorded program predicted by fits of the others",
     "hardware": "the device predicted by fits of each other device: the middle one of their predictions",
 }
 """What may be left out, and what that means."""
@@ -112,6 +115,35 @@ def _size_texts(ops: Operations) -> list[str]:
         f"{kind} {[columns[dim][row] for dim in KINDS[kind] if dim in columns]}"
         for row, kind in enumerate(kinds)
     ]
+
+
+def recordings_left_out(
+    tables: Sequence[Measurements], device: Device, fit: Fitter
+) -> tuple[list[Tested], int]:
+    """Each recording, predicted by the device's fits once the other recordings have entered them."""
+    tested: list[Tested] = []
+    entered = 0
+    for table in tables:
+        others = [each for each in tables if each is not table]
+        if table.recorded:
+            fits = fit(others, device, f"without {table.name}")
+            tested.append(Tested(table, _said(table.ops, device, merged(fits, device.fits))))
+            entered += sum(map(len, others))
+    return tested, entered
+
+
+def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
+    """The new fits, then earlier ones of other classes; the new are what runs where no variant is named."""
+    new = {fit.key for fit in fits}
+    replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
+    kept = (fit for fit in before if fit.key not in new)
+    return (
+        *fits,
+        *(
+            replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
+            for fit in kept
+        ),
+    )
 
 
 def operations_left_out(

@@ -6,9 +6,10 @@ from hespas.validators.matching.coverage import Coverage, coverage_of
 from hespas.validators.matching.groups import RULES, Matching
 from hespas.validators.matching.identity import check_program
 from hespas.validators.matching.joins import Join, joins_of, node_text
-from hespas.validators.matching.match import match_program
+from hespas.validators.matching.match import NO_MODULE, match_program
 
 __all__ = [
+    "NO_MODULE",
     "RULES",
     "Coverage",
     "Join",

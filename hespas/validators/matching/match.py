@@ -20,13 +20,16 @@ import numpy as np
 
 from hespas.converters.hlo.provenance import Provenance, module_provenance
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.matching.groups import EventKey, Matching, group_keys
 from hespas.validators.matching.identity import other_modules
 from hespas.validators.matching.ordering import in_order
 
-__all__ = ["match_program"]
+__all__ = ["NO_MODULE", "match_program"]
+
+NO_MODULE = "match.no-module"
+_MOST_NAMED = 5
 
 _INSTRUCTION, _OP_NAME, _SOURCE_LINE = range(3)
 _ATTACHED = "hlo/"
@@ -74,12 +77,30 @@ def match_program(
     talks = np.isin(graph.op_class, (int(OpClass.COLLECTIVE), int(OpClass.P2P)))
     _tell_runs(graph, profile, keys, event_key, diagnostics)
     key_group, node_group = group_keys(keys, shared, talks)
+    event_group = np.append(key_group, -1)[event_key]
+    _tell_absent(profile, others | own.keys(), event_group < 0, diagnostics)
     return Matching(
         keys=tuple(keys),
         event_key=event_key,
-        event_group=np.append(key_group, -1)[event_key],
+        event_group=event_group,
         node_group=node_group,
         num_groups=int(key_group.max(initial=-1)) + 1,
+    )
+
+
+def _tell_absent(profile: Profile, known: set[str], unmatched: BoolArray, diagnostics: Diagnostics) -> None:
+    """Say so where events name instructions of modules that nobody has: names alone tell nothing of them."""
+    rows = np.unique(profile.module_row[unmatched & (profile.op_row > 0)]).tolist()
+    texts = {row: profile.strings[row] for row in rows}
+    held = {name.removeprefix(_ATTACHED) for name in profile.attachments} | known
+    absent = [row for row, text in texts.items() if text and text not in held]
+    named = ", ".join(texts[row][:80] for row in absent[:_MOST_NAMED])
+    diagnostics.warning(
+        NO_MODULE,
+        profile.name,
+        f"events name instructions of compiled programs ({named}) that this file does not hold: nothing "
+        "tells which operations they carry out",
+        count=int((unmatched & np.isin(profile.module_row, absent)).sum()),
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hespas.api import convert, validate
 from hespas.converters import sniff
-from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Severity, Workload
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Severity, Workload
 from hespas.graph.passes import is_topological
 from tests.converters.pytorch.traces import (
     DATA,
@@ -268,3 +268,27 @@ def test_work_launched_before_the_window_is_kept(name: str, tmp_path: Path) -> N
     assert isinstance(workload, Workload)
     assert (len(graph), int(graph.duration_ns.sum())) == device_time_ns(path)
     assert (graph.control_deps.lengths[1:] > 0).mean() > 0.9
+
+
+def test_a_run_of_the_host_costs_the_same_by_both_records(tmp_path: Path) -> None:
+    """By the profiler, by the execution trace, and by both linked: each operation once."""
+    graphs: list[OpGraph] = []
+    for number, kinds in enumerate(("kineto", "et_host", "*")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for source in (DATA / "pytorch_cpu").glob(f"transformer2l.{kinds}.json.gz"):
+            shutil.copyfile(source, folder / source.name)
+        graphs.extend(read_folder(folder)[0].classes)
+    assert len(graphs) == 3
+    # 3 steps over 256 tokens of 2 layers and a head; twice that backward, but for the first layer's input.
+    layer = 128 * 384 + 128 * 128 + 128 * 256 + 256 * 128
+    products = 3 * 2 * 256 * (3 * (2 * layer + 128 * 100) - 128 * 384)
+    for graph in graphs:
+        table = graph.contractions
+        linear = graph.op_class[table.node] == OpClass.CONTRACTION
+        assert table.flops[linear].sum() == products
+        assert not np.isnan(graph.flops + graph.bytes_moved).any()
+        assert (graph.flops.sum(), graph.bytes_moved.sum()) == (
+            graphs[0].flops.sum(),
+            graphs[0].bytes_moved.sum(),
+        )

@@ -173,6 +173,28 @@ def test_cores_that_nothing_calls_a_megacore_are_two_devices_and_it_is_told() ->
     assert "jax-trace.megacore-not-stated" not in told.counts()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "ranks", "told"), [(1, 1, 1, 0), (1, None, 2, 1), (1, 0, 2, 0), (0, 0, 2, 0)]
+)
+def test_events_that_use_the_megacore_say_so_where_planes_do_not(
+    first: int, second: int | None, ranks: int, told: int, tmp_path: Path
+) -> None:
+    """A trace.json.gz has no facts of planes, but events may state what they use."""
+    document = json.loads(gzip.decompress(TPU_JSON.read_bytes()))
+    stated = {1: first, 2: second}
+    for event in document["traceEvents"]:
+        uses = stated.get(event.get("pid"))
+        if event.get("ph") == "X" and uses is not None and event.get("tid") == 3:
+            event["args"]["uses_megacore"] = str(uses)
+    path = tmp_path / "t.trace.json"
+    path.write_text(json.dumps(document))
+    profile, diagnostics = read(path)
+    assert len(set(profile.rank.tolist())) == ranks
+    assert diagnostics.counts().get("jax-trace.megacore-not-stated", 0) == told
+    if ranks == 1:
+        assert total_ps(profile) == total_ps(read(TPU)[0])
+
+
 def test_operations_around_others_are_wrappers_and_transfers_stand_apart() -> None:
     profile, diagnostics = read(TPU)
     categories = dict(zip(texts(profile, profile.op_row), texts(profile, profile.category_row), strict=True))

@@ -124,12 +124,27 @@ def test_formats_that_run_alike_stand_in_and_it_is_said() -> None:
 
 
 def test_the_whole_chip_speaks_last_and_only_of_single_kernels() -> None:
-    device = on(a_fit(ANY, ANY, ANY, op=ANY, t0_ns=5e6), a_fit("matmul", "bf16"))
+    chip = a_fit(ANY, ANY, ANY, op=ANY, t0_ns=5e6)
+    device = on(chip, a_fit("matmul", "bf16"), a_fit("vector", "f16", op="add"))
     assert said(matmuls("bf16"), device) == (1.0, {})
     assert said(vectors("move", "transpose", "bf16"), device) == (5.0, {"calibrated.chip-wide": 1})
     assert np.isnan(said(vectors("move", "transpose", "bf16"), device, chip_wide=False)[0])
     assert np.isnan(said(vectors("quantize", "x", "bf16"), device)[0])
     assert np.isnan(said(vectors("move", "transpose", ""), device)[0])
+
+
+def test_a_chip_fitted_on_products_alone_speaks_of_products_alone() -> None:
+    device = on(a_fit(ANY, ANY, ANY, op=ANY, t0_ns=5e6), a_fit("matmul", "bf16"))
+    assert said(matmuls("f32"), device)[0] == 5.0
+    assert np.isnan(said(vectors("move", "transpose", "bf16"), device)[0])
+
+
+def test_what_was_recorded_in_any_format_speaks_after_the_operation_in_its_own() -> None:
+    recorded = a_fit("vector", ANY, op=ANY, t0_ns=3e6)
+    device = on(recorded, a_fit("vector", "f16", op="add"), a_fit("vector", "f16", op=ANY, t0_ns=7e6))
+    assert said(vectors("vector", "add", "f16"), device)[0] == 1.0
+    assert said(vectors("vector", "mul", "f16"), device)[0] == 7.0
+    assert said(vectors("vector", "mul", "f32"), on(recorded)) == (3.0, {})
 
 
 def test_a_device_without_fits_covers_nothing() -> None:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from hespas.estimators.calibrated.form import Form, Machine, hit_share, machine_of, soft_max
 from hespas.estimators.calibrated.forms import FORMS, FORMS_OF_KIND, form_time_ns
+from hespas.estimators.collectives.model import TUNED
 from hespas.estimators.operations import KINDS, Labels, Operations, build
 from hespas.hardware import load_device
+from hespas.hardware.forms import FORM_PARAMETERS, LATER_PARAMETERS
 
 MACHINE = Machine(
     flops_per_ns=1e6,
@@ -203,3 +205,13 @@ def test_forms_are_listed_by_name_and_kinds_are_known() -> None:
             assert FORMS[form.name] is form
             assert set(form.dims) <= {name for dims in KINDS.values() for name in dims}, kind
             assert all(0 < each.low <= each.start <= each.high for each in form.parameters)
+
+
+def test_the_reader_of_device_files_knows_the_parameters_of_every_form() -> None:
+    for later, known in ((False, FORM_PARAMETERS), (True, LATER_PARAMETERS)):
+        own = {
+            name: {each.name for each in form.parameters if each.since is later}
+            for name, form in FORMS.items()
+        }
+        assert {name: set(known.get(name, ())) for name in own} == own
+    assert set(FORM_PARAMETERS) - set(FORMS) == {TUNED}

@@ -23,6 +23,7 @@ from hespas.graph import (
     NodeKind,
     OpClass,
     OpGraph,
+    Permutation,
     StridedGroups,
 )
 from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange, load_device
@@ -202,6 +203,68 @@ def test_a_graph_shows_how_groups_lie_over_nodes() -> None:
     )
     assert inside.duration_ns[0] == pytest.approx(16000 + 0.004 * 1e6)
     assert across.duration_ns[0] == pytest.approx(60000 + 0.05 * 1e6)
+
+
+def message(
+    permutation: Permutation | None, kind: NodeKind = NodeKind.PERMUTE, *, host: bool = False
+) -> OpGraph:
+    b = GraphBuilder("one")
+    name = b.strings.add("stablehlo.collective_permute" if kind is NodeKind.PERMUTE else "stablehlo.send")
+    node = b.add_node(name_row=0, op_row=name, op_class=OpClass.P2P, kind=kind)
+    row = -1 if permutation is None else b.permutation(permutation)
+    b.add_p2p(node, permutation=row, comm_bytes=1e6, host=host)
+    return b.build()
+
+
+PERMUTES = device(
+    replace(
+        fit("permute"),
+        parameters=tuple(
+            FitParameter(name=name, value=value)
+            for layout, line in {
+                Layout(2, 1): Line(9e3, (), (0.003,)),
+                Layout(2, 2): Line(3e4, (), (0.1,)),
+            }.items()
+            for name, value in named(layout, line)
+        ),
+    )
+)
+INSIDE, ACROSS = 9e3 + 0.003 * 1e6, 3e4 + 0.1 * 1e6
+
+
+@pytest.mark.parametrize("kind", [NodeKind.PERMUTE, NodeKind.SEND, NodeKind.RECV])
+@pytest.mark.parametrize(
+    ("permutation", "expected"),
+    [
+        (Permutation(8, (8, 1), 1), INSIDE),
+        (Permutation(16, (16, 1), 1), ACROSS),
+        (Permutation(16, (8, 1), 1), INSIDE),
+        (Permutation.from_pairs([(0, 9)], 16), ACROSS),
+        (None, ACROSS),
+    ],
+)
+def test_messages_take_the_fitted_time_of_two_ranks(
+    permutation: Permutation | None, kind: NodeKind, expected: float
+) -> None:
+    said = Collectives().estimate(message(permutation, kind), PERMUTES)
+    assert said.duration_ns[0] == pytest.approx(expected)
+    assert said.low_ns[0] == pytest.approx(0.9 * expected)
+
+
+def test_transfers_to_the_host_and_what_stays_where_it_is_are_no_messages_between_ranks() -> None:
+    for graph in (message(None, host=True), message(Permutation.from_pairs([(0, 0), (1, 1)], 2))):
+        assert np.isnan(Collectives().estimate(graph, PERMUTES).duration_ns[0])
+
+
+def test_a_shipped_fit_of_messages_speaks_in_the_composite_and_the_roofline_elsewhere() -> None:
+    graph = message(Permutation(8, (8, 1), 1))
+    model = load_estimator("composite")
+    fitted = model.estimate(graph, load_device("A100-SXM-80GB"))
+    assert fitted.estimators[fitted.said_by[0]] == "collectives"
+    # 15.5 us of start and 1 MB at 2.4 ps a byte: vidur's send_recv within a node.
+    assert fitted.duration_ns[0] == pytest.approx(15_465 + 1e6 * 0.00243376, rel=1e-3)
+    other = model.estimate(graph, load_device("MI300X"))
+    assert other.estimators[other.said_by[0]] == "roofline"
 
 
 def tuned(op: str, ranks: float, size: float, where: Device = H100, nodes: float = 1) -> tuple[float, str]:

@@ -91,7 +91,7 @@ def test_files_keep_what_the_other_command_wrote(tmp_path: Path) -> None:
     collective = [
         fit for fit in fit_collectives(table(), H100, fitted="2026-01-01") if fit.form == "segments"
     ]
-    other = replace(collective[0], kind="matmul", op="", form="tiles")
+    other = replace(collective[0], kind="matmul", op="", form="mine")
     write_fits("H100-SXM", [other], tmp_path)
     write_collectives("H100-SXM", collective, tmp_path)
     path = write_fits("H100-SXM", [other], tmp_path)

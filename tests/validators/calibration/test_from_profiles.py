@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
+from hespas.hardware import load_device
 from hespas.validators.calibration import joined, measurements_of
 from tests.validators.matching.small_profiles import Recording
 
@@ -23,7 +27,8 @@ def test_equal_operations_are_one_row_with_their_median() -> None:
     assert len(found) == 2
     assert found.duration_ns.tolist() == [11_000.0, 11_000.0]
     assert found.spread_ns == pytest.approx([5_000 / 3, 5_000 / 3])
-    assert sorted(found.ops.dim("rows").tolist()) == [1024.0, 2048.0]
+    # 1024 x 1024 and 2048 x 2048 elements, in rows of 4096 however they are shaped.
+    assert sorted(found.ops.dim("rows").tolist()) == [256.0, 1024.0]
     assert (found.ops.kind.used(), found.hardware.used(), found.ops.variant.used()) == (
         ("vector",), ("H100-SXM",), ("",),
     )  # fmt: skip
@@ -52,8 +57,23 @@ def test_several_recordings_are_one_table() -> None:
     ]
     table = joined(parts, "both")
     assert (table.name, len(table)) == ("both", 2)
-    assert table.ops.dim("rows").tolist() == [64.0, 128.0]
+    assert (table.ops.dim("rows") * table.ops.dim("columns")).tolist() == [64.0**2, 128.0**2]
+    assert table.recorded
     assert table.provenance == "the recording one of one; the recording two of two"
+
+
+def test_events_of_other_devices_are_left_out_and_told() -> None:
+    profile = recorded("one", (64, 128), (3.0,)).build(devices=("NVIDIA H100 80GB HBM3", "MI300X"))
+    diagnostics = Diagnostics()
+    both = replace(profile, device_index=np.array([0, 1], np.int32))
+    found = measurements_of(both, "H100-SXM", diagnostics=diagnostics)
+    assert found.ops.flops.tolist() == [64.0 * 64]
+    assert diagnostics.counts() == {"accuracy.other-device": 1}
+    diagnostics = Diagnostics()
+    other = recorded("one", (64,), (3.0,)).build(devices=("MI300X",))
+    assert len(measurements_of(other, load_device("H100-SXM"), diagnostics=diagnostics)) == 1
+    [told] = list(diagnostics)
+    assert "recorded on MI300X, and compared with estimates for H100-SXM" in told.message
 
 
 def test_a_recording_without_operations_says_so() -> None:

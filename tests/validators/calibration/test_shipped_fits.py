@@ -15,7 +15,7 @@ FIT = Fit(
     op="",
     scheme="bf16",
     variant="lib",
-    form="tiles",
+    form="mine",
     parameters=(FitParameter(name="t0_ns", value=2000.0, std_error=nan),),
     support=(),
     samples=100,

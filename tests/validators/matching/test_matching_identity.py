@@ -124,3 +124,18 @@ def test_kinds_that_are_not_listed_are_counted(kinds: int, more: int) -> None:
     assert (len(found.unmatched_events), found.unlisted_events) == (50, more)
     assert (len(found.unmatched_nodes), found.unlisted_nodes) == (50, more)
     assert found.unmatched_events[0].name == f"event{kinds - 1}", "longest first"
+
+
+def test_modules_that_nobody_holds_are_told() -> None:
+    """Against a program whose operations have other names; by the names of its own, nothing is missing."""
+    program = Program()
+    program.add("0", "dot", framework="n")
+    diagnostics = Diagnostics()
+    match_program(program.build(), _recording(), diagnostics)
+    assert diagnostics.counts() == {"match.no-module": 2}
+    [told] = list(diagnostics)
+    assert "(jit_f) that this file does not hold" in told.message
+    for profile, graph in ((_recording(_hlo(64)), program.build()), (_recording(), _graph(64))):
+        diagnostics = Diagnostics()
+        match_program(graph, profile, diagnostics)
+        assert "match.no-module" not in diagnostics.counts()

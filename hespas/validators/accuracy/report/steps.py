@@ -147,7 +147,7 @@ def _median_run(profile: Profile) -> IntArray:
     runs, place = np.unique(profile.run[inside], return_inverse=True)
     first, last = np.full(len(runs), np.inf), np.full(len(runs), -np.inf)
     np.minimum.at(first, place, profile.start_ns[inside])
-    np.maximum.at(last, place, (profile.start_ns + profile.duration_ns)[inside])
+    np.maximum.at(last, place, (profile.start_ns + np.maximum(profile.duration_ns, 0.0))[inside])
     middle = np.argsort(last - first, kind="stable")[(len(runs) - 1) // 2]
     chosen: IntArray = inside[place == middle]
     return chosen

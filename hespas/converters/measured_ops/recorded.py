@@ -1,0 +1,94 @@
+"""How long the steps of a recording took: a document that stays with the graph made of it, whose nodes have
+times but no starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import msgspec
+import numpy as np
+
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+
+__all__ = ["RECORDED_STEPS", "RecordedSteps", "recorded_steps", "recorded_steps_of"]
+
+RECORDED_STEPS = "measured/steps.json"
+"""The name of the document among the attachments of a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSteps:
+    """Per step of one rank the time from first start to last end, and that during which anything ran. Without
+    annotated steps the whole recording is one. ``inside`` is the share of its device time in steps, 0..1.
+    """
+
+    span_ns: list[float]
+    busy_ns: list[float]
+    inside: float
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return len(self.span_ns)
+
+    def document(self) -> bytes:
+        """The steps as JSON."""
+        return msgspec.json.encode(self)
+
+
+def recorded_steps(
+    start_ns: FloatArray | IntArray, duration_ns: FloatArray | IntArray, step: SmallIntArray
+) -> RecordedSteps | None:
+    """The steps of one rank's events, None without any. ``step`` numbers them, -1 is outside; what lies
+    outside counts only where there is no step. O(events log events).
+    """
+    if not len(start_ns):
+        return None
+    length = np.maximum(duration_ns, 0).astype(np.float64)
+    begin = (start_ns - start_ns.min()).astype(np.float64)
+    inside = step >= 0
+    rows = np.flatnonzero(inside) if inside.any() else np.arange(len(step))
+    order = rows[np.lexsort((begin[rows], step[rows]))]
+    first = np.flatnonzero(np.append(True, np.diff(step[order]) != 0))
+    spans: list[float] = []
+    busy: list[float] = []
+    for part in np.split(order, first[1:]):
+        reached = np.maximum.accumulate(begin[part] + length[part])
+        before = np.append(begin[part][0], reached[:-1])
+        idle = float(np.maximum(begin[part] - before, 0.0).sum())
+        spans.append(float(reached[-1] - begin[part][0]))
+        busy.append(spans[-1] - idle)
+    total = float(length.sum())
+    return RecordedSteps(
+        span_ns=spans, busy_ns=busy, inside=float(length[rows].sum()) / total if total else 1.0
+    )
+
+
+def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSteps | None:
+    """The steps that stayed with a graph ``name``, None where there are none. Raises ``FormatError`` for a
+    document that is none of ours.
+    """
+    document = attachments.get(RECORDED_STEPS)
+    if document is None:
+        return None
+    try:
+        found = msgspec.json.decode(document, type=RecordedSteps)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _broken(name, str(error)) from error
+    times = [*found.span_ns, *found.busy_ns]
+    if not found.span_ns or len(found.span_ns) != len(found.busy_ns) or not 0 <= found.inside <= 1:
+        raise _broken(name, "spans, busy times and their share do not fit together")
+    if not all(isfinite(each) and each >= 0 for each in times):
+        raise _broken(name, "a time is negative or infinite")
+    return found
+
+
+def _broken(name: str, why: str) -> FormatError:
+    return FormatError(
+        f"the recorded steps are malformed: {why}", path=name, position=f"attachment {RECORDED_STEPS}",
+        hint="convert the traces again",
+    )  # fmt: skip

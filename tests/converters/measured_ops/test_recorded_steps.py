@@ -1,0 +1,48 @@
+"""How long steps took: per step where they are annotated, as a whole elsewhere, kept as a document."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hespas.converters.measured_ops import RECORDED_STEPS, recorded_steps, recorded_steps_of
+from hespas.graph.errors import FormatError
+
+
+def test_steps_are_timed_each_for_itself_and_overlaps_count_once() -> None:
+    start, length = np.array([0.0, 5.0, 30.0, 100.0, 90.0]), np.array([10.0, 10.0, 5.0, 7.0, 4.0])
+    found = recorded_steps(start, length, np.array([3, 3, 3, 4, -1], np.int32))
+    assert found is not None
+    assert (found.span_ns, found.busy_ns) == ([35.0, 7.0], [20.0, 7.0])
+    assert found.inside == pytest.approx(32 / 36)
+
+
+def test_without_steps_the_recording_is_one() -> None:
+    found = recorded_steps(np.array([50, 20]), np.array([5, -9]), np.array([-1, -1], np.int32))
+    assert found is not None
+    assert (found.span_ns, found.busy_ns, found.inside) == ([35.0], [5.0], 1.0)
+    assert recorded_steps(np.empty(0), np.empty(0), np.empty(0, np.int32)) is None
+
+
+def test_the_document_comes_back_as_it_was() -> None:
+    found = recorded_steps(np.array([1.0]), np.array([2.0]), np.array([7], np.int32))
+    assert found is not None
+    assert recorded_steps_of({RECORDED_STEPS: found.document()}, "graph") == found
+    assert recorded_steps_of({"another": b""}, "graph") is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"span_ns":[],"busy_ns":[],"inside":1}',
+        b'{"span_ns":[1],"busy_ns":[],"inside":1}',
+        b'{"span_ns":[1],"busy_ns":[-1],"inside":1}',
+        b'{"span_ns":[1],"busy_ns":[1],"inside":2}',
+        b'{"span_ns":[1],"busy_ns":["1"],"inside":1}',
+    ],
+)
+def test_another_document_under_that_name_is_refused(document: bytes) -> None:
+    with pytest.raises(FormatError, match="recorded steps are malformed"):
+        recorded_steps_of({RECORDED_STEPS: document}, "graph")

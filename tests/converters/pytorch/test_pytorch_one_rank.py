@@ -1,0 +1,74 @@
+"""The trace of one rank of several: what is made of it says what it is, or stands for all on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hespas.api import convert, validate
+from hespas.converters.format import ReadOptions
+from hespas.converters.pytorch import FORMAT
+from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph.errors import UnsupportedError
+from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
+
+SENT: Json = {
+    "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 16, "Out msg nelems": 16,
+    "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]",
+}  # fmt: skip
+
+
+def _trace(folder: Path, facts: Json) -> Path:
+    folder.mkdir()
+    events = [
+        host("c10d::allreduce_", 0, 9, 1),
+        launch(2, 1),
+        kernel("ncclDevKernel_AllReduce_Sum_f32", 20, 5, 1, facts),
+    ]
+    write_kineto(folder / "a.json", events, distributedInfo={"rank": 3, "world_size": 4})
+    return folder
+
+
+def _read(path: Path, num_devices: int | None) -> tuple[Workload, Diagnostics]:
+    diagnostics = Diagnostics()
+    assert FORMAT.read is not None
+    value = FORMAT.read(path, ReadOptions(num_devices=num_devices), diagnostics)
+    assert isinstance(value, Workload)
+    return value, diagnostics
+
+
+def _errors(path: Path) -> list[str]:
+    found = validate([path], profile="astra-sim")
+    assert not found.unreadable
+    return [each.code for each in found.violations if each.severity is Severity.ERROR]
+
+
+def test_alone_it_is_no_job_and_says_so(tmp_path: Path) -> None:
+    folder = _trace(tmp_path / "job", SENT)
+    workload, found = _read(folder, None)
+    assert (workload.num_ranks, workload.metadata["rank"]) == (1, "3")
+    [told] = [each for each in found if each.code == "pytorch.one-rank"]
+    assert told.severity is Severity.WARNING
+    assert "no job that a simulator can run; --num-devices 4 takes it" in told.message
+    convert(folder, tmp_path / "out", target_format="chakra")
+    assert _errors(tmp_path / "out") == ["ET019"]
+
+
+def test_on_request_all_ranks_do_what_it_did(tmp_path: Path) -> None:
+    folder = _trace(tmp_path / "job", SENT)
+    workload, found = _read(folder, 4)
+    assert (workload.num_ranks, len(workload.classes)) == (4, 1)
+    assert "pytorch.one-rank" not in found.counts()
+    assert found.counts()["pytorch.one-rank-for-all"] == 1
+    convert(folder, tmp_path / "out", target_format="chakra", num_devices=4)
+    assert len(list((tmp_path / "out").glob("*.et"))) == 4
+    assert _errors(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("ranks", ["[1, 3]", "[0, 1, 2]"])
+def test_what_it_did_with_some_ranks_only_is_not_what_all_do(ranks: str, tmp_path: Path) -> None:
+    size = ranks.count(",") + 1
+    folder = _trace(tmp_path / "job", {**SENT, "Process Group Ranks": ranks, "Group size": size})
+    with pytest.raises(UnsupportedError, match="cannot stand for 4 ranks"):
+        _read(folder, 4)
