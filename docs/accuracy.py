@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from docs.left_out import left_out_section, shipped_cards
 from hespas import __version__, api
 from hespas.estimators import estimator_names
 from hespas.estimators.measurements import read_measurements
@@ -252,6 +253,8 @@ def accuracy_document(figures: Figures) -> str:
     )
     if figures.tables:
         parts += ["## Mean over devices\n", _means(figures.tables)]
+    if left_out := left_out_section(shipped_cards()):
+        parts.append(left_out)
     for title, sections in (("Tables", figures.tables), ("Profiles", figures.profiles)):
         for section in sections:
             parts += [f"## {title}: {section.name}\n", f"Data: {section.provenance}.\n", _rows(section)]

@@ -14,6 +14,7 @@ from hespas.cli.reports import (
     check_apart,
     check_once,
     check_reports,
+    estimator_files,
     hardware_files,
     limit_of,
     report_folder,
@@ -178,7 +179,11 @@ def _check(asked: _Asked, limits: Thresholds) -> None:
 
 def _check_files(asked: _Asked) -> None:
     check_once([*asked.measured, *asked.tables])
-    reads = {"an input": asked.inputs, "--hardware": hardware_files(*asked.hardware)}
+    reads = {
+        "an input": asked.inputs,
+        "--hardware": hardware_files(*asked.hardware),
+        "--estimator": estimator_files(*asked.models),
+    }
     if asked.report:
         from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["percent", "show_accuracy", "show_changes", "show_summary", "signed"]
 
+_VAST = 1e4
+"""Errors from here on are written with an exponent: a time of almost nothing makes hundreds of digits."""
 _MOST_PAIRS = 20
 """Comparisons of two devices; where there are more, those of the baselines are in the documents only."""
 
@@ -114,12 +116,16 @@ def _interval(low: float, high: float) -> str:
 
 def percent(value: float) -> str:
     """``12.3%`` of 0.123; a dash for what is unknown."""
-    return f"{value:.1%}" if not isnan(value) else "-"
+    return _percentage(value, "") if not isnan(value) else "-"
 
 
 def signed(value: float) -> str:
     """The same with its sign."""
-    return f"{value:+.1%}" if not isnan(value) else "-"
+    return _percentage(value, "+") if not isnan(value) else "-"
+
+
+def _percentage(value: float, sign: str) -> str:
+    return f"{value:{sign}.1%}" if abs(value) < _VAST else f"{100 * value:{sign}.2e}%"
 
 
 def show_changes(done: Comparison) -> None:

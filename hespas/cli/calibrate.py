@@ -69,7 +69,7 @@ def calibrate(
         list[_Test] | None,
         typer.Option(help="What to leave out to test the fits; repeatable (default shape)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, metavar="N", help="Seed of all that is drawn.")] = 0,
     date: Annotated[
         str, typer.Option(metavar="YYYY-MM-DD", help="Date written into the file (default today).")
     ] = "",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports, hardware_files
+from hespas.cli.reports import check_reports, estimator_files, hardware_files
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -94,7 +94,11 @@ class _Asked:
 
     def check_reports(self, role: str, source: Path) -> None:
         """Raise where a document cannot be written, or would replace the input."""
-        reads = {role: [source], "--hardware": hardware_files(self.hardware)}
+        reads = {
+            role: [source],
+            "--hardware": hardware_files(self.hardware),
+            "--estimator": estimator_files(self.estimator),
+        }
         check_reports({"--out": self.out, "--json": self.json_file}, reads)
 
 
@@ -200,11 +204,12 @@ def _show_estimates(done: NodeEstimates) -> None:
         rows = class_totals(graph, estimated)
         total_ns = total_duration_ns(rows)
         least = _least(total_ns, sum(row.unknown for row in rows))
-        several = len({part.estimator for row in rows for part in row.said_by}) > 1
+        spoke = {part.estimator for row in rows for part in row.said_by}
+        names = [name for name in estimated.estimators if name in spoke] or estimated.estimators
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
             f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
-            f"({', '.join(estimated.estimators)}; overlap not considered)"
+            f"({', '.join(names)}; overlap not considered)"
         )
         lines = [
             (
@@ -216,15 +221,15 @@ def _show_estimates(done: NodeEstimates) -> None:
                 f"{row.duration_ns / total_ns:.1%}"
                 if row.duration_ns == row.duration_ns and total_ns
                 else "-",
-                *((_said_text(row),) if several else ()),
+                *((_said_text(row),) if len(spoke) > 1 else ()),
                 count_text(row.unknown) if row.unknown else "",
             )
             for row in rows
         ]
         heads = ["class", "operations", "FLOPs", "bytes", "time", "share", "unknown"]
-        if several:
+        if len(spoke) > 1:
             heads.insert(6, "said by")
-        emit(table_text(heads, lines, left=(0, 6) if several else (0,)))
+        emit(table_text(heads, lines, left=(0, 6) if len(spoke) > 1 else (0,)))
         for energy in done.energies[index : index + 1]:
             _show_energy(energy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -11,7 +12,15 @@ import typer
 
 from hespas.graph.errors import OutputError, UsageError
 
-__all__ = ["check_apart", "check_once", "check_reports", "hardware_files", "limit_of", "report_folder"]
+__all__ = [
+    "check_apart",
+    "check_once",
+    "check_reports",
+    "estimator_files",
+    "hardware_files",
+    "limit_of",
+    "report_folder",
+]
 
 _TABLE = "--out"
 """The option of tables, which cannot be told from those that hold measured operations."""
@@ -70,6 +79,12 @@ def check_once(paths: Sequence[Path]) -> None:
 def hardware_files(*hardware: str) -> list[Path]:
     """Those of the values of ``--hardware`` that name files which are there; the others name devices."""
     return [Path(each) for each in hardware if each and Path(each).is_file()]
+
+
+def estimator_files(*spellings: str) -> list[Path]:
+    """The files that options of ``--estimator`` name: tables, orders, configurations, programs."""
+    options = [part.rpartition("=")[2] for spelling in spellings for part in re.split("[,+]", spelling)]
+    return [Path(each) for each in options if each and Path(each).is_file()]
 
 
 def report_folder(text: str) -> Path:

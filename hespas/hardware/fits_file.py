@@ -34,6 +34,8 @@ _HEADER = """\
 # Fitted parameters of {name}, made by `python -m docs.fits`. Written by a command: edits are lost.
 # Each row names the table, its source and licence; errors are of shapes outside the fit.
 """
+_MOST = 1e60
+"""Beyond, products of parameters overflow."""
 _REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
 
 
@@ -99,7 +101,7 @@ def read_fit(row: TableReader) -> Fit:
 
 def _seed(row: TableReader) -> int:
     (seed,) = row.reals("seed", 1)
-    if seed != int(seed) or seed < 0:
+    if not (isfinite(seed) and seed == int(seed) and seed >= 0):
         raise row.fault("seed", "expected a whole number that is 0 or more")
     return int(seed)
 
@@ -109,7 +111,7 @@ def _parameters(row: TableReader, form: str) -> tuple[FitParameter, ...]:
     found: list[FitParameter] = []
     for name in table.names():
         value, error = table.reals(name, 2, hint=_REMEDY)
-        if not isfinite(value) or error < 0:
+        if not abs(value) <= _MOST or error < 0:
             expected = "expected [value, standard error], a finite number and one that is 0 or more"
             raise table.fault(name, expected, hint=_REMEDY)
         found.append(FitParameter(name=name, value=value, std_error=error))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isinf, isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
@@ -17,19 +18,27 @@ _Choice = TypeVar("_Choice", bound=str)
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_INTEGER = 2**63 - 1
+_LEAST, _MOST = 1e-60, 1e60
+"""Real figures lie well within; beyond, products of them overflow."""
+_DEEP = re.compile(r"(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
 
 
-def read_table(path: Path) -> TableReader:
-    """The root table of a file. Raises ``FormatError`` if it is missing, over 1 MiB, or not TOML."""
+def read_table(path: Path, *, what: str = "a device file") -> TableReader:
+    """The root table of a file that is ``what``. Raises ``FormatError`` if it is missing, over 1 MiB, or not
+    TOML.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", path=str(path)) from error
     if len(content) > _MAX_FILE_BYTES:
-        raise FormatError("more than 1 MiB is not a device file", path=str(path))
+        raise FormatError(f"more than 1 MiB is not {what}", path=str(path))
     try:
-        return TableReader(str(path), "", tomllib.loads(content.decode("utf-8")))
+        text = content.decode("utf-8")
+        if _DEEP.search(text):  # the library takes hours for such keys
+            raise FormatError("tables nested too deeply", path=str(path))
+        return TableReader(str(path), "", tomllib.loads(text))
     except UnicodeDecodeError as error:
         raise FormatError("not UTF-8", path=str(path), position=f"byte {error.start}") from error
     except RecursionError as error:
@@ -78,8 +87,9 @@ class TableReader:
         number = inf if isinstance(value, int) and abs(value) > _MAX_INTEGER else float(value)
         if isnan(number) and unknown:
             return number
-        if isinf(number) or not (number > 0 or (zero and number == 0)):
+        if not (_LEAST <= number <= _MOST or (zero and number == 0)):
             kind = "a number that is 0 or more" if zero else "a positive number"
+            kind += f" (up to {_MOST:g})" if number > _MOST else ""
             raise self.fault(name, f"expected {kind}{' or nan' if unknown else ''}, got {_describe(value)}")
         return number
 

@@ -52,6 +52,15 @@ def test_one_estimator_needs_no_column() -> None:
     assert "said by" not in done.stdout
 
 
+def test_only_who_spoke_is_named() -> None:
+    """Who stands in the order and says nothing is not an author of the time."""
+    asked = ["estimate", str(PROGRAM), "--hardware", "H100-SXM", "--estimator"]
+    done = runner.invoke(app, [*asked, "composite:order=systolic+roofline"])
+    assert done.exit_code == 0, done.output
+    assert "said by" not in done.stdout
+    assert "(roofline; overlap" in done.stdout
+
+
 def test_a_wrong_order_exits_2_and_a_missing_table_3(tmp_path: Path) -> None:
     base = ["estimate", str(PROGRAM), "--hardware", "H100-SXM", "--estimator"]
     wrong = runner.invoke(app, [*base, "composite:order=nobody+roofline"])

@@ -9,6 +9,7 @@ import pytest
 
 import docs.accuracy as page
 from docs.accuracy import Errors, Figures, Row, Section
+from docs.left_out import left_out_section, shipped_cards
 from tests.validators.small_tables import products, write_table
 
 
@@ -42,6 +43,18 @@ def test_the_page_says_which_data_and_when() -> None:
     text = page.accuracy_document(_figures())
     for words in ("Version 1.2.3, 2026-01-31", "split `devval`", "Data: measured by someone at abc."):
         assert words in text
+
+
+def test_devices_left_out_are_those_of_the_cards() -> None:
+    cards = {card.name: card for card in shipped_cards()}
+    text = left_out_section([cards["gemm-bf16"]])
+    rows = cards["gemm-bf16"].left_out
+    assert rows
+    assert text.count("| gemm-bf16 |") == len(rows)
+    pair = next(row for row in rows if len(row.hardware) > 1 and not row.siblings)
+    assert f"| {', '.join(pair.hardware)} | no | {pair.n:,} | {pair.mape:.1%} |" in text
+    assert left_out_section([]) == ""
+    assert left_out_section(cards.values()) in page.accuracy_document(_figures())
 
 
 def test_means_are_over_devices_and_rows_have_all_figures() -> None:

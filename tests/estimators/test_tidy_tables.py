@@ -62,3 +62,29 @@ def test_an_unknown_kind_is_told_with_those_that_are_known(tmp_path: Path) -> No
     with pytest.raises(FormatError, match="'attention'") as caught:
         table(tmp_path, "H100-SXM,attention,,bf16,1,8,8,,8,8,64,,,,,,,10,1")
     assert "attention.context" in (caught.value.hint or "")
+
+
+def test_what_a_row_leaves_open_is_the_usual(tmp_path: Path) -> None:
+    """Operands and result are moved once; a sum over rows writes one element of each; every query head has
+    keys and values of its own; experts are gated and of one device.
+    """
+    head = "hardware,kind,op,dtype,rows,columns,passes,batch,q_len,heads,kv_heads,head_dim,"
+    head += "tokens,hidden,inter,topk,experts,latency_us\n"
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        head
+        + "H100-SXM,vector,aten::add,bf16,10,100,,,,,,,,,,,,1\n"
+        + "H100-SXM,vector,relu,bf16,10,100,,,,,,,,,,,,1\n"
+        + "H100-SXM,vector,add,bf16,10,100,2,,,,,,,,,,,1\n"
+        + "H100-SXM,reduction,sum,bf16,10,100,,,,,,,,,,,,1\n"
+        + "H100-SXM,quantize,scale_matrix,bf16,10,100,1.5,,,,,,,,,,,1\n"
+        + "H100-SXM,attention.context,,bf16,,,,2,128,8,,64,,,,,,1\n"
+        + "H100-SXM,moe,balanced,bf16,,,,,,,,,4,256,512,2,8,1\n"
+    )
+    ops = read_measurements(path).ops
+    assert ops.bytes_moved[:5].tolist() == [6000, 4000, 4000, 2 * (1000 + 10), 3000]
+    assert ops.dim("kv_heads")[5] == 8
+    assert ops.bytes_moved[5] == 2 * 4 * 2 * 128 * 8 * 64
+    assert ops.kind[6] == "moe"
+    assert ops.flops[6] == 2 * (4 * 2) * 3 * 256 * 512
+    assert np.isfinite(ops.bytes_moved[6])

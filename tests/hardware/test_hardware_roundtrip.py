@@ -29,7 +29,7 @@ from hespas.hardware import (
 
 _texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 _notes = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-_rates = st.floats(1e-300, 1e300)
+_rates = st.floats(1e-60, 1e60)
 _unknown_rates = st.one_of(_rates, st.just(nan))
 _counts = st.integers(1, 2**63 - 1)
 _unknown_counts = st.one_of(_counts, st.just(-1))

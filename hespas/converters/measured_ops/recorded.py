@@ -5,12 +5,13 @@ times but no starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import isclose
 
 import msgspec
 import numpy as np
 
+from hespas.graph import OpGraph
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
@@ -19,16 +20,29 @@ __all__ = ["RECORDED_STEPS", "RecordedSteps", "recorded_steps", "recorded_steps_
 RECORDED_STEPS = "measured/steps.json"
 """The name of the document among the attachments of a graph."""
 
+_LONGEST_NS = 2.0**65
+"""From the first start that 64 bits hold to the last end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSteps:
     """Per step of one rank the time from first start to last end, and that during which anything ran. Without
     annotated steps the whole recording is one. ``inside`` is the share of its device time in steps, 0..1.
+    ``times_ns`` is the sum of the times in the graph that they stay with, -1 unknown.
     """
 
     span_ns: list[float]
     busy_ns: list[float]
     inside: float
+    times_ns: float = -1.0
+
+    def of(self, graph: OpGraph) -> RecordedSteps:
+        """The same, to stay with a graph of what was recorded."""
+        return replace(self, times_ns=_times(graph))
+
+    def describes(self, graph: OpGraph) -> bool:
+        """Whether a graph still has the times that were recorded, and not those of an estimate."""
+        return self.times_ns < 0 or isclose(self.times_ns, _times(graph), rel_tol=1e-9)
 
     @property
     def count(self) -> int:
@@ -40,6 +54,11 @@ class RecordedSteps:
         return msgspec.json.encode(self)
 
 
+def _times(graph: OpGraph) -> float:
+    """The sum of all times that are known."""
+    return float(np.nansum(graph.duration_ns * graph.multiplicity))
+
+
 def recorded_steps(
     start_ns: FloatArray | IntArray, duration_ns: FloatArray | IntArray, step: SmallIntArray
 ) -> RecordedSteps | None:
@@ -49,7 +68,7 @@ def recorded_steps(
     if not len(start_ns):
         return None
     length = np.maximum(duration_ns, 0).astype(np.float64)
-    begin = (start_ns - start_ns.min()).astype(np.float64)
+    begin = _since_first(start_ns)
     inside = step >= 0
     rows = np.flatnonzero(inside) if inside.any() else np.arange(len(step))
     order = rows[np.lexsort((begin[rows], step[rows]))]
@@ -61,11 +80,21 @@ def recorded_steps(
         before = np.append(begin[part][0], reached[:-1])
         idle = float(np.maximum(begin[part] - before, 0.0).sum())
         spans.append(float(reached[-1] - begin[part][0]))
-        busy.append(spans[-1] - idle)
+        busy.append(max(0.0, spans[-1] - idle))
     total = float(length.sum())
-    return RecordedSteps(
-        span_ns=spans, busy_ns=busy, inside=float(length[rows].sum()) / total if total else 1.0
-    )
+    share = float(length[rows].sum()) / total if total else 1.0
+    return RecordedSteps(span_ns=spans, busy_ns=busy, inside=min(share, 1.0))
+
+
+def _since_first(start_ns: FloatArray | IntArray) -> FloatArray:
+    """Time since the first start, also where whole numbers lie further apart than fit their type."""
+    since: FloatArray
+    if start_ns.dtype.kind == "f":
+        since = (start_ns - start_ns.min()).astype(np.float64)
+    else:
+        whole = start_ns.astype(np.int64)
+        since = (whole.view(np.uint64) - whole.min().view(np.uint64)).astype(np.float64)
+    return since
 
 
 def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSteps | None:
@@ -82,8 +111,10 @@ def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSt
     times = [*found.span_ns, *found.busy_ns]
     if not found.span_ns or len(found.span_ns) != len(found.busy_ns) or not 0 <= found.inside <= 1:
         raise _broken(name, "spans, busy times and their share do not fit together")
-    if not all(isfinite(each) and each >= 0 for each in times):
-        raise _broken(name, "a time is negative or infinite")
+    if not all(0 <= each <= _LONGEST_NS for each in times):
+        raise _broken(name, "a time is negative, or longer than any")
+    if any(busy > span for span, busy in zip(found.span_ns, found.busy_ns, strict=True)):
+        raise _broken(name, "a step is busy for longer than it is")
     return found
 
 

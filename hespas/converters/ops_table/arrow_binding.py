@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Arrow", "ArrowArray", "ArrowBatch", "ArrowCsv", "ArrowParquet", "ArrowParquetMetadata",
            "ArrowSchema", "ArrowType",
-           "Batches", "Rows", "load_arrow", "load_csv", "load_parquet"]  # fmt: skip
+           "Batches", "Memory", "Rows", "load_arrow", "load_csv", "load_parquet"]  # fmt: skip
 
 
 class ArrowType(Protocol):
@@ -60,6 +60,12 @@ class ArrowBatch(Protocol):
     def validate(self, *, full: bool) -> None: ...  # noqa: D102
 
 
+class Memory(Protocol):
+    """``pyarrow.Buffer``, which is Arrow's own and can be written to."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
 class Rows(Protocol):
     """A writer of record batches."""
 
@@ -97,6 +103,8 @@ class Arrow(Protocol):
     def ArrowException(self) -> type[Exception]: ...  # noqa: D102, N802
     @property
     def RecordBatch(self) -> _MakeBatch: ...  # noqa: D102, N802
+    def allocate_buffer(self, size: int, /) -> Memory: ...  # noqa: D102
+    def BufferReader(self, memory: Memory, /) -> object: ...  # noqa: D102, N802
     def string(self) -> ArrowType: ...  # noqa: D102
     def large_string(self) -> ArrowType: ...  # noqa: D102
     def int32(self) -> ArrowType: ...  # noqa: D102

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from io import BytesIO, StringIO
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hespas.converters.ops_table.arrow_binding import (
     ArrowBatch,
     ArrowParquetMetadata,
     ArrowType,
+    Memory,
     load_arrow,
     load_csv,
     load_parquet,
@@ -46,6 +47,8 @@ def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[Ar
     names = _csv_names(data, str(path))
     chosen = choose(names)
     arrow, reading = load_arrow(), load_csv()
+    memory = _copied(arrow, data)
+    del data
     types: dict[Kind, ArrowType] = {
         Kind.TEXT: arrow.dictionary(arrow.int32(), arrow.string()),
         Kind.WHOLE: arrow.int64(),
@@ -53,7 +56,7 @@ def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[Ar
     }
     try:
         yield from reading.open_csv(
-            BytesIO(data),
+            arrow.BufferReader(memory),
             read_options=reading.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=reading.ParseOptions(newlines_in_values=True),
             convert_options=reading.ConvertOptions(
@@ -64,9 +67,19 @@ def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[Ar
         )
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise FormatError(
-            _first_line(error), path=str(path), position=f"line {_line(data, str(error))}",
+            _first_line(error), path=str(path),
+            position=f"line {_line(bytes(memoryview(memory)), str(error))}",
             hint="is every field of this line of the kind its column says, and in UTF-8?",
         ) from error  # fmt: skip
+
+
+def _copied(arrow: Arrow, data: bytes) -> Memory:
+    """The bytes in memory of Arrow's own. Its threads read ahead, and may let go of what they read when
+    Python is about to end: of what is Python's they cannot then, and the process would end with that.
+    """
+    memory = arrow.allocate_buffer(len(data))
+    memoryview(memory).cast("B")[:] = data
+    return memory
 
 
 def _csv_names(data: bytes, path: str) -> list[str]:

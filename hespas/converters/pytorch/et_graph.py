@@ -15,6 +15,7 @@ import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.measured_ops import host_costs
+from hespas.converters.pytorch.alone import asked_devices, ranks_of_one
 from hespas.converters.pytorch.communication import Communication
 from hespas.converters.pytorch.dataflow import Edges, chain, flow_of
 from hespas.converters.pytorch.draft import Draft, Rank, Work, assembled
@@ -31,13 +32,15 @@ _WORK = re.compile(r"(?:gloo|nccl|rccl|mpi|ucc|xccl):")
 
 
 def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Read one rank's trace as a workload of one rank.
+    """Read one rank's trace as a workload of one rank, or of as many as the user states.
 
-    Raises ``FormatError`` or ``UnsupportedError`` as :func:`.host_trace.read_host_trace` does.
+    Raises ``FormatError`` or ``UnsupportedError`` as :func:`.host_trace.read_host_trace` and
+    :func:`.alone.ranks_of_one` do.
     """
+    asked = asked_devices(options, str(path))
     trace = read_host_trace(path, options.max_bytes, StringTableBuilder(), options.version)
     number = max(rank_in_name(path.name), 0)
-    groups = Groups.of(trace.groups, max(options.num_devices or 1, number + 1))
+    groups = Groups.of(trace.groups, max(asked, number + 1))
     name = job_name(path.name)
     graph = host_trace_graph(trace, name, Rank(number, groups, str(path)), diagnostics)
     metadata = {
@@ -46,9 +49,9 @@ def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnost
         "rank": str(number),
         "world_size": str(groups.world),
     }
-    return Workload(
-        name=name, classes=(graph,), rank_class=np.broadcast_to(np.int32(0), (1,)), metadata=metadata
-    )
+    recorded = groups.world if trace.groups else 1
+    rank_class = ranks_of_one(graph, number, diagnostics, str(path), asked=asked, recorded=recorded)
+    return Workload(name=name, classes=(graph,), rank_class=rank_class, metadata=metadata)
 
 
 def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagnostics) -> OpGraph:

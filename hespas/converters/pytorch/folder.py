@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
+from hespas.converters.pytorch.alone import asked_devices, ranks_of_one
 from hespas.converters.pytorch.naming import rank_in_name
 from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
 from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, start_of
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.errors import FormatError
 
 __all__ = ["read_folder"]
 
 _MOST_FILES = 1 << 17
+_MOST_DIGITS = 10
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,200}?"rank"\s*:\s*(\d{1,9})')
 _PID = re.compile(rb'"pid"\s*:\s*"?(\d{1,18})')
 
@@ -41,7 +42,8 @@ class _Found:
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read all ranks. Raises ``FormatError`` where files do not make one job, or one of them is broken."""
     ranks = _paired(path, list(_files(path)), diagnostics)
-    world = max(options.num_devices or 1, len(ranks))
+    asked = asked_devices(options, str(path))
+    world = max(asked, len(ranks))
     graphs: list[OpGraph] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
@@ -55,10 +57,9 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     if len(ranks) == 1:
         number = next(iter(ranks))
         metadata["rank"] = str(number)
-        if world > 1:
-            rank_class = _for_all(graphs[0], number, world, diagnostics, str(path))
-        else:
-            _tell_alone(number, metadata.get("world_size", ""), diagnostics, str(path))
+        stated = metadata.get("world_size", "")
+        recorded = int(stated) if stated.isdecimal() and len(stated) < _MOST_DIGITS else 1
+        rank_class = ranks_of_one(graphs[0], number, diagnostics, str(path), asked=asked, recorded=recorded)
     graphs = _with_equal_payloads(graphs, diagnostics, str(path))
     return Workload(
         name=path.resolve().name if path.is_dir() else graphs[0].name,
@@ -66,36 +67,6 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
         rank_class=rank_class,
         metadata=metadata,
     )
-
-
-def _tell_alone(number: int, stated: str, diagnostics: Diagnostics, path: str) -> None:
-    """Say what the trace of one rank of several is, and what it is not."""
-    if not stated.isdecimal() or int(stated) < 2:
-        return
-    diagnostics.warning(
-        "pytorch.one-rank", path,
-        f"the trace is of rank {number} of {int(stated):,}; the others are not here: what is read is this "
-        "rank alone, as rank 0, whose collectives name ranks that are not there. It is no job that a "
-        f"simulator can run; --num-devices {int(stated)} takes it that all ranks do what this one did",
-    )  # fmt: skip
-
-
-def _for_all(
-    graph: OpGraph, number: int, world: int, diagnostics: Diagnostics, path: str
-) -> NDArray[np.int32]:
-    """The class of ``world`` ranks that all do what one recorded rank did. Raises ``UnsupportedError`` where
-    they cannot: messages and groups of a part of the ranks are those of the rank alone.
-    """
-    if len(graph.p2p) or not all(groups.is_world(world) for groups in graph.group_sets):
-        raise UnsupportedError(
-            f"the trace of rank {number} cannot stand for {world:,} ranks: it talks with some of them only",
-            path=path, hint="give the traces of all ranks, or leave --num-devices out",
-        )  # fmt: skip
-    diagnostics.warning(
-        "pytorch.one-rank-for-all", path,
-        f"all {world:,} ranks are taken to do what rank {number} did, in its times: no other was recorded",
-    )  # fmt: skip
-    return np.zeros(world, np.int32)
 
 
 def _files(path: Path) -> Iterator[_Found]:

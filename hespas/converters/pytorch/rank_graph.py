@@ -88,7 +88,9 @@ def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
         rows = np.concatenate([np.arange(len(kineto.host)), works_of(linked)])
         start_ns = linked.events.start_ns[rows]
         steps = recorded_steps(start_ns, linked.events.duration_ns[rows], host_steps_of(kineto, start_ns))
-    return graph if steps is None else replace(graph, attachments={RECORDED_STEPS: steps.document()})
+    return (
+        graph if steps is None else replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
+    )
 
 
 def _unmeasured(
@@ -99,7 +101,8 @@ def _unmeasured(
     trace = read_host_trace(files.trace, options.max_bytes, StringTableBuilder(), options.version)
     rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
     graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)
-    return RankGraph(graph, {"schema": trace.schema})
+    stated = {"world_size": str(rank.groups.world)} if trace.groups else {}
+    return RankGraph(graph, {"schema": trace.schema, **stated})
 
 
 def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:

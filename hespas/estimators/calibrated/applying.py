@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hespas.estimators.calibrated.attention import PREFILL
 from hespas.estimators.calibrated.form import machine_of
 from hespas.estimators.calibrated.forms import FORMS, form_time_ns
 from hespas.estimators.operations import Operations
@@ -25,6 +26,10 @@ def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
             over = np.log2(size / max(each.high, 1e-9))
             under = np.log2(max(each.low, 1e-9) / size)
         total += np.nan_to_num(np.maximum(np.maximum(over, under), 0.0), nan=0.0, posinf=64.0)
+    if fit.form == PREFILL.name:  # whole prompts: as many keys as queries
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.abs(np.log2(ops.dim("kv_len") / ops.dim("q_len")))
+        total += np.nan_to_num(apart, nan=0.0, posinf=64.0)
     return total
 
 

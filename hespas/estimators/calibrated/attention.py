@@ -19,12 +19,13 @@ def _prefill_columns(ops: Operations, machine: Machine) -> Columns:
     batch, length, heads, size = (ops.dim(name) for name in ("batch", "q_len", "heads", "head_dim"))
     kv_heads = ops.dim("kv_heads")
     kv_heads = np.where(np.isnan(kv_heads), heads, kv_heads)
+    kv_len = np.where(np.isnan(ops.dim("kv_len")), length, ops.dim("kv_len"))
     pairs = ops.dim("pairs")
-    pairs = np.where(np.isnan(pairs), length**2, pairs)
+    pairs = np.where(np.isnan(pairs), length * kv_len, pairs)
     blocks = np.ceil(length / _QUERY_BLOCK)
     filled = batch * heads * blocks / machine.units
     # The diagonal blocks of a causal mask are computed whole.
-    whole = pairs + length * _QUERY_BLOCK / 2 * (pairs < length**2)
+    whole = pairs + length * _QUERY_BLOCK / 2 * (pairs < length * kv_len)
     unit = machine.flops_per_ns / machine.units
     element_ns = size * machine.activation_bytes / machine.bytes_per_ns
     return {
@@ -32,9 +33,11 @@ def _prefill_columns(ops: Operations, machine: Machine) -> Columns:
         "waves": np.ceil(filled),
         "block_ns": 4 * batch * heads * size * whole / machine.flops_per_ns / filled,
         "scores_ns": 128 * batch * heads * whole / machine.flops_per_ns / filled,
-        "longest_ns": 4 * _QUERY_BLOCK * size * np.minimum(pairs / blocks * 2 / _QUERY_BLOCK, length) / unit,
+        "longest_ns": 4 * _QUERY_BLOCK * size * np.minimum(pairs / blocks * 2 / _QUERY_BLOCK, kv_len) / unit,
         "query_ns": batch * length * heads * element_ns,
-        "key_ns": batch * length * kv_heads * element_ns,
+        "key_ns": batch * np.minimum(length, kv_len) * kv_heads * element_ns,
+        "more_keys_ns": batch * np.maximum(kv_len - length, 0.0) * kv_heads * element_ns,
+        "blocks": blocks,
         "of_cache": ops.bytes_moved / max(machine.cache_bytes, 1.0),
         "tokens": batch * length,
     }
@@ -48,6 +51,9 @@ def _prefill_ns(values: Values, columns: Columns) -> FloatArray:
     longest = columns["longest_ns"] * values["chain"] / values["compute"]
     share = hit_share(columns["of_cache"], values["cache_reach"], _CACHE_EDGE)
     traffic = columns["query_ns"] * values["query_passes"] + columns["key_ns"] * values["key_passes"]
+    # Keys and values of earlier prompts, of which no fit has seen any: each block of queries reads both once.
+    most = max(values["key_passes"], 2.0)
+    traffic = traffic + columns["more_keys_ns"] * np.minimum(2 * columns["blocks"], most)
     traffic = traffic / (1 + share * values["cache_gain"])
     kernels = soft_max(values["overlap"], work, longest, traffic * values["fused"])
     return (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS
-from hespas.estimators.operations import MATRIX_KINDS, rate_flops_per_s
+from hespas.estimators.operations import MATRIX_KINDS, rate_flops_per_s, timed_with_events
 from hespas.hardware import ANY, Device, Fit
 
 __all__ = ["Choice", "FitIndex"]
@@ -82,6 +82,13 @@ class FitIndex:
             if recorded and scheme:
                 return Choice(fits=recorded, scheme=scheme)
         return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
+
+    def is_timed_with_events(self, fit: Fit) -> bool:
+        """Whether a fit holds launches by a host: the chip's does where those of all its kernels do."""
+        if fit.variant != ANY:
+            return timed_with_events(fit.variant)
+        kernels = [each for each in self.device.fits if each.variant != ANY and each.kind != "collective"]
+        return bool(kernels) and all(timed_with_events(each.variant) for each in kernels)
 
     def _of_format(self, kind: str, op: str, scheme: str, variant: str) -> Choice | None:
         """Fits of an operation in its format, or in one that runs alike."""

@@ -17,7 +17,7 @@ from hespas.estimators.calibrated.quantizing import without_quantizing
 from hespas.estimators.operations import Operations
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
-from hespas.hardware import Device
+from hespas.hardware import Device, Fit
 
 __all__ = ["Calibrated"]
 
@@ -80,8 +80,19 @@ def _said_by_choice(
             said[:, rows] = without_quantizing(choice.fits[number], part, index, tell)
         else:
             said[:, rows] = time_and_interval(choice.fits[number], part, index.device, choice.scheme)
+        if index.is_timed_with_events(choice.fits[number]) and not part.variant[0]:
+            _tell_of_events(choice.fits[number], said[0, rows], tell)
     outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
     found.info("calibrated.outside-support", where, f"{where}: sizes beyond those fitted on", count=outside)
     unknown = f"{where}: a size or a rate is unknown, or the fit is of another version"
     found.warning("calibrated.unknown-size", where, unknown, count=int(np.isnan(said[0]).sum()))
     return said
+
+
+def _tell_of_events(fit: Fit, time_ns: FloatArray, tell: tuple[str, Diagnostics]) -> None:
+    """Say how many answers are mostly the launch that a host timed, where nobody asked for such times."""
+    where, found = tell
+    with np.errstate(invalid="ignore"):
+        launches = int((time_ns < 2 * fit.value("t0_ns")).sum())
+    text = f"{where}: fitted on times taken with events: more than half of it is the launch by the host"
+    found.warning("calibrated.event-times", where, text, count=launches)

@@ -61,12 +61,13 @@ class _Generation(NamedTuple):
 
 
 _GENERATIONS: Mapping[str, _Generation] = {
-    "volta": _Generation(39.0, 20.0, 20.0, 26.5, 0.0),
+    **dict.fromkeys(("pascal", "volta", "turing"), _Generation(39.0, 20.0, 20.0, 26.5, 0.0)),
     "ampere": _Generation(87.7, 20.0, 20.0, 24.0, 0.0),
     "ada": _Generation(87.7, 20.0, 20.0, 24.0, 0.0),
     "hopper": _Generation(141.0, 36.7, 36.7, 38.7, 0.85),
-    "blackwell": _Generation(282.0, 40.0, 55.6, 70.0, 0.74),
+    **dict.fromkeys(("blackwell", "blackwell ultra"), _Generation(282.0, 40.0, 55.6, 70.0, 0.74)),
 }
+"""By compute capability: NCCL takes all before 8.0 as Volta, all from 10.0 on as Blackwell."""
 _LL_ACROSS_NODES = (22.5, 19.0)
 """LL across two nodes, and more."""
 

@@ -33,15 +33,26 @@ DEFAULT_ORDER = "collectives+calibrated+roofline"
 _DEFAULT = Order(
     default=split_order(DEFAULT_ORDER),
     kinds=dict.fromkeys(
-        ("matmul", "attention.context", "attention.generation"), ("learned", "calibrated", "roofline")
+        (
+            "matmul",
+            "convolution",
+            "attention.context",
+            "attention.encoder",
+            "attention.generation",
+            "moe",
+            "quantize",
+        ),
+        ("learned", "calibrated", "roofline"),
     ),
 )
-"""Of products and attention the learned models know more, on held-out shapes and in recorded programs alike
-(docs/accuracy.md); of what streams its data they know the sizes of their tables only.
+"""Of these the learned models know more on held-out shapes (docs/accuracy.md), of products and attention in
+recorded programs too; of what else streams its data they know the sizes of their tables only.
 """
 
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
+_ASSUMED = frozenset({"calibrated.event-times", "calibrated.includes-quantizing", "collectives.tuned"})
+"""Findings about answers that were given, which stand whoever would have come after."""
 _FREE, _MODEL = 0, 1
 
 
@@ -236,7 +247,9 @@ def _ask_graph(
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:
-    """What a model says it lacks is no finding while others come after: it is then worth knowing, no more."""
+    """What a model says it lacks is no finding while others come after: it is then worth knowing, no more.
+    What it assumed of the answers it gave stays what it is.
+    """
     if last:
         found.extend(heard)
         return
@@ -247,5 +260,6 @@ def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:
         waiting[each.code] -= 1
         count = 1 if waiting[each.code] else left[each.code]
         left[each.code] -= count
-        tell = found.error if each.severity is Severity.ERROR else found.info
-        tell(each.code, each.location, each.message, path=each.path, count=count)
+        keeps = each.severity is Severity.ERROR or each.code in _ASSUMED
+        severity = each.severity if keeps else Severity.INFO
+        found.add(each.code, severity, each.location, each.message, path=each.path, count=count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import cast
 
 from hespas.estimators.operations import KINDS
 from hespas.graph.errors import FormatError, UsageError
+from hespas.hardware.reader import read_table
 
 __all__ = ["Order", "read_order", "split_order"]
 
 _MOST = 64
 """Estimators that one composite may name; they are numbered in a byte."""
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +79,7 @@ def read_order(path: str) -> Order:
 
 
 def _table(path: Path) -> Mapping[str, object]:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise FormatError("larger than 1 MiB: not an order of estimators", path=str(path))
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", path=str(path)) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FormatError(f"not TOML: {error}", path=str(path)) from error
+    return read_table(path, what="an order of estimators").values
 
 
 def _list(value: object, path: str, where: str) -> tuple[str, ...]:
@@ -98,4 +90,4 @@ def _list(value: object, path: str, where: str) -> tuple[str, ...]:
     try:
         return _checked(items, where)
     except UsageError as error:
-        raise FormatError(str(error), path=path, position=where) from error
+        raise FormatError(error.message, path=path, position=where, hint=error.hint) from error

@@ -130,7 +130,7 @@ class External:
                 self.progress(done, len(products))
             key = content_key((self.name, there.detail, configured, repr(tuple(product))))
             result = cache.get(key)
-            if result is None:
+            if result is None or not _states_time(result):
                 result = self._run(product, device, diagnostics)
                 if result is not None:
                     cache.put(key, result)
@@ -143,7 +143,7 @@ class External:
         try:
             with TemporaryDirectory(prefix=f"hespas-{self.name}-") as folder:
                 result = self.simulate(product, device, Path(folder))
-            if not 0 < max(result.cycles, result.duration_ns) < float("inf"):
+            if not _states_time(result):
                 raise CommandError("its output states no time")
         except CommandError as error:
             text = f"{self.name} failed on a product of {product}: {error}"
@@ -158,6 +158,11 @@ class External:
         if result is None:
             return np.nan
         return result.duration_ns if result.duration_ns > 0 else 1e9 * result.cycles / self.clock_hz(device)
+
+
+def _states_time(result: Simulated) -> bool:
+    """Whether it says a time, or cycles; a kept result may be damaged."""
+    return 0 < max(result.cycles, result.duration_ns) < float("inf")
 
 
 def _tell_uncovered(

@@ -10,7 +10,7 @@ from typing import ClassVar
 from hespas.estimators.availability import Availability
 from hespas.estimators.external.adapter import External, Simulated
 from hespas.estimators.external.binaries import binary_availability, binary_of
-from hespas.estimators.external.commands import CommandError, run_command
+from hespas.estimators.external.commands import CommandError, read_answer, run_command
 from hespas.estimators.external.problems import Product
 from hespas.estimators.systolic.array import parse_array, parse_dataflow
 from hespas.graph.errors import UsageError
@@ -65,7 +65,7 @@ class Cocossim(External):
             raise CommandError("the program is gone")
         command = [program, *self._options(device), "-i", str(layers), "-o", str(results)]
         text = run_command(command, folder, self.timeout_s)
-        text += "\n" + (results.read_text(errors="replace") if results.is_file() else "")
+        text += "\n" + read_answer(results).decode("utf-8", "replace")
         time, cycles = _last(_TIME, text), _last(_CYCLES, text)
         return Simulated(duration_ns=1e3 * time if time > 0 else -1.0, cycles=cycles)
 

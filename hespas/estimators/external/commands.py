@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from time import monotonic
 
-__all__ = ["CommandError", "run_command"]
+__all__ = ["CommandError", "read_answer", "run_command"]
 
 _MOST_BYTES = 16 << 20
+_MOST_WRITTEN_BYTES = 256 << 20
+_ASKED_AGAIN_S = 0.2
 _LAST_WORDS = 2000
 
 
@@ -36,9 +39,7 @@ def run_command(
         except OSError as error:
             raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise CommandError(f"no result within {timeout_s:g} s") from None
+            status = _status(process, output.fileno(), timeout_s)
         finally:
             _end(process)
         size = output.seek(0, os.SEEK_END)
@@ -49,9 +50,33 @@ def run_command(
     return text
 
 
+def read_answer(path: Path) -> bytes:
+    """What a program left in a file; nothing where it left none. Raises :class:`CommandError` for more than
+    16 MiB.
+    """
+    if not path.is_file():
+        return b""
+    if path.stat().st_size > _MOST_BYTES:
+        raise CommandError(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB")
+    return path.read_bytes()
+
+
+def _status(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> int:
+    """The exit status, asked for again and again: who writes without end would fill the disk until then."""
+    end_s = monotonic() + timeout_s
+    while True:
+        left_s = end_s - monotonic()
+        try:
+            return process.wait(min(_ASKED_AGAIN_S, max(left_s, 0.0)))
+        except subprocess.TimeoutExpired:
+            if left_s <= 0:
+                raise CommandError(f"no result within {timeout_s:g} s") from None
+        if os.fstat(output).st_size > _MOST_WRITTEN_BYTES:
+            raise CommandError(f"it wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The program and what it started; nothing where it ended by itself."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """The program and all it started, also where it ended by itself and left them behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -76,7 +76,7 @@ class Onnxim(External):
         command = [program, "--config", str(Path(self.config).resolve()), "--models_list", str(models)]
         text = run_command(command, folder, self.timeout_s, {"ONNXIM_HOME": str(home)})
         found: list[str] = _CYCLES.findall(text)
-        return Simulated(cycles=float(sum(map(int, found))) if found else -1.0)
+        return Simulated(cycles=sum(map(float, found)) if found else -1.0)
 
     def _home(self, folder: Path) -> Path:
         """The folder itself, with the configurations of memories and networks beside the one named."""

@@ -11,7 +11,7 @@ import msgspec
 
 from hespas.estimators.availability import Availability
 from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.commands import CommandError, run_command
+from hespas.estimators.external.commands import CommandError, read_answer, run_command
 from hespas.estimators.external.problems import Product
 from hespas.estimators.external.python_packages import package_availability, python_of
 from hespas.graph.errors import UsageError
@@ -79,7 +79,7 @@ class ZigZag(External):
             [python_of(self.command), "-c", _DRIVER, str(asked), str(answer)], folder, self.timeout_s
         )
         try:
-            return msgspec.json.decode(answer.read_bytes(), type=Simulated)
+            return msgspec.json.decode(read_answer(answer), type=Simulated)
         except (OSError, msgspec.DecodeError) as error:
             raise CommandError(f"no answer was written: {said.strip()[-500:]}") from error
 

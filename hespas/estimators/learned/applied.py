@@ -16,6 +16,7 @@ from hespas.estimators.learned.stored import LearnedModel
 from hespas.estimators.learned.support import FREE_OCTAVES, MOST_OCTAVES, WIDENING, distances, octaves_of
 from hespas.estimators.operations import Labels, Operations
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import FormatError
 from hespas.hardware import Device
 
 __all__ = ["Answer", "apply_model", "code_columns"]
@@ -54,7 +55,26 @@ def apply_model(
     device: Device,
     answer: Answer,
 ) -> None:
-    """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees."""
+    """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees.
+
+    Raises ``FormatError`` where the card names a column, a family or a label that there is not.
+    """
+    try:
+        _apply(model, choices, ops, device, answer)
+    except KeyError as error:
+        raise FormatError(
+            f"the card of the learned model {model.card.name!r} is damaged: nothing is called {error}",
+            hint="copy card and trees again, or fit the model again",
+        ) from error
+
+
+def _apply(
+    model: LearnedModel,
+    choices: Sequence[tuple[Choice, IntArray]],
+    ops: Operations,
+    device: Device,
+    answer: Answer,
+) -> None:
     card = model.card
     rows = np.concatenate([each for _, each in choices])
     cell = np.repeat(np.arange(len(choices)), [len(each) for _, each in choices])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hespas.estimators.learned.card import Card, Cell
+from hespas.estimators.operations import timed_with_events
 from hespas.hardware import Device
 
 __all__ = ["Choice", "Wanted", "choose"]
@@ -52,7 +53,8 @@ def choose(cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device) -
     """The choice, or why there is none.
 
     An operation's own number format on this device comes first, then one of the same width and rate, then
-    other devices' rows. Without a variant the one with most rows is taken.
+    other devices' rows. Without a variant the one with most rows is taken, but of other devices none that
+    events timed: what the host had to do with it is no property of a device.
     """
     found: list[tuple[tuple[int, ...], Path, Card, Cell]] = []
     reason = f"no model of {wanted.kind} in {wanted.scheme or 'an unknown number format'}"
@@ -67,6 +69,9 @@ def choose(cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device) -
             unseen = int(device.name not in cell.rows)
             if unseen and not _may_transfer(card, device):
                 reason = f"the model of {wanted.kind} knows no device like it"
+                continue
+            if unseen and not wanted.variant and timed_with_events(cell.variant):
+                reason = f"the model of {wanted.kind} holds another host's launches, timed with events"
                 continue
             seen = {each.name: each.vendor for each in card.devices}
             foreign = int(device.vendor not in {seen.get(name, "") for name in cell.rows})

@@ -17,7 +17,7 @@ from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.learned.applied import Answer, apply_model
 from hespas.estimators.learned.choice import Choice, Wanted, choose
 from hespas.estimators.learned.stored import cards_in, load_model, shipped_folder
-from hespas.estimators.operations import Operations
+from hespas.estimators.operations import Operations, timed_with_events
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UsageError
@@ -96,6 +96,9 @@ def _tell_stand_in(
     if (cell.op, cell.scheme) != (wanted.op, wanted.scheme) and (cell.op or wanted.op or cell.scheme):
         text = f"{wanted.kind} {wanted.op} {wanted.scheme}: estimated as {cell.op} {cell.scheme}"
         diagnostics.info("learned.stand-in", device.name, " ".join(text.split()), count=count)
+    if not wanted.variant and timed_with_events(cell.variant):
+        text = f"{wanted.kind} {wanted.scheme}: fitted on times taken with events, which hold the launch"
+        diagnostics.info("learned.event-times", device.name, text, count=count)
     if not choice.is_seen:
         text = f"{wanted.kind} {wanted.scheme}: the device was not in the fit, intervals are those of others"
         diagnostics.info("learned.unseen-device", device.name, text, count=count)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.card import Card, decode_card, encode_card
 from hespas.estimators.learned.trees import Forest
-from hespas.graph.errors import FormatError, HespasError
+from hespas.graph.errors import FormatError
 
 __all__ = ["FORESTS", "LearnedModel", "cards_in", "load_model", "save_model", "shipped_folder"]
 
@@ -24,6 +24,9 @@ FORESTS = ("main", "transfer", "low", "high")
 """
 
 _MOST_BYTES = 64 << 20
+_MOST_LOG = 50.0
+"""e^50 times the data sheet's time is no time."""
+_REMEDY = "copy card and trees again, or fit the model again"
 _MOST_UNPACKED_BYTES = 512 << 20
 _ARRAYS: Mapping[str, type[np.generic]] = {
     "column": np.uint8,
@@ -74,8 +77,8 @@ def load_model(path: Path) -> LearnedModel:
         with trees.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             forests = {name: _forest(name, arrays) for name in FORESTS if f"{name}.column" in arrays}
             octaves = np.asarray(arrays["octaves"])
-    except (HespasError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise FormatError(f"the trees are damaged: {error}", path=str(trees)) from error
+    except Exception as error:  # zip, zlib and NumPy raise a dozen classes for one thing: damaged
+        raise FormatError(f"the trees are damaged: {error}", path=str(trees), hint=_REMEDY) from error
     if octaves.dtype != np.int8 or octaves.ndim != 2 or octaves.shape[1] != len(card.support):
         raise FormatError("the support is not that of the card", path=str(trees))
     for name, forest in forests.items():
@@ -109,6 +112,10 @@ def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
     scale, baseline = (float(arrays[f"{name}.{each}"].item()) for each in ("scale", "baseline"))
     if not np.isfinite(scale) or not np.isfinite(baseline):
         raise ValueError(f"{name}: the scale is not finite")
+    if len(columns["leaf"]):
+        largest = abs(scale) * float(np.abs(columns["leaf"].astype(np.float64)).max())
+        if max(largest, abs(baseline)) > _MOST_LOG:
+            raise ValueError(f"{name}: a leaf is {largest:g} in the logarithm of time")
     return Forest(**columns, scale=scale, baseline=baseline)  # type: ignore[arg-type]
 
 
@@ -125,7 +132,7 @@ def _check_unpacked(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
     except (OSError, zipfile.BadZipFile) as error:
-        raise FormatError(f"the trees are damaged: {error}", path=str(path)) from error
+        raise FormatError(f"the trees are damaged: {error}", path=str(path), hint=_REMEDY) from error
     if size > _MOST_UNPACKED_BYTES:
         raise FormatError("unpacks to more than 512 MiB: not a learned model", path=str(path))
 

@@ -56,6 +56,8 @@ class Forest:
         nodes = np.diff(self.node_offsets)
         leaves = np.diff(self.leaf_offsets)
         edges = np.diff(self.edge_offsets)
+        if not (len(self.node_offsets) and len(self.leaf_offsets) and len(self.edge_offsets)):
+            raise InvariantError("Forest: columns are empty")
         whole = (
             self.node_offsets[0] == self.leaf_offsets[0] == self.edge_offsets[0] == 0
             and self.node_offsets[-1] == len(self.column) == len(self.split)
@@ -74,6 +76,10 @@ class Forest:
         most = np.repeat(leaves, nodes)
         if bool(((self.first >= self.last) | (self.last >= most)).any()):
             raise InvariantError("Forest: a node leads to leaves that are not there")
+        same_column = np.repeat(np.arange(len(edges)), edges)
+        rising = (np.diff(self.edges) > 0) | (np.diff(same_column) > 0)
+        if not bool(np.isfinite(self.edges).all()) or not bool(rising.all()):
+            raise InvariantError("Forest: the edges of a column do not rise")
 
     @property
     def trees(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas.estimators.measurements.columns import Columns, read_columns
-from hespas.estimators.measurements.made import scheme_of
+from hespas.estimators.measurements.made import check_sizes, scheme_of
 from hespas.estimators.measurements.read import find_dialect
 from hespas.estimators.measurements.tidy import tidy_operations
 from hespas.estimators.operations import Labels, Operations, build
@@ -56,17 +56,10 @@ def read_asked(path: str | os.PathLike[str]) -> AskedOperations:
 
     Raises ``FormatError`` for a file that is none of the known tables or malformed.
     """
-    asked = _read(read_columns(Path(path)))
-    for name, size in asked.ops.dims.items():
-        wrong = np.flatnonzero((size < 0) | np.isinf(size))
-        if len(wrong):
-            row = int(wrong[0])
-            raise FormatError(
-                f"{name} is {size[row]:g}",
-                path=str(path),
-                position=f"row {row + 1}",
-                hint="sizes are 0 or more",
-            )
+    columns = read_columns(Path(path))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
+        asked = _read(columns)
+    check_sizes(asked.ops, str(path))
     return asked
 
 
@@ -112,6 +105,14 @@ def _products(columns: Columns) -> AskedOperations:
 def _convolutions(columns: Columns) -> AskedOperations:
     scheme, assumed = _scheme(columns)
     sizes = {name: columns.numbers(title) for name, title in _CONVOLUTION.items()}
+    wrong = np.flatnonzero(sizes["stride"] <= 0)
+    if len(wrong):
+        raise FormatError(
+            f"strides is {sizes['stride'][wrong[0]]:g}",
+            path=str(columns.path),
+            position=f"row {int(wrong[0]) + 1}",
+            hint="strides are 1 or more",
+        )
     product = convolution_product(**sizes)
     ops = build.matmuls(scheme, batch=product.batch, m=product.m, n=product.n, k=product.k)
     # Windows overlap: the input is moved once, not once per window.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import warnings
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "read_columns"]
 
 _MOST_BYTES = 4 << 30
+_BLOCK_BYTES = 1 << 20
+_VALUE_BYTES = 8
 
 
 class Columns:
@@ -40,8 +45,12 @@ class Columns:
         return Columns(self.path, self._frame.iloc[rows])
 
     def folded(self) -> Columns:
-        """The same columns, their names without case and outer blanks."""
-        return Columns(self.path, self._frame.rename(columns=lambda name: str(name).strip().casefold()))
+        """The same columns, their names without case and outer blanks. Raises ``FormatError`` where two then
+        have one name.
+        """
+        folded = self._frame.rename(columns=lambda name: str(name).strip().casefold())
+        _refuse_repeated([str(name) for name in folded.columns], self.path)
+        return Columns(self.path, folded)
 
     def numbers(self, name: str, default: float | None = None) -> FloatArray:
         """A column of numbers; ``default`` where the table has no such column."""
@@ -49,10 +58,26 @@ class Columns:
             if default is None:
                 raise self._absent(name)
             return np.full(len(self), default)
+        column = self._frame[name]
+        if column.dtype.kind == "b":
+            raise self._no_numbers(name, "it says true and false")
         try:
-            return np.asarray(self._frame[name].astype("float64").to_numpy(), np.float64)
+            return np.asarray(column.astype("float64").to_numpy(), np.float64)
         except (TypeError, ValueError) as error:
-            raise FormatError(f"column {name!r} holds no numbers: {error}", path=str(self.path)) from error
+            raise self._no_numbers(name, str(error)) from error
+
+    def _no_numbers(self, name: str, why: str) -> FormatError:
+        """The error, with the first row that holds something else than a number."""
+        import pandas as pd
+
+        column = self._frame[name]
+        wrong = np.flatnonzero((pd.to_numeric(column, errors="coerce").isna() & column.notna()).to_numpy())
+        return FormatError(
+            f"column {name!r} holds no numbers: {why}",
+            path=str(self.path),
+            position=f"row {int(wrong[0]) + 1}" if len(wrong) else None,
+            hint="write numbers as 1024 or 1.5e3; leave unknown ones empty",
+        )
 
     def texts(self, name: str, default: str | None = None) -> Labels:
         """A column of texts; ``default`` where the table has no such column."""
@@ -62,7 +87,12 @@ class Columns:
             if default is None:
                 raise self._absent(name)
             return Labels.constant(default, len(self))
-        codes, values = pd.factorize(self._frame[name].astype("object"))
+        try:
+            codes, values = pd.factorize(self._frame[name].astype("object"))
+        except TypeError as error:
+            raise FormatError(
+                f"column {name!r} holds no texts: {error}", path=str(self.path), hint="one text per row"
+            ) from error
         texts = tuple(str(value) for value in values)
         row = np.asarray(codes, np.int32)
         return Labels(np.where(row < 0, len(texts), row).astype(np.int32), (*texts, ""))
@@ -85,19 +115,76 @@ class Columns:
 
 def read_columns(path: Path) -> Columns:
     """A CSV(.gz) or Parquet file. Raises ``FormatError`` for anything else, and where it is not readable."""
-    import pandas as pd
-
     if not path.is_file():
         raise FormatError("no such file", path=str(path))
     if path.stat().st_size > _MOST_BYTES:
-        raise FormatError("larger than 4 GiB: not a table of operations", path=str(path))
+        raise _too_large(path)
     try:
-        is_parquet = path.suffix == ".parquet"
-        frame = pd.read_parquet(path) if is_parquet else pd.read_csv(path, low_memory=False)
+        frame = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     except HespasError:
         raise
     except Exception as error:  # the readers raise a dozen classes of their own for one thing: not a table
         raise FormatError(
             f"not a table: {error}", path=str(path), hint="CSV, CSV.gz or Parquet with one header row"
         ) from error
+    _refuse_repeated([str(name) for name in frame.columns], path)
     return Columns(path, frame)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+    from pyarrow import parquet
+
+    stated = parquet.read_metadata(path)  # pyright: ignore[reportUnknownMemberType]
+    if stated.num_rows * max(stated.num_columns, 1) * _VALUE_BYTES > _MOST_BYTES:
+        raise _too_large(path)
+    return pd.read_parquet(path)
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """pandas takes the first of too many fields as names of rows, and renames the second of two columns."""
+    import pandas as pd
+
+    packed: Literal["gzip"] | None = "gzip" if path.suffix == ".gz" else None
+    if packed:
+        _refuse_bomb(path)
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str, compression=packed)
+    _refuse_repeated([str(name) for name in header.iloc[0].dropna()], path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(path, low_memory=False, index_col=False, compression=packed)
+    except pd.errors.ParserWarning as error:
+        raise FormatError(
+            f"rows have more fields than the {header.shape[1]} of the header",
+            path=str(path),
+            position="row 1",
+            hint="name every column, and quote what holds commas",
+        ) from error
+
+
+def _refuse_bomb(path: Path) -> None:
+    """A small file may unpack to anything."""
+    size = 0
+    with gzip.open(path) as file:
+        while part := file.read(_BLOCK_BYTES):
+            size += len(part)
+            if size > _MOST_BYTES:
+                raise _too_large(path)
+
+
+def _refuse_repeated(names: list[str], path: Path) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise FormatError(
+            f"several columns are called {repeated[0]!r}",
+            path=str(path),
+            position="header",
+            hint="give each a name of its own; case and blanks around it do not count",
+        )
+
+
+def _too_large(path: Path) -> FormatError:
+    return FormatError(
+        "larger than 4 GiB: not a table of operations", path=str(path), hint="give a part of its rows"
+    )

@@ -10,8 +10,20 @@ import numpy as np
 from hespas.estimators.measurements.columns import Columns
 from hespas.estimators.operations import Labels, Operations
 from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import FormatError
 
-__all__ = ["Dialect", "Made", "made_of", "relabelled", "scheme_of"]
+__all__ = [
+    "Dialect",
+    "Made",
+    "check_amounts",
+    "check_sizes",
+    "made_of",
+    "relabelled",
+    "scheme_of",
+    "usual_passes",
+]
+
+_LARGEST = 2.0**63
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +50,7 @@ class Dialect:
     left_out: str = "no operation of a known kind"
 
 
+_BINARY = frozenset({"add", "sub", "mul", "div", "pow", "max", "min"})
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32_full", "int8": "i8"}
 
 
@@ -53,6 +66,25 @@ def made_of(
     return Made(ops, duration_us * 1e3, spread, np.ones(len(ops), np.bool_) if kept is None else kept)
 
 
+def check_sizes(ops: Operations, path: str) -> None:
+    """Raise ``FormatError`` naming the first row with a size that none can have; NaN is unknown."""
+    for name, size in ops.dims.items():
+        check_amounts(name, size, path)
+
+
+def check_amounts(name: str, amounts: FloatArray, path: str) -> None:
+    """The same for one column."""
+    wrong = np.flatnonzero((amounts < 0) | (amounts > _LARGEST))
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(
+            f"{name} is {amounts[row]:g}",
+            path=path,
+            position=f"row {row + 1}",
+            hint="sizes are 0 or more, and at most 2^63",
+        )
+
+
 def relabelled(labels: Labels, names: dict[str, str]) -> Labels:
     """The same labels, some of them called otherwise."""
     return Labels(labels.row, tuple(names.get(name, name) for name in labels.names))
@@ -61,3 +93,8 @@ def relabelled(labels: Labels, names: dict[str, str]) -> Labels:
 def scheme_of(columns: Columns, name: str = "dtype") -> Labels:
     """The number format of each row. The tables' ``float32`` was measured without TF32."""
     return relabelled(columns.texts(name), _DTYPES)
+
+
+def usual_passes(op: Labels) -> FloatArray:
+    """How often operations read and write their elements: operands and result, by canonical names."""
+    return np.array([3.0 if name in _BINARY else 2.0 for name in op.names])[op.row]

@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.estimators.measurements.aiconfigurator import AICONFIGURATOR
 from hespas.estimators.measurements.columns import Columns, read_columns
-from hespas.estimators.measurements.made import Dialect
+from hespas.estimators.measurements.made import Dialect, check_sizes
 from hespas.estimators.measurements.model import Measurements
 from hespas.estimators.measurements.research import RESEARCH
 from hespas.estimators.measurements.tidy import TIDY
@@ -20,6 +20,9 @@ from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import find
 
 __all__ = ["columns_measured", "find_dialect", "read_measurements"]
+
+_LEAST_NS = 1e-6
+_MOST_NS = 2.0**63
 
 _DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *AICONFIGURATOR)
 
@@ -55,10 +58,24 @@ def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measure
 
 
 def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) -> Measurements:
-    made = dialect.make(columns)
-    known = np.isfinite(made.duration_ns) & (made.duration_ns > 0) & (made.kept)
-    reasons = [("no positive duration", int((~(made.duration_ns > 0) & made.kept).sum()))]
-    reasons.append((dialect.left_out, int((~made.kept).sum())))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
+        made = dialect.make(columns)
+    check_sizes(made.ops, str(columns.path))
+    positive = made.duration_ns > 0
+    likely = (made.duration_ns >= _LEAST_NS) & (made.duration_ns <= _MOST_NS)
+    known = likely & made.kept
+    reasons = [
+        ("no positive duration", int((~positive & made.kept).sum())),
+        ("a duration below 1 fs or beyond 292 years", int((positive & ~likely & made.kept).sum())),
+        (dialect.left_out, int((~made.kept).sum())),
+    ]
+    if not known.any():
+        told = "; ".join(f"{reason}: {count:,}" for reason, count in reasons if count) or "it has none"
+        raise FormatError(
+            f"no row is a measured operation ({told})",
+            path=str(columns.path),
+            hint="give a table with times above 0",
+        )
     result = Measurements(
         name=name,
         provenance=dialect.provenance,

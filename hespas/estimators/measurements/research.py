@@ -13,20 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.measurements.made import Dialect, Made, made_of, relabelled, scheme_of
+from hespas.estimators.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
 from hespas.estimators.operations import Labels, Operations, build, canonical_op, chosen
 from hespas.graph.columns import FloatArray
 
 __all__ = ["RESEARCH"]
 
-_BINARY, _UNARY = 3.0, 2.0
-_PASSES: Mapping[str, float] = {
-    "add": _BINARY,
-    "sub": _BINARY,
-    "mul": _BINARY,
-    "div": _BINARY,
-    "pow": _BINARY,
-}
 _NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
 _HEAVY: Mapping[str, float] = {"layer_norm": 8.0, "rms_norm": 4.0, "softmax": 12.0, "gelu": 12.0, "tanh": 8.0}
 """FLOPs per element where one operation is many; they decide nothing on a device that is memory bound."""
@@ -37,7 +29,6 @@ def _vectors(
 ) -> Operations:
     """Vector operations; norms are told from elementwise ones by name."""
     names = tuple(canonical_op(name) for name in op.names)
-    passes = np.array([_PASSES.get(name, _UNARY) for name in names])[op.row]
     flops = np.array([_HEAVY.get(name, 1.0) for name in names])[op.row]
     made = build.elementwise(
         "vector",
@@ -45,7 +36,7 @@ def _vectors(
         op=Labels(op.row, names),
         rows=rows,
         columns=width,
-        passes=passes,
+        passes=usual_passes(Labels(op.row, names)),
         flops_per_element=flops,
         variant=variant,
     )

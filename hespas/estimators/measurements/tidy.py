@@ -1,8 +1,10 @@
 """A tidy table of one's own: ``hardware``, ``kind``, ``dtype``, a time, and the dimensions of the kind.
 
 Convolutions state their layers (``images``, ``in_channels``, ``out_channels``, ``kernel``, ``in_size``,
-``out_size``; square, one group), prompts their ``q_len`` and ``window`` (0: all before). A column called like
-that of the times with ``_std`` behind it is their deviation over repeats.
+``out_size``; square, one group), prompts their ``q_len`` and ``window`` (0: all before). There are as many
+``kv_heads`` as ``heads`` where none are stated; a layer of experts is then gated (3 ``matrices``) and of one
+device. ``passes`` is how often elements are read and written: empty, every operand and the result once. A
+column called like that of the times with ``_std`` behind it is their deviation over repeats.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.measurements.made import Dialect, Made, made_of, scheme_of
+from hespas.estimators.measurements.made import Dialect, Made, check_amounts, made_of, scheme_of, usual_passes
 from hespas.estimators.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
@@ -22,7 +24,7 @@ from hespas.graph.errors import FormatError
 __all__ = ["TIDY", "tidy_operations"]
 
 _UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling")
+_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling", "quantize")
 _LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
 
 
@@ -73,10 +75,24 @@ def _convolutions(rows: _Rows) -> Operations:
     return build.convolutions(rows.scheme, variant=rows.variant, **rows.sizes(*_LAYER))
 
 
+def _key_heads(rows: _Rows) -> FloatArray:
+    """Heads of keys and values: as many as of queries where nothing is said."""
+    stated = rows.columns.numbers("kv_heads", np.nan)
+    return np.where(np.isnan(stated), rows.columns.numbers("heads", np.nan), stated)
+
+
+def _experts(rows: _Rows) -> Operations:
+    usual = {"tensor_parallel": 1.0, "expert_parallel": 1.0, "matrices": 3.0}
+    stated = {name: rows.columns.numbers(name, np.nan) for name in KINDS["moe"]}
+    sizes = {name: np.where(np.isnan(size), usual.get(name, np.nan), size) for name, size in stated.items()}
+    return build.mixtures_of_experts(rows.scheme, op=rows.op(), variant=rows.variant, **sizes)
+
+
 def _context(rows: _Rows) -> Operations:
-    sizes = rows.sizes("batch", "heads", "kv_heads", "head_dim")
+    sizes = rows.sizes("batch", "heads", "head_dim")
     return build.attention_context(
         rows.scheme,
+        kv_heads=_key_heads(rows),
         length=rows.columns.numbers("q_len", np.nan),
         window=np.nan_to_num(rows.columns.numbers("window", 0.0)),
         kv_bytes=rows.stored_bytes(),
@@ -86,9 +102,13 @@ def _context(rows: _Rows) -> Operations:
 
 
 def _generation(rows: _Rows) -> Operations:
-    sizes = rows.sizes(*KINDS["attention.generation"])
+    sizes = rows.sizes("batch", "kv_len", "heads", "head_dim")
     return build.attention_generation(
-        rows.scheme, kv_bytes=rows.stored_bytes(), variant=rows.variant, **sizes
+        rows.scheme,
+        kv_heads=_key_heads(rows),
+        kv_bytes=rows.stored_bytes(),
+        variant=rows.variant,
+        **sizes,
     )
 
 
@@ -104,14 +124,18 @@ def _collectives(rows: _Rows) -> Operations:
 
 
 def _elementwise(kind: str, rows: _Rows) -> Operations:
+    op, sizes = rows.op(), rows.sizes(*KINDS[kind])
+    stated = rows.columns.numbers("passes", np.nan)
+    # What is reduced is read once; of each row one element is written.
+    usual = 1 + 1 / np.maximum(sizes["columns"], 1) if kind == "reduction" else usual_passes(op)
     return build.elementwise(
         kind,
         rows.scheme,
-        op=rows.op(),
-        passes=rows.columns.numbers("passes", 2.0),
+        op=op,
+        passes=np.where(np.isnan(stated), usual, stated),
         flops_per_element=np.ones(len(rows.scheme)),
         variant=rows.variant,
-        **rows.sizes(*KINDS[kind]),
+        **sizes,
     )
 
 
@@ -121,6 +145,7 @@ _MAKE: Mapping[str, Callable[[_Rows], Operations]] = {
     "attention.context": _context,
     "attention.generation": _generation,
     "attention.encoder": _encoder,
+    "moe": _experts,
     **{kind: partial(_elementwise, kind) for kind in _ELEMENTWISE},
     "collective": _collectives,
 }
@@ -129,6 +154,8 @@ _MAKE: Mapping[str, Callable[[_Rows], Operations]] = {
 def tidy_operations(columns: Columns) -> Operations:
     """The operations of a table with columns ``kind`` and ``dtype``. Raises ``FormatError``."""
     kind = columns.texts("kind")
+    for name in ("passes", "window"):
+        check_amounts(name, columns.numbers(name, np.nan), str(columns.path))
     unknown = sorted(set(kind.used()) - set(_MAKE))
     if unknown:
         raise FormatError(

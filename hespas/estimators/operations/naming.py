@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["canonical_op"]
+__all__ = ["canonical_op", "timed_with_events"]
+
+_EVENT_TIMES = "pytorch events"
+"""How the names of variants begin whose times a host took with events."""
 
 _SAME: Mapping[str, str] = {
     "addition": "add",
@@ -45,3 +48,8 @@ def canonical_op(name: str) -> str:
         bare = bare.partition(".")[0]
     bare = bare.strip("_").casefold()
     return _SAME.get(bare, bare)
+
+
+def timed_with_events(variant: str) -> bool:
+    """Whether times of a variant hold what the host had to do: 14 to 30 us that no kernel takes."""
+    return variant.startswith(_EVENT_TIMES)

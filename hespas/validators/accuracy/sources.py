@@ -79,7 +79,7 @@ def sources_of(
             raise UsageError(
                 "a graph with times is its own program", path=profile.name, hint="leave --workload out"
             )
-        yield from _timed(profile, hardware)
+        yield from _timed(profile, hardware, diagnostics)
         return
     if workload is not None:
         yield from _against(profile, workload, hardware, diagnostics)
@@ -315,7 +315,7 @@ def _tell(coverage: Coverage, profile: Profile, diagnostics: Diagnostics) -> Non
     )
 
 
-def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
+def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Iterator[Source]:
     """The nodes of a graph that carry a time, once per rank class. What does no work (calls around others,
     bookkeeping) is no case; its time is nobody's. Where it is known how long its steps took, the graph
     without its times is the program that ran.
@@ -328,6 +328,14 @@ def _timed(workload: Workload, hardware: str) -> Iterator[Source]:
         if not len(node):
             continue
         recorded = recorded_steps_of(graph.attachments, graph.name)
+        if recorded is not None and not recorded.describes(graph):
+            diagnostics.warning(
+                "accuracy.times-changed",
+                graph.name,
+                "its times are not those that were recorded: what is compared here may be one estimate with "
+                "another; the steps of the recording are left out",
+            )
+            recorded = None
         untimed = with_durations(graph, np.full(len(graph), np.nan))
         yield Source(
             profile=None,

@@ -96,6 +96,8 @@ def calibrate(
     chosen = testing.chosen(tests, found)
     fits = run.fit(mine, device, "fits")
     if not fits:
+        if memory:  # nothing in it is worth going on from
+            memory.forget()
         raise UsageError(
             f"no class of operations on {device.name} has rows enough to fit",
             hint="12 of one kind, number format and variant at least, with known sizes and a published peak",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from hespas import __version__
 from hespas.converters.output import write_atomically
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, OutputError
 from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.fits_file import fits_to_toml, read_fits
 
 __all__ = ["FitMemory", "content_key"]
+
+_KEY = re.compile("[0-9a-f]{64}")
 
 
 def content_key(tables: Iterable[Measurements], device: Device, seed: int) -> str:
@@ -69,16 +72,24 @@ class FitMemory:
         def fill(temporary: Path) -> None:
             temporary.write_text(text, encoding="utf-8")
 
-        self.folder.mkdir(exist_ok=True)
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"what is fitted so far cannot be kept: {error.strerror or error}",
+                path=str(self.folder),
+                hint="remove what is there, or name another --out",
+            ) from error
         write_atomically(self._path(key), fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
-        """Remove all of it: the work is done. Files of others stay."""
-        if not self.folder.is_dir():
+        """Remove all of it: the work is done. Files of others stay, and so does what a link leads to."""
+        if not self.folder.is_dir() or self.folder.is_symlink():
             return
         for path in self.folder.glob("*.toml"):
-            with suppress(OSError):
-                path.unlink()
+            if _KEY.fullmatch(path.stem):
+                with suppress(OSError):
+                    path.unlink()
         with suppress(OSError):
             self.folder.rmdir()
 

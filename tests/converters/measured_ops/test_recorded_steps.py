@@ -41,8 +41,28 @@ def test_the_document_comes_back_as_it_was() -> None:
         b'{"span_ns":[1],"busy_ns":[-1],"inside":1}',
         b'{"span_ns":[1],"busy_ns":[1],"inside":2}',
         b'{"span_ns":[1],"busy_ns":["1"],"inside":1}',
+        b'{"span_ns":[1e308,1e308],"busy_ns":[1,1],"inside":1}',
+        b'{"span_ns":[1],"busy_ns":[2],"inside":1}',
     ],
 )
 def test_another_document_under_that_name_is_refused(document: bytes) -> None:
     with pytest.raises(FormatError, match="recorded steps are malformed"):
         recorded_steps_of({RECORDED_STEPS: document}, "graph")
+
+
+def test_times_that_lie_further_apart_than_63_bits_are_not_wrapped() -> None:
+    ends = np.array([-(1 << 63), (1 << 63) - 1], np.int64)
+    found = recorded_steps(ends, np.array([5, 5], np.int64), np.array([-1, -1], np.int32))
+    assert found is not None
+    assert found.span_ns == [pytest.approx(2.0**64)]
+
+
+def test_rounding_makes_no_document_that_is_refused() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        start = rng.integers(-(1 << 62), 1 << 62, 9)
+        length = rng.random(9) * 10.0 ** rng.integers(-3, 19)
+        length[rng.random(9) < 0.3] = 0.0
+        found = recorded_steps(start, length, np.where(length > 0, 1, -1).astype(np.int32))
+        assert found is not None
+        assert recorded_steps_of({RECORDED_STEPS: found.document()}, "graph") == found

@@ -7,11 +7,21 @@ from pathlib import Path
 import pytest
 
 from hespas.api import convert, validate
-from hespas.converters.format import ReadOptions
-from hespas.converters.pytorch import FORMAT
+from hespas.converters.format import Format, ReadOptions
+from hespas.converters.pytorch import FORMAT, FORMAT_ET
 from hespas.graph import Diagnostics, Severity, Workload
-from hespas.graph.errors import UnsupportedError
-from tests.converters.pytorch.traces import Json, host, kernel, launch, write_kineto
+from hespas.graph.errors import UnsupportedError, UsageError
+from tests.converters.pytorch.traces import (
+    Json,
+    groups_node,
+    host,
+    kernel,
+    launch,
+    recorded,
+    tensor,
+    write_et,
+    write_kineto,
+)
 
 SENT: Json = {
     "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 16, "Out msg nelems": 16,
@@ -30,10 +40,18 @@ def _trace(folder: Path, facts: Json) -> Path:
     return folder
 
 
-def _read(path: Path, num_devices: int | None) -> tuple[Workload, Diagnostics]:
+def _execution_trace(folder: Path, facts: Json) -> Path:
+    """The one file of a rank, which nobody measured."""
+    folder.mkdir()
+    talk = recorded(10, (2, 2), [tensor(1, 16)], [tensor(1, 16)], {**SENT, "pg_name": "0", **facts})
+    groups = groups_node({"pg_name": "0", "ranks": [], "group_size": 4})
+    return write_et(folder / "job.rank3.json", [groups, talk])
+
+
+def _read(path: Path, num_devices: int | None, form: Format = FORMAT) -> tuple[Workload, Diagnostics]:
     diagnostics = Diagnostics()
-    assert FORMAT.read is not None
-    value = FORMAT.read(path, ReadOptions(num_devices=num_devices), diagnostics)
+    assert form.read is not None
+    value = form.read(path, ReadOptions(num_devices=num_devices), diagnostics)
     assert isinstance(value, Workload)
     return value, diagnostics
 
@@ -72,3 +90,32 @@ def test_what_it_did_with_some_ranks_only_is_not_what_all_do(ranks: str, tmp_pat
     folder = _trace(tmp_path / "job", {**SENT, "Process Group Ranks": ranks, "Group size": size})
     with pytest.raises(UnsupportedError, match="cannot stand for 4 ranks"):
         _read(folder, 4)
+
+
+@pytest.mark.parametrize("form", [FORMAT, FORMAT_ET], ids=lambda form: form.name)
+def test_an_execution_trace_alone_is_no_job_either(form: Format, tmp_path: Path) -> None:
+    file = _execution_trace(tmp_path / "job", {"collective_name": "allreduce"})
+    path = file.parent if form is FORMAT else file
+    alone, found = _read(path, None, form)
+    assert alone.num_ranks == 1
+    [told] = [each for each in found if each.code == "pytorch.one-rank"]
+    assert "rank 3 of 4" in told.message
+    assert "--num-devices 4 takes it" in told.message
+    workload, found = _read(path, 4, form)
+    assert (workload.num_ranks, len(workload.classes)) == (4, 1)
+    assert found.counts()["pytorch.one-rank-for-all"] == 1
+
+
+def test_where_all_cannot_do_the_same_that_is_no_advice(tmp_path: Path) -> None:
+    folder = _trace(tmp_path / "job", {**SENT, "Process Group Ranks": "[1, 3]", "Group size": 2})
+    _, found = _read(folder, None)
+    [told] = [each for each in found if each.code == "pytorch.one-rank"]
+    assert "--num-devices" not in told.message
+    assert "give the traces of all ranks" in told.message
+
+
+def test_more_devices_than_any_job_has_are_refused_before_memory_is(tmp_path: Path) -> None:
+    file = _execution_trace(tmp_path / "et", {"collective_name": "allreduce"})
+    for path, form in ((_trace(tmp_path / "job", SENT), FORMAT), (file, FORMAT_ET)):
+        with pytest.raises(UsageError, match="2,000,000,000 devices asked for"):
+            _read(path, 2_000_000_000, form)

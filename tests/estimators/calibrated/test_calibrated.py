@@ -10,7 +10,7 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.operations import Labels, Operations, build
+from hespas.estimators.operations import Labels, Operations, build, peak_times
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, dtype
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange, load_device
 
@@ -274,3 +274,71 @@ def test_shipped_fits_lie_between_the_roofline_and_ten_times_it() -> None:
         fitted = load_estimator("calibrated").estimate(graph, device).duration_ns[0]
         peak = load_estimator("roofline").estimate(graph, device).duration_ns[0] - device.launch_overhead_ns
         assert peak < fitted < 10 * peak
+
+
+@pytest.mark.parametrize(
+    ("variant", "asked", "t0_ns", "warned"),
+    [
+        ("pytorch events", "", 1e6, 2),
+        ("pytorch events", "pytorch events", 1e6, 0),
+        ("pytorch events", "", 1e-3, 0),
+        ("lib", "", 1e6, 0),
+    ],
+    ids=["launches", "asked-for", "long-kernels", "kernel-times"],
+)
+def test_launches_timed_with_events_are_told(variant: str, asked: str, t0_ns: float, warned: int) -> None:
+    device = on(a_fit("matmul", "bf16", variant, t0_ns=t0_ns))
+    found = Diagnostics()
+    Calibrated().predict(matmuls("bf16", variant=asked, count=2), device, found)
+    assert found.counts().get("calibrated.event-times", 0) == warned
+
+
+@pytest.mark.parametrize(("other", "warned"), [("pytorch events bmm", 1), ("lib", 0)])
+def test_the_chips_fit_holds_launches_where_all_fits_do(other: str, warned: int) -> None:
+    fits = (a_fit(ANY, ANY, ANY, op=ANY), a_fit("matmul", "f32_full", "pytorch events"))
+    device = on(*fits, a_fit("vector", "f32_full", other, op="add"))
+    found = Diagnostics()
+    Calibrated().predict(matmuls("bf16"), device, found)
+    assert found.counts().get("calibrated.event-times", 0) == warned
+
+
+def prompts(queries: float, keys: float) -> Operations:
+    """Attention of ``queries`` new tokens to ``keys`` in all, each to each."""
+    one = np.ones(1)
+    ops = build.attention_context(
+        Labels.constant("bf16", 1),
+        batch=16 * one,
+        length=queries * one,
+        heads=32 * one,
+        kv_heads=32 * one,
+        head_dim=128 * one,
+        window=0 * one,
+        kv_bytes=2 * one,
+    )
+    pairs = np.array([queries * keys])
+    return replace(
+        ops,
+        dims={**ops.dims, "kv_len": np.array([keys]), "pairs": pairs},
+        flops=4 * 16 * 32 * 128 * pairs,
+        bytes_moved=np.array([16 * 32 * 128 * 2.0 * 2 * (queries + keys)]),
+    )
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(8.0, 32768.0), (128.0, 8192.0)])
+def test_keys_of_earlier_prompts_are_read(queries: float, keys: float) -> None:
+    """A few queries against a long cache take no less than reading it does, and no fit has seen them."""
+    h100 = load_device("H100-SXM")
+    found = Diagnostics()
+    ops = prompts(queries, keys)
+    said = Calibrated().predict(ops, h100, found)
+    assert said.duration_ns[0] >= peak_times(ops, h100).memory_ns[0]
+    assert found.counts()["calibrated.outside-support"] == 1
+    whole = Calibrated().predict(prompts(keys, keys), h100)
+    wider = said.high_ns[0] / said.low_ns[0]
+    assert wider > whole.high_ns[0] / whole.low_ns[0]
+
+
+def test_fewer_keys_than_queries_are_fewer() -> None:
+    h100 = load_device("H100-SXM")
+    few, many = (Calibrated().predict(prompts(1024, keys), h100).duration_ns[0] for keys in (77, 1024))
+    assert few < 0.7 * many

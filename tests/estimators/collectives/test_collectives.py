@@ -306,3 +306,17 @@ def test_more_nodes_take_longer_and_pcie_has_no_ll128() -> None:
 def test_nccl_runs_on_nothing_but_its_devices() -> None:
     assert tuned("all_reduce", 8, 1e6, load_device("MI300X"))[1] == ""
     assert tuned("barrier", 8, 1e6)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "as_before"), [("B300-SXM", "B200-SXM"), ("T4", "V100-PCIe-16GB")], ids=["blackwell", "volta"]
+)
+def test_nccl_tunes_by_compute_capability(name: str, as_before: str) -> None:
+    """A generation between two of NCCL's table runs as the one before it."""
+    other = load_device(as_before)
+    moved = replace(load_device(name), links=other.links)
+    sizes = np.array([8192.0, 1e8])
+    asked = (np.full(2, 8.0), np.ones(2), sizes)
+    one, two = tuned_times("all_reduce", *asked, moved), tuned_times("all_reduce", *asked, other)
+    assert np.isfinite(one.duration_ns).all()
+    assert one.duration_ns.tolist() == two.duration_ns.tolist()

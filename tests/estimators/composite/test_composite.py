@@ -165,6 +165,17 @@ def test_what_one_lacks_is_no_warning_while_another_has_it() -> None:
     assert "composite.not-covered" not in diagnostics.counts()
 
 
+def test_what_was_assumed_of_an_answer_stays_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collective is said by a model of NCCL, whoever comes after."""
+    monkeypatch.setitem(STUBS, "collectives", load_estimator("collectives"))
+    diagnostics = Diagnostics()
+    estimated = Composite(order="collectives+roofline").estimate(program(), load_device("GB200"), diagnostics)
+    assert said(estimated)["collectives"] >= 1
+    told = {finding.code: finding.severity.value for finding in diagnostics}
+    assert told["collectives.tuned"] == "warning"
+    assert told["collectives.no-collective"] == "info"
+
+
 def test_what_nobody_has_is_a_warning_with_its_number() -> None:
     diagnostics = Diagnostics()
     Composite(order="a+c").estimate(program(), H100, diagnostics)
@@ -199,6 +210,10 @@ def test_a_file_orders_kinds_by_themselves(tmp_path: Path) -> None:
         ('order = ["a"]\nkinds = 3', "expected a table"),
         ('order = ["a"]\n[kinds]\ngemm = ["a"]', "no such kind"),
         ('order = ["composite"]', "itself"),
+        ("order = " + "[" * 5000, "too deeply"),
+        ("a" + ".a" * 100 + " = 1", "too deeply"),
+        ("order = " + "9" * 5000, "not TOML"),
+        ("#" * (2 << 20), "more than 1 MiB"),
     ],
 )
 def test_a_wrong_file_is_told_where(tmp_path: Path, text: str, message: str) -> None:

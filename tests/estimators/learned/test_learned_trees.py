@@ -58,6 +58,9 @@ def test_another_number_of_columns_is_refused() -> None:
         ("leaf", np.array([1, 2, 4, 10], np.int16)),
         ("node_offsets", np.array([0, 1, 3], np.int32)),
         ("edge_offsets", np.array([0, 2, 3], np.int32)),
+        ("edge_offsets", np.zeros(0, np.int32)),
+        ("node_offsets", np.zeros(0, np.int32)),
+        ("edges", np.array([2.0, np.nan], np.float32)),
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(field: str, value: NDArray[np.generic]) -> None:

@@ -75,6 +75,29 @@ def test_the_registry_knows_it_and_devices_not_measured_get_an_answer() -> None:
 
 
 @pytest.mark.skipif(not _TABLES.is_dir(), reason="the measured tables are not here")
+@pytest.mark.parametrize(
+    ("device", "variant", "answered"),
+    [("H100-SXM", "", False), ("H100-SXM", "pytorch events", True), ("T4", "", True)],
+    ids=["kernel-of-another-device", "events-of-another-device", "measured-device"],
+)
+def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, answered: bool) -> None:
+    """A small addition takes 1.5 us on an H100; timed with events on other devices, 15 to 40 us."""
+    ops = build.elementwise(
+        "vector",
+        Labels.constant("f32", 1),
+        op=Labels.constant("add", 1),
+        rows=np.array([8.0]),
+        columns=np.array([4096.0]),
+        flops_per_element=np.ones(1),
+        passes=np.array([3.0]),
+        variant=Labels.constant(variant, 1),
+    )
+    found = Diagnostics()
+    said = Learned().predict(ops, load_device(device), found)
+    assert np.isfinite(said.duration_ns[0]) == answered
+    assert answered or any("timed with events" in each.message for each in found)
+
+
 def test_what_the_card_says_is_what_the_table_says() -> None:
     table = read_measurements(_TABLES / "aiconfigurator_gemm.parquet", split="devval", hardware="H200-SXM")
     table = table.take(table.ops.scheme.where("bf16"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hespas.graph import Workload
+from hespas.graph.passes import with_durations
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy
 from tests.converters.pytorch.test_pytorch_sets import device_time_ns, events_of, nanoseconds, union_ns
 from tests.converters.pytorch.traces import (
@@ -95,6 +98,18 @@ def test_calls_around_the_work_of_a_host_are_no_cases(tmp_path: Path) -> None:
     assert [(measured, done.steps[cases.source].busy_ns) for _, measured in _rows(done, "span")] == [
         (10_000.0, 10_000.0)
     ]
+
+
+def test_estimates_written_over_the_times_are_not_set_against_the_steps(tmp_path: Path) -> None:
+    workload, _ = read_folder(_folder(tmp_path / "job", _step(1, 0, 10)))
+    [graph] = workload.classes
+    told = {each.code for each in accuracy([workload], ["H100-SXM"]).diagnostics}
+    assert "accuracy.times-changed" not in told
+    estimated = Workload.spmd(with_durations(graph, np.full(len(graph), 77.0)), 1)
+    done = accuracy([estimated], ["H100-SXM"])
+    assert "accuracy.times-changed" in {each.code for each in done.diagnostics}
+    assert _rows(done, "span") == _rows(done, "busy") == []
+    assert [measured for _, measured in _rows(done, "sum of operations")] == [154.0]
 
 
 @absent
