@@ -74,7 +74,6 @@ def test_the_registry_knows_it_and_devices_not_measured_get_an_answer() -> None:
         assert ("learned.unseen-device" in {each.code for each in diagnostics}) is unseen
 
 
-@pytest.mark.skipif(not _TABLES.is_dir(), reason="the measured tables are not here")
 @pytest.mark.parametrize(
     ("device", "variant", "answered"),
     [("H100-SXM", "", False), ("H100-SXM", "pytorch events", True), ("T4", "", True)],
@@ -98,6 +97,7 @@ def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, a
     assert answered or any("timed with events" in each.message for each in found)
 
 
+@pytest.mark.skipif(not _TABLES.is_dir(), reason="the measured tables are not here")
 def test_what_the_card_says_is_what_the_table_says() -> None:
     table = read_measurements(_TABLES / "aiconfigurator_gemm.parquet", split="devval", hardware="H200-SXM")
     table = table.take(table.ops.scheme.where("bf16"))
