@@ -18,9 +18,6 @@ from tests.fuzzing.mutate import mutated
 from tests.fuzzing.seeds import NOT_FUZZED, READERS, seeds_of
 from tests.fuzzing.worker import fuzz, judge
 
-# Other tests may have loaded JAX into this process, which warns of forks; no child of ours calls it.
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-
 FEW, MANY = 150, 5_000
 FOUND = Path(__file__).parent / "found"
 
