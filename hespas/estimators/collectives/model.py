@@ -13,7 +13,6 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.classes import label_classes
 from hespas.estimators.collectives.algorithms import ALGORITHMS, tuned_times
 from hespas.estimators.collectives.form import SEGMENTS, Layout, Line, lines_of
 from hespas.estimators.operations import Operations, find_scheme
@@ -76,7 +75,7 @@ class Collectives:
         fits = [fit for fit in device.fits if fit.kind == _KIND]
         said = np.full((3, len(ops)), np.nan)
         others = 0
-        for labels, rows in label_classes(ops):
+        for labels, rows in ops.classes():
             if labels[0] != _KIND:
                 others += len(rows)
                 continue

@@ -13,7 +13,6 @@ from typing import cast
 import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.classes import label_classes
 from hespas.estimators.database.aiconfigurator import installed_library
 from hespas.estimators.database.library import Library, library_of_file, visible
 from hespas.estimators.database.shelf import BETWEEN, EXACT, NEARBY
@@ -85,7 +84,7 @@ class Database:
             found.warning("database.other-device", device.name, text, count=len(ops))
             return Prediction.of(self.name, np.full(len(ops), np.nan))
         said = np.full((3, len(ops)), np.nan)
-        for labels, rows in label_classes(ops):
+        for labels, rows in ops.classes():
             said[:, rows] = _of_class(library, device.name, labels, ops.take(rows), found)
         return Prediction.of(self.name, said[0], said[1], said[2])
 

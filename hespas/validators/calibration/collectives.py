@@ -15,7 +15,6 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.classes import label_classes
 from hespas.estimators.collectives.algorithms import tuned_times
 from hespas.estimators.collectives.form import SEGMENTS, Layout, Line, basis, named
 from hespas.estimators.collectives.model import TUNED
@@ -73,7 +72,7 @@ def fit_collectives(
     parts = [may_be_fitted(table).on(device.name) for table in tables]
     parts = [part.take(part.ops.kind.where("collective")) for part in parts]
     for mine in parts:
-        classes = list(label_classes(mine.ops))
+        classes = list(mine.ops.classes())
         for done, (labels, rows) in enumerate(classes):
             if progress:
                 progress(done, len(classes), " ".join(labels))
