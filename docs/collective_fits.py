@@ -8,14 +8,13 @@ Rows of fits that `docs.fits` makes stay. With one seed and date the files come 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.fits import OTHERS, tables_of
+from docs.fits import OTHERS, arguments_of, tables_of
 from hespas.hardware import Fit, device_names, load_device
-from hespas.hardware.fits_file import FITS_FOLDER, fits_to_toml, read_fits
+from hespas.hardware.fits_file import fits_to_toml, read_fits
 from hespas.validators.calibration.collectives import fit_collectives
 
 __all__ = ["main", "write_collectives"]
@@ -32,19 +31,9 @@ def write_collectives(name: str, fits: Sequence[Fit], folder: Path) -> Path:
     return path
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
-    parser.add_argument("--device", action="append", help="only these devices (default: all with rows)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--date", default="", help="date written into the fits (default: today)")
-    parser.add_argument("--out", type=Path, default=FITS_FOLDER, help="folder to write to")
-    return parser.parse_args()
-
-
 def main() -> None:
     """Fit and write."""
-    arguments = _arguments()
+    arguments = arguments_of(__doc__)
     tables = [table for table in tables_of(arguments.tables) if "collective" in table.ops.kind.used()]
     for name in arguments.device or device_names():
         fits = fit_collectives(tables, load_device(name), seed=arguments.seed, fitted=arguments.date)

@@ -20,7 +20,7 @@ from hespas.hardware import Fit, device_names, load_device
 from hespas.hardware.fits_file import FITS_FOLDER, fits_to_toml, read_fits
 from hespas.validators.calibration import fit_device
 
-__all__ = ["main", "tables_of", "write_fits"]
+__all__ = ["arguments_of", "main", "tables_of", "write_fits"]
 
 OTHERS = frozenset({"collective"})
 """Kinds that other commands fit."""
@@ -58,8 +58,9 @@ def _as_before(fit: Fit, before: Fit) -> Fit:
     return before if repr(same) == repr(before) else fit
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def arguments_of(description: str | None) -> argparse.Namespace:
+    """What commands that fit shipped devices are told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
     parser.add_argument("--device", action="append", help="only these devices (default: all with rows)")
     parser.add_argument("--seed", type=int, default=0)
@@ -70,7 +71,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Fit and write."""
-    arguments = _arguments()
+    arguments = arguments_of(__doc__)
     tables = tables_of(arguments.tables)
     wanted = arguments.device or device_names()
     for name in wanted:
