@@ -31,14 +31,28 @@ class _StableHlo(Protocol):
     def serialize_portable_artifact_str(self, text: str, version: str) -> bytes: ...
 
 
+class _HloModule(Protocol):
+    def as_serialized_hlo_module_proto(self) -> bytes: ...
+
+
+class _Hlo(Protocol):
+    """The part of jaxlib's bindings of HLO that is used here."""
+
+    def hlo_module_from_text(self, text: str) -> _HloModule: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from."""
+    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from.
+
+    ``is_contained``: its native parser works in a child process, where a crash is an answer.
+    """
 
     format: str
     suffix: str
     patterns: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    is_contained: bool = False
 
 
 PROFILES = ("profiles/h100_streams.xplane.pb", "profiles/tpu_v4_megacore.xplane.pb")
@@ -47,10 +61,16 @@ PROFILES = ("profiles/h100_streams.xplane.pb", "profiles/tpu_v4_megacore.xplane.
 READERS: dict[str, Reader] = {
     "stablehlo-text": Reader("stablehlo", ".mlir", ("stablehlo/*.mlir",)),
     "stablehlo-bytecode": Reader(
-        "stablehlo", ".mlirbc", ("binary/*.mlirbc", "binary/*.jax_export"), ("mlp", "scan_nested")
+        "stablehlo", ".mlirbc", ("binary/*.mlirbc", "binary/*.jax_export"), ("mlp", "scan_nested"), True
     ),
     "hlo-text": Reader("hlo", ".hlo", ("hlo/*.hlo.txt",)),
-    "hlo-proto": Reader("hlo", ".pb", ("binary/*.hlo.pb.gz",)),
+    "hlo-proto": Reader(
+        "hlo",
+        ".pb",
+        ("binary/*.hlo.pb.gz",),
+        tuple(f"hlo/{name}.hlo.txt" for name in ("top_k", "hand_control", "dot_int", "hand_gpu_async")),
+        is_contained=True,
+    ),
     "op-graph": Reader("op-graph", ".json", (), ("mlp", "scan_nested", "top_k", "branches")),
     "op-graph-arrow": Reader("op-graph-arrow", ".arrow", (), ("mlp", "scan_nested", "top_k")),
     "chakra": Reader("chakra", ".et", (), ("mlp", "top_k", "scan_nested", "hand_collectives")),
@@ -131,8 +151,8 @@ def _written(program: str, reader: Reader) -> Iterator[bytes]:
     source = FIXTURES / (program if "/" in program else f"stablehlo/{program}.mlir")
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"x{reader.suffix}"
-        if reader.format == "stablehlo":
-            yield _bytecode(source)
+        if reader.format in _NATIVE:
+            yield _NATIVE[reader.format](source)
             return
         ranks = range(1) if reader.format in {"chakra", "chakra-json"} else None
         api.convert(source, path, target_format=reader.format, ranks=ranks)
@@ -143,3 +163,12 @@ def _bytecode(source: Path) -> bytes:
     """A small program as a portable artifact."""
     stablehlo = cast("_StableHlo", import_module("jaxlib.mlir.dialects.stablehlo"))
     return stablehlo.serialize_portable_artifact_str(source.read_text(), stablehlo.get_minimum_version())
+
+
+def _proto(source: Path) -> bytes:
+    """A small module of XLA as protobuf."""
+    hlo = cast("_Hlo", import_module("jaxlib._hlo"))
+    return hlo.hlo_module_from_text(source.read_text()).as_serialized_hlo_module_proto()
+
+
+_NATIVE = {"stablehlo": _bytecode, "hlo": _proto}

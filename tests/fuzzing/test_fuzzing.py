@@ -22,7 +22,7 @@ FEW, MANY = 150, 5_000
 FOUND = Path(__file__).parent / "found"
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if name != "stablehlo-bytecode"])
+@pytest.mark.parametrize("name", list(READERS))
 def test_damage_ends_in_a_message(name: str) -> None:
     outcome = fuzz(READERS[name], seeds_of(name), range(FEW), 0)
     assert [(failure.number, failure.what) for failure in outcome.failures] == []
@@ -32,8 +32,7 @@ def test_damage_ends_in_a_message(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(READERS))
 def test_much_damage_ends_in_messages(name: str) -> None:
-    count = MANY if name != "stablehlo-bytecode" else 200
-    outcome = fuzz(READERS[name], seeds_of(name), range(count), 2)
+    outcome = fuzz(READERS[name], seeds_of(name), range(MANY), 2)
     assert [(failure.number, failure.what) for failure in outcome.failures] == []
 
 

@@ -9,9 +9,11 @@ import os
 import resource
 import signal
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +22,7 @@ from typing import NoReturn
 
 from hespas import api
 from hespas.converters import ReadOptions
-from hespas.converters.stablehlo import trial
+from hespas.converters.contained import bounded_memory
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError
 from tests.fuzzing.mutate import mutated
 from tests.fuzzing.seeds import Reader
@@ -72,9 +74,9 @@ def _alarm(number: int, frame: FrameType | None) -> NoReturn:
     raise _TooSlowError
 
 
-def judge(data: bytes, reader: Reader, folder: Path) -> str:
+def judge(data: bytes, reader: Reader, folder: Path, *, is_trial: bool = False) -> str:
     """Read one input and look at what it holds; the kind of answer, ``FAILURE: ...`` where it is none that a
-    user should get.
+    user should get. ``is_trial``: this process stands for the child that contains a native parser.
 
     Time is that of the processor, so that it does not matter what else the machine does.
     """
@@ -84,8 +86,9 @@ def judge(data: bytes, reader: Reader, folder: Path) -> str:
     signal.signal(signal.SIGPROF, _alarm)
     signal.setitimer(signal.ITIMER_PROF, max(1.0, len(data) * SECONDS_PER_BYTE))
     try:
-        value = api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
-        api.summarise(value, reader.format)
+        with bounded_memory(len(data)) if is_trial else nullcontext():
+            value = api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
+            api.summarise(value, reader.format)
         answer = "read"
     except (FormatError, UnsupportedError) as error:
         answer = type(error).__name__
@@ -139,8 +142,8 @@ def _child(
     place, send, folder = channel
     _PLACES.append(place)
     gc.freeze()  # what the parent left behind may own threads, which are not in this process
-    # The parser of binary programs is tried in a process of its own; here this process is that one.
-    trial.survive = _no_trial
+    # Binary programs are read in a child process, which is this one: no other is started for them.
+    sys.executable = ""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     faulthandler.disable()  # a crash is an answer
@@ -148,14 +151,11 @@ def _child(
         for number in numbers:
             place[: _NOW.size] = _NOW.pack(number, time.monotonic())
             place[_ALARMED] = 0
-            answer = judge(mutated(seeds, number, seed), reader, folder)
+            data = mutated(seeds, number, seed)
+            answer = judge(data, reader, folder, is_trial=reader.is_contained)
             os.write(send, f"{number}\t{answer[:300]!r}\n".encode("utf-8", "replace"))
     finally:
         os._exit(0)
-
-
-def _no_trial(data: bytes, path: str) -> None:
-    del data, path
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _Watch:
         number, _ = _NOW.unpack(self.place[: _NOW.size])
         ended = signal.Signals(os.WTERMSIG(status))
         native = not self.place[_ALARMED] if hung else ended in _CRASHES
-        if native and self.reader.suffix == ".mlirbc":
+        if native and self.reader.is_contained:
             self.outcome.answers["crash or hang that the trial process contains"] += 1
         else:
             self._fail(int(number), f"the process {'hangs' if hung else f'ends with {ended.name}'}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
-from hespas.converters.contained import run_contained
+from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory, run_contained
 from hespas.converters.hlo.wire import largest_local_id
 from hespas.graph.errors import FormatError, MissingExtraError
 
@@ -84,8 +84,12 @@ def main() -> None:
     """The child: a serialised module on standard input, its text, or nothing, on standard output."""
     data = sys.stdin.buffer.read()
     try:
-        text = _text_here(data, sys.argv[-1])
-    except (FormatError, MissingExtraError):
+        _module_class()
+        with bounded_memory(len(data)):
+            text = _text_here(data, sys.argv[-1])
+    except (FormatError, MissingExtraError) as error:
+        if isinstance(error.__cause__, MemoryError):
+            sys.exit(OUT_OF_MEMORY)
         return
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
 
@@ -95,7 +99,7 @@ def _text_here(data: bytes, path: str) -> str:
     try:
         with _silence():
             return parse(data).to_string()
-    except (RuntimeError, ValueError) as error:  # XlaRuntimeError is a RuntimeError
+    except (RuntimeError, ValueError, MemoryError) as error:  # XlaRuntimeError is a RuntimeError
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
         raise _no_module(data, path, reason) from error
 

@@ -119,7 +119,7 @@ class Bindings(NamedTuple):
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
     def _caught(self, build: Callable[[object], object]) -> Module:
-        """Run a parser in a new context and collect what it says."""
+        """Run a parser in a new context and collect what it says. A ``MemoryError`` passes."""
         context = self.context()
         said: list[ParseFailure] = []
 
@@ -134,7 +134,7 @@ class Bindings(NamedTuple):
         handler = settings.attach_diagnostic_handler(listen)
         try:
             module = build(context)
-        except (self.ir.MLIRError, ValueError, RuntimeError, MemoryError) as error:
+        except (self.ir.MLIRError, ValueError, RuntimeError) as error:
             raise _first(said, str(error) or type(error).__name__) from None
         finally:
             handler.detach()

@@ -36,6 +36,8 @@ __all__ = ["read", "read_program"]
 _MAX_ATTACHED_TEXT = 8 << 20
 _HEAD_BYTES = 1 << 16
 _NEWLINE = b"\n"
+_NO_CLASS = "incompatible function arguments"
+"""What the bindings say of a location that is an attribute: they have no class for it."""
 _SHARDINGS = (b"sdy.sharding", b"mhlo.sharding")
 _MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLocalShape")
 
@@ -57,37 +59,41 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a program from memory; ``path`` stands in messages."""
     bindings = load_bindings()
-    parsed = parse_program(data, path, bindings)
     try:
+        parsed = parse_program(data, path, bindings)
         with _without_collector():
             return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
-    except RecursionError:
-        raise FormatError(
-            "types or regions nest too deep",
-            path=path,
-            position=f"within {len(data):,} bytes",
-            hint="no compiler writes such programs",
-        ) from None
-    except (RuntimeError, MemoryError, UnicodeDecodeError) as error:
-        place = undecodable_place(data) if parsed.form is Form.TEXT else ""
-        if place:
-            raise FormatError(
-                "a name or type is no text (UTF-8)",
-                path=path,
-                position=place,
-                hint="bytes are read in strings of attributes and in names of functions only",
-            ) from error
-        if parsed.form is Form.TEXT:
+    except (RecursionError, RuntimeError, MemoryError, UnicodeDecodeError, TypeError) as error:
+        finding = _stopped(error, data, path)
+        if finding is None:
             raise
-        raise FormatError(
-            f"a damaged program: jaxlib's bindings stop with {type(error).__name__}",
-            path=path,
-            position=f"within {len(data):,} bytes",
-            hint="write or copy the file again",
-        ) from error
+        raise finding from error
     except HespasError as error:
         error.path = error.path or path  # what works on one function does not know the file
         raise
+
+
+def _stopped(error: Exception, data: bytes, path: str) -> FormatError | None:
+    """What made jaxlib's bindings, or the walk over what they give, stop; None where the fault is ours."""
+    whole = f"within {len(data):,} bytes"
+    is_text = BYTECODE_MAGIC not in data
+    if isinstance(error, RecursionError):
+        message, hint = "types or regions nest too deep", "no compiler writes such programs"
+        return FormatError(message, path=path, position=whole, hint=hint)
+    if isinstance(error, TypeError):
+        if _NO_CLASS not in str(error):
+            return None
+        message = "a location stands where an attribute should"
+        hint = "no compiler writes such programs: leave the attribute out"
+        return FormatError(message, path=path, position=whole, hint=hint)
+    place = undecodable_place(data) if is_text else ""
+    if place:
+        hint = "bytes are read in strings of attributes and in names of functions only"
+        return FormatError("a name or type is no text (UTF-8)", path=path, position=place, hint=hint)
+    if is_text:
+        return None
+    message = f"a damaged program: jaxlib's bindings stop with {type(error).__name__}"
+    return FormatError(message, path=path, position=whole, hint="write or copy the file again")
 
 
 def _read(
