@@ -20,6 +20,8 @@ from hespas.graph.errors import FormatError, MissingExtraError
 __all__ = ["TESTED_JAXLIB", "main", "proto_to_text"]
 
 _STDERR = 2
+_XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError, MemoryError)
+"""What its exceptions become: XlaRuntimeError is a RuntimeError, the others are those of the C++ library."""
 _FEW_IDS = 1 << 20
 """Local ids that any module may have; beyond them, no more than it has bytes."""
 TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
@@ -99,7 +101,7 @@ def _text_here(data: bytes, path: str) -> str:
     try:
         with _silence():
             return parse(data).to_string()
-    except (RuntimeError, ValueError, MemoryError) as error:  # XlaRuntimeError is a RuntimeError
+    except _XLA_RAISES as error:
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
         raise _no_module(data, path, reason) from error
 

@@ -134,7 +134,7 @@ class Bindings(NamedTuple):
         handler = settings.attach_diagnostic_handler(listen)
         try:
             module = build(context)
-        except (self.ir.MLIRError, ValueError, RuntimeError) as error:
+        except (self.ir.MLIRError, ValueError, RuntimeError, IndexError, OverflowError) as error:
             raise _first(said, str(error) or type(error).__name__) from None
         finally:
             handler.detach()
