@@ -20,6 +20,8 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from docs.figures import FIGURES, Errors, Figures, Row, Section, read_figures
+from docs.goals import goals_section
 from docs.left_out import left_out_section, shipped_cards
 from hespas import __version__, api
 from hespas.estimators import estimator_names
@@ -30,21 +32,10 @@ from hespas.hardware import find, load_device, write_device
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
 from hespas.validators.calibration import calibrate, measurements_of
 
-__all__ = [
-    "FIGURES",
-    "PAGE",
-    "Errors",
-    "Figures",
-    "Row",
-    "Section",
-    "accuracy_document",
-    "main",
-    "read_figures",
-]
+__all__ = ["PAGE", "accuracy_document", "main"]
 
-FIGURES = Path(__file__).with_name("accuracy.json")
 PAGE = Path(__file__).with_name("accuracy.md")
-_ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic")
+_ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic", "composite")
 _NAIVE = "p2"
 _ON_OTHERS = "calibrated on the other profiles"
 _NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
@@ -61,46 +52,6 @@ the error of the best constant per shape, where shapes were measured again: noth
 *calibrated on the other profiles* is what `hespas-validate calibrate --measured` makes of the profiles of the
 same device but the one it is compared with.
 """
-
-
-class Errors(msgspec.Struct, frozen=True):
-    """Errors of one estimator on the ``n`` cases it covers; None is unknown."""
-
-    n: int
-    mape: float | None
-    median_ape: float | None
-    p90_ape: float | None
-    bias: float | None
-    interval_coverage: float | None
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One device and class (kind and number format) of a table or profile; ``errors`` by estimator."""
-
-    hardware: str
-    op_class: str
-    of: int
-    noise: float | None
-    errors: dict[str, Errors]
-
-
-class Section(msgspec.Struct, frozen=True):
-    """One table or profile."""
-
-    name: str
-    provenance: str
-    rows: list[Row]
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """Everything the page shows."""
-
-    schema: str
-    hespas_version: str
-    date: str
-    split: str
-    tables: list[Section]
-    profiles: list[Section]
 
 
 class _Summary(msgspec.Struct, frozen=True):
@@ -127,11 +78,6 @@ class _Noise(msgspec.Struct, frozen=True):
 class _Report(msgspec.Struct, frozen=True):
     summary: list[_Summary]
     noise: list[_Noise]
-
-
-def read_figures() -> Figures:
-    """The figures that the page was made of."""
-    return msgspec.json.decode(FIGURES.read_bytes(), type=Figures)
 
 
 def _section(done: Accuracy, name: str, provenance: str, level: str) -> Section:
@@ -183,7 +129,9 @@ def _of_tables(folder: Path, split: str, estimators: Sequence[str]) -> Iterator[
             continue
         try:
             table = read_measurements(path)
-            done = accuracy_of_tables([table], (), estimators, split=split, inputs=[path.name])
+            # The database is asked for rows of the table it holds: those that are compared never enter it.
+            asked = (*estimators, f"database:path={path}") if len(table.part(split)) else estimators
+            done = accuracy_of_tables([table], (), asked, split=split, inputs=[path.name])
         except (FormatError, UsageError) as error:
             sys.stderr.write(f"{path.name}: left out: {error.message[:200]}\n")
             continue
@@ -251,9 +199,12 @@ def accuracy_document(figures: Figures) -> str:
         f"Version {figures.hespas_version}, {figures.date}; tables: rows of split `{figures.split}`, whose "
         "sizes entered no fit, each row once; profiles: each distinct shape once.\n"
     )
+    cards = shipped_cards()
+    if goals := goals_section(figures.tables, figures.profiles, cards):
+        parts.append(goals)
     if figures.tables:
         parts += ["## Mean over devices\n", _means(figures.tables)]
-    if left_out := left_out_section(shipped_cards()):
+    if left_out := left_out_section(cards):
         parts.append(left_out)
     for title, sections in (("Tables", figures.tables), ("Profiles", figures.profiles)):
         for section in sections:
@@ -375,12 +326,12 @@ def main() -> None:
     if arguments.tables or arguments.profiles:
         before: dict[str, list[Section]] = {"tables": [], "profiles": []}
         if FIGURES.is_file():
-            earlier = read_figures()
+            earlier = read_figures(FIGURES)
             before = {"tables": earlier.tables, "profiles": earlier.profiles}
         figures = _figures(arguments, before)
         text = json.dumps(msgspec.to_builtins(figures), indent=1)
         FIGURES.write_text(text + "\n", encoding="utf-8")
-    PAGE.write_text(accuracy_document(read_figures()), encoding="utf-8")
+    PAGE.write_text(accuracy_document(read_figures(FIGURES)), encoding="utf-8")
     sys.stdout.write(f"{PAGE}\n")
 
 

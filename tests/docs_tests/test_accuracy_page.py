@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import docs.accuracy as page
-from docs.accuracy import Errors, Figures, Row, Section
+from docs.figures import FIGURES, Errors, Figures, Row, Section, read_figures
+from docs.goals import goals_section
 from docs.left_out import left_out_section, shipped_cards
 from tests.validators.small_tables import products, write_table
 
@@ -33,9 +34,9 @@ def _figures() -> Figures:
 
 
 def test_the_page_is_made_of_its_figures() -> None:
-    if not page.FIGURES.is_file():
+    if not FIGURES.is_file():
         pytest.skip("no figures have been made: python -m docs.accuracy --tables DIR --profiles DIR")
-    again = page.accuracy_document(page.read_figures())
+    again = page.accuracy_document(read_figures(FIGURES))
     assert page.PAGE.read_text() == again, "run 'python -m docs.accuracy'"
 
 
@@ -78,10 +79,38 @@ def test_figures_are_made_from_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asked = ["--tables", str(tmp_path / "tables"), "--estimator", "roofline", "--date", "2026-01-31"]
     monkeypatch.setattr(sys, "argv", ["accuracy", *asked])
     page.main()
-    figures = page.read_figures()
+    figures = read_figures(tmp_path / "figures.json")
     [section] = figures.tables
     [row] = section.rows
     assert (section.name, row.hardware, row.op_class, row.of) == ("mine.csv", "H100-SXM", "matmul bf16", 8)
-    assert set(row.errors) == {"roofline", "p2"}
+    assert set(row.errors) == {"roofline", "database", "p2"}
     assert figures.date == "2026-01-31"
     assert (tmp_path / "page.md").read_text() == page.accuracy_document(figures)
+
+
+def test_goals_say_what_is_missed_and_by_how_much() -> None:
+    def section(mape: float) -> Section:
+        errors = Errors(n=40, mape=mape, median_ape=mape / 2, p90_ape=1, bias=0, interval_coverage=0.97)
+        rows = [Row(name, "matmul bf16", 40, None, {"learned": errors}) for name in ("H100-SXM", "L4")]
+        return Section("aiconfigurator_gemm.parquet", "someone", rows)
+
+    assert "| products in bf16, learned | 5.0% | 4.0% |  |" in goals_section([section(0.04)], [], [])
+    text = goals_section([section(0.06)], [], [])
+    assert "| products in bf16, learned | 5.0% | 6.0% | missed |" in text
+    assert (
+        "| rows in 90 % intervals, learned | 85% to 95% | 97.0% | missed; of 2 classes on a device 0" in text
+    )
+    assert "calibrated" not in text, "nothing is said of what was not compared"
+    assert goals_section([], [], []) == ""
+
+
+def test_goals_of_profiles_are_those_of_their_devices() -> None:
+    def section(hardware: str) -> Section:
+        errors = Errors(n=9, mape=0.25, median_ape=0.1, p90_ape=1, bias=0, interval_coverage=None)
+        rows = [Row(hardware, "all", 9, None, {"calibrated on the other profiles": errors})]
+        return Section("x.json.gz", "recorded", rows)
+
+    assert "| 20.0% | 25.0% | missed: median 10.0%, see below |" in goals_section(
+        [], [section("H100-SXM")], []
+    )
+    assert "| 30.0% | 25.0% |  |" in goals_section([], [section("MI300X")], [])
