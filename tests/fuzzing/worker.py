@@ -22,7 +22,8 @@ from typing import NoReturn
 
 from hespas import api
 from hespas.converters import ReadOptions
-from hespas.converters.contained import bounded_memory
+from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory
+from hespas.converters.stablehlo import trial
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError
 from tests.fuzzing.mutate import mutated
 from tests.fuzzing.seeds import Reader
@@ -86,7 +87,7 @@ def judge(data: bytes, reader: Reader, folder: Path, *, is_trial: bool = False) 
     signal.signal(signal.SIGPROF, _alarm)
     signal.setitimer(signal.ITIMER_PROF, max(1.0, len(data) * SECONDS_PER_BYTE))
     try:
-        with bounded_memory(len(data)) if is_trial else nullcontext():
+        with bounded_memory(len(data)) if is_trial and reader.format == "hlo" else nullcontext():
             value = api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
             api.summarise(value, reader.format)
         answer = "read"
@@ -142,8 +143,9 @@ def _child(
     place, send, folder = channel
     _PLACES.append(place)
     gc.freeze()  # what the parent left behind may own threads, which are not in this process
-    # Binary programs are read in a child process, which is this one: no other is started for them.
+    # Binary programs are tried in a child process, which is this one: no other is started for them.
     sys.executable = ""
+    trial.survive = _tried
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     faulthandler.disable()  # a crash is an answer
@@ -156,6 +158,12 @@ def _child(
             os.write(send, f"{number}\t{answer[:300]!r}\n".encode("utf-8", "replace"))
     finally:
         os._exit(0)
+
+
+def _tried(data: bytes, path: str) -> None:
+    """What :func:`trial.survive` does, in this process."""
+    if trial.attempt(data) == OUT_OF_MEMORY:
+        raise FormatError("asks for too much memory", path=path)
 
 
 @dataclass(frozen=True, slots=True)

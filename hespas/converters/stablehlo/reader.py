@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,11 +56,18 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
     return read_program(data, str(path), options, diagnostics)
 
 
-def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+def read_program(
+    data: bytes,
+    path: str,
+    options: ReadOptions,
+    diagnostics: Diagnostics,
+    *,
+    parse: Callable[[bytes, str, Bindings], Parsed] = parse_program,
+) -> Workload:
     """Read a program from memory; ``path`` stands in messages."""
     bindings = load_bindings()
     try:
-        parsed = parse_program(data, path, bindings)
+        parsed = parse(data, path, bindings)
         with _without_collector():
             return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
     except (RecursionError, RuntimeError, MemoryError, UnicodeDecodeError, TypeError) as error:

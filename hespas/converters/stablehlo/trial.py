@@ -8,12 +8,17 @@ survives.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory, run_contained
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
-__all__ = ["main", "survive"]
+if TYPE_CHECKING:
+    from hespas.converters.stablehlo.bindings import Bindings
+    from hespas.converters.stablehlo.forms import Parsed
+
+__all__ = ["attempt", "main", "survive"]
 
 
 def survive(data: bytes, path: str) -> None:
@@ -36,17 +41,28 @@ def _damaged(path: str, size: int, what: str) -> FormatError:
     )
 
 
-def main() -> None:
-    """The child: read what stands on standard input, keep nothing, tell nothing but by surviving."""
+def attempt(data: bytes) -> int:
+    """Read a program, with little memory for its parser; what a process that has done so exits with.
+
+    Only the parser is bounded: what it found may be large, where functions call each other many times.
+    """
     from hespas.converters.format import ReadOptions
-    from hespas.converters.stablehlo.bindings import load_bindings
     from hespas.converters.stablehlo.reader import read_program
 
-    data = sys.stdin.buffer.read()
     try:
-        load_bindings()
-        with bounded_memory(len(data)):
-            read_program(data, "-", ReadOptions(), Diagnostics())
+        read_program(data, "-", ReadOptions(), Diagnostics(), parse=_parse)
     except (HespasError, RuntimeError, MemoryError, ValueError) as error:
-        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-            sys.exit(OUT_OF_MEMORY)
+        return OUT_OF_MEMORY if isinstance(error.__cause__, MemoryError) else 0
+    return 0
+
+
+def _parse(data: bytes, path: str, bindings: Bindings) -> Parsed:
+    from hespas.converters.stablehlo.forms import parse_program
+
+    with bounded_memory(len(data)):
+        return parse_program(data, path, bindings)
+
+
+def main() -> None:
+    """The child: read what stands on standard input, keep nothing, tell nothing but by surviving."""
+    sys.exit(attempt(sys.stdin.buffer.read()))
