@@ -55,10 +55,17 @@ class Store:
         self.records: dict[str, Record] = {}
 
     def open(self, *, resume: bool) -> None:
-        """Make the folder, or go on with what it holds. Raises ``UsageError`` for a folder in use that is not
-        to be gone on with, or of another machine, and ``FormatError`` for a damaged document.
+        """Make the folder, or go on with what it holds.
+
+        Raises ``UsageError`` for a folder that cannot be made, is in use and not to be gone on with, or of
+        another machine; ``FormatError`` for a damaged document.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot be made: {error.strerror}", path=str(self.folder), hint="choose another --out"
+            ) from error
         path = self.folder / MANIFEST
         if not path.is_file():
             if any(self.folder.iterdir()):

@@ -167,6 +167,8 @@ def test_folders_of_others_and_damaged_documents_are_refused(tmp_path: Path) -> 
     (tmp_path / "s" / "manifest.json").write_text('{"schema": 1')
     with pytest.raises(FormatError, match="not the document of a sweep"):
         opened(tmp_path / "s", resume=True)
+    with pytest.raises(UsageError, match="cannot be made"):
+        opened(tmp_path / "mine.txt" / "s")
 
 
 def test_rows_hold_median_deviation_and_clocks(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -
         f"{compared:,} of {len(table):,} rows compared; data: {table.provenance}",
     )
     for reason, count in table.left_out:
-        diagnostics.info("accuracy.left-out-rows", table.name, f"rows left out: {reason}", count=count)
+        diagnostics.warning("accuracy.left-out-rows", table.name, f"rows left out: {reason}", count=count)
     seen = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
     if seen:
         diagnostics.warning(
