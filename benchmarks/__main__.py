@@ -6,7 +6,9 @@ import sys
 from importlib import import_module
 
 MODULES = (
+    "calibrate_speed",
     "convert_speed",
+    "estimate_speed",
     "et_codec",
     "hub_memory",
     "kineto_read",
