@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import cards_in, load_model, save_model, shipped_folder
+from hespas.estimators.learned.stored import forget_models, save_model, shipped_folder
 from hespas.estimators.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned
 from hespas.validators.calibration.learned_parts import PARTS, Part
@@ -46,8 +46,7 @@ def main() -> int:
         started = time.monotonic()
         model = fit_learned(part, table, seed=options.seed)
         save_model(model, options.out)
-        cards_in.cache_clear()
-        load_model.cache_clear()
+        forget_models()
         save_model(with_errors(part, model, Learned(models=str(options.out)), table), options.out)
         sys.stdout.write(
             f"{part.name}: {model.card.training.rows} rows, {time.monotonic() - started:.0f} s\n"

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["calibrate"]
 
 
+class _Estimator(StrEnum):
+    CALIBRATED = "calibrated"
+    SYSTOLIC = "systolic"
+    LEARNED = "learned"
+
+
 class _Test(StrEnum):
     SHAPE = "shape"
     RECORDING = "recording"
@@ -41,6 +47,16 @@ class _Test(StrEnum):
     HARDWARE = "hardware"
 
 
+_EstimatorOption = Annotated[
+    list[_Estimator] | None,
+    typer.Option(
+        help="What to fit; repeatable (default calibrated: roofline forms and collectives). systolic: lines "
+        "of a device with an array. learned: trees, in a folder FILE.learned beside FILE.toml."
+    ),
+]
+_SplitOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Fit on these rows (default: all but those kept for testing).")
+]
 _ReportOption = Annotated[
     Path | None,
     typer.Option(
@@ -61,10 +77,8 @@ def calibrate(
     ] = None,
     table: TablesOption = None,
     workload: WorkloadOption = None,
-    split: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Fit on these rows (default: all but those kept for testing)."),
-    ] = "",
+    estimator: _EstimatorOption = None,
+    split: _SplitOption = "",
     test_by: Annotated[
         list[_Test] | None,
         typer.Option(help="What to leave out to test the fits; repeatable (default shape)."),
@@ -78,14 +92,16 @@ def calibrate(
     ] = None,
     report: _ReportOption = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE.toml and files of DIR.")
+        bool, typer.Option("--overwrite", help="Replace FILE.toml, its models and files of DIR.")
     ] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
-    """Fit the calibrated estimator on measurements and write a hardware file that holds the fits.
+    """Fit estimators on measurements and write a hardware file that holds the fits.
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
+
+    hespas-validate calibrate --hardware H100-SXM --table measured.csv --estimator learned --out my-h100.toml
     """
     from hespas.graph.diagnostics import Diagnostics
 
@@ -96,6 +112,7 @@ def calibrate(
         measured=measured or [],
         tables=table or [],
         workload=workload,
+        estimators=tuple(dict.fromkeys(each.value for each in estimator or (_Estimator.CALIBRATED,))),
         tests=None if test_by is None else tuple(each.value for each in test_by),
         json_file=json_file,
         report=report,
@@ -118,6 +135,7 @@ class _Asked:
     measured: list[Path]
     tables: list[Path]
     workload: Path | None
+    estimators: tuple[str, ...]
     tests: tuple[str, ...] | None
     json_file: Path | None
     report: Path | None
@@ -141,6 +159,7 @@ class _Asked:
 def _check(asked: _Asked) -> None:
     """Refuse what cannot be written before anything is read."""
     from hespas.converters.output import check_destination
+    from hespas.validators.calibration import check_models_folder, models_folder
 
     if not asked.recorded:
         raise UsageError("nothing to fit on", hint="give --table TABLE or --measured PROFILE")
@@ -162,17 +181,25 @@ def _check(asked: _Asked) -> None:
         reads["--report"] = files
     check_reports({"--out": asked.out, "--json": asked.json_file}, reads)
     check_destination(asked.out, overwrite=asked.overwrite)
+    if "learned" in asked.estimators:
+        if asked.report:
+            check_apart(
+                "--report", asked.report, {"the folder of learned models": [models_folder(asked.out)]}
+            )
+        check_models_folder(asked.out, overwrite=asked.overwrite)
 
 
 def _calibrated(
     asked: _Asked, options: tuple[str, int, str], progress: bool | None, diagnostics: Diagnostics
 ) -> Calibration:
     from hespas.hardware import load_device
-    from hespas.validators.calibration import FitMemory
+    from hespas.validators.calibration import FitMemory, check_models_folder
     from hespas.validators.calibration import calibrate as run
 
     split, seed, date = options
     device = load_device(asked.hardware)
+    if device.learned_models:
+        check_models_folder(asked.out, overwrite=asked.overwrite)
     tables = read_tables(asked.tables, progress)
     if asked.measured:
         tables += _recorded(asked, device, diagnostics)
@@ -183,6 +210,7 @@ def _calibrated(
         return run(
             tables,
             device,
+            estimators=asked.estimators,
             split=split,
             tests=asked.tests,
             seed=seed,
@@ -234,23 +262,44 @@ def _show(done: Calibration) -> None:
         )
         for fit in done.fits
     ]
+    rows += [
+        (
+            f"learned {row.kind} ({model.card.name})",
+            f"{model.card.training.trees} trees",
+            count_text(model.card.training.rows),
+            count_text(row.n),
+            *map(_percent, (row.mape, row.median_ape, row.p90_ape)),
+            "" if row.bias is None else signed(row.bias),
+        )
+        for model in done.models
+        for row in model.card.errors
+    ]
     titles = ("fit", "form", "samples", "unseen", "MAPE", "median", "P90", "bias")
     emit(table_text(titles, rows, left=(0, 1)))
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else percent(share)
+
+
 def _write(asked: _Asked, done: Calibration) -> None:
     """Documents first: once the hardware file is there, all is."""
-    from hespas.hardware import write_device
-    from hespas.validators.calibration import FitMemory, calibration_json
+    from hespas.validators.calibration import FitMemory, calibration_json, models_folder, write_calibration
 
     if asked.json_file:
         write_document(calibration_json(done, [str(path) for path in asked.inputs]), asked.json_file)
     if asked.report:
         _write_reports(asked, done)
-    write_device(done.device, asked.out, overwrite=asked.overwrite)
+    write_calibration(done, asked.out, overwrite=asked.overwrite)
     FitMemory.beside(asked.out).forget()
     rows = sum(table.fitted for table in done.tables)
-    emit(f"{asked.out}: {counted(len(done.fits), 'fit')} of {done.device.name} from {counted(rows, 'row')}")
+    parts = [counted(len(done.fits), "fit")] if done.fits else []
+    if done.models:
+        parts.append(f"{counted(len(done.models), 'learned model')} in {models_folder(asked.out)}")
+    emit(f"{asked.out}: {' and '.join(parts)} of {done.device.name} from {counted(rows, 'row')}")
+    if done.kept_models:
+        names = ", ".join(model.card.name for model in done.kept_models)
+        emit(f"learned models kept from {asked.hardware}: {names}")
 
 
 def _write_reports(asked: _Asked, done: Calibration) -> None:

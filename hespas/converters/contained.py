@@ -34,7 +34,8 @@ class Contained:
 
 
 def run_contained(module: str, data: bytes, parser: str, *arguments: str) -> Contained | None:
-    """``main()`` of ``module`` with ``data`` on its standard input. ``parser`` is whose fault a failure is.
+    """``main()`` of ``module``, whose result is the exit status, with ``data`` on its standard input.
+    ``parser`` is whose fault a failure is.
 
     None where this Python cannot start another (it is embedded).
     """
@@ -43,7 +44,7 @@ def run_contained(module: str, data: bytes, parser: str, *arguments: str) -> Con
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", f"from {module} import main; main()", *arguments],
+            [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments],
             input=data,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -2,10 +2,12 @@
 
 Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies``, ``fits`` (lists of
 tables), ``systolic`` (a table), and ``sources``, a table of texts that every row's ``source`` refers to.
+``learned_models`` lists cards of learned models by their paths, relative to the file.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from math import nan
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import get_args
 
 from hespas.graph.dtypes import find_dtype
 from hespas.hardware.fits_file import has_shipped_fits, read_fit, unique_fits
+from hespas.hardware.line_forms import LINE_FORMS
 from hespas.hardware.model import (
     Density,
     Device,
@@ -49,6 +52,8 @@ def read_device(path: Path) -> Device:
     known = {source.key for source in sources}
     sparse_allowed = root.flag("allow_sparse", default=False)
     systolic = root.table("systolic", optional=True)
+    fits = tuple(read_fit(row) for row in root.tables("fits", optional=True))
+    unique_fits(root, fits)
     device = Device(
         name=root.text("name"),
         vendor=root.text("vendor"),
@@ -67,14 +72,28 @@ def read_device(path: Path) -> Device:
         links=tuple(_link(row, known) for row in root.tables("links", optional=True)),
         efficiencies=tuple(_efficiency(row) for row in root.tables("efficiencies", optional=True)),
         systolic=None if systolic is None else _systolic(systolic, known),
-        own_fits=tuple(read_fit(row) for row in root.tables("fits", optional=True)),
+        own_fits=tuple(fit for fit in fits if fit.form not in LINE_FORMS),
         fits_of=root.text("fits_of", default=""),
+        own_lines=tuple(fit for fit in fits if fit.form in LINE_FORMS),
+        learned_models=_learned_models(root, path),
         tdp_w=root.real("tdp_w", default=nan, unknown=True),
         tdp_source=_optional_source(root, known, "tdp_source", "tdp_w"),
     )
     root.close()
     _check(root, device)
     return device
+
+
+def _learned_models(root: TableReader, path: Path) -> tuple[str, ...]:
+    """The absolute paths of cards; whether they are there is seen when they are asked."""
+    cards = root.texts("learned_models")
+    for index, card in enumerate(cards):
+        if not card.endswith(".json") or "\0" in card:
+            raise root.fault(f"learned_models[{index}]", f"expected the path of a card (.json), got {card!r}")
+        if card in cards[:index]:
+            raise root.fault(f"learned_models[{index}]", f"'{card}' is stated already")
+    folder = Path(os.path.realpath(path)).parent
+    return tuple(os.path.normpath(folder / card) for card in cards)
 
 
 def _sources(root: TableReader) -> tuple[Source, ...]:
@@ -205,7 +224,6 @@ def _check(root: TableReader, device: Device) -> None:
     _unique(root, "memories", ((memory.name,) for memory in device.memories))
     _unique(root, "links", ((link.kind, link.name) for link in device.links))
     _unique(root, "efficiencies", ((row.op_class, row.dtype) for row in device.efficiencies))
-    unique_fits(root, device.own_fits)
     if device.fits_of and not has_shipped_fits(device.fits_of):
         raise root.fault("fits_of", f"no fits ship for a device '{device.fits_of}'")
 

@@ -28,8 +28,10 @@ _SCALARS = (
 )
 
 
-def device_to_toml(device: Device) -> str:
-    """The text of a device file; every row on one line."""
+def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
+    """The text of a device file; every row on one line. Learned models within ``folder``, where the file will
+    be, are named relative to it.
+    """
     lines = [f"{name} = {_scalar(getattr(device, name))}" for name in _SCALARS]
     lines.append(f"aliases = [{', '.join(_scalar(alias) for alias in device.aliases)}]")
     if any(peak.density == "sparse" for peak in device.peaks):
@@ -38,12 +40,15 @@ def device_to_toml(device: Device) -> str:
         lines += [f"tdp_w = {_scalar(device.tdp_w)}", f"tdp_source = {_scalar(device.tdp_source)}"]
     if device.fits_of:
         lines.append(f"fits_of = {_scalar(device.fits_of)}")
+    if device.learned_models:
+        cards = (_scalar(_relative(card, folder)) for card in device.learned_models)
+        lines.append(f"learned_models = [{', '.join(cards)}]")
     for name in ("peaks", "memories", "links", "efficiencies"):
         rows: tuple[Peak | Memory | Link | Efficiency, ...] = getattr(device, name)
         if rows:
             lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
-    if device.own_fits:
-        lines += ["", "fits = [", *(f"  {fit_row(fit, _scalar)}," for fit in device.own_fits), "]"]
+    if fits := (*device.own_fits, *device.own_lines):
+        lines += ["", "fits = [", *(f"  {fit_row(fit, _scalar)}," for fit in fits), "]"]
     if device.systolic is not None:
         lines += ["", f"systolic = {_row(device.systolic)}"]
     lines += ["", "[sources]", *(f"{_scalar(s.key)} = {_scalar(s.text)}" for s in device.sources), ""]
@@ -55,7 +60,7 @@ def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -
     target = Path(path)
     if target.exists() and not overwrite:
         raise OutputError("exists already", path=str(target), hint="--overwrite replaces it")
-    content = device_to_toml(device).encode("utf-8")
+    content = device_to_toml(device, folder=target.parent).encode("utf-8")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("xb") as stream:
@@ -69,6 +74,13 @@ def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -
         with suppress(OSError):
             temporary.unlink()
     return target
+
+
+def _relative(card: str, folder: Path | None) -> str:
+    if folder is None:
+        return card
+    place = Path(os.path.realpath(folder))
+    return Path(card).relative_to(place).as_posix() if Path(card).is_relative_to(place) else card
 
 
 def _row(row: Peak | Memory | Link | Efficiency | SystolicArray) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hespas.hardware.fit import Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.hardware.forms import parameter_fault
+from hespas.hardware.line_forms import LINE_FORMS
 from hespas.hardware.reader import TableReader, read_table
 
 __all__ = [
@@ -65,14 +66,17 @@ def read_fits(path: Path) -> tuple[Fit, ...]:
 
 
 def unique_fits(root: TableReader, fits: tuple[Fit, ...]) -> None:
-    """Raise ``FormatError`` for the second fit of one class."""
-    seen: dict[tuple[str, str, str, str], int] = {}
+    """Raise ``FormatError`` for the second fit of one class; lines of a systolic array are classes of their
+    own.
+    """
+    seen: dict[tuple[bool, tuple[str, str, str, str]], int] = {}
     for index, fit in enumerate(fits):
-        if fit.key in seen:
+        key = fit.form in LINE_FORMS, fit.key
+        if key in seen:
             raise root.fault(
-                f"fits[{index}]", f"'{' '.join(fit.key)}' is stated already in fits[{seen[fit.key]}]"
+                f"fits[{index}]", f"'{' '.join(fit.key)}' is stated already in fits[{seen[key]}]"
             )
-        seen[fit.key] = index
+        seen[key] = index
 
 
 def read_fit(row: TableReader) -> Fit:

@@ -13,6 +13,8 @@ from math import isfinite
 from types import MappingProxyType
 from typing import NamedTuple
 
+from hespas.hardware.line_forms import LINE_FORMS, weights_fault
+
 __all__ = [
     "FORM_PARAMETERS",
     "LATER_PARAMETERS",
@@ -82,6 +84,10 @@ def parameter_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] |
     """
     if form == SEGMENTS:
         return _segments_fault(values)
+    return weights_fault(form, values) if form in LINE_FORMS else _named_fault(form, values)
+
+
+def _named_fault(form: str, values: Mapping[str, float]) -> tuple[str, str] | None:
     wanted = FORM_PARAMETERS.get(form)
     if wanted is None:
         return None

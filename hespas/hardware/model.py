@@ -151,8 +151,10 @@ class Device:
 
     ``launch_overhead_ns`` is the shortest time any kernel takes, however little it does. ``subbyte_storage``
     says whether element types under 8 bits are packed in memory or take a byte each. ``own_fits`` are the
-    file's; ``fits_of`` names the shipped device whose fits hold for this one too (empty: none). ``tdp_w`` is
-    the power the board may draw without end, in watts.
+    file's; ``fits_of`` names the shipped device whose fits hold for this one too (empty: none). ``own_lines``
+    are the file's fits of a systolic array's forms, which speak of the same classes and are kept apart.
+    ``learned_models`` are the absolute paths of the cards of its own learned models. ``tdp_w`` is the power
+    the board may draw without end, in watts.
     """
 
     name: str
@@ -174,6 +176,8 @@ class Device:
     systolic: SystolicArray | None = None
     own_fits: tuple[Fit, ...] = ()
     fits_of: str = ""
+    own_lines: tuple[Fit, ...] = ()
+    learned_models: tuple[str, ...] = ()
     tdp_w: float = nan
     tdp_source: str = ""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-__all__ = ["HEADER", "matmul_row", "products", "vector_row", "vectors", "write_table"]
+__all__ = ["HEADER", "Time", "matmul_row", "products", "vector_row", "vectors", "write_table"]
 
 HEADER = "hardware,kind,op,dtype,variant,batch,m,n,k,rows,columns,split,duration_us"
 

@@ -82,7 +82,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     return done.output.decode("utf-8", "surrogateescape")
 
 
-def main() -> None:
+def main() -> int:
     """The child: a serialised module on standard input, its text, or nothing, on standard output."""
     data = sys.stdin.buffer.read()
     try:
@@ -90,10 +90,9 @@ def main() -> None:
         with bounded_memory(len(data)):
             text = _text_here(data, sys.argv[-1])
     except (FormatError, MissingExtraError) as error:
-        if isinstance(error.__cause__, MemoryError):
-            sys.exit(OUT_OF_MEMORY)
-        return
+        return OUT_OF_MEMORY if isinstance(error.__cause__, MemoryError) else 0
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    return 0
 
 
 def _text_here(data: bytes, path: str) -> str:

@@ -8,6 +8,7 @@ asked of the graph.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import cast
 
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from hespas.estimators.by_operation import OperationModel, Prediction, operations_on
 from hespas.estimators.composite.order import Order, read_order, split_order
 from hespas.estimators.free import takes_no_time
-from hespas.estimators.operations import Operations
+from hespas.estimators.learned.stored import cards_at
+from hespas.estimators.operations import KINDS, Operations
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.registry import load_estimator
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
@@ -49,6 +51,9 @@ _DEFAULT = Order(
 recorded programs too; of what else streams its data they know the sizes of their tables only.
 """
 
+_OWN_MODELS = "learned:shipped=false"
+"""The learned models that a user's own device file names, without those of the package."""
+
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
 _ASSUMED = frozenset({"calibrated.event-times", "calibrated.includes-quantizing", "collectives.tuned"})
@@ -76,6 +81,38 @@ class _Answer:
         self.times[:, heard] = times[:, heard]
         self.said_by[heard] = who
         self.bound[heard] = bound if isinstance(bound, int) else bound[heard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """Who is asked about a device: ``models`` by ``spellings``, and the spellings of each kind in order."""
+
+    spellings: tuple[str, ...]
+    models: tuple[Estimator, ...]
+    of_kind: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each estimator is called: its name, as it was spelled where two share one."""
+        names = [model.name for model in self.models]
+        pairs = zip(names, self.spellings, strict=True)
+        return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
+
+    def steps(self, ops: Operations) -> list[tuple[bool, BoolArray, int]]:
+        """Who is asked of which operations, turn by turn: whether nobody comes after, the rows, the model.
+
+        In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
+        """
+        orders = [self.of_kind[kind] for kind in ops.kind.names]
+        steps: list[tuple[bool, BoolArray, int]] = []
+        for turn in range(max((len(order) for order in orders), default=0)):
+            for who, spelling in enumerate(self.spellings):
+                asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
+                rows = asks[ops.kind.row] if len(asks) else np.zeros(len(ops), np.bool_)
+                if rows.any():
+                    last = all(turn + 1 == len(order) for order, ask in zip(orders, asks, strict=True) if ask)
+                    steps.append((last, rows, who))
+        return steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +154,9 @@ class Composite:
         needed = np.zeros(len(distinct), np.bool_)
         needed[place[~free]] = True
         bounds = ["free", "model"]
-        for last, wanted, who in self._steps(distinct, device):
-            model = self._models[who]
+        panel = self._panel(device)
+        for last, wanted, who in panel.steps(distinct):
+            model = panel.models[who]
             missing = wanted & needed & np.isnan(of_ops.times[0])
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
                 _ask(model, distinct, missing, (of_ops, who), (device, found, last))
@@ -134,13 +172,13 @@ class Composite:
         found.warning(
             "composite.not-covered",
             graph.name,
-            f"no estimator of {'+'.join(self._plan.spellings())} covers the operation",
+            f"no estimator of {'+'.join(panel.spellings)} covers the operation",
             count=int(silent.sum()),
         )
         # What is free was said by nobody in particular: the first may have the word.
         return Estimate(
             hardware=device.name,
-            estimators=self._names(),
+            estimators=panel.names,
             bounds=tuple(bounds),
             duration_ns=times[0],
             low_ns=times[1],
@@ -156,8 +194,9 @@ class Composite:
         found = Diagnostics() if diagnostics is None else diagnostics
         distinct, place = ops.distinct()
         answer = _Answer.nothing(len(distinct))
-        for last, wanted, who in self._steps(distinct, device):
-            model = self._models[who]
+        panel = self._panel(device)
+        for last, wanted, who in panel.steps(distinct):
+            model = panel.models[who]
             if isinstance(model, OperationModel):
                 missing = wanted & np.isnan(answer.times[0])
                 _ask(model, distinct, missing, (answer, who), (device, found, last))
@@ -165,38 +204,25 @@ class Composite:
             duration_ns=answer.times[0][place],
             low_ns=answer.times[1][place],
             high_ns=answer.times[2][place],
-            models=self._names(),
+            models=panel.names,
             said_by=answer.said_by[place],
         )
 
-    def _names(self) -> tuple[str, ...]:
-        """What each estimator is called: its name, as it was spelled where two share one."""
-        names = [model.name for model in self._models]
-        pairs = zip(names, self._plan.spellings(), strict=True)
-        return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
-
-    def _order(self, kind: str, device: Device) -> tuple[str, ...]:
-        """Who is asked of a kind: fits of a user's own device file first, where nobody said."""
-        if self._plan is _DEFAULT and any(fit.kind == kind for fit in device.own_fits):
-            return self._plan.default
-        return self._plan.of(kind)
-
-    def _steps(self, ops: Operations, device: Device) -> list[tuple[bool, BoolArray, int]]:
-        """Who is asked of which operations, turn by turn: whether nobody comes after, the rows, the model.
-
-        In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
-        """
-        spellings = self._plan.spellings()
-        orders = [self._order(kind, device) for kind in ops.kind.names]
-        steps: list[tuple[bool, BoolArray, int]] = []
-        for turn in range(max((len(order) for order in orders), default=0)):
-            for who, spelling in enumerate(spellings):
-                asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
-                rows = asks[ops.kind.row] if len(asks) else np.zeros(len(ops), np.bool_)
-                if rows.any():
-                    last = all(turn + 1 == len(order) for order, ask in zip(orders, asks, strict=True) if ask)
-                    steps.append((last, rows, who))
-        return steps
+    def _panel(self, device: Device) -> _Panel:
+        """Who is asked: what a user's own device file brings comes first, where nobody said."""
+        plan, spellings, models = self._plan, self._plan.spellings(), self._models
+        orders = {kind: plan.of(kind) for kind in KINDS}
+        if plan is _DEFAULT:
+            fitted = {fit.kind for fit in device.own_fits}
+            orders |= {kind: plan.default for kind in KINDS if kind in fitted}
+            learned = {cell.kind for _, card in cards_at(device.learned_models) for cell in card.cells}
+            # The learned estimator asks them first by itself.
+            first = [kind for kind in KINDS if kind in learned and "learned" not in orders[kind]]
+            orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
+            if first:
+                spellings = (*spellings, _OWN_MODELS)
+                models = (*models, _for_ranks(load_estimator(_OWN_MODELS), self.num_ranks))
+        return _Panel(spellings=spellings, models=models, of_kind=orders)
 
 
 def _for_ranks(model: Estimator, num_ranks: int) -> Estimator:

@@ -82,7 +82,9 @@ class LeftOutError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error on ``devval``: shape groups that no fit and no choice has seen. Fractions; None: all refused."""
+    """Error on shape groups that the fit has not seen: ``devval``, or in a user's own models (there ``op``,
+    ``scheme`` and ``variant`` are ``*``) the folds of the fit in turn. Fractions; None: refused, or untested.
+    """
 
     hardware: str
     kind: str

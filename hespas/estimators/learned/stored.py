@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,18 @@ from hespas.estimators.learned.card import Card, decode_card, encode_card
 from hespas.estimators.learned.trees import Forest
 from hespas.graph.errors import FormatError
 
-__all__ = ["FORESTS", "LearnedModel", "cards_in", "load_model", "save_model", "shipped_folder"]
+__all__ = [
+    "FORESTS",
+    "LearnedModel",
+    "cards_at",
+    "cards_in",
+    "forget_models",
+    "load_model",
+    "model_bytes",
+    "read_model",
+    "save_model",
+    "shipped_folder",
+]
 
 FORESTS = ("main", "transfer", "low", "high")
 """``main`` for devices of the fit, ``transfer`` for others; ``low`` and ``high`` are quantiles of what
@@ -64,8 +76,25 @@ def cards_in(folder: Path) -> tuple[tuple[Path, Card], ...]:
     return tuple((path, decode_card(_bytes(path), str(path))) for path in found)
 
 
+@lru_cache(maxsize=8)
+def cards_at(paths: tuple[str, ...]) -> tuple[tuple[Path, Card], ...]:
+    """The cards that a hardware file names. Raises ``FormatError`` where one is damaged or gone."""
+    return tuple((Path(path), decode_card(_bytes(Path(path)), path)) for path in paths)
+
+
+def forget_models() -> None:
+    """Read every file again when it is next asked for: some have been written."""
+    for cached in (cards_in, cards_at, load_model):
+        cached.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def load_model(path: Path) -> LearnedModel:
+    """What :func:`read_model` reads; once."""
+    return read_model(path)
+
+
+def read_model(path: Path) -> LearnedModel:
     """The model of the card at ``path``. Raises ``FormatError`` where damaged or of another version."""
     card = decode_card(_bytes(path), str(path))
     trees = path.with_suffix(".npz")
@@ -93,13 +122,20 @@ def load_model(path: Path) -> LearnedModel:
 def save_model(model: LearnedModel, folder: Path) -> None:
     """Write card and trees into ``folder``; the same model is the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
+    card, trees = model_bytes(model)
+    (folder / f"{model.card.name}.npz").write_bytes(trees)
+    (folder / f"{model.card.name}.json").write_bytes(card)
+
+
+def model_bytes(model: LearnedModel) -> tuple[bytes, bytes]:
+    """What is written of a model: card and trees."""
     arrays: dict[str, NDArray[np.generic]] = {"octaves": model.octaves}
     for name, forest in model.forests.items():
         for field in fields(forest):
             arrays[f"{name}.{field.name}"] = np.asarray(getattr(forest, field.name))
-    with (folder / f"{model.card.name}.npz").open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]
-    (folder / f"{model.card.name}.json").write_bytes(encode_card(model.card))
+    file = BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]
+    return encode_card(model.card), file.getvalue()
 
 
 def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
@@ -121,7 +157,8 @@ def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
 
 def _bytes(path: Path) -> bytes:
     if not path.is_file():
-        raise FormatError("no such model", path=str(path))
+        hint = "put the folder of models where the hardware file says, or run hespas-validate calibrate again"
+        raise FormatError("no such learned model", path=str(path), hint=hint)
     _check_size(path)
     return path.read_bytes()
 

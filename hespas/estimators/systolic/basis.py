@@ -45,18 +45,32 @@ def clock_hz(device: Device) -> float:
     return rate / (2 * shape.rows * shape.columns * shape.arrays)
 
 
-def basis_of(device: Device, kind: str, op: str, scheme: str, variant: str) -> Basis | None:
-    """The line for a class of operations; None where nothing speaks for it."""
-    own = _chosen(read_lines(device.fits_of or device.name), kind, op, scheme, variant)
+def basis_of(
+    device: Device, kind: str, op: str, scheme: str, variant: str, *, shipped: bool = True
+) -> Basis | None:
+    """The line for a class of operations: of the device's file before those that come with the package (none
+    of these unless ``shipped``). None where nothing speaks for it.
+    """
+    labels = (kind, op, scheme, variant)
+    of_file = _chosen(device.own_lines, *labels)
+    of_package = _chosen(read_lines(device.fits_of or device.name), *labels) if shipped else None
+    own = of_file
+    if of_file is None or (_is_of(of_package, op, scheme) and not _is_of(of_file, op, scheme)):
+        own = of_package
     if own is not None:
         return _in_scheme(_of_library(_told(own, device), variant), device, scheme)
-    if device.kind != "tpu":
+    if device.kind != "tpu" or not shipped:
         return None
-    found = _chosen(read_lines(_MEASURED), kind, op, scheme, variant)
+    found = _chosen(read_lines(_MEASURED), *labels)
     if found is None:
         return None
     moved = _transferred(Basis(fit=found), load_device(_MEASURED), device)
     return _in_scheme(_of_library(moved, variant), device, scheme)
+
+
+def _is_of(fit: Fit | None, op: str, scheme: str) -> bool:
+    """Whether there is a line of an operation in its format, and none that only stands in."""
+    return fit is not None and fit.scheme == scheme and (fit.kind == "matmul" or fit.op == op)
 
 
 def _told(fit: Fit, device: Device) -> Basis:

@@ -45,6 +45,7 @@ class Systolic:
     ``array``: shape as ``128x128``; ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: how many share a
     product (0: cycles are of one, times of all that the device has). ``words_per_cycle`` and ``buffer_kb``:
     a limited memory behind the buffer of each operand, which adds approximate stalls (0: no limit).
+    ``shipped``: let the lines that come with the package speak where the device's own file has none.
     """
 
     array: str = ""
@@ -52,6 +53,7 @@ class Systolic:
     arrays: int = 0
     words_per_cycle: float = 0.0
     buffer_kb: float = 1024.0
+    shipped: bool = True
 
     def __post_init__(self) -> None:
         """Check the options; raises ``UsageError``."""
@@ -100,7 +102,7 @@ class Systolic:
         times = np.full((3, len(ops)), np.nan)
         for (kind, op, scheme, variant), rows in ops.classes():
             part = ops.take(rows)
-            basis = basis_of(device, kind, op, scheme, variant)
+            basis = basis_of(device, kind, op, scheme, variant, shipped=self.shipped)
             if kind in _PRODUCTS:
                 times[:, rows] = self._products(part, device, basis, findings)
             elif kind in _ELEMENTS:

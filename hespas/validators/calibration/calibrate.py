@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import numpy as np
 
+from hespas.estimators.learned.stored import LearnedModel, load_model
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, load_device
 from hespas.validators.accuracy.tables import rows_on
+from hespas.validators.calibration.approaches import (
+    Approach,
+    CalibratedFits,
+    Found,
+    Others,
+    Progress,
+    Run,
+    merged,
+)
 from hespas.validators.calibration.classes import FITTED_SPLITS, may_be_fitted
-from hespas.validators.calibration.collectives import fit_collectives
-from hespas.validators.calibration.fit import fit_device
+from hespas.validators.calibration.fitted_models import LearnedTrees, SystolicLines
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOut,
@@ -24,21 +34,19 @@ from hespas.validators.calibration.held_out import (
     compared,
     device_left_out,
     has_sizes_to_leave_out,
-    merged,
     operations_left_out,
     recordings_left_out,
     sizes_left_out,
 )
-from hespas.validators.calibration.memory import FitMemory, content_key
-from hespas.validators.calibration.recordings import fit_recordings
+from hespas.validators.calibration.memory import FitMemory
 
-__all__ = ["KEPT_SPLIT", "Calibration", "Progress", "TableUse", "calibrate"]
+__all__ = ["ESTIMATORS", "KEPT_SPLIT", "Calibration", "Progress", "TableUse", "calibrate"]
+
+ESTIMATORS = ("calibrated", "systolic", "learned")
+"""Estimators that can be fitted."""
 
 KEPT_SPLIT = "devval"
 """The split that is never fitted on."""
-
-Progress = Callable[[int, int, str], None]
-"""Told how many steps are done, of how many, and what is next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +61,16 @@ class TableUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """``device`` holds the new ``fits``, and those it had of other classes."""
+    """``device`` holds the new ``fits``, and those it had of other classes. ``models`` are the new learned
+    models, ``kept_models`` those the device had beside them; they are in no file yet: see
+    :func:`~hespas.validators.calibration.written.write_calibration`.
+    """
 
     device: Device
+    estimators: tuple[str, ...]
     fits: tuple[Fit, ...]
+    models: tuple[LearnedModel, ...]
+    kept_models: tuple[LearnedModel, ...]
     held_out: tuple[HeldOut, ...]
     tables: tuple[TableUse, ...]
     seed: int
@@ -68,6 +82,7 @@ def calibrate(
     tables: Sequence[Measurements],
     device: Device,
     *,
+    estimators: Sequence[str] = ("calibrated",),
     split: str = "",
     tests: Sequence[str] | None = None,
     seed: int = 0,
@@ -77,35 +92,37 @@ def calibrate(
     progress: Progress | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Calibration:
-    """Fit every class of operations that was measured on ``device``, and test the fits on what they have not
-    seen (``tests``: names of :data:`TESTS`; None: by shape, where there are sizes enough).
+    """Fit ``estimators`` on every class of operations that was measured on ``device``, and test the fits on
+    what they have not seen (``tests``: names of :data:`TESTS`; None: by shape, where there are sizes enough).
 
     Only rows of ``split`` are fitted on (empty: all but those kept for testing). ``fitted`` is the date
     written into the file (ISO; empty: today); all else depends on rows, device and ``seed`` alone. ``memory``
     keeps what is done, so that an interrupted run goes on. Raises ``UsageError`` where nothing can be fitted
-    or a test has nothing to leave out.
+    or a test has nothing to leave out, ``MissingExtraError`` where trees cannot be grown here.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    run = _Run(seed, _date(fitted), memory, progress)
+    run = Run(seed=seed, date=_date(fitted), memory=memory, progress=progress)
+    approaches = _approaches(estimators, run)
     usable = [_usable(table, split) for table in tables]
     mine = [table.take(rows_on(table, device)) for table in usable]
     mine = [_named(table, device) for table in mine if len(table)]
     if not mine:
         raise _nothing(tables, usable, device, split)
-    testing = _Tests(mine, usable, device, run)
+    for each in approaches:
+        each.check(mine, device, found)
+    testing = _Tests(mine, _other_devices(usable, device), device, seed, approaches)
     chosen = testing.chosen(tests, found)
-    fits = run.fit(mine, device, "fits")
-    if not fits:
-        if memory:  # nothing in it is worth going on from
-            memory.forget()
-        raise UsageError(
-            f"no class of operations on {device.name} has rows enough to fit",
-            hint="12 of one kind, number format and variant at least, with known sizes and a published peak",
-        )
+    founds = {each.name: _something(each, mine, device, memory) for each in approaches}
+    held_out = tuple(compared(by, testing.tested(by), device, inputs, tuple(founds)) for by in chosen)
+    _tell_silent(held_out, device, found)
+    models = tuple(model for each in founds.values() for model in each.models)
     return Calibration(
-        device=replace(device, own_fits=merged(fits, device.fits), fits_of=""),
-        fits=fits,
-        held_out=tuple(compared(by, testing.tested(by), device, inputs) for by in chosen),
+        device=_fitted_device(device, founds),
+        estimators=tuple(founds),
+        fits=tuple(fit for each in founds.values() for fit in each.fits),
+        models=models,
+        kept_models=_kept_models(device, models),
+        held_out=held_out,
         tables=tuple(_uses(tables, usable, device, found)),
         seed=seed,
         fitted=run.date,
@@ -113,43 +130,57 @@ def calibrate(
     )
 
 
-@dataclass(slots=True)
-class _Run:
-    """What all fits of a run share."""
+def _approaches(names: Sequence[str], run: Run) -> list[Approach]:
+    """Each estimator once, in the order of :data:`ESTIMATORS`."""
+    known: Mapping[str, Approach] = {
+        each.name: each for each in (CalibratedFits(run), SystolicLines(run), LearnedTrees(run))
+    }
+    for name in names:
+        if name not in known:
+            raise UsageError(f"estimator {name!r} cannot be fitted", hint=f"one of {', '.join(ESTIMATORS)}")
+    return [known[name] for name in ESTIMATORS if name in names]
 
-    seed: int
-    date: str
-    memory: FitMemory | None
-    progress: Progress | None
 
-    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> tuple[Fit, ...]:
-        """The fits of some rows: from memory where an interrupted run has made them."""
-        bare = replace(device, own_fits=(), fits_of="", efficiencies=())
-        recordings = [table for table in tables if table.recorded]
-        sweeps = [table for table in tables if not table.recorded]
-        key = content_key(tables, device if recordings else bare, self.seed)
-        kept = self.memory.recall(key, self.date) if self.memory else None
-        if kept is not None:
-            return kept
+def _something(
+    approach: Approach, tables: Sequence[Measurements], device: Device, memory: FitMemory | None
+) -> Found:
+    """What a fit gives. Raises ``UsageError`` where that is nothing."""
+    found = approach.fit(tables, device, approach.name)
+    if found.fits or found.models:
+        return found
+    if memory:  # nothing in it is worth going on from
+        memory.forget()
+    raise UsageError(
+        f"no class of operations on {device.name} has rows enough to fit",
+        hint="12 of one kind, number format and variant at least, with known sizes and a published peak",
+    )
 
-        def told(done: int, total: int, name: str) -> None:
-            if self.progress:
-                self.progress(done, total, f"{purpose}: {name}")
 
-        fits = fit_device(sweeps, device, seed=self.seed, fitted=self.date, progress=told) if sweeps else ()
-        if recordings:
-            known = replace(device, own_fits=merged(fits, device.fits), fits_of="")
-            recorded = fit_recordings(recordings, known, seed=self.seed, fitted=self.date)
-            fits = (*recorded, *(fit for fit in fits if fit.key not in {each.key for each in recorded}))
-        collectives = [table.take(table.ops.kind.where("collective")) for table in sweeps]
-        collectives = [table for table in collectives if len(table)]
-        if collectives:
-            fits += tuple(
-                fit_collectives(collectives, device, seed=self.seed, fitted=self.date, progress=told)
-            )
-        if self.memory:
-            self.memory.keep(key, device.name, fits)
-        return fits
+def _fitted_device(device: Device, founds: Mapping[str, Found]) -> Device:
+    """The device with all new fits and lines; what was not fitted stays."""
+    if "calibrated" in founds:
+        device = replace(device, own_fits=merged(founds["calibrated"].fits, device.fits), fits_of="")
+    if "systolic" in founds:
+        device = replace(device, own_lines=merged(founds["systolic"].fits, device.own_lines))
+    return device
+
+
+def _kept_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
+    """Models that the device's file names already and that the new ones do not replace."""
+    replaced = {model.card.name for model in new}
+    earlier = [load_model(Path(card)) for card in device.learned_models]
+    return tuple(model for model in earlier if model.card.name not in replaced)
+
+
+def _tell_silent(held_out: Sequence[HeldOut], device: Device, found: Diagnostics) -> None:
+    """Say which estimator had too few rows left to be tested."""
+    for test in held_out:
+        heard = dict.fromkeys(test.accuracy.estimators, 0)
+        for row in test.accuracy.summary:
+            heard[row.estimator] = heard.get(row.estimator, 0) + row.errors.n
+        for name in (name for name, count in heard.items() if not count):
+            text = f"{name} says nothing of what is left out by {test.by}: its fits are untested"
+            found.warning("calibrate.untested", device.name, text)
 
 
 def _date(text: str) -> str:
@@ -217,23 +248,23 @@ def _uses(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tests:
-    """What the tests need: rows on the device, rows on all devices, and how fits are made."""
+    """What the tests need: rows on the device, rows on all others, and what is fitted."""
 
     mine: Sequence[Measurements]
-    usable: Sequence[Measurements]
+    others: Others
     device: Device
-    run: _Run
+    seed: int
+    approaches: Sequence[Approach]
 
     def tested(self, by: str) -> tuple[list[Tested], int]:
         """Rows with what fits that have not seen them say, and how many rows those saw."""
         if by == "shape":
-            return sizes_left_out(self.mine, self.device, self.run.seed, self.run.fit)
+            return sizes_left_out(self.mine, self.device, self.seed, self.approaches)
         if by == "op":
-            return operations_left_out(self.mine, self.device, self.run.fit)
+            return operations_left_out(self.mine, self.device, self.approaches)
         if by == "recording":
-            return recordings_left_out(self.mine, self.device, self.run.fit)
-        others = _other_devices(self.usable, self.device)
-        return device_left_out(self.mine, others, self.device, self.run.fit)
+            return recordings_left_out(self.mine, self.device, self.approaches)
+        return device_left_out(self.mine, self.others, self.device, self.approaches)
 
     def chosen(self, tests: Sequence[str] | None, found: Diagnostics) -> list[str]:
         """The tests asked for; None: by shape, where there are sizes enough. Raises ``UsageError`` for one
@@ -241,9 +272,9 @@ class _Tests:
         """
         possible = {
             "shape": has_sizes_to_leave_out(self.mine),
-            "op": any(_has_several(table) for table in self.mine),
+            "op": True,
             "recording": sum(table.recorded for table in self.mine) > 1,
-            "hardware": bool(_other_devices(self.usable, self.device)[0]),
+            "hardware": bool(self.others.rows),
         }
         if tests is None and not possible["shape"]:
             found.warning("calibrate.untested", self.device.name, f"the fits are untested: {_WHY['shape']}")
@@ -252,28 +283,21 @@ class _Tests:
         for by in chosen:
             if by not in TESTS:
                 raise UsageError(f"no test {by!r}", hint=f"one of {', '.join(TESTS)}")
-            if not possible[by]:
-                raise UsageError(f"--test-by {by}: {_WHY[by]}", hint="leave it out, or give more tables")
+            faults = [each.fault(by, self.mine, self.others) for each in self.approaches]
+            fault = next(filter(None, faults), "") if possible[by] else _WHY[by]
+            if fault:
+                raise UsageError(f"--test-by {by}: {fault}", hint="leave it out, or give more tables")
         return chosen
-
-
-def _has_several(table: Measurements) -> bool:
-    """Whether a kind has several operations."""
-    kinds = table.ops.kind.used()
-    return any(len(table.ops.op.take(table.ops.kind.where(kind)).used()) > 1 for kind in kinds)
 
 
 _WHY: Mapping[str, str] = {
     "shape": "too few sizes to leave some out",
-    "op": "no kind of operation has several",
     "recording": "there is one recording at most",
     "hardware": "no other device with a hardware file in the tables",
 }
 
 
-def _other_devices(
-    tables: Sequence[Measurements], device: Device
-) -> tuple[dict[str, list[Measurements]], dict[str, Device]]:
+def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
     """Rows and files of the devices beside ``device``; those without a file are left out."""
     rows: dict[str, list[Measurements]] = {}
     devices: dict[str, Device] = {}
@@ -288,4 +312,4 @@ def _other_devices(
             except UsageError:
                 continue
             rows.setdefault(name, []).append(part)
-    return rows, devices
+    return Others(rows, devices)

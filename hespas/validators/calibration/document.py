@@ -8,6 +8,7 @@ from dataclasses import asdict
 import msgspec
 
 from hespas import __version__
+from hespas.estimators.learned.stored import LearnedModel
 from hespas.hardware import Fit
 from hespas.validators.accuracy.document import diagnostics_json, encoded, summary_json
 from hespas.validators.calibration.calibrate import Calibration
@@ -26,10 +27,12 @@ def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
         "hespas_version": __version__,
         "inputs": list(inputs),
         "hardware": done.device.name,
+        "estimators": list(done.estimators),
         "seed": done.seed,
         "fitted": done.fitted,
         "tables": [asdict(table) for table in done.tables],
         "fits": [_fit(fit) for fit in done.fits],
+        "models": [_model(model) for model in done.models],
         "held_out": [
             {
                 "by": test.by,
@@ -63,4 +66,31 @@ def _fit(fit: Fit) -> dict[str, object]:
         "bias": error.bias,
         "table": fit.table,
         "provenance": fit.provenance,
+    }
+
+
+def _model(model: LearnedModel) -> dict[str, object]:
+    card, training = model.card, model.card.training
+    return {
+        "name": card.name,
+        "schemes": sorted({cell.scheme for cell in card.cells}),
+        "samples": training.rows,
+        "shape_groups": training.shape_groups,
+        "trees": training.trees,
+        "leaves": training.leaves,
+        "loss": training.loss,
+        "library": training.library,
+        "tables": training.tables,
+        "provenance": training.provenance,
+        "errors": [
+            {
+                "kind": row.kind,
+                "n": row.n,
+                "mape": row.mape,
+                "median_ape": row.median_ape,
+                "p90_ape": row.p90_ape,
+                "bias": row.bias,
+            }
+            for row in card.errors
+        ],
     }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.card import SCHEMA, Candidate, Card, Cell, Interval, SeenDevice, Training
@@ -23,15 +24,18 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.validators.calibration.learned_parts import Form, Part, rows_of_part
 from hespas.validators.calibration.learned_rows import Rows, rising, rows_for, transferable
+from hespas.validators.calibration.learned_score import errors_of_folds
 from hespas.validators.calibration.learned_transfer import TRANSFER, Transfer, fit_transfer
 from hespas.validators.calibration.learned_trees import grow, library_version
 
-__all__ = ["fit_learned"]
+__all__ = ["FEWEST_MARGINS", "fit_learned", "fit_rows", "folds_of"]
 
 _FOLDS = 5
 _FEW_ROWS = 40_000
 _TAIL = 0.05
 _FEWEST = 40
+FEWEST_MARGINS = 19
+"""Rows that an interval's side is widened on, or no rank of them is outside 5 %."""
 _SPREAD = Form(trees=60, leaves=12, learning_rate=0.1, least_rows=40)
 
 
@@ -52,18 +56,42 @@ def fit_learned(part: Part, table: Measurements, *, seed: int = 0) -> LearnedMod
     measured = rows_of_part(part, table).part("calib")
     if not len(measured):
         raise UsageError(f"{part.name}: the table has no rows of split calib", hint=f"give {part.table}")
-    rows = rows_for(part, measured)
-    group = _groups(part, rows.measured)
-    fold = np.random.default_rng(seed).integers(0, 2 * _FOLDS, int(group.max()) + 1)[group]
+    return fit_rows(part, rows_for(part, measured), seed=seed)
+
+
+def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> LearnedModel:
+    """The model of some rows, all of which may be fitted on.
+
+    ``own``: they are a user's, and few perhaps: every fold has as many groups, no interval of a part rests on
+    fewer than :data:`FEWEST_MARGINS` of them, and the card's errors are those of the folds.
+    """
+    group, fold = folds_of(part, rows, seed, even=own)
     chosen = _choose(part, rows, fold // 2, seed)
     low, high, intervals = _intervals(rows, fold % 2 == 0, chosen.rest, seed)
+    if own:
+        intervals = (intervals[0], *(each for each in intervals[1:] if each.n >= FEWEST_MARGINS))
     main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
     transfer = fit_transfer(part, rows, seed=seed)
     forests: dict[str, Forest] = {"main": main, "low": low, "high": high}
     if transfer.forest is not None:
         forests["transfer"] = transfer.forest
     card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
+    if own:
+        split = " ".join(name for name in rows.measured.split.used() if name)
+        training = with_fields(card.training, split=split)
+        card = with_fields(card, training=training, errors=errors_of_folds(rows.measured, chosen.rest))
     return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
+
+
+def folds_of(part: Part, rows: Rows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
+    """The group of each row and the half fold (of twice five) it is in; ``even``: drawn so that each has as
+    many groups, where few could leave one with none.
+    """
+    group = _groups(part, rows.measured)
+    count = int(group.max()) + 1
+    draw = np.random.default_rng(seed)
+    drawn = draw.permutation(count) % (2 * _FOLDS) if even else draw.integers(0, 2 * _FOLDS, count)
+    return group, drawn[group]
 
 
 def _groups(part: Part, measured: Measurements) -> IntArray:
@@ -104,7 +132,8 @@ def _choose(part: Part, rows: Rows, fold: IntArray, seed: int) -> _Held:
     rest = np.full(len(fold), np.nan)
     rest[fold == 0] = tried[best][2]
     for turn in range(1, _FOLDS if len(fold) <= _FEW_ROWS else 2):
-        rest[fold == turn] = _rest(rows, part.forms[best], fold == turn, up, seed)
+        if (fold == turn).any():
+            rest[fold == turn] = _rest(rows, part.forms[best], fold == turn, up, seed)
     return _Held(part.forms[best], candidates, rest)
 
 

@@ -8,7 +8,19 @@ from typing import Literal
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import KINDS
 
-__all__ = ["PARTS", "Form", "Loss", "Part", "rows_of_part"]
+__all__ = [
+    "EXPERTS",
+    "FEW",
+    "HEADS",
+    "PARTS",
+    "ROBUST",
+    "SMALL",
+    "WEIGHTS",
+    "Form",
+    "Loss",
+    "Part",
+    "rows_of_part",
+]
 
 
 Loss = Literal["squared_error", "absolute_error"]
@@ -26,9 +38,9 @@ class Form:
     columns: float = 1.0
 
 
-_FEW = Form(trees=200, leaves=15, learning_rate=0.1, least_rows=10)
-_ROBUST = Form(trees=300, leaves=15, learning_rate=0.08, least_rows=10, loss="absolute_error", columns=0.4)
-_SMALL = Form(trees=150, leaves=31, learning_rate=0.15)
+FEW = Form(trees=200, leaves=15, learning_rate=0.1, least_rows=10)
+ROBUST = Form(trees=300, leaves=15, learning_rate=0.08, least_rows=10, loss="absolute_error", columns=0.4)
+SMALL = Form(trees=150, leaves=31, learning_rate=0.15)
 _LARGE = Form(trees=400, leaves=63, learning_rate=0.12)
 
 
@@ -55,10 +67,10 @@ class Part:
 
 
 _GEMM = "aiconfigurator_gemm"
-_BIG = (_SMALL, _LARGE)
-_WEIGHTS = ("n", "k")
-_HEADS = ("batch", "heads", "kv_heads", "head_dim")
-_EXPERTS = ("hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel")
+_BIG = (SMALL, _LARGE)
+WEIGHTS = ("n", "k")
+HEADS = ("batch", "heads", "kv_heads", "head_dim")
+EXPERTS = ("hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel")
 
 PARTS: tuple[Part, ...] = (
     Part(
@@ -67,7 +79,7 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         schemes=("bf16",),
         overhead_ns=3e3,
-        layer=_WEIGHTS,
+        layer=WEIGHTS,
         forms=_BIG,
     ),
     Part(
@@ -76,7 +88,7 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         schemes=("fp8",),
         overhead_ns=12e3,
-        layer=_WEIGHTS,
+        layer=WEIGHTS,
         forms=_BIG,
     ),
     Part(
@@ -85,7 +97,7 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         schemes=("fp8_block",),
         overhead_ns=8e3,
-        layer=_WEIGHTS,
+        layer=WEIGHTS,
         forms=_BIG,
     ),
     Part(
@@ -94,7 +106,7 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         schemes=("nvfp4",),
         overhead_ns=8e3,
-        layer=_WEIGHTS,
+        layer=WEIGHTS,
         forms=_BIG,
     ),
     Part(
@@ -103,8 +115,8 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         schemes=("int8_wo", "int4_wo", "sq"),
         overhead_ns=5e3,
-        layer=_WEIGHTS,
-        forms=(_SMALL, _LARGE),
+        layer=WEIGHTS,
+        forms=(SMALL, _LARGE),
     ),
     Part(
         name="mla-products",
@@ -112,15 +124,15 @@ PARTS: tuple[Part, ...] = (
         kinds=("matmul",),
         overhead_ns=3e3,
         layer=("batch", "m"),
-        forms=(_FEW, _ROBUST, _SMALL),
+        forms=(FEW, ROBUST, SMALL),
     ),
     Part(
         name="gemm-f16",
         table="vidur_compute",
         kinds=("matmul",),
         overhead_ns=8e3,
-        layer=_WEIGHTS,
-        forms=(_SMALL, _LARGE),
+        layer=WEIGHTS,
+        forms=(SMALL, _LARGE),
     ),
     Part(name="gemm-f32", table="neusight_perop", kinds=("matmul",), overhead_ns=1e4, forms=_BIG),
     Part(
@@ -128,30 +140,30 @@ PARTS: tuple[Part, ...] = (
         table="aiter_gemm",
         kinds=("matmul",),
         overhead_ns=5e3,
-        layer=_WEIGHTS,
-        forms=(_SMALL, _LARGE),
+        layer=WEIGHTS,
+        forms=(SMALL, _LARGE),
     ),
     Part(
         name="gemm-tpu",
         table="tpuv4_matmul",
         kinds=("matmul",),
         overhead_ns=1e3,
-        forms=(_FEW, _ROBUST),
+        forms=(FEW, ROBUST),
     ),
     Part(
         name="conv-f32",
         table="neusight_conv",
         kinds=("convolution",),
         overhead_ns=1e4,
-        layer=_WEIGHTS,
-        forms=(_SMALL, _LARGE),
+        layer=WEIGHTS,
+        forms=(SMALL, _LARGE),
     ),
     Part(
         name="attention-context",
         table="aiconfigurator_attention_context",
         kinds=("attention.context",),
         overhead_ns=5e3,
-        layer=_HEADS,
+        layer=HEADS,
         forms=_BIG,
     ),
     Part(
@@ -159,7 +171,7 @@ PARTS: tuple[Part, ...] = (
         table="aiconfigurator_attention_generation",
         kinds=("attention.generation",),
         overhead_ns=6e3,
-        layer=_HEADS,
+        layer=HEADS,
         forms=_BIG,
     ),
     Part(
@@ -167,17 +179,17 @@ PARTS: tuple[Part, ...] = (
         table="aiconfigurator_attention_encoder",
         kinds=("attention.encoder",),
         overhead_ns=5e3,
-        layer=_HEADS,
-        forms=(_SMALL, _LARGE),
+        layer=HEADS,
+        forms=(SMALL, _LARGE),
     ),
-    Part(name="moe", table="aiconfigurator_moe", kinds=("moe",), overhead_ns=2e4, layer=_EXPERTS, forms=_BIG),
+    Part(name="moe", table="aiconfigurator_moe", kinds=("moe",), overhead_ns=2e4, layer=EXPERTS, forms=_BIG),
     Part(
         name="moe-aiter",
         table="aiter_fused_moe",
         kinds=("moe",),
         overhead_ns=2e4,
-        layer=_EXPERTS,
-        forms=(_FEW, _ROBUST, _SMALL),
+        layer=EXPERTS,
+        forms=(FEW, ROBUST, SMALL),
     ),
     Part(
         name="vector-f32",
@@ -192,21 +204,21 @@ PARTS: tuple[Part, ...] = (
         kinds=("vector", "normalization", "gather"),
         overhead_ns=5e3,
         layer=("columns",),
-        forms=(_SMALL, _LARGE),
+        forms=(SMALL, _LARGE),
     ),
     Part(
         name="vector-tpu",
         table="tpuv4_nongemm",
         kinds=("vector", "normalization", "pooling"),
         overhead_ns=1e3,
-        forms=(_FEW, _ROBUST),
+        forms=(FEW, ROBUST),
     ),
     Part(
         name="quantize",
         table="aiconfigurator_quantize",
         kinds=("quantize",),
         overhead_ns=3e3,
-        forms=(_SMALL, _LARGE),
+        forms=(SMALL, _LARGE),
     ),
 )
 """The models that ship with the package."""

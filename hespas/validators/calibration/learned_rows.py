@@ -63,13 +63,16 @@ def transferable(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ABSOLUTE_COLUMNS[FAMILIES[part.kinds[0]]])
 
 
-def rows_for(part: Part, measured: Measurements) -> Rows:
-    """The rows of one part with their columns; constant columns are left out. O(rows)."""
-    known = set(device_names())
+def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | None = None) -> Rows:
+    """The rows of one part with their columns; constant columns are left out. O(rows).
+
+    ``files`` are the devices by their names in the table (None: those that ship with the package).
+    """
+    known = set(device_names()) if files is None else set(files)
     used = [name for name in measured.hardware.used() if name in known]
     if not used:
         raise UsageError(f"{part.name}: no row is of a known device")
-    devices = {name: load_device(name) for name in used}
+    devices = {name: load_device(name) if files is None else files[name] for name in used}
     measured = measured.take(np.sort(measured.hardware.where(*used)))
     family = FAMILIES[part.kinds[0]]
     names: tuple[str, ...] = ()
@@ -87,7 +90,7 @@ def rows_for(part: Part, measured: Measurements) -> Rows:
     labels = {"variant": measured.ops.variant, "scheme": measured.ops.scheme, "op": measured.ops.op}
     coded = code_columns(codes, labels)
     table = np.concatenate((table, *(column[:, None] for column in coded.values())), axis=1, dtype=np.float32)
-    varies = np.flatnonzero(np.ptp(table, axis=0) > 0).tolist()
+    varies = np.flatnonzero(np.ptp(table, axis=0) > 0).tolist() if len(table) else []
     names = (*names, *coded)
     return Rows(
         measured,
@@ -110,6 +113,8 @@ def _codes(measured: Measurements, ratio: FloatArray) -> dict[str, dict[str, flo
 
 def _ordered(labels: Labels, ratio: FloatArray, *, joins_versions: bool) -> dict[str, float]:
     used = labels.used()
+    if not used:
+        return {}
     plain = {name: _VERSION.sub("", name) if joins_versions else name for name in used}
     groups = sorted(set(plain.values()))
     group_of = np.array([groups.index(plain.get(name, groups[0])) for name in labels.names])

@@ -13,7 +13,7 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import device_names, load_device
 from hespas.validators.calibration.learned_parts import Part, rows_of_part
 
-__all__ = ["scored", "with_errors"]
+__all__ = ["errors_of_folds", "scored", "with_errors"]
 
 
 def with_errors(
@@ -40,6 +40,38 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
             rows = np.flatnonzero(place.reshape(-1) == number)
             texts = [each.names[row] for each, row in zip(labels, key, strict=True)]
             found.append(_row((name, *texts), said, mine.duration_ns, rows))
+    return tuple(found)
+
+
+def errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow, ...]:
+    """One row per kind and device: errors on rows kept from a fit, which left ``rest`` of log time (NaN: kept
+    from none).
+    """
+    found: list[ErrorRow] = []
+    for name in sorted(measured.hardware.used()):
+        of_device = measured.hardware.where(name)
+        for kind in sorted(measured.ops.kind.used()):
+            rows = np.intersect1d(of_device, measured.ops.kind.where(kind))
+            kept = rest[rows][~np.isnan(rest[rows])]
+            if not len(kept):
+                continue
+            error = np.expm1(-kept)
+            size = np.abs(error)
+            row = ErrorRow(
+                hardware=name,
+                kind=kind,
+                op="*",
+                scheme="*",
+                variant="*",
+                n=len(kept),
+                refused=0,
+                mape=_rounded(np.mean(size)),
+                median_ape=_rounded(np.median(size)),
+                p90_ape=_rounded(np.quantile(size, 0.9)),
+                bias=_rounded(np.mean(error)),
+                interval_coverage=None,
+            )
+            found.append(row)
     return tuple(found)
 
 

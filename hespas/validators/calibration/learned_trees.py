@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -17,10 +18,15 @@ from hespas.validators.calibration.learned_parts import Form
 __all__ = ["grow", "library_version"]
 
 _LARGEST_LEAF = 32767
+_FEW_ROWS = 20_000
 
 
 class _Predictor(Protocol):
     nodes: NDArray[np.void]
+
+
+class _Threads(Protocol):
+    def threadpool_limits(self, *, limits: int, user_api: str) -> AbstractContextManager[object]: ...
 
 
 class _Grown(Protocol):
@@ -72,7 +78,19 @@ def grow(
         early_stopping=False,
         random_state=seed,
     )
-    return _forest(model.fit(table, target), table.shape[1])
+    with _threads(len(table)):
+        grown = model.fit(table, target)
+    return _forest(grown, table.shape[1])
+
+
+def _threads(rows: int) -> AbstractContextManager[object]:
+    """One thread where there are few rows: threads that wait for each other take longer than the work, many
+    times so on a machine with other work. The trees are the same.
+    """
+    if rows > _FEW_ROWS:
+        return nullcontext()
+    limits = cast("_Threads", import_module("threadpoolctl"))
+    return limits.threadpool_limits(limits=1, user_api="openmp")
 
 
 def _forest(grown: _Grown, columns: int) -> Forest:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hespas import __version__
 from hespas.converters.output import write_atomically
+from hespas.estimators.learned.stored import LearnedModel, model_bytes, read_model
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph.errors import FormatError, OutputError
@@ -22,11 +23,18 @@ from hespas.hardware.fits_file import fits_to_toml, read_fits
 __all__ = ["FitMemory", "content_key"]
 
 _KEY = re.compile("[0-9a-f]{64}")
+_SUFFIXES = (".toml", ".json", ".npz")
 
 
-def content_key(tables: Iterable[Measurements], device: Device, seed: int) -> str:
-    """A SHA-256 of all that decides what is fitted: rows, device, seed, and this version. Hexadecimal."""
-    digest = hashlib.sha256(f"{__version__} {seed}\n{device_to_toml(device)}".encode())
+def content_key(
+    tables: Iterable[Measurements], devices: Device | Iterable[Device], seed: int, what: str = "calibrated"
+) -> str:
+    """A SHA-256 of all that decides what is fitted: rows, devices, seed, what is fitted on them (a text that
+    says how, too), and this version. Hexadecimal.
+    """
+    digest = hashlib.sha256(f"{__version__} {seed}\n{what}\n".encode())
+    for device in [devices] if isinstance(devices, Device) else devices:
+        digest.update(device_to_toml(replace(device, learned_models=())).encode())
     for table in tables:
         digest.update(f"{table.name}\n{table.provenance}\n{len(table)}\n".encode())
         ops = table.ops
@@ -65,12 +73,29 @@ class FitMemory:
         except FormatError:
             return None
 
+    def recall_model(self, key: str) -> LearnedModel | None:
+        """A learned model of an interrupted run; None where there is none."""
+        path = self._path(key).with_suffix(".json")
+        if not path.is_file():
+            return None
+        try:
+            return read_model(path)
+        except FormatError:
+            return None
+
+    def keep_model(self, key: str, model: LearnedModel) -> None:
+        """Keep a learned model: its card last, which says that all of it is there. Raises ``OutputError``."""
+        card, trees = model_bytes(model)
+        self._write(self._path(key).with_suffix(".npz"), trees)
+        self._write(self._path(key).with_suffix(".json"), card)
+
     def keep(self, key: str, name: str, fits: Sequence[Fit]) -> None:
         """Keep the fits of one step of the work. Raises ``OutputError``."""
-        text = fits_to_toml(name, fits)
+        self._write(self._path(key), fits_to_toml(name, fits).encode())
 
+    def _write(self, path: Path, content: bytes) -> None:
         def fill(temporary: Path) -> None:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(content)
 
         try:
             self.folder.mkdir(exist_ok=True)
@@ -80,14 +105,14 @@ class FitMemory:
                 path=str(self.folder),
                 hint="remove what is there, or name another --out",
             ) from error
-        write_atomically(self._path(key), fill, overwrite=True, directory=False)
+        write_atomically(path, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
         """Remove all of it: the work is done. Files of others stay, and so does what a link leads to."""
         if not self.folder.is_dir() or self.folder.is_symlink():
             return
-        for path in self.folder.glob("*.toml"):
-            if _KEY.fullmatch(path.stem):
+        for path in self.folder.iterdir():
+            if path.suffix in _SUFFIXES and _KEY.fullmatch(path.stem):
                 with suppress(OSError):
                     path.unlink()
         with suppress(OSError):

@@ -30,7 +30,7 @@ from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.validators.calibration.classes import may_be_fitted
 from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
 
-__all__ = ["fit_lines"]
+__all__ = ["LINE_KINDS", "fit_lines"]
 
 _FEWEST = 12
 _FOLDS = 5
@@ -49,6 +49,9 @@ _OF_KIND: Mapping[str, tuple[str, ...]] = {
     "normalization": ("t0_ns", "element_ns", "row_ns"),
     "pooling": ("t0_ns", "element_ns", "row_ns"),
 }
+LINE_KINDS = ("matmul", *_OF_KIND)
+"""Kinds of operations that have lines."""
+
 _OF_ANY = ("t0_ns", "ns_per_byte")
 """Operations that were not measured: by their bytes."""
 

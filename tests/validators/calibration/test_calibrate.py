@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,28 @@ from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device
 from hespas.validators.calibration import Calibration, FitMemory, calibrate, fit_device
+from hespas.validators.calibration import approaches as calibration_approaches
+from hespas.validators.calibration.approaches import CalibratedFits, Found, Others, Run
 from hespas.validators.calibration.held_out import device_left_out, operations_left_out, sizes_left_out
 from tests.validators.small_tables import products, vectors, write_table
 
 H100 = replace(load_device("H100-SXM"), fits_of="")
+
+
+Fitter = Callable[[Sequence[Measurements], Device, str], tuple[Fit, ...]]
+
+
+RUN = Run(seed=0, date="2026-01-31")
+
+
+@dataclass(frozen=True, slots=True)
+class Told(CalibratedFits):
+    """The calibrated approach with a fit of the test's own."""
+
+    fitter: Fitter
+
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
+        return Found(self.fitter(tables, device, purpose))
 
 
 def slow(flops: float, moved: float) -> float:
@@ -87,12 +105,12 @@ def test_sizes_left_out_are_on_one_side_and_do_not_move_their_prediction(table: 
         seen.extend(rows)
         return ()
 
-    tested, entered = sizes_left_out([mine], H100, 0, fit)
+    tested, entered = sizes_left_out([mine], H100, 0, [Told(RUN, fit)])
     unseen = tested[0].rows
     assert (len(unseen) + entered, entered) == (len(mine), sum(map(len, seen)))
     sizes = [{tuple(row) for row in _sizes(each)} for each in (unseen, seen[0])]
     assert not sizes[0] & sizes[1]
-    again, _ = sizes_left_out([mine.take(np.arange(len(mine))[::-1])], H100, 0, fit)
+    again, _ = sizes_left_out([mine.take(np.arange(len(mine))[::-1])], H100, 0, [Told(RUN, fit)])
     assert {tuple(row) for row in _sizes(again[0].rows)} == sizes[0], "whatever the order of rows"
 
 
@@ -109,28 +127,27 @@ def test_an_operation_is_predicted_by_the_others(table: Measurements) -> None:
         seen.append((sum(map(len, rows)), purpose))
         return fit_device(list(rows), device, fitted="2026-01-31")
 
-    tested, entered = operations_left_out([table.on("H100-SXM").part("calib")], H100, fit)
+    tested, entered = operations_left_out([table.on("H100-SXM").part("calib")], H100, [Told(RUN, fit)])
     assert seen == [(20, "without add"), (20, "without tanh")]
     assert entered == 40
     assert [each.rows.ops.op.used() for each in tested] == [("add",), ("tanh",)]
     for each in tested:
-        assert np.abs(each.said.duration_ns / each.rows.duration_ns - 1).mean() < 0.1
+        assert np.abs(each.said[0].duration_ns / each.rows.duration_ns - 1).mean() < 0.1
 
 
 def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
     mine = table.on("H100-SXM").part("calib")
     mine = mine.take(mine.ops.kind.where("vector"))
-    others = {"A100-SXM-80GB": [table.on("A100-SXM-80GB")]}
-    devices = {"A100-SXM-80GB": load_device("A100-SXM-80GB")}
+    others = Others(
+        {"A100-SXM-80GB": [table.on("A100-SXM-80GB").part("calib")]},
+        {"A100-SXM-80GB": load_device("A100-SXM-80GB")},
+    )
     purposes: list[str] = []
-
-    def fit(rows: Sequence[Measurements], device: Device, purpose: str) -> tuple[Fit, ...]:
-        purposes.append(f"{device.name}: {purpose}")
-        return fit_device(list(rows), device, fitted="2026-01-31")
-
-    [tested], entered = device_left_out([mine], (others, devices), H100, fit)
-    assert (purposes, entered) == (["A100-SXM-80GB: on A100-SXM-80GB"], 20)
-    assert np.abs(tested.said.duration_ns / mine.duration_ns - 1).mean() < 0.15, "60 % there, 60 % here"
+    run = Run(seed=0, date="2026-01-31", progress=lambda done, total, name: purposes.append(name))
+    [tested], entered = device_left_out([mine], others, H100, [CalibratedFits(run)])
+    assert {each.partition(":")[0] for each in purposes} == {"on A100-SXM-80GB"}
+    assert entered == 20
+    assert np.abs(tested.said[0].duration_ns / mine.duration_ns - 1).mean() < 0.15, "60 % there, 60 % here"
 
 
 def test_an_interrupted_run_goes_on(
@@ -145,7 +162,7 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return fit_device(tables, device, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setitem(calibrate.__globals__, "fit_device", counted)
+    monkeypatch.setattr(calibration_approaches, "fit_device", counted)
     with pytest.raises(KeyboardInterrupt):
         done(short, "shape", memory=memory)
     assert len(list(memory.folder.glob("*.toml"))) == 1

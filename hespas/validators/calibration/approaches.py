@@ -1,0 +1,220 @@
+"""What can be fitted, behind one face: roofline forms and collectives, lines of systolic arrays, trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from hespas.estimators.calibrated import Calibrated
+from hespas.estimators.collectives import Collectives
+from hespas.estimators.learned.stored import LearnedModel
+from hespas.estimators.measurements import Measurements
+from hespas.estimators.operations import Labels, Operations
+from hespas.graph import Diagnostics
+from hespas.graph.errors import UsageError
+from hespas.hardware import Device, Fit
+from hespas.validators.accuracy.cases import Prediction
+from hespas.validators.accuracy.table_cases import prediction_of_rows
+from hespas.validators.calibration.collectives import fit_collectives
+from hespas.validators.calibration.fit import fit_device
+from hespas.validators.calibration.memory import FitMemory, content_key
+from hespas.validators.calibration.recordings import fit_recordings
+
+__all__ = [
+    "Approach",
+    "CalibratedFits",
+    "Found",
+    "Others",
+    "Progress",
+    "Run",
+    "bare",
+    "has_several",
+    "known_variants",
+    "merged",
+]
+
+Progress = Callable[[int, int, str], None]
+"""Told how many steps are done, of how many, and what is next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a fit of some rows gave."""
+
+    fits: tuple[Fit, ...] = ()
+    models: tuple[LearnedModel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What all fits of a run share; ``date`` (ISO) is written into them."""
+
+    seed: int
+    date: str
+    memory: FitMemory | None = None
+    progress: Progress | None = None
+
+    def told(self, purpose: str) -> Progress:
+        """A callback that says what its steps are for."""
+
+        def tell(done: int, total: int, name: str) -> None:
+            if self.progress:
+                self.progress(done, total, f"{purpose}: {name}")
+
+        return tell
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Others:
+    """Rows and files of other devices, by the names that tables have for them."""
+
+    rows: Mapping[str, Sequence[Measurements]]
+    devices: Mapping[str, Device]
+
+
+class Approach(Protocol):
+    """One estimator that can be fitted."""
+
+    @property
+    def name(self) -> str:
+        """The estimator's."""
+        ...
+
+    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
+        """Raise ``UsageError`` or ``MissingExtraError`` where no fit can come of it; tell what gets none."""
+        ...
+
+    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
+        """Why a test cannot be made of it; empty where it can."""
+        ...
+
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
+        """What some rows of a device give; nothing where they are too few."""
+        ...
+
+    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+        """What the fits alone say of operations; ``keeps``: with those the device had before."""
+        ...
+
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+        """What fits of other devices say of the rows of each table, on the data sheet of this one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedFits:
+    """Roofline forms of every class, and lines of collectives."""
+
+    run: Run
+
+    @property
+    def name(self) -> str:
+        """``calibrated``."""
+        return "calibrated"
+
+    def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
+        """Nothing is known before the fit."""
+
+    def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
+        """Where a kind has several operations, each can be left out; all else can always be tested."""
+        if test == "op" and not any(has_several(table, table.ops.kind.used()) for table in tables):
+            return "no kind of operation has several"
+        return ""
+
+    def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
+        """From memory where an interrupted run has made them."""
+        run = self.run
+        recordings = [table for table in tables if table.recorded]
+        sweeps = [table for table in tables if not table.recorded]
+        key = content_key(tables, device if recordings else bare(device), run.seed)
+        kept = run.memory.recall(key, run.date) if run.memory else None
+        if kept is not None:
+            return Found(kept)
+        told = run.told(purpose)
+        fits: tuple[Fit, ...] = ()
+        if sweeps:
+            fits = fit_device(sweeps, device, seed=run.seed, fitted=run.date, progress=told)
+        if recordings:
+            known = replace(device, own_fits=merged(fits, device.fits), fits_of="")
+            recorded = fit_recordings(recordings, known, seed=run.seed, fitted=run.date)
+            fits = (*recorded, *(fit for fit in fits if fit.key not in {each.key for each in recorded}))
+        collectives = [table.take(table.ops.kind.where("collective")) for table in sweeps]
+        collectives = [table for table in collectives if len(table)]
+        if collectives:
+            fits += tuple(fit_collectives(collectives, device, seed=run.seed, fitted=run.date, progress=told))
+        if run.memory:
+            run.memory.keep(key, device.name, fits)
+        return Found(fits)
+
+    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+        """Of collectives a model of their own speaks."""
+        fits = merged(found.fits, device.fits) if keeps else found.fits
+        fitted = replace(device, own_fits=fits, fits_of="")
+        said = prediction_of_rows(Calibrated(), ops, fitted, Diagnostics())
+        rows = ops.kind.where("collective")
+        if not len(rows):
+            return said
+        other = prediction_of_rows(Collectives(), ops.take(rows), fitted, Diagnostics())
+        columns = [said.duration_ns.copy(), said.low_ns.copy(), said.high_ns.copy()]
+        for column, mine in zip(columns, (other.duration_ns, other.low_ns, other.high_ns), strict=True):
+            column[rows] = mine
+        return Prediction(estimator=self.name, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2])
+
+    def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
+        """The middle of what the fits of each other device say, and the widest of their intervals."""
+        founds = [self.fit(rows, others.devices[name], f"on {name}") for name, rows in others.rows.items()]
+        return [
+            _middle(
+                [
+                    self.said(known_variants(table.ops, {fit.variant for fit in each.fits}), device, each)
+                    for each in founds
+                ]
+            )
+            for table in tables
+        ]
+
+
+def bare(device: Device) -> Device:
+    """A device as its data sheet alone tells it."""
+    return replace(device, own_fits=(), fits_of="", efficiencies=(), own_lines=(), learned_models=())
+
+
+def merged(fits: Sequence[Fit], before: Sequence[Fit]) -> tuple[Fit, ...]:
+    """The new fits, then earlier ones of other classes; the new are what runs where no variant is named."""
+    new = {fit.key for fit in fits}
+    replaced = {(fit.kind, fit.op, fit.scheme) for fit in fits}
+    kept = (fit for fit in before if fit.key not in new)
+    return (
+        *fits,
+        *(
+            replace(fit, default=fit.default and (fit.kind, fit.op, fit.scheme) not in replaced)
+            for fit in kept
+        ),
+    )
+
+
+def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
+    """Whether one of some kinds has several operations."""
+    return any(len(table.ops.op.take(table.ops.kind.where(kind)).used()) > 1 for kind in kinds)
+
+
+def known_variants(ops: Operations, known: set[str]) -> Operations:
+    """Variants that a device's fits have not are left open: what it usually runs speaks for them."""
+    names = tuple(name if name in known else "" for name in ops.variant.names)
+    return replace(ops, variant=Labels(ops.variant.row, names))
+
+
+def _middle(said: Sequence[Prediction]) -> Prediction:
+    if not said:
+        raise UsageError("no other device to predict from")
+    durations = np.stack([each.duration_ns for each in said])
+    known = ~np.isnan(durations).all(axis=0)
+    middle, low, high = (np.full(durations.shape[1], np.nan) for _ in range(3))
+    with np.errstate(invalid="ignore"):
+        middle[known] = np.exp(np.nanmedian(np.log(durations[:, known]), axis=0))
+        low[known] = np.fmin.reduce([each.low_ns[known] for each in said])
+        high[known] = np.fmax.reduce([each.high_ns[known] for each in said])
+    return Prediction(estimator="calibrated", duration_ns=middle, low_ns=low, high_ns=high)
