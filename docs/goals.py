@@ -13,8 +13,8 @@ __all__ = ["goals_section"]
 
 _TEXT = """## Aimed at and reached
 
-MAPE unless it says otherwise: tables as the mean over their devices, profiles one by one, devices left out
-from the cards of the learned models.
+MAPE unless it says otherwise: tables as the mean over their devices and number formats, profiles one by one,
+devices left out from the cards of the learned models.
 """
 _PROFILES = """
 Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
@@ -96,7 +96,7 @@ def _of_tables(tables: Sequence[Section]) -> list[_Goal]:
             "collectives, interpolated",
             0.05,
             mape("aiconfigurator_collectives", every, "database"),
-            "the library changes its algorithm between two measured sizes",
+            "the same bytes sent as f16 and as i8 differ by 3.9% themselves",
         ),
         _Goal("collectives of another source, interpolated", 0.05, mape("vidur_network", every, "database")),
     ]

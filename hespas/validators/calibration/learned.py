@@ -34,6 +34,7 @@ _FOLDS = 5
 _FEW_ROWS = 40_000
 _TAIL = 0.05
 _FEWEST = 40
+_FEWEST_GROUPS = 5
 FEWEST_MARGINS = 19
 """Rows that an interval's side is widened on, or no rank of them is outside 5 %."""
 _SPREAD = Form(trees=60, leaves=12, learning_rate=0.1, least_rows=40)
@@ -67,7 +68,7 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
     """
     group, fold = folds_of(part, rows, seed, even=own)
     chosen = _choose(part, rows, fold // 2, seed)
-    low, high, intervals = _intervals(rows, fold % 2 == 0, chosen.rest, seed)
+    low, high, intervals = _intervals(rows, group, fold % 2 == 0, chosen.rest, seed)
     if own:
         intervals = (intervals[0], *(each for each in intervals[1:] if each.n >= FEWEST_MARGINS))
     main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
@@ -138,43 +139,66 @@ def _choose(part: Part, rows: Rows, fold: IntArray, seed: int) -> _Held:
 
 
 def _intervals(
-    rows: Rows, is_first: BoolArray, rest: FloatArray, seed: int
+    rows: Rows, group: IntArray, is_first: BoolArray, rest: FloatArray, seed: int
 ) -> tuple[Forest, Forest, tuple[Interval, ...]]:
     """Quantiles grown on one half of the rows kept, widened on the other until 90 % lie between.
 
-    Conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), each side by itself.
+    Conformalised quantile regression (Romano, Patterson, Candes, NeurIPS 2019), each side by itself. Rows of
+    one group err alike: where there are few groups, those count and not their rows.
     """
     grown = np.flatnonzero(is_first & ~np.isnan(rest))
     place = np.flatnonzero(~is_first & ~np.isnan(rest))
     low = grow(rows.table[grown], rest[grown], _SPREAD, seed=seed, quantile=_TAIL)
     high = grow(rows.table[grown], rest[grown], _SPREAD, seed=seed, quantile=1 - _TAIL)
-    below = low.predict(rows.table[place]) - rest[place]
-    above = rest[place] - high.predict(rows.table[place])
+    left = _Left(
+        below=low.predict(rows.table[place]) - rest[place],
+        above=rest[place] - high.predict(rows.table[place]),
+        group=group[place],
+    )
     some = rows.measured.take(place)
-    found = [_widened(("*", "*", "*"), below, above)]
+    found = [left.widened(("*", "*", "*"), np.arange(len(place)))]
     for kind in some.ops.kind.used():
-        of_kind = some.ops.kind.where(kind)
-        found.append(_widened(("*", kind, "*"), below[of_kind], above[of_kind]))
+        rows_of_kind = some.ops.kind.where(kind)
+        of_kind = left.widened(("*", kind, "*"), rows_of_kind)
+        found.append(of_kind)
         for device in some.hardware.used():
             for scheme in some.ops.scheme.used():
                 mine = np.intersect1d(some.hardware.where(device), some.ops.scheme.where(scheme))
-                mine = np.intersect1d(of_kind, mine)
+                mine = np.intersect1d(rows_of_kind, mine)
                 if len(mine) >= _FEWEST:
-                    found.append(_widened((device, kind, scheme), below[mine], above[mine]))
+                    found.append(left.widened((device, kind, scheme), mine, least=of_kind))
     return low, high, tuple(found)
 
 
-def _widened(key: tuple[str, str, str], below: FloatArray, above: FloatArray) -> Interval:
-    count = len(below)
-    level = min(1.0, (1 - _TAIL) * (count + 1) / max(count, 1))
-    return Interval(
-        hardware=key[0],
-        kind=key[1],
-        scheme=key[2],
-        low=round(float(np.quantile(below, level)), 6),
-        high=round(float(np.quantile(above, level)), 6),
-        n=count,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Left:
+    """By how much rows lie beyond the fitted quantiles (negative: within), in log time, and their groups."""
+
+    below: FloatArray
+    above: FloatArray
+    group: IntArray
+
+    def widened(
+        self, key: tuple[str, str, str], rows: IntArray, *, least: Interval | None = None
+    ) -> Interval:
+        """What holds 90 % of some rows. Few groups say little: the widest row then counts, and ``least`` is
+        kept.
+        """
+        groups = len(np.unique(self.group[rows]))
+        is_few = groups < _FEWEST_GROUPS
+        count = groups if is_few else len(rows)
+        level = min(1.0, (1 - _TAIL) * (count + 1) / max(count, 1))
+        low, high = (float(np.quantile(side[rows], level)) for side in (self.below, self.above))
+        if is_few and least is not None:
+            low, high = max(low, least.low), max(high, least.high)
+        return Interval(
+            hardware=key[0],
+            kind=key[1],
+            scheme=key[2],
+            low=round(low, 6),
+            high=round(high, 6),
+            n=len(rows),
+        )
 
 
 def _cells(measured: Measurements) -> tuple[Cell, ...]:

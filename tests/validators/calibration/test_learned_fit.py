@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators.learned import Learned
+from hespas.estimators.learned.card import Interval
 from hespas.estimators.learned.features import features_of
 from hespas.estimators.learned.stored import load_model, save_model
 from hespas.estimators.measurements import Measurements
@@ -158,6 +159,21 @@ def test_intervals_widen_outside_the_sizes_seen(folder: Path) -> None:
     said = learned.predict(_products(np.array([4096.0, 2.0**14, 2.0**15])), device)
     width = np.log(said.high_ns / said.low_ns)
     assert width[2] > width[1] > width[0]
+
+
+def test_few_layers_never_narrow_what_holds_for_the_kind() -> None:
+    few, many = (
+        fit_learned(replace(_PART, layer=layer), _measured()).card.intervals for layer in (("n",), ())
+    )
+
+    def narrower(intervals: tuple[Interval, ...]) -> list[str]:
+        whole = next(each for each in intervals if (each.hardware, each.kind) == ("*", "matmul"))
+        cells = [each for each in intervals if each.hardware != "*"]
+        assert len(cells) == len(_DEVICES)
+        return [each.hardware for each in cells if each.low < whole.low or each.high < whole.high]
+
+    assert narrower(few) == []
+    assert narrower(many), "where there are many layers each device has its own"
 
 
 def test_no_variant_means_the_usual_one(folder: Path) -> None:
