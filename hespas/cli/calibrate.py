@@ -83,7 +83,9 @@ def calibrate(
         list[_Test] | None,
         typer.Option(help="What to leave out to test the fits; repeatable (default shape)."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**53, metavar="N", help="Seed of all that is drawn.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of all that is drawn.")
+    ] = 0,
     date: Annotated[
         str, typer.Option(metavar="YYYY-MM-DD", help="Date written into the file (default today).")
     ] = "",
@@ -181,25 +183,30 @@ def _check(asked: _Asked) -> None:
         reads["--report"] = files
     check_reports({"--out": asked.out, "--json": asked.json_file}, reads)
     check_destination(asked.out, overwrite=asked.overwrite)
-    if "learned" in asked.estimators:
-        if asked.report:
-            check_apart(
-                "--report", asked.report, {"the folder of learned models": [models_folder(asked.out)]}
-            )
+    if "learned" in asked.estimators or _names_models(asked.hardware):
+        models = {"the folder of learned models": [models_folder(asked.out)]}
+        for option, written in (("--report", asked.report), ("--json", asked.json_file)):
+            if written:
+                check_apart(option, written, models)
         check_models_folder(asked.out, overwrite=asked.overwrite)
+
+
+def _names_models(hardware: str) -> bool:
+    """Whether a hardware file names learned models of its own, which the new one will keep."""
+    from hespas.hardware import load_device
+
+    return bool(load_device(hardware).learned_models)
 
 
 def _calibrated(
     asked: _Asked, options: tuple[str, int, str], progress: bool | None, diagnostics: Diagnostics
 ) -> Calibration:
     from hespas.hardware import load_device
-    from hespas.validators.calibration import FitMemory, check_models_folder
+    from hespas.validators.calibration import FitMemory
     from hespas.validators.calibration import calibrate as run
 
     split, seed, date = options
     device = load_device(asked.hardware)
-    if device.learned_models:
-        check_models_folder(asked.out, overwrite=asked.overwrite)
     tables = read_tables(asked.tables, progress)
     if asked.measured:
         tables += _recorded(asked, device, diagnostics)

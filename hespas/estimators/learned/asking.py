@@ -23,9 +23,12 @@ __all__ = ["Library", "ModelsAtHand"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """Models by the paths of their cards; ``load`` is asked for the trees of those that speak."""
+    """Models by the paths of their cards; the first ``ranked`` speak in their order before all others, where
+    they speak of the same. ``load`` is asked for the trees of those that speak.
+    """
 
     cards: Sequence[tuple[Path, Card]]
+    ranked: int = 0
     load: Callable[[Path], LearnedModel] = load_model
 
     def ask(self, ops: Operations, device: Device, diagnostics: Diagnostics | None) -> Answer:
@@ -33,7 +36,7 @@ class Library:
         parts: dict[tuple[Path, bool], list[tuple[Choice, IntArray]]] = {}
         answer = Answer.none(len(ops))
         for wanted, rows in _by_label(ops):
-            choice = choose(self.cards, wanted, device)
+            choice = choose(self.cards, wanted, device, ranked=self.ranked)
             if isinstance(choice, str):
                 answer.reasons[choice] = answer.reasons.get(choice, 0) + len(rows)
                 continue
@@ -58,7 +61,8 @@ class ModelsAtHand:
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
         """Time of each operation; NaN where no model covers it."""
         by_path = {Path(f"{number:06d}.json"): model for number, model in enumerate(self.models)}
-        library = Library([(path, model.card) for path, model in by_path.items()], by_path.__getitem__)
+        cards = [(path, model.card) for path, model in by_path.items()]
+        library = Library(cards, load=by_path.__getitem__)
         answer = library.ask(ops, device, diagnostics)
         return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
 

@@ -49,16 +49,19 @@ class Choice:
     is_seen: bool
 
 
-def choose(cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device) -> Choice | str:
+def choose(
+    cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device, *, ranked: int = 0
+) -> Choice | str:
     """The choice, or why there is none.
 
     An operation's own number format on this device comes first, then one of the same width and rate, then
-    other devices' rows. Without a variant the one with most rows is taken, but of other devices none that
-    events timed: what the host had to do with it is no property of a device.
+    other devices' rows. Of models that are alike in this, the first ``ranked`` speak in their order, before
+    all others. Without a variant the one with most rows is taken, but of other devices none that events
+    timed: what the host had to do with it is no property of a device.
     """
     found: list[tuple[tuple[int, ...], Path, Card, Cell]] = []
     reason = f"no model of {wanted.kind} in {wanted.scheme or 'an unknown number format'}"
-    for path, card in cards:
+    for place, (path, card) in enumerate(cards):
         for cell in card.cells:
             rank = _rank(cell, wanted)
             if rank is None:
@@ -76,7 +79,7 @@ def choose(cards: Sequence[tuple[Path, Card]], wanted: Wanted, device: Device) -
             seen = {each.name: each.vendor for each in card.devices}
             foreign = int(device.vendor not in {seen.get(name, "") for name in cell.rows})
             rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
-            found.append(((unseen, foreign, *rank, -rows), path, card, cell))
+            found.append(((unseen, foreign, *rank, min(place, ranked), -rows), path, card, cell))
     if not found:
         return reason
     order, path, card, cell = min(found, key=lambda each: (each[0], each[3].variant))

@@ -28,7 +28,8 @@ __all__ = ["Learned"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """The models that the device's file names, then those that come with the package. Fields are options:
+    """The models that the device's file names, and those that come with the package: of one operation and
+    number format the first of the device's own speaks. Fields are options:
     ``models``: a folder of models that alone is asked; ``shipped``: whether those of the package are asked;
     ``num_ranks``: size of collectives over all ranks where the graph does not say.
     """
@@ -68,15 +69,21 @@ class Learned:
         return estimate_by_operation(self, graph, device, diagnostics, num_ranks=self.num_ranks)
 
     def _libraries(self, device: Device) -> list[Library]:
-        """Who is asked, the first first."""
+        """Who is asked, the first first: all together, then each part of what that leaves.
+
+        Together, so that the package's model of a number format comes before one of the device's own that
+        only stands in for it.
+        """
         folder = Path(self.models) if self.models else shipped_folder()
-        own = [] if self.models else [Library(cards_at(device.learned_models))]
-        others = [Library(cards_in(folder))] if self.models or self.shipped else []
-        found = [library for library in (*own, *others) if library.cards]
-        if not found:
-            where = f"in {folder}" if others else f"named by the file of {device.name}"
+        own = () if self.models else cards_at(device.learned_models)
+        others = cards_in(folder) if self.models or self.shipped else ()
+        if not own and not others:
+            where = f"in {folder}" if self.models or self.shipped else f"named by the file of {device.name}"
             raise UsageError(f"no learned model {where}", hint="name a folder of cards and trees")
-        return found
+        together = Library((*own, *others), ranked=len(own))
+        if not own or not others:
+            return [together]
+        return [together, Library(own, ranked=len(own)), Library(others)]
 
 
 def _columns(answer: Answer) -> tuple[FloatArray, FloatArray, FloatArray]:

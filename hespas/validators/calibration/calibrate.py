@@ -8,7 +8,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace as with_fields
 
+from hespas.estimators.learned.card import Cell
 from hespas.estimators.learned.stored import LearnedModel, load_model
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
@@ -39,6 +41,7 @@ from hespas.validators.calibration.held_out import (
     sizes_left_out,
 )
 from hespas.validators.calibration.memory import FitMemory
+from hespas.validators.calibration.own_models import unused_name
 
 __all__ = ["ESTIMATORS", "KEPT_SPLIT", "Calibration", "Progress", "TableUse", "calibrate"]
 
@@ -166,10 +169,25 @@ def _fitted_device(device: Device, founds: Mapping[str, Found]) -> Device:
 
 
 def _kept_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
-    """Models that the device's file names already and that the new ones do not replace."""
-    replaced = {model.card.name for model in new}
-    earlier = [load_model(Path(card)) for card in device.learned_models]
-    return tuple(model for model in earlier if model.card.name not in replaced)
+    """Models that the device's file names already, where they speak of anything that no new one speaks of.
+
+    New models come before them; one of the same name gets another.
+    """
+    heard = {_labels(cell) for model in new for cell in model.card.cells}
+    names = {model.card.name for model in new}
+    kept: list[LearnedModel] = []
+    for path in device.learned_models:
+        model = load_model(Path(path))
+        if {_labels(cell) for cell in model.card.cells} <= heard:
+            continue
+        name = unused_name(model.card.name, names)
+        names.add(name)
+        kept.append(replace(model, card=with_fields(model.card, name=name)))
+    return tuple(kept)
+
+
+def _labels(cell: Cell) -> tuple[str, str, str, str]:
+    return cell.kind, cell.op, cell.scheme, cell.variant
 
 
 def _tell_silent(held_out: Sequence[HeldOut], device: Device, found: Diagnostics) -> None:

@@ -33,7 +33,7 @@ from hespas.validators.calibration.learned_rows import family_name
 from hespas.validators.calibration.learned_trees import library_version
 from hespas.validators.calibration.memory import content_key
 from hespas.validators.calibration.own_models import OwnPart, one_table, own_parts
-from hespas.validators.calibration.systolic import LINE_KINDS, fit_lines
+from hespas.validators.calibration.systolic import LINE_KINDS, fit_lines, has_columns
 
 __all__ = ["LearnedTrees", "SystolicLines"]
 
@@ -56,11 +56,16 @@ class SystolicLines:
                 f"--estimator systolic: {device.name} has no systolic array",
                 hint="leave it out, or state the array in a hardware file of your own",
             )
-        if not any(len(table.ops.kind.where(*LINE_KINDS)) for table in tables):
+        rows = [table.ops.take(table.ops.kind.where(*LINE_KINDS)) for table in tables]
+        unknown = sum(int((~has_columns(each)).sum()) for each in rows)
+        if not sum(map(len, rows)) - unknown:
             raise UsageError(
-                f"--estimator systolic: no row of {device.name} is of {', '.join(LINE_KINDS)}",
+                f"--estimator systolic: no row of {device.name} is of {', '.join(LINE_KINDS)} "
+                "with sizes above 0 and a known number format",
                 hint="leave it out, or give a table of these",
             )
+        text = "rows without sizes above 0 or a known number format enter no line"
+        found.warning("calibrate.unknown-sizes", device.name, text, count=unknown)
 
     def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
         """Lines of one chip say nothing of another's."""
@@ -121,7 +126,8 @@ class LearnedTrees:
         parts = list(own_parts(tables, {device.name: device}, seed=self.run.seed))
         faults = [each.fault for each in parts if each.fault]
         if len(faults) == len(parts):
-            said = "; ".join(faults) or f"no row of {device.name} is of {', '.join(FAMILIES)}"
+            kinds = ", ".join(FAMILIES)
+            said = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
             raise UsageError(
                 f"--estimator learned: {said}", hint="measure more sizes, or fit --estimator calibrated"
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import isfinite
 
 import numpy as np
@@ -30,7 +31,7 @@ from hespas.validators.calibration.learned_parts import (
 )
 from hespas.validators.calibration.learned_rows import Rows, rows_for
 
-__all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts"]
+__all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts", "unused_name"]
 
 FEWEST_ROWS = 60
 """With fewer, neither trees nor their intervals rest on anything."""
@@ -71,8 +72,19 @@ def own_parts(
     """
     start_ns = min((each.launch_overhead_ns for each in devices.values()), default=np.nan)
     start_ns = start_ns if isfinite(start_ns) and start_ns > 0 else _START_NS
+    names: set[str] = set()
     for part, measured in _parted([may_be_fitted(table) for table in tables], start_ns):
-        yield _checked(part, rows_for(part, measured, devices), seed)
+        name = unused_name(part.name, names)
+        names.add(name)
+        yield _checked(replace(part, name=name), rows_for(part, measured, devices), seed)
+
+
+def unused_name(name: str, used: Collection[str]) -> str:
+    """The name of a model, with the first number from 2 that makes it a new one if need be."""
+    if name not in used:
+        return name
+    stem = re.sub(r"-\d+$", "", name)
+    return next(each for number in count(2) if (each := f"{stem}-{number}") not in used)
 
 
 def _parted(tables: Sequence[Measurements], start_ns: float) -> Iterator[tuple[Part, Measurements]]:

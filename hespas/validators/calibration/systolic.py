@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.measurements import Measurements
+from hespas.estimators.operations import Operations, find_scheme
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.lines import (
     ELEMENTS,
@@ -30,7 +31,7 @@ from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.validators.calibration.classes import may_be_fitted
 from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
 
-__all__ = ["LINE_KINDS", "fit_lines"]
+__all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 
 _FEWEST = 12
 _FOLDS = 5
@@ -81,9 +82,21 @@ def fit_lines(
     found: dict[tuple[str, str, str, str], Fit] = {}
     for table in tables:
         mine = may_be_fitted(table).on(device.name)
+        mine = mine.take(np.flatnonzero(has_columns(mine.ops)))
         for fit in (*_products(mine, device, seed, date), *_elements(mine, seed, date)):
             found.setdefault(fit.key, fit)
     return tuple(found[key] for key in sorted(found))
+
+
+def has_columns(ops: Operations) -> BoolArray:
+    """Which operations have sizes above 0 and a known number format: others hold nothing to weigh."""
+    known = np.array([find_scheme(name) is not None for name in (*ops.scheme.names, "")], np.bool_)
+    product = ops.dim("batch") * ops.dim("m") * ops.dim("n") * ops.dim("k")
+    elements = ops.dim("rows") * ops.dim("columns") * ops.bytes_moved
+    is_product = np.zeros(len(ops), np.bool_)
+    is_product[ops.kind.where("matmul")] = True
+    size = np.where(is_product, product, elements)
+    return known[ops.scheme.row] & np.isfinite(size) & (size > 0)
 
 
 def _products(measured: Measurements, device: Device, seed: int, date: str) -> Iterator[Fit]:

@@ -50,6 +50,6 @@ def write_calibration(done: Calibration, path: Path, *, overwrite: bool = False)
         write_atomically(folder, fill, overwrite=overwrite, directory=True)
         forget_models()
         place = folder.resolve()
-        names = sorted(model.card.name for model in models)
+        names = [model.card.name for model in models]  # asked in this order
         device = replace(device, learned_models=tuple(str(place / f"{name}.json") for name in names))
     return write_device(device, path, overwrite=overwrite)
