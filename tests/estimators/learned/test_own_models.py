@@ -115,3 +115,31 @@ def test_models_that_are_gone_or_damaged_are_errors_with_a_remedy(device: Device
             model.predict(products(64), device)
         assert caught.value.path == str(card)
         assert "hespas-validate calibrate" in (caught.value.hint or "")
+
+
+def test_of_alike_models_the_first_named_speaks_and_stand_ins_come_last(
+    device: Device, tmp_path: Path
+) -> None:
+    ops = products(64, 512)
+    later = load_model(Path(device.learned_models[0]))
+    main = later.forests["main"]
+    wrong = {**later.forests, "main": replace(main, baseline=main.baseline + 3)}
+    many = [with_fields(cell, rows=dict.fromkeys(cell.rows, 10**6)) for cell in later.card.cells]
+    card = with_fields(later.card, name="older", cells=tuple(many))
+    save_model(LearnedModel(card, wrong, later.octaves), tmp_path)
+    first, older = device.learned_models[0], str(tmp_path / "older.json")
+    newest, oldest = (replace(V4, learned_models=names) for names in ((first, older), (older, first)))
+    said = [Learned().predict(ops, each).duration_ns for each in (device, newest, oldest)]
+    assert np.array_equal(said[0], said[1])
+    assert said[2] == pytest.approx(said[0] * np.exp(3)), "more rows do not make a model newer"
+
+
+def test_a_format_the_package_knows_is_not_stood_in_for() -> None:
+    gpu = load_device("H100-SXM")
+    mine = replace(gpu, learned_models=(str(shipped_folder() / "gemm-f16.json"),))
+    bf16 = replace(products(512, 1024), scheme=Labels.constant("bf16", 2))
+    said, shipped = (Learned().predict(bf16, each).duration_ns for each in (mine, gpu))
+    assert np.array_equal(said, shipped)
+    alone = Learned(shipped=False).predict(bf16, mine)
+    assert np.isfinite(alone.duration_ns).all(), "alone it stands in"
+    assert not np.array_equal(alone.duration_ns, shipped)

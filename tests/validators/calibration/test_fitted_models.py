@@ -13,6 +13,7 @@ from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import LearnedModel, model_bytes
 from hespas.estimators.measurements import Measurements, read_measurements
+from hespas.estimators.operations import Labels
 from hespas.estimators.systolic import Systolic
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
@@ -25,8 +26,9 @@ from hespas.validators.calibration import (
     models_folder,
     write_calibration,
 )
+from hespas.validators.calibration.from_profiles import joined
 from hespas.validators.calibration.learned import FEWEST_MARGINS, fit_rows
-from hespas.validators.calibration.own_models import FEWEST_ROWS, own_parts
+from hespas.validators.calibration.own_models import FEWEST_ROWS, own_parts, unused_name
 from tests.validators.small_tables import Time, products, vectors, write_table
 
 V4 = replace(load_device("TPU-v4"), fits_of="")
@@ -295,3 +297,43 @@ def test_a_device_is_predicted_by_trees_of_two_other_families(tmp_path: Path) ->
     }
     assert mape["learned"] < 0.2 < mape["roofline"]
     assert [each.name for each in found.models[0].card.devices] == ["H100-SXM"], "others enter no model"
+
+
+def test_what_an_earlier_model_alone_knows_is_kept(short: Measurements, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    first = load_device(write_calibration(done(short, "learned"), tmp_path / "first.toml"))
+    twice = replace(short, duration_ns=short.duration_ns * 2)
+    few = twice.take(np.sort(short.ops.op.where(*OPS[2:])))
+    few = replace(few, split=Labels.constant("", len(few)))
+    again = replace(few, ops=replace(few.ops, dims={**few.ops.dims, "rows": few.ops.dims["rows"] + 1}))
+    found = done(joined([few, again], "few"), "learned", device=first)
+    assert [model.card.name for model in (*found.models, *found.kept_models)] == ["vector", "vector-2"]
+    second = load_device(write_calibration(found, tmp_path / "second.toml"))
+    before, after = (Learned(shipped=False).predict(short.ops, each).duration_ns for each in (first, second))
+    kept, new = short.ops.op.where(*OPS[:2]), short.ops.op.where(*OPS[2:])
+    assert np.array_equal(before[kept], after[kept])
+    assert np.median(after[new] / before[new]) == pytest.approx(2, rel=0.2)
+
+
+def test_models_of_one_run_have_names_of_their_own(table: Measurements) -> None:
+    vectors_of = table.take(table.ops.kind.where("vector"))
+    quantize = replace(vectors_of.ops, kind=Labels.constant("quantize", len(vectors_of)))
+    rows = replace(vectors_of, ops=quantize)
+    tables = [replace(rows, name=name) for name in ("aiconfigurator_quantize.parquet", "mine.csv")]
+    names = [each.part.name for each in own_parts(tables, {"TPU-v4": V4}, seed=0)]
+    assert names == ["quantize", "quantize-2"]
+    assert unused_name("a-2", {"a-2", "a-3"}) == "a-4"
+
+
+def test_lines_leave_out_rows_without_sizes_or_a_known_format(table: Measurements) -> None:
+    products_of = table.take(table.ops.kind.where("matmul"))
+    formats = np.arange(len(products_of)) % 4 == 0
+    strange = replace(products_of.ops, scheme=Labels.choice(("bf16", "foo7"), formats.astype(np.int64)))
+    told = Diagnostics()
+    found = done(replace(products_of, ops=strange), "systolic", diagnostics=told)
+    [fit] = found.fits
+    assert (fit.scheme, fit.samples) == ("bf16", len(products_of) - formats.sum())
+    assert told.counts()["calibrate.unknown-sizes"] == formats.sum()
+    every = replace(products_of.ops, scheme=Labels.constant("foo7", len(products_of)))
+    with pytest.raises(UsageError, match="with sizes above 0 and a known number format"):
+        done(replace(products_of, ops=every), "systolic")
