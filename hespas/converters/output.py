@@ -157,15 +157,29 @@ def _flush(path: Path) -> int:
 
 
 def _put_in_place(temporary: Path, target: Path, *, overwrite: bool) -> None:
-    if not temporary.is_dir():
-        _place_file(temporary, target, overwrite=overwrite)
-    elif target.is_dir() and any(target.iterdir()):
-        if not overwrite:
-            raise _written_meanwhile(target)
-        _replace_directory(temporary, target)
+    if temporary.is_dir():
+        _place_directory(temporary, target, overwrite=overwrite)
     else:
-        temporary.rename(target)
+        _place_file(temporary, target, overwrite=overwrite)
     _flush(target.parent)
+
+
+def _place_directory(temporary: Path, target: Path, *, overwrite: bool) -> None:
+    if not _is_filled(target):
+        try:
+            temporary.rename(target)
+            return
+        except OSError:
+            if not _is_filled(target):
+                raise
+            # Somebody else's has just appeared: from here on as if it had been there.
+    if not overwrite:
+        raise _written_meanwhile(target)
+    _replace_directory(temporary, target)
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _place_file(temporary: Path, target: Path, *, overwrite: bool) -> None:

@@ -225,6 +225,32 @@ def test_of_two_writers_to_one_path_one_wins_whole(directory: bool, overwrite: b
         assert target_and_nothing_else == []
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_appears_at_the_last_moment_is_met_like_any_other(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "set", Path.rename
+
+    def late(self: Path, to: Path) -> Path:
+        target.mkdir()
+        (target / "x.0.et").write_bytes(b"theirs")
+        monkeypatch.setattr(Path, "rename", rename)
+        return rename(self, to)
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        (path / "x.0.et").write_bytes(b"mine")
+
+    monkeypatch.setattr(Path, "rename", late)
+    if overwrite:
+        write_atomically(target, write, overwrite=True, directory=True)
+    else:
+        with pytest.raises(OutputError, match="another program has just written it"):
+            write_atomically(target, write, overwrite=False, directory=True)
+    assert (target / "x.0.et").read_bytes() == (b"mine" if overwrite else b"theirs")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+
+
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
     target = tmp_path / "x.json"
     mine = temporary_beside(target)
