@@ -237,10 +237,11 @@ def _nothing(
     """Why no row is left."""
     names = ", ".join(table.name for table in tables)
     if any(len(rows_on(table, device)) for table in tables) and not split:
-        splits = sorted({name for table in tables for name in table.split.used() if name})
+        splits = sorted({name for table in tables for name in table.split.used()} - {"", KEPT_SPLIT})
+        other = f"name the split to fit on: {', '.join(splits)}"
         return UsageError(
             f"{names} has no row of {device.name} that may be fitted on",
-            hint=f"name the split to fit on: {', '.join(splits) or 'none'}",
+            hint=other if splits else f"all are of split {KEPT_SPLIT}, kept for testing: give others",
         )
     listed = sorted({name for table in usable for name in table.hardware.used() if name})
     return UsageError(

@@ -337,3 +337,9 @@ def test_lines_leave_out_rows_without_sizes_or_a_known_format(table: Measurement
     every = replace(products_of.ops, scheme=Labels.constant("foo7", len(products_of)))
     with pytest.raises(UsageError, match="with sizes above 0 and a known number format"):
         done(replace(products_of, ops=every), "systolic")
+
+
+def test_rows_that_are_all_kept_for_testing_are_none_to_fit_on(short: Measurements) -> None:
+    with pytest.raises(UsageError, match="that may be fitted on") as told:
+        done(short.part("devval"), "calibrated")
+    assert told.value.hint == "all are of split devval, kept for testing: give others"
