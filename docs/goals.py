@@ -17,9 +17,9 @@ MAPE unless it says otherwise: tables as the mean over their devices and number 
 devices left out from the cards of the learned models.
 """
 _PROFILES = """
-Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like. On
-the H100 these are a patch convolution, a soft-max over long rows and a layer normalisation, on the MI300X many
-tiny products, an arg-max over few long rows and a normalisation of short rows.
+Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
+On the H100 these are a patch convolution, a soft-max over long rows and a layer normalisation, on the MI300X
+many tiny products, an arg-max over few long rows and a normalisation of short rows.
 """
 _INTERVALS = (0.85, 0.95)
 _ON_OTHERS = "calibrated on the other profiles"
