@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.ground_truth.machine import Machine
 from benchmarks.ground_truth.records import SCHEMA, File, Manifest, Record, noise_floors
-from hespas.converters.output import write_atomically
+from hespas.files.output import write_atomically
 from hespas.graph.errors import FormatError, UsageError
 
 __all__ = ["MANIFEST", "MARK", "TABLE", "Store"]

@@ -23,7 +23,7 @@ from hespas.converters import (
     format_for_output,
     is_flat,
 )
-from hespas.converters.output import check_destination
+from hespas.files.output import check_destination
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError

@@ -12,8 +12,8 @@ from hespas.api.conversion import Conversion
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
 from hespas.api.events_account import EventConservation
 from hespas.api.preparation import Dropped
-from hespas.converters.output import write_atomically
 from hespas.estimators.listing import ListedEstimator
+from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
 
 __all__ = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
-from hespas.converters.output import check_destination, write_atomically
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import InvariantError, UsageError
 

@@ -10,8 +10,8 @@ from typing import IO
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.api.estimation import estimate
-from hespas.converters.output import write_atomically
 from hespas.estimators import MissingPolicy
+from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import UsageError
 from hespas.simulator import ClassResult, CriticalPath, Simulation, Simulator

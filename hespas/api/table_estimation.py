@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
-from hespas.converters.output import write_atomically
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
 from hespas.estimators.listing import list_estimators
 from hespas.estimators.operations import Operations
 from hespas.estimators.registry import estimator_factory
+from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError

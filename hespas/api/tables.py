@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from hespas.api.estimation import NodeEstimates
-from hespas.converters.output import write_atomically
+from hespas.files.output import write_atomically
 from hespas.graph import Estimate, OpClass, OpGraph
 
 __all__ = ["write_estimates_csv"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hespas.converters import WriteOptions, is_recognised
-from hespas.converters.output import check_destination, write_atomically
 from hespas.converters.tracks import Displayed, Simulated
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError, UsageError
 

@@ -296,7 +296,7 @@ def _profiles(paths: list[Path], progress: bool | None, diagnostics: Diagnostics
 
 def write_document(content: bytes, path: Path) -> None:
     """Write a JSON document at once or not at all."""
-    from hespas.converters.output import write_atomically
+    from hespas.files.output import write_atomically
 
     def fill(temporary: Path) -> None:
         temporary.write_bytes(content)

@@ -160,7 +160,7 @@ class _Asked:
 
 def _check(asked: _Asked) -> None:
     """Refuse what cannot be written before anything is read."""
-    from hespas.converters.output import check_destination
+    from hespas.files.output import check_destination
     from hespas.validators.calibration import check_models_folder, models_folder
 
     if not asked.recorded:

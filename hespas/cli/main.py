@@ -108,7 +108,7 @@ def hardware_measure(
 ) -> None:
     """Measure this machine's CPU (some ten seconds) and write it as a hardware file."""
     with command_line(debug):
-        from hespas.converters.output import check_destination
+        from hespas.files.output import check_destination
         from hespas.hardware import write_device
         from hespas.hardware.measure import measure_cpu
 

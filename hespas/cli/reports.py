@@ -33,7 +33,7 @@ def check_reports(reports: Mapping[str, Path | None], others: Mapping[str, Seque
     An earlier report is replaced. ``others`` are the paths of each argument.
     """
     from hespas.converters import is_recognised
-    from hespas.converters.output import check_destination
+    from hespas.files.output import check_destination
 
     taken = {role: list(paths) for role, paths in others.items()}
     for option, path in reports.items():

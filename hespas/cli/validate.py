@@ -118,7 +118,7 @@ def check(
 
 
 def _write(content: bytes, path: Path) -> None:
-    from hespas.converters.output import write_atomically
+    from hespas.files.output import write_atomically
 
     def fill(temporary: Path) -> None:
         temporary.write_bytes(content)

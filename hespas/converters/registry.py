@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
-from hespas.converters.source import refuse_special_files
+from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError, InvariantError, UsageError
 from hespas.graph.plugins import PluginTable
 

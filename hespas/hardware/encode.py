@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
-from hespas.graph.errors import OutputError
+from hespas.files.output import write_atomically
 from hespas.hardware.fits_file import fit_row
 from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, SystolicArray
 
@@ -58,21 +57,12 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
 def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -> Path:
     """Write a device file at once or not at all. Raises ``OutputError`` if it exists or cannot be written."""
     target = Path(path)
-    if target.exists() and not overwrite:
-        raise OutputError("exists already", path=str(target), hint="--overwrite replaces it")
     content = device_to_toml(device, folder=target.parent).encode("utf-8")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", path=str(target)) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(target, write, overwrite=overwrite, directory=False)
     return target
 
 

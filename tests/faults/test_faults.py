@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from hespas.converters.leftovers import remove_leftovers, temporary_beside
-from hespas.converters.output import write_atomically
+from hespas.files.output import write_atomically
+from hespas.files.stale_temporaries import remove_leftovers, temporary_beside
 from hespas.graph.errors import OutputError
 from tests.faults.kills import kill_writers
 
@@ -258,7 +258,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     script = """
 import sys
 from pathlib import Path
-from hespas.converters.leftovers import temporary_beside
+from hespas.files.stale_temporaries import temporary_beside
 path = temporary_beside(Path(sys.argv[1]))
 path.mkdir()
 (path / "f").write_text("half")

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from hespas import api
 from hespas.converters import ReadOptions
-from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory
 from hespas.converters.stablehlo import trial
+from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError
 from tests.fuzzing.mutate import mutated
 from tests.fuzzing.seeds import Reader

@@ -10,7 +10,7 @@ from hespas.converters.astra_text.groups import Groups
 from hespas.converters.astra_text.policies import Policy
 from hespas.converters.astra_text.schedule import add_step
 from hespas.converters.format import ReadOptions
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import FormatError
 

@@ -16,7 +16,7 @@ import numpy as np
 from hespas.converters.chakra.gzipped import before_damage, damage_errors, open_gzip
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
-from hespas.converters.source import refuse_special_files
+from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "CutOffError", "FrameBatch", "Source", "frames", "open_trace"]

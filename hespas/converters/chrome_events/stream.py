@@ -12,7 +12,7 @@ import msgspec
 
 from hespas.converters.chrome_events.events import TraceEvent
 from hespas.converters.chrome_events.split import array_cut, depths_at, likely_cut
-from hespas.converters.source import refuse_special_files
+from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["BLOCK_BYTES", "Block", "EventStream"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from hespas.converters.gpu_trace.database_file import HEADER_BYTES, refuse_cut_off, unpack_database
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
-from hespas.converters.source import refuse_special_files
+from hespas.files.source import refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError

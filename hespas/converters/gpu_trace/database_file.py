@@ -38,7 +38,7 @@ def refuse_cut_off(header: bytes, size: int, path: str) -> None:
 
 
 def unpack_database(path: Path, into: Path, max_bytes: int) -> None:
-    """Gunzip a chunk at a time, no further than :func:`hespas.converters.source.read_bytes` would."""
+    """Gunzip a chunk at a time, no further than :func:`hespas.files.source.read_bytes` would."""
     igzip = import_module("isal.igzip")
     damaged = cast("type[Exception]", import_module("isal.isal_zlib").error)
     bound = min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * path.stat().st_size))

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
-from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory, run_contained
 from hespas.converters.hlo.wire import largest_local_id
+from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory, run_contained
 from hespas.graph.errors import FormatError, MissingExtraError
 
 __all__ = ["TESTED_JAXLIB", "main", "proto_to_text"]

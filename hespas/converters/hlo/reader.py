@@ -24,7 +24,7 @@ from hespas.converters.hlo.program import Program
 from hespas.converters.hlo.scan import Source
 from hespas.converters.hlo.sniff import is_text, module_bytes
 from hespas.converters.hlo.sugar import shorten_async
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 

@@ -21,7 +21,7 @@ from hespas.converters.op_graph.arrow_binding import (
 )
 from hespas.converters.op_graph.arrow_footer import check_footer
 from hespas.converters.op_graph.arrow_layout import COLUMNS, ColumnSpec, Shape
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 

@@ -19,7 +19,7 @@ from hespas.converters.op_graph.positions import byte_of_path, offset_in, positi
 from hespas.converters.op_graph.ranks import decode_ranks
 from hespas.converters.op_graph.spelling import unescape_text
 from hespas.converters.op_graph.structure import Fault, check_cycle
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 

@@ -22,7 +22,7 @@ from hespas.converters.ops_table.arrow_binding import (
     load_parquet,
 )
 from hespas.converters.ops_table.layout import COLUMNS, Kind
-from hespas.converters.source import read_bytes, refuse_special_files
+from hespas.files.source import read_bytes, refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["Choose", "csv_batches", "parquet_batches"]

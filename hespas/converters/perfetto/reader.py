@@ -16,7 +16,7 @@ from hespas.converters.perfetto.packets import Packet, Sequence, packets, text
 from hespas.converters.perfetto.places import Descriptions
 from hespas.converters.perfetto.profile import TraceFacts, profile_of
 from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields, signed
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.perfetto.tables import AttributeField, PacketField, ThreadField

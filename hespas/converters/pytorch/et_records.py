@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["COMMUNICATION_RECORD", "SCHEMAS", "EtFile", "EtNode", "Values", "is_list", "read_et"]

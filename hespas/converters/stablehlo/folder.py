@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.source import read_bytes
 from hespas.converters.stablehlo.ranks import parsed_ranks
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.sniffing import class_files
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, UnsupportedError

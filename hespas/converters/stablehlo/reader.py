@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
-from hespas.converters.source import read_bytes
 from hespas.converters.stablehlo.assemble import Devices, assemble
 from hespas.converters.stablehlo.bindings import Bindings, load_bindings
 from hespas.converters.stablehlo.exchange import Collective, Exchange, ExchangeReader
@@ -27,6 +26,7 @@ from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hespas.converters.contained import OUT_OF_MEMORY, bounded_memory, run_contained
+from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory, run_contained
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 

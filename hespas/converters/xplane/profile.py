@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.source import read_bytes
 from hespas.converters.xplane.collect import Collected, HostTable, collect
 from hespas.converters.xplane.cores import Ranked, ranked
 from hespas.converters.xplane.facts import attachments, device_name, metadata, op_facts, shown_line
@@ -20,6 +19,7 @@ from hespas.converters.xplane.programs import Membership, membership, run_number
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
 from hespas.converters.xplane.texts import Texts
 from hespas.converters.xplane.wire import WireFault
+from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

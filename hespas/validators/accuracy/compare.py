@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from hespas import __version__
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from hespas.converters.output import check_destination, write_atomically
 from hespas.estimators import load_estimator
 from hespas.estimators.settings import for_job
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError
 from hespas.hardware import Device, load_device

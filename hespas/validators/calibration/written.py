@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.converters.output import check_destination, write_atomically
 from hespas.estimators.learned.stored import forget_models, save_model
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph.errors import OutputError
 from hespas.hardware import write_device
 from hespas.validators.calibration.calibrate import Calibration

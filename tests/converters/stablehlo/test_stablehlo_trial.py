@@ -9,8 +9,8 @@ from typing import Protocol, cast
 import pytest
 
 from hespas import api
-from hespas.converters.contained import OUT_OF_MEMORY
 from hespas.converters.stablehlo.trial import attempt
+from hespas.files.sandbox import OUT_OF_MEMORY
 from hespas.graph import Workload
 from hespas.graph.errors import FormatError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hespas.converters import contained
-from hespas.converters.contained import OUT_OF_MEMORY, run_contained
+from hespas.files import sandbox
+from hespas.files.sandbox import OUT_OF_MEMORY, run_contained
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
 
@@ -34,14 +34,14 @@ def _module(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> str:
 def test_what_becomes_of_a_child_is_told(
     body: str, fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contained, "_LIMIT_S", 2)
+    monkeypatch.setattr(sandbox, "_LIMIT_S", 2)
     done = run_contained(_module(tmp_path, monkeypatch, body), b"", "X")
     assert done is not None
     assert done.fate == fate
     assert done.output == (b"" if fate else b"fine")
 
 
-_GREEDY = """from hespas.converters.contained import bounded_memory
+_GREEDY = """from hespas.files.sandbox import bounded_memory
 with bounded_memory(1 << 20):
     few = bytearray(100 << 20)
     try:

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hespas.converters.exchange import exchange
-from hespas.converters.leftovers import remove, remove_leftovers, temporary_beside
+from hespas.files.exchange import exchange
+from hespas.files.stale_temporaries import remove, remove_leftovers, temporary_beside
 from hespas.graph.errors import HespasError, OutputError
 
 __all__ = ["check_destination", "write_atomically"]

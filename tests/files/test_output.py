@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hespas.converters import output
-from hespas.converters.exchange import exchange
-from hespas.converters.output import check_destination, write_atomically
+from hespas.files import output
+from hespas.files.exchange import exchange
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph.errors import OutputError
 
 

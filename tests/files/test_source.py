@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hespas.converters.source import read_bytes
+from hespas.files.source import read_bytes
 from hespas.graph.errors import FormatError
 
 LIMIT = 1 << 30
