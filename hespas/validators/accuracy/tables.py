@@ -14,7 +14,7 @@ from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, load_device
+from hespas.hardware import Device, load_device, named_device
 from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import FittingRows, baselines_of_rows
 from hespas.validators.accuracy.cases import Cases
@@ -111,7 +111,7 @@ def devices_of_tables(
     missing: list[str] = []
     for name in listed:
         try:
-            known[name] = load_device(name)
+            known[name] = named_device(name)
         except UsageError:
             missing.append(name)
     if not known:

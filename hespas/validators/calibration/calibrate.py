@@ -16,7 +16,7 @@ from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, Fit, load_device
+from hespas.hardware import Device, Fit, named_device
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
@@ -327,7 +327,7 @@ def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
             if part is None or not len(part):
                 continue
             try:
-                devices.setdefault(name, load_device(name))
+                devices.setdefault(name, named_device(name))
             except UsageError:
                 continue
             rows.setdefault(name, []).append(part)
