@@ -159,8 +159,9 @@ def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -
         table.name,
         f"{compared:,} of {len(table):,} rows compared; data: {table.provenance}",
     )
-    for reason, count in table.left_out:
-        diagnostics.warning("accuracy.left-out-rows", table.name, f"rows left out: {reason}", count=count)
+    lost = sum(each.count for each in table.left_out)
+    told = f"rows left out: {table.told_left_out()}"
+    diagnostics.warning("accuracy.left-out-rows", table.name, told, count=lost)
     seen = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
     if seen:
         diagnostics.warning(

@@ -254,8 +254,9 @@ def _uses(
 ) -> list[TableUse]:
     uses: list[TableUse] = []
     for table, part in zip(tables, usable, strict=True):
-        for reason, count in table.left_out:
-            found.info("calibrate.left-out-rows", table.name, f"rows left out: {reason}", count=count)
+        tell = found.info if table.recorded else found.warning  # other work of a recording is no loss
+        lost = sum(each.count for each in table.left_out)
+        tell("calibrate.left-out-rows", table.name, f"rows left out: {table.told_left_out()}", count=lost)
         rows = len(rows_on(table, device))
         entered = len(rows_on(part, device))
         found.info(
