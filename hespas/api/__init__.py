@@ -34,7 +34,6 @@ __all__ = [
     "estimate_table",
     "estimators_document",
     "graph_estimator",
-    "kind_totals",
     "read",
     "simulate",
     "simulation_document",
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
         KindTotals,
         TableEstimates,
         estimate_table,
-        kind_totals,
         table_estimate_document,
         write_table_estimates,
     )
@@ -113,7 +111,6 @@ _HOMES = {
         "KindTotals",
         "TableEstimates",
         "estimate_table",
-        "kind_totals",
         "table_estimate_document",
         "write_table_estimates",
     ),

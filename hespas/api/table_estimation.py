@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -24,13 +24,12 @@ from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from hespas.estimators.measurements.asked import AskedOperations
 
 __all__ = [
     "KindTotals",
     "TableEstimates",
     "estimate_table",
-    "kind_totals",
     "table_estimate_document",
     "write_table_estimates",
 ]
@@ -52,13 +51,13 @@ class _CountsCycles(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TableEstimates:
-    """What a model says of each row of a table; columns of shape ``(rows,)``. ``cycles`` is None for models
-    that count none.
+    """What a model says of each row of a table; columns of shape ``(rows,)``. ``totals`` are sums per kind
+    and element type, in the order of the table; ``cycles`` is None for models that count none.
     """
 
     path: Path
     hardware: str
-    ops: Operations
+    totals: tuple[KindTotals, ...]
     prediction: Prediction
     cycles: FloatArray | None
 
@@ -103,25 +102,13 @@ def estimate_table(
             hint=f"one of: {', '.join(_names_for_tables())}",
         )
     found = diagnostics if diagnostics is not None else Diagnostics()
-    asked = read_asked(path)
-    where = Path(path).name
-    if asked.assumed_dtype:
+    collected = _Collected(Path(path))
+    for asked in read_asked(path):
+        collected.add(asked, candidate, device, found)
+    if collected.assumed_dtype:
         text = f"no column dtype: taken to be {DEFAULT_DTYPE}"
-        found.warning("table.no-dtype", where, text, count=len(asked.ops))
-    left_out = int((~asked.kept).sum())
-    found.warning("table.no-operation", where, "rows stand for no operation: no duration", count=left_out)
-    rows = np.flatnonzero(asked.kept)
-    said = _asked_once(candidate, asked.ops.take(rows), device, found)
-    cycles: FloatArray | None = None
-    if isinstance(candidate, _CountsCycles):
-        cycles = _spread(candidate.cycles(asked.ops.take(rows), device), rows, len(asked.ops))
-    return TableEstimates(
-        path=Path(path),
-        hardware=device.name,
-        ops=asked.ops,
-        prediction=_of_all(said, rows, len(asked.ops)),
-        cycles=cycles,
-    )
+        found.warning("table.no-dtype", collected.path.name, text, count=collected.rows)
+    return collected.done(device)
 
 
 def _names_for_tables() -> list[str]:
@@ -145,6 +132,96 @@ def _asked_once(
     )
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Rows of one kind and element type so far."""
+
+    operations: int = 0
+    unknown: int = 0
+    parts: list[tuple[float, float, float, float]] = field(
+        default_factory=list[tuple[float, float, float, float]]
+    )
+    speakers: dict[str, None] = field(default_factory=dict[str, None])
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What is kept of the rows that were asked: their times, and sums. Operations themselves are let go."""
+
+    path: Path
+    rows: int = 0
+    assumed_dtype: bool = False
+    sums: dict[tuple[str, str], _Sums] = field(default_factory=dict[tuple[str, str], _Sums])
+    models: dict[str, int] = field(default_factory=dict[str, int])
+    times: list[Prediction] = field(default_factory=list[Prediction])
+    cycles: list[FloatArray] = field(default_factory=list[FloatArray])
+
+    def add(self, asked: AskedOperations, model: _Predicts, device: Device, found: Diagnostics) -> None:
+        """Ask about some rows."""
+        count = len(asked.ops)
+        rows = np.flatnonzero(asked.kept)
+        text = "rows stand for no operation: no duration"
+        found.warning("table.no-operation", self.path.name, text, count=count - len(rows))
+        ops = asked.ops.take(rows)
+        said = _of_all(_asked_once(model, ops, device, found), rows, count)
+        cycles = _spread(model.cycles(ops, device), rows, count) if isinstance(model, _CountsCycles) else None
+        self.rows += count
+        self.assumed_dtype = asked.assumed_dtype
+        self._sum(asked.ops, said, cycles)
+        place = np.array([self.models.setdefault(name, len(self.models)) for name in said.models], np.int8)
+        said_by = np.where(said.said_by < 0, -1, place[said.said_by]).astype(np.int8)
+        self.times.append(replace(said, said_by=said_by))
+        if cycles is not None:
+            self.cycles.append(cycles)
+
+    def _sum(self, ops: Operations, said: Prediction, cycles: FloatArray | None) -> None:
+        key = ops.kind.row.astype(np.int64) * len(ops.scheme.names) + ops.scheme.row
+        _, first = np.unique(key, return_index=True)
+        for start in sorted(first.tolist()):
+            rows = np.flatnonzero(key == key[start])
+            sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _Sums())
+            duration = said.duration_ns[rows]
+            speakers: list[int] = np.unique(said.said_by[rows]).tolist()
+            sums.operations += len(rows)
+            sums.unknown += int(np.isnan(duration).sum())
+            sums.speakers.update(dict.fromkeys(said.models[number] for number in speakers if number >= 0))
+            columns = (ops.flops[rows], ops.bytes_moved[rows], duration)
+            counted = np.nan if cycles is None else known_sum(cycles[rows])
+            flops, moved, time = (known_sum(column) for column in columns)
+            sums.parts.append((flops, moved, time, counted))
+
+    def done(self, device: Device) -> TableEstimates:
+        """The answer."""
+        return TableEstimates(
+            path=self.path,
+            hardware=device.name,
+            totals=tuple(_total(kind, dtype, sums) for (kind, dtype), sums in self.sums.items()),
+            prediction=Prediction(
+                duration_ns=np.concatenate([each.duration_ns for each in self.times]),
+                low_ns=np.concatenate([each.low_ns for each in self.times]),
+                high_ns=np.concatenate([each.high_ns for each in self.times]),
+                models=tuple(self.models),
+                said_by=np.concatenate([each.said_by for each in self.times]),
+            ),
+            cycles=np.concatenate(self.cycles) if self.cycles else None,
+        )
+
+
+def _total(kind: str, dtype: str, sums: _Sums) -> KindTotals:
+    flops, moved, time, cycles = (known_sum(np.array(column)) for column in zip(*sums.parts, strict=True))
+    return KindTotals(
+        kind=kind,
+        dtype=dtype,
+        operations=sums.operations,
+        unknown=sums.unknown,
+        flops=flops,
+        bytes_moved=moved,
+        duration_ns=time,
+        cycles=cycles,
+        estimators=tuple(sums.speakers),
+    )
+
+
 def _spread(values: FloatArray, rows: IntArray, count: int) -> FloatArray:
     found = np.full(count, np.nan)
     found[rows] = values
@@ -164,42 +241,16 @@ def _of_all(said: Prediction, rows: IntArray, count: int) -> Prediction:
     )
 
 
-def kind_totals(done: TableEstimates) -> tuple[KindTotals, ...]:
-    """Sums per kind and element type, in the order of the table."""
-    ops, said = done.ops, done.prediction
-    key = ops.kind.row.astype(np.int64) * len(ops.scheme.names) + ops.scheme.row
-    _, first = np.unique(key, return_index=True)
-    found: list[KindTotals] = []
-    for start in sorted(first.tolist()):
-        rows = np.flatnonzero(key == key[start])
-        duration = said.duration_ns[rows]
-        speakers: list[int] = np.unique(said.said_by[rows]).tolist()
-        found.append(
-            KindTotals(
-                kind=ops.kind[start],
-                dtype=ops.scheme[start],
-                operations=len(rows),
-                unknown=int(np.isnan(duration).sum()),
-                flops=known_sum(ops.flops[rows]),
-                bytes_moved=known_sum(ops.bytes_moved[rows]),
-                duration_ns=known_sum(duration),
-                cycles=np.nan if done.cycles is None else known_sum(done.cycles[rows]),
-                estimators=tuple(said.models[number] for number in speakers if number >= 0),
-            )
-        )
-    return tuple(found)
-
-
 def table_estimate_document(
     done: TableEstimates, estimator: str, diagnostics: Diagnostics
 ) -> Mapping[str, Json]:
     """Sums of the table per kind: ``hespas.estimate_table/1``."""
     document = header("estimate_table", [str(done.path)])
-    totals = kind_totals(done)
+    totals = done.totals
     document["hardware"] = done.hardware
     document["estimator"] = estimator
     document["diagnostics"] = diagnostics_rows(diagnostics)
-    document["operations"] = len(done.ops)
+    document["operations"] = len(done.prediction.duration_ns)
     document["unknown"] = sum(row.unknown for row in totals)
     document["duration_ns"] = finite(known_sum(np.array([row.duration_ns for row in totals])))
     document["kinds"] = [
@@ -216,46 +267,65 @@ def write_table_estimates(done: TableEstimates, path: Path, diagnostics: Diagnos
     A column of the table that has one of these names is written as ``table_NAME``, and said so. Replaces an
     earlier file atomically.
     """
-    frame = _texts_of(done.path)
-    gained = dict(_gained(done))
-    taken = sorted(set(gained) & {str(name) for name in frame.columns})
-    renamed = frame.rename(columns={name: f"table_{name}" for name in taken})
-    if taken and diagnostics is not None:
-        listed = ", ".join(f"{name} as table_{name}" for name in taken)
+    writer = _Rows(done)
+    write_atomically(path, writer.fill, overwrite=True, directory=False)
+    if writer.taken and diagnostics is not None:
+        listed = ", ".join(f"{name} as table_{name}" for name in writer.taken)
         text = f"the table's own columns are written under other names: {listed}"
-        diagnostics.warning("table.renamed-column", done.path.name, text, count=len(taken))
-    whole = renamed.assign(**gained)
-    write_atomically(
-        path, lambda temporary: whole.to_csv(temporary, index=False), overwrite=True, directory=False
-    )
+        diagnostics.warning("table.renamed-column", done.path.name, text, count=len(writer.taken))
 
 
-def _texts_of(path: Path) -> pd.DataFrame:
-    """The table as it is written: texts of a CSV are not read as numbers and back."""
-    import pandas as pd
+@dataclass(slots=True)
+class _Rows:
+    """The table read again and written with what was said of it, some rows at a time."""
 
-    if path.suffix not in _TEXT_SUFFIXES:
-        return pd.read_parquet(path)
-    frame = pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False)
-    # A trailing comma makes a column without a name or content.
-    nameless = [
-        name for name in frame.columns if str(name).startswith("Unnamed:") and (frame[name] == "").all()
-    ]
-    return frame.drop(columns=nameless)
+    done: TableEstimates
+    taken: list[str] = field(default_factory=list[str])
+
+    def fill(self, temporary: Path) -> None:
+        """Write all of it."""
+        from hespas.estimators.measurements import text_batches
+
+        kept = _named_columns(self.done.path)
+        at = 0
+        with temporary.open("w", encoding="utf-8", newline="") as stream:
+            for frame in text_batches(self.done.path):
+                rows = slice(at, at + len(frame))
+                gained = dict(_gained(self.done, rows))
+                self.taken = sorted(set(gained) & set(kept))
+                renamed = frame[kept].rename(columns={name: f"table_{name}" for name in self.taken})
+                renamed.assign(**gained).to_csv(stream, index=False, header=not at)
+                at = rows.stop
 
 
-def _gained(done: TableEstimates) -> Iterator[tuple[str, list[float | str]]]:
+def _named_columns(path: Path) -> list[str]:
+    """The columns of a table, but for those that a trailing comma makes: without a name or content."""
+    from hespas.estimators.measurements import text_batches
+
+    names: list[str] = []
+    used: set[str] = set()
+    for frame in text_batches(path):
+        names = [str(name) for name in frame.columns]
+        nameless = [name for name in names if name.startswith("Unnamed:") and name not in used]
+        if not nameless or path.suffix not in _TEXT_SUFFIXES:
+            return names
+        used.update(name for name in nameless if bool((frame[name] != "").any()))
+    return [name for name in names if not name.startswith("Unnamed:") or name in used]
+
+
+def _gained(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float | str]]]:
     said = done.prediction
     for name, column in (
         ("duration_ns", said.duration_ns),
         ("low_ns", said.low_ns),
         ("high_ns", said.high_ns),
     ):
-        yield name, _cells(column)
-    speakers: list[int] = said.said_by.tolist()
+        yield name, _cells(column[rows])
+    speakers: list[int] = said.said_by[rows].tolist()
     yield "estimator", [said.models[number] if number >= 0 else "" for number in speakers]
     if done.cycles is not None:
-        yield "cycles", [int(each) if isinstance(each, float) else each for each in _cells(done.cycles)]
+        cells = _cells(done.cycles[rows])
+        yield "cycles", [int(each) if isinstance(each, float) else each for each in cells]
 
 
 def _cells(column: FloatArray) -> list[float | str]:

@@ -164,14 +164,12 @@ def _least(total_ns: float, unknown: float) -> str:
 
 
 def _show_table(done: TableEstimates) -> None:
-    from hespas.api import kind_totals
-
-    rows = kind_totals(done)
+    rows = done.totals
     total_ns = sum(row.duration_ns for row in rows if row.duration_ns == row.duration_ns)
     unknown = sum(row.unknown for row in rows)
     total_ns = total_ns if sum(row.operations for row in rows) > unknown else nan
     emit(
-        f"{done.path.name}: {counted(len(done.ops), 'operation')}, "
+        f"{done.path.name}: {counted(len(done.prediction.duration_ns), 'operation')}, "
         f"{_least(total_ns, unknown)}{time_text(total_ns)} on {done.hardware} one after another "
         f"({', '.join(done.prediction.models)})"
     )

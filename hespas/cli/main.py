@@ -96,7 +96,9 @@ def hardware_show(
     with command_line(debug):
         from hespas.hardware import device_to_toml, load_device
 
-        emit(device_to_toml(load_device(name)).rstrip("\n").split("\n"))
+        device = load_device(name)
+        folder = Path(name).parent if device.learned_models else None  # only a user's own file names any
+        emit(device_to_toml(device, folder=folder).rstrip("\n").split("\n"))
 
 
 @hardware_app.command("measure")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hespas.hardware.encode import device_to_toml, write_device
 from hespas.hardware.fit import ANY, Fit, FitBand, FitError, FitParameter, FitRange
-from hespas.hardware.library import device_names, find, load_device
+from hespas.hardware.library import canonical, device_names, find, load_device, named_device
 from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, Source, SystolicArray
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak
 
@@ -27,10 +27,12 @@ __all__ = [
     "PeakChoice",
     "Source",
     "SystolicArray",
+    "canonical",
     "device_names",
     "device_to_toml",
     "find",
     "load_device",
+    "named_device",
     "peak_for",
     "product_peak",
     "write_device",

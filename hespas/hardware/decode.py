@@ -2,7 +2,8 @@
 
 Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies``, ``fits`` (lists of
 tables), ``systolic`` (a table), and ``sources``, a table of texts that every row's ``source`` refers to.
-``learned_models`` lists cards of learned models by their paths, relative to the file.
+``learned_models`` lists cards of learned models by their paths, relative to the file and within its folder:
+the only key that names files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import get_args
 
 from hespas.graph.dtypes import find_dtype
-from hespas.hardware.fits_file import has_shipped_fits, read_fit, unique_fits
+from hespas.graph.errors import clipped
+from hespas.hardware.fits_file import devices_with_fits, has_shipped_fits, read_fit, unique_fits
 from hespas.hardware.line_forms import LINE_FORMS
 from hespas.hardware.model import (
     Density,
@@ -42,6 +44,7 @@ _KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 _LEVELS: tuple[MemoryLevel, ...] = get_args(MemoryLevel)
 _LINKS: tuple[LinkKind, ...] = get_args(LinkKind)
 _TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+_CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
 _STORAGE: tuple[SubbyteStorage, ...] = get_args(SubbyteStorage)
 
 
@@ -87,19 +90,27 @@ def read_device(path: Path) -> Device:
 def _learned_models(root: TableReader, path: Path) -> tuple[str, ...]:
     """The absolute paths of cards; whether they are there is seen when they are asked."""
     cards = root.texts("learned_models")
-    for index, card in enumerate(cards):
-        if not card.endswith(".json") or "\0" in card:
-            raise root.fault(f"learned_models[{index}]", f"expected the path of a card (.json), got {card!r}")
-        if card in cards[:index]:
-            raise root.fault(f"learned_models[{index}]", f"'{card}' is stated already")
     folder = Path(os.path.realpath(path)).parent
-    return tuple(os.path.normpath(folder / card) for card in cards)
+    found: dict[Path, str] = {}
+    for index, card in enumerate(cards):
+        where = f"learned_models[{index}]"
+        if not card.endswith(".json") or "\0" in card:
+            expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
+            raise root.fault(where, expected, hint=_CARDS)
+        target = Path(os.path.realpath(folder / card))  # where links lead, too
+        if Path(card).is_absolute() or not target.is_relative_to(folder):
+            raise root.fault(where, f"'{clipped(card)}' is not within the folder of this file", hint=_CARDS)
+        if target in found:
+            raise root.fault(where, f"'{clipped(card)}' is stated already", hint="name each card once")
+        found[target] = os.path.normpath(folder / card)
+    return tuple(found.values())
 
 
 def _sources(root: TableReader) -> tuple[Source, ...]:
     table = root.table("sources")
     if table is None or not table.values:
-        raise root.fault("sources", "expected at least one source")
+        hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
+        raise root.fault("sources", "expected at least one source", hint=hint)
     return tuple(Source(key=key, text=table.text(key)) for key in table.names())
 
 
@@ -217,15 +228,20 @@ def _check(root: TableReader, device: Device) -> None:
     """What single rows cannot show: exactly one main memory, some rate, no row stated twice."""
     main = sum(memory.level == "main" for memory in device.memories)
     if main != 1:
-        raise root.fault("memories", f"expected exactly one row of level 'main', got {main}")
+        hint = (
+            "level = 'main' is the memory that programs and their data lie in; others are 'cache' or the like"
+        )
+        raise root.fault("memories", f"expected exactly one row of level 'main', got {main}", hint=hint)
     if not any(peak.density == "dense" for peak in device.peaks):
-        raise root.fault("peaks", "expected at least one dense peak")
+        hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
+        raise root.fault("peaks", "expected at least one dense peak", hint=hint)
     _unique(root, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in device.peaks))
     _unique(root, "memories", ((memory.name,) for memory in device.memories))
     _unique(root, "links", ((link.kind, link.name) for link in device.links))
     _unique(root, "efficiencies", ((row.op_class, row.dtype) for row in device.efficiencies))
     if device.fits_of and not has_shipped_fits(device.fits_of):
-        raise root.fault("fits_of", f"no fits ship for a device '{device.fits_of}'")
+        hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
+        raise root.fault("fits_of", f"no fits ship for a device '{clipped(device.fits_of)}'", hint=hint)
 
 
 def _unique(root: TableReader, name: str, keys: Iterable[tuple[str, ...]]) -> None:
@@ -233,5 +249,6 @@ def _unique(root: TableReader, name: str, keys: Iterable[tuple[str, ...]]) -> No
     for index, key in enumerate(keys):
         if key in seen:
             shown = " ".join(part for part in key if part)
-            raise root.fault(f"{name}[{index}]", f"'{shown}' is stated already in {name}[{seen[key]}]")
+            stated = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
+            raise root.fault(f"{name}[{index}]", stated, hint="keep one of the two rows")
         seen[key] = index

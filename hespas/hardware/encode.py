@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hespas.files.output import write_atomically
+from hespas.graph.errors import OutputError
 from hespas.hardware.fits_file import fit_row
 from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, SystolicArray
 
@@ -28,8 +29,8 @@ _SCALARS = (
 
 
 def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
-    """The text of a device file; every row on one line. Learned models within ``folder``, where the file will
-    be, are named relative to it.
+    """The text of a device file; every row on one line. Learned models are named relative to ``folder``,
+    where the file will be; without one by their whole paths. Raises ``OutputError`` for one outside of it.
     """
     lines = [f"{name} = {_scalar(getattr(device, name))}" for name in _SCALARS]
     lines.append(f"aliases = [{', '.join(_scalar(alias) for alias in device.aliases)}]")
@@ -55,7 +56,9 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
 
 
 def write_device(device: Device, path: Path | str, *, overwrite: bool = False) -> Path:
-    """Write a device file at once or not at all. Raises ``OutputError`` if it exists or cannot be written."""
+    """Write a device file at once or not at all. Raises ``OutputError`` if it exists, cannot be written, or
+    would name learned models outside of its folder.
+    """
     target = Path(path)
     content = device_to_toml(device, folder=target.parent).encode("utf-8")
 
@@ -70,7 +73,14 @@ def _relative(card: str, folder: Path | None) -> str:
     if folder is None:
         return card
     place = Path(os.path.realpath(folder))
-    return Path(card).relative_to(place).as_posix() if Path(card).is_relative_to(place) else card
+    real = Path(os.path.realpath(card))
+    if not real.is_relative_to(place):
+        raise OutputError(
+            "a hardware file names learned models within its own folder only",
+            path=card,
+            hint=f"copy the card and its trees to {place}, or leave the learned models out",
+        )
+    return real.relative_to(place).as_posix()
 
 
 def _row(row: Peak | Memory | Link | Efficiency | SystolicArray) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from math import inf, isfinite
 from pathlib import Path
 
+from hespas.graph.errors import clipped
 from hespas.hardware.fit import Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.hardware.forms import parameter_fault
 from hespas.hardware.line_forms import LINE_FORMS
@@ -19,6 +20,7 @@ from hespas.hardware.reader import TableReader, read_table
 
 __all__ = [
     "FITS_FOLDER",
+    "devices_with_fits",
     "fit_row",
     "fits_to_toml",
     "has_shipped_fits",
@@ -38,6 +40,11 @@ _HEADER = """\
 _MOST = 1e60
 """Beyond, products of parameters overflow."""
 _REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
+
+
+def devices_with_fits() -> tuple[str, ...]:
+    """The names of the devices that fits ship for, sorted."""
+    return tuple(sorted(_shipped_names()))
 
 
 def has_shipped_fits(name: str) -> bool:
@@ -73,9 +80,8 @@ def unique_fits(root: TableReader, fits: tuple[Fit, ...]) -> None:
     for index, fit in enumerate(fits):
         key = fit.form in LINE_FORMS, fit.key
         if key in seen:
-            raise root.fault(
-                f"fits[{index}]", f"'{' '.join(fit.key)}' is stated already in fits[{seen[key]}]"
-            )
+            stated = f"'{clipped(' '.join(fit.key))}' is stated already in fits[{seen[key]}]"
+            raise root.fault(f"fits[{index}]", stated, hint="keep one of the two fits")
         seen[key] = index
 
 
@@ -106,7 +112,7 @@ def read_fit(row: TableReader) -> Fit:
 def _seed(row: TableReader) -> int:
     (seed,) = row.reals("seed", 1)
     if not (isfinite(seed) and seed == int(seed) and seed >= 0):
-        raise row.fault("seed", "expected a whole number that is 0 or more")
+        raise row.fault("seed", "expected a whole number that is 0 or more", hint="write it as 0")
     return int(seed)
 
 
@@ -133,7 +139,7 @@ def _support(row: TableReader) -> tuple[FitRange, ...]:
     for name in table.names():
         low, high = table.reals(name, 2)
         if not low <= high:
-            raise table.fault(name, "expected [least, most]")
+            raise table.fault(name, "expected [least, most]", hint="write the smaller size first")
         found.append(FitRange(name=name, low=low, high=high))
     return tuple(found)
 
@@ -158,17 +164,19 @@ def _bands(row: TableReader) -> tuple[FitBand, ...]:
         up_to_ns, low, high = values
         before = bands[-1].up_to_ns if bands else 0.0
         if not (up_to_ns > before and 0 <= low <= high):
-            raise row.fault(f"bands[{len(bands)}]", "expected [up to ns (rising), low, high]")
+            expected = "expected [up to ns (rising), low, high]"
+            raise row.fault(f"bands[{len(bands)}]", expected, hint="write it as [1e6, 0.9, 1.1]")
         bands.append(FitBand(up_to_ns=up_to_ns, low=low, high=high))
     if bands and bands[-1].up_to_ns != inf:
-        raise row.fault("bands", "expected the last band to reach up to inf")
+        expected = "expected the last band to reach up to inf"
+        raise row.fault("bands", expected, hint="end with [inf, low, high]")
     return tuple(bands)
 
 
 def _required(row: TableReader, name: str) -> TableReader:
     table = row.table(name)
     if table is None:
-        raise row.fault(name, "missing key")
+        raise row.fault(name, "missing key", hint=f"add {name} = {{ ... }}; {_REMEDY}")
     return table
 
 

@@ -9,12 +9,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware.decode import read_device
 from hespas.hardware.fits_file import has_shipped_fits
 from hespas.hardware.model import Device
 
-__all__ = ["DATA_FOLDER", "DeviceIndex", "device_names", "find", "index_folder", "load_device"]
+__all__ = [
+    "DATA_FOLDER",
+    "DeviceIndex",
+    "canonical",
+    "device_names",
+    "find",
+    "index_folder",
+    "load_device",
+    "named_device",
+]
 
 DATA_FOLDER = Path(__file__).parent / "data"
 
@@ -29,36 +38,53 @@ class DeviceIndex:
     names: tuple[str, ...]
     owner: dict[str, str]
 
+    def known(self, query: str) -> str:
+        """The canonical name of a device; empty where none has that name. Unknown ones cost no more."""
+        return self.owner.get(_fold(query), "")
+
     def find(self, query: str) -> str:
         """The canonical name of a device; case and punctuation do not matter.
 
         Raises ``UsageError`` for a name that several devices share the beginning of, or that none has.
         """
+        if known := self.known(query):
+            return known
         folded = _fold(query)
-        if folded in self.owner:
-            return self.owner[folded]
         candidates = [name for name in self.names if folded and _fold(name).startswith(folded)]
         if len(candidates) > 1:
-            raise UsageError(f"device '{query}' is ambiguous", hint=f"one of {', '.join(candidates)}")
+            raise UsageError(
+                f"device '{clipped(query)}' is ambiguous", hint=f"one of {', '.join(candidates)}"
+            )
         from difflib import get_close_matches
 
         close = get_close_matches(folded, self.owner, n=8, cutoff=0.5)
         suggestions = candidates or list(dict.fromkeys(self.owner[key] for key in close))[:4]
         listed = f"{', '.join(suggestions)}?" if suggestions else f"one of {', '.join(self.names)}."
-        raise UsageError(f"no device '{query}'", hint=f"{listed} Or give the path of a device file (.toml)")
+        raise UsageError(
+            f"no device '{clipped(query)}'", hint=f"{listed} Or give the path of a device file (.toml)"
+        )
 
 
 def load_device(name_or_path: str | os.PathLike[str]) -> Device:
     """The device of that name or alias, or the one in that file; only one file is decoded.
 
-    A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``. Raises
-    ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
+    A path is anything that ends in ``.toml``, holds a path separator, or is a ``PathLike``: only what the
+    user wrote on a command line or in a call is asked for here, :func:`named_device` for what a file says.
+    Raises ``UsageError`` for an unknown or ambiguous name, ``FormatError`` for a file that is not a device.
     """
     text = os.fspath(name_or_path)
     separators = [separator for separator in (os.sep, os.altsep) if separator]
     if not isinstance(name_or_path, str) or text.endswith(".toml") or any(s in text for s in separators):
         return read_device(Path(text))
-    name = find(text)
+    return named_device(text)
+
+
+def named_device(spelling: str) -> Device:
+    """The shipped device of that name or alias, which comes from an input: never opened as a path.
+
+    Raises ``UsageError`` for an unknown or ambiguous name.
+    """
+    name = find(spelling)
     device = read_device(DATA_FOLDER / f"{name}.toml")
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
@@ -67,6 +93,11 @@ def find(name: str) -> str:
     """The canonical name of a shipped device, from any of its names. Raises ``UsageError``."""
     by_fold = {_fold(known): known for known in device_names()}
     return by_fold.get(_fold(name)) or index_folder(DATA_FOLDER).find(name)
+
+
+def canonical(name: str) -> str:
+    """The same for a name that an input states, of which there may be many: empty where no device has it."""
+    return index_folder(DATA_FOLDER).known(name)
 
 
 @cache

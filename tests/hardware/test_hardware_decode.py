@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +55,8 @@ def _load(tmp_path: Path, text: str) -> FormatError:
     with pytest.raises(FormatError) as caught:
         load_device(path)
     assert caught.value.path == str(path)
+    assert caught.value.position
+    assert caught.value.hint
     return caught.value
 
 
@@ -156,24 +163,75 @@ def test_only_sparse_peaks_are_not_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("content", "expected", "position"),
     [
-        (b"", "missing key"),
-        (b"\x00\x01\x02", "not TOML"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b'{"name": "json"}', "not TOML"),
-        (b"name = ", "not TOML"),
-        (b"a = " + b"[" * 100_000, "nested too deeply"),
-        (b"a = " + b"9" * 10_000, "not TOML"),
-        (b"#" * (2 << 20), "more than 1 MiB"),
+        (b"", "missing key", "sources"),
+        (b"\x00\x01\x02", "not TOML", "line 1, column 1"),
+        (b"units = 4\n\xff\xfe", "not UTF-8", "line 2, byte 10"),
+        (b'{"name": "json"}', "not TOML", "line 1, column 1"),
+        (b"units = 4\nname = ", "not TOML", "line 2"),
+        (b"a = 1\na = 2", "not TOML", "line 2"),
+        (b"units = 4\na = " + b"[" * 100_000, "nested too deeply", "line 2"),
+        (b"units = 4\n" + b"a." * 5000 + b"a = 1", "nested too deeply", "line 2"),
+        (b"units = 4\na = " + b"9" * 10_000, "not TOML", "line 2"),
+        (b"#" * (2 << 20), "more than 1 MiB", "byte 1048576"),
     ],
 )
-def test_files_that_are_no_device(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_files_that_are_no_device(tmp_path: Path, content: bytes, expected: str, position: str) -> None:
     path = tmp_path / "junk.toml"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=expected) as caught:
         load_device(path)
     assert caught.value.path == str(path)
+    assert (caught.value.position or "").startswith(position)
+    assert caught.value.hint
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_device(path).name == "Test"
+
+
+@pytest.mark.parametrize("junk", ["w" * 900_000, ("w" * 800 + " ") * 1000, "w." * 60 + "w " + "w" * 900_000])
+def test_long_words_take_no_time(tmp_path: Path, junk: str) -> None:
+    """A search that looks at each letter of a word again for every letter before it takes half an hour."""
+    path = tmp_path / "long.toml"
+    path.write_text(junk)
+    command = "import sys; from hespas.hardware import load_device; load_device(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", command, str(path)], capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20)),
+    )  # fmt: skip
+    assert "FormatError" in done.stderr
+
+
+def test_what_never_ends_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(FormatError, match="not a regular file"):
+            load_device(path)
+
+
+_EXTREMES = (
+    *("0", "-1", "1e308", "nan", "inf", "9223372036854775808", "true"),
+    *('""', '"x"', "[]", "{}", "07:32:00", '"\\ud800"', "[[[]]]"),
+)
+
+
+@pytest.mark.parametrize("value", _EXTREMES)
+def test_any_value_for_any_key_is_read_or_told(tmp_path: Path, value: str) -> None:
+    """A refusal names the key, what was expected and a remedy, whichever value is of the wrong kind."""
+    refused: list[FormatError] = []
+    path = tmp_path / "mine.toml"
+    for found in re.finditer(r'(?<= = )("[^"]*"|[\w.]+|-1)(?=[,\s])', GOOD):
+        path.write_text(GOOD[: found.start()] + value + GOOD[found.end() :], "utf-8")
+        try:
+            load_device(path)
+        except FormatError as error:
+            refused.append(error)
+    assert len(refused) > 20
+    assert all(each.path and each.position and each.hint for each in refused)
 
 
 def test_folder_is_told_apart_from_a_file(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from hespas.estimators.calibrated.choice import FitIndex
 from hespas.estimators.systolic.lines import ELEMENTS, LINES_FOLDER, PRODUCTS, read_lines
-from hespas.graph.errors import FormatError
-from hespas.hardware import Device, Fit, device_to_toml, load_device, write_device
+from hespas.graph.errors import FormatError, OutputError, UsageError
+from hespas.hardware import Device, Fit, device_to_toml, load_device, named_device, write_device
 from hespas.hardware.forms import parameter_fault
 from hespas.hardware.line_forms import LINE_FORMS
 
@@ -100,8 +100,10 @@ def test_learned_models_are_named_relative_to_the_file(tmp_path: Path) -> None:
     assert load_device(moved).learned_models == (
         str(tmp_path / "elsewhere" / "mine.learned" / "matmul-bf16.json"),
     )
-    far = write_device(replace(V4, learned_models=(card,)), tmp_path / "elsewhere" / "far.toml")
-    assert load_device(far).learned_models == (card,), "what is not beside it has its whole path"
+    far = tmp_path / "elsewhere" / "far.toml"
+    with pytest.raises(OutputError, match="within its own folder only"):
+        write_device(replace(V4, learned_models=(card,)), far)
+    assert not far.exists()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,10 @@ def test_learned_models_are_named_relative_to_the_file(tmp_path: Path) -> None:
         ('["a\\u0000.json"]', r"learned_models\[0\]", "the path of a card"),
         ('"a.json"', "learned_models", "expected a list"),
         ("[1]", r"learned_models\[0\]", "expected a string"),
+        ('["/etc/a.json"]', r"learned_models\[0\]", "not within the folder"),
+        ('["../a.json"]', r"learned_models\[0\]", "not within the folder"),
+        ('["b/../../a.json"]', r"learned_models\[0\]", "not within the folder"),
+        ('["b/../a.json", "a.json"]', r"learned_models\[1\]", "stated already"),
     ],
 )
 def test_what_names_no_card_is_a_fault(tmp_path: Path, value: str, position: str, message: str) -> None:
@@ -119,3 +125,23 @@ def test_what_names_no_card_is_a_fault(tmp_path: Path, value: str, position: str
     path.write_text(f"learned_models = {value}\n{device_to_toml(V4)}", "utf-8")
     with pytest.raises(FormatError, match=f"{position}: .*{message}"):
         load_device(path)
+
+
+def test_a_card_that_leads_out_of_the_folder_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.json").write_text("{}")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "a.json").symlink_to(tmp_path / "elsewhere" / "a.json")
+    path = own / "mine.toml"
+    path.write_text(f'learned_models = ["a.json"]\n{device_to_toml(V4)}', "utf-8")
+    with pytest.raises(FormatError, match="not within the folder"):
+        load_device(path)
+
+
+def test_a_device_that_is_called_like_a_path_opens_none(tmp_path: Path) -> None:
+    for name in ("../data/TPU-v4", str(LINES_FOLDER / "TPU-v4")):
+        assert read_lines(name) == ()
+        with pytest.raises(UsageError, match="no device"):
+            named_device(f"{name}.toml")
+    assert read_lines("TPU-v4")

@@ -20,7 +20,7 @@ from hespas.estimators.database.library import Library
 from hespas.estimators.measurements import Columns, Measurements, columns_measured
 from hespas.estimators.operations import find_scheme
 from hespas.graph.errors import MissingExtraError, UsageError
-from hespas.hardware import find
+from hespas.hardware import canonical
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,10 +93,7 @@ def _library(package: Path, release: str, device: str, wanted: tuple[str, frozen
 
 
 def _is(system: str, device: str) -> bool:
-    try:
-        return find(system) == device
-    except UsageError:
-        return False
+    return canonical(system) == device
 
 
 def _tables(

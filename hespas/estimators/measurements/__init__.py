@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.measurements.model import Measurements
+from hespas.estimators.measurements.columns import Columns, text_batches
+from hespas.estimators.measurements.model import LeftOut, Measurements, joined
 from hespas.estimators.measurements.read import columns_measured, read_measurements
 
-__all__ = ["Columns", "Measurements", "columns_measured", "read_measurements"]
+__all__ = [
+    "Columns",
+    "LeftOut",
+    "Measurements",
+    "columns_measured",
+    "joined",
+    "read_measurements",
+    "text_batches",
+]

@@ -6,12 +6,13 @@ Rows of ``fp8``, ``fp8_block``, ``nvfp4`` and ``sq`` include the kernels that qu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from hespas.estimators.measurements.columns import Columns
 from hespas.estimators.measurements.made import Dialect, Made, made_of, relabelled, scheme_of
-from hespas.estimators.operations import Labels, build, find_scheme
+from hespas.estimators.operations import Labels, build, chosen, find_scheme
 from hespas.graph.columns import FloatArray
 
 __all__ = ["AICONFIGURATOR"]
@@ -89,8 +90,13 @@ def _generation(columns: Columns) -> Made:
 
 def _attention(columns: Columns) -> Made:
     """Prompts and new tokens have the same columns; only the latter start at step 1 with one token."""
-    is_generation = bool((columns.numbers("step") > 0).any())
-    return _generation(columns) if is_generation else _context(columns)
+    is_generation = columns.numbers("step") > 0
+    if is_generation.all():
+        return _generation(columns)
+    prompts = _context(columns)
+    if not is_generation.any():
+        return prompts
+    return replace(prompts, ops=chosen(prompts.ops, _generation(columns).ops, is_generation))
 
 
 def _encoder(columns: Columns) -> Made:

@@ -7,13 +7,13 @@ those of SCALE-Sim's topology files. Names of columns may be in any case.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns, read_columns
+from hespas.estimators.measurements.columns import Columns, column_batches
 from hespas.estimators.measurements.made import check_sizes, scheme_of
 from hespas.estimators.measurements.read import find_dialect
 from hespas.estimators.measurements.tidy import tidy_operations
@@ -51,21 +51,23 @@ class AskedOperations:
     assumed_dtype: bool = False
 
 
-def read_asked(path: str | os.PathLike[str]) -> AskedOperations:
-    """The operations of a table (CSV, CSV.gz, Parquet), one per row and in its order.
+def read_asked(path: str | os.PathLike[str]) -> Iterator[AskedOperations]:
+    """The operations of a table (CSV, CSV.gz, Parquet), one per row and in its order; some rows at a time.
 
     Raises ``FormatError`` for a file that is none of the known tables or malformed.
     """
-    columns = read_columns(Path(path))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
-        asked = _read(columns)
-    check_sizes(asked.ops, str(path))
-    return asked
+    for columns in column_batches(Path(path)):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
+            asked = _read(columns)
+        check_sizes(asked.ops, columns)
+        yield asked
 
 
 def _read(columns: Columns) -> AskedOperations:
     if not len(columns):
-        raise FormatError("the table has no rows", path=str(columns.path))
+        raise FormatError(
+            "the table has no rows", path=str(columns.path), position="row 1", hint="was it cut off?"
+        )
     if columns.names >= _TIDY:
         return _whole(tidy_operations(columns))
     dialect = find_dialect(columns)
@@ -110,7 +112,7 @@ def _convolutions(columns: Columns) -> AskedOperations:
         raise FormatError(
             f"strides is {sizes['stride'][wrong[0]]:g}",
             path=str(columns.path),
-            position=f"row {int(wrong[0]) + 1}",
+            position=f"row {columns.row(int(wrong[0]))}",
             hint="strides are 1 or more",
         )
     product = convolution_product(**sizes)

@@ -1,31 +1,56 @@
-"""A table file as typed columns: numbers with NaN for nothing, texts as labels."""
+"""A table file as typed columns, some rows at a time: numbers with NaN for nothing, texts as labels."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import warnings
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import numpy as np
 
 from hespas.estimators.operations import Labels
+from hespas.files.source import refuse_special_files
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.graph.errors import FormatError, HespasError
+from hespas.graph.errors import FormatError, clipped
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Columns", "read_columns"]
+__all__ = ["Columns", "column_batches", "text_batches"]
 
 _MOST_BYTES = 4 << 30
-_BLOCK_BYTES = 1 << 20
-_VALUE_BYTES = 8
+_FREE_BYTES = 64 << 20
+_MOST_RATIO = 50
+"""Deflate reaches 1,032:1 on zeros; tables stay below 30:1."""
+_BATCH_ROWS = 1 << 16
+_BATCH_CELLS = 1 << 21
+_MOST_COLUMNS = 1 << 12
+_FREE_ROWS = 1 << 22
+_LEAST_ROW_BYTES = 2
+"""Of a Parquet file: equal rows take no space there, but no two are measured alike."""
+_HINT = "CSV, CSV.gz or Parquet with one header row"
+
+_TEXTS = frozenset(
+    (
+        *("hardware", "kind", "op", "dtype", "variant", "split", "framework", "framework_version", "version"),
+        *("kernel_source", "kv_cache_dtype", "distribution", "library", "library_version", "system", "shape"),
+        *("q_dtype_w", "q_dtype_a", "q_type", "layer"),
+    )
+)
+"""Columns of CSV files that are texts whatever they hold, so that version 1.10 is not 1.1."""
 
 
 class Columns:
-    """The columns of one table; ``FormatError`` names a column that is absent or of another kind."""
+    """Some rows of one table; ``FormatError`` names a column that is absent or of another kind. The index of
+    ``frame`` numbers the rows of the file from 0.
+    """
 
     def __init__(self, path: Path, frame: pd.DataFrame) -> None:
         """Columns of a data frame read from ``path``."""
@@ -40,6 +65,10 @@ class Columns:
         """Names of all columns."""
         return frozenset(str(name) for name in self._frame.columns)
 
+    def row(self, place: int) -> int:
+        """The row of the file, from 1, that stands at ``place`` here."""
+        return int(self._frame.index[place]) + 1
+
     def take(self, rows: IntArray) -> Columns:
         """Some rows."""
         return Columns(self.path, self._frame.iloc[rows])
@@ -48,7 +77,7 @@ class Columns:
         """The same columns, their names without case and outer blanks. Raises ``FormatError`` where two then
         have one name.
         """
-        folded = self._frame.rename(columns=lambda name: str(name).strip().casefold())
+        folded = self._frame.rename(columns=_folded)
         _refuse_repeated([str(name) for name in folded.columns], self.path)
         return Columns(self.path, folded)
 
@@ -63,21 +92,22 @@ class Columns:
             raise self._no_numbers(name, "it says true and false")
         try:
             return np.asarray(column.astype("float64").to_numpy(), np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise self._no_numbers(name, str(error)) from error
 
     def _no_numbers(self, name: str, why: str) -> FormatError:
         """The error, with the first row that holds something else than a number."""
-        import pandas as pd
-
-        column = self._frame[name]
-        wrong = np.flatnonzero((pd.to_numeric(column, errors="coerce").isna() & column.notna()).to_numpy())
         return FormatError(
-            f"column {name!r} holds no numbers: {why}",
+            f"column {clipped(name)!r} holds no numbers: {clipped(why)}",
             path=str(self.path),
-            position=f"row {int(wrong[0]) + 1}" if len(wrong) else None,
+            position=self._first(name, _is_no_number),
             hint="write numbers as 1024 or 1.5e3; leave unknown ones empty",
         )
+
+    def _first(self, name: str, is_wrong: Callable[[object], bool]) -> str:
+        found = (place for place, value in enumerate(self._frame[name].tolist()) if is_wrong(value))
+        place = next(found, None)
+        return f"column {name!r}" if place is None else f"row {self.row(place)}"
 
     def texts(self, name: str, default: str | None = None) -> Labels:
         """A column of texts; ``default`` where the table has no such column."""
@@ -91,7 +121,10 @@ class Columns:
             codes, values = pd.factorize(self._frame[name].astype("object"))
         except TypeError as error:
             raise FormatError(
-                f"column {name!r} holds no texts: {error}", path=str(self.path), hint="one text per row"
+                f"column {name!r} holds no texts: {error}",
+                path=str(self.path),
+                position=self._first(name, lambda value: isinstance(value, list | dict | np.ndarray)),
+                hint="one text per row",
             ) from error
         texts = tuple(str(value) for value in values)
         row = np.asarray(codes, np.int32)
@@ -110,81 +143,234 @@ class Columns:
 
     def _absent(self, name: str) -> FormatError:
         listed = ", ".join(sorted(self.names))
-        return FormatError(f"no column {name!r}", path=str(self.path), hint=f"the table has {listed}")
+        return FormatError(
+            f"no column {name!r}", path=str(self.path), position="header", hint=f"the table has {listed}"
+        )
 
 
-def read_columns(path: Path) -> Columns:
-    """A CSV(.gz) or Parquet file. Raises ``FormatError`` for anything else, and where it is not readable."""
+def _is_no_number(value: object) -> bool:
+    if value is None or isinstance(value, float):
+        return False
+    try:
+        return isinstance(value, bool) or not isinstance(float(str(value)), float)
+    except ValueError:
+        return True
+
+
+def _folded(name: object) -> str:
+    return str(name).strip().casefold()
+
+
+def column_batches(path: Path) -> Iterator[Columns]:
+    """The rows of a CSV(.gz) or Parquet file, some at a time; once without rows where there are none.
+
+    What is held at once does not grow with the file. Raises ``FormatError`` for anything else than a table.
+    """
+    yield from _batches(path, _parquet_frames if path.suffix == ".parquet" else _csv_frames)
+
+
+def text_batches(path: Path) -> Iterator[pd.DataFrame]:
+    """The same as they are written: nothing of a CSV file is read as a number and back."""
+    is_text = path.suffix in (".csv", ".gz")
+    for columns in _batches(path, _text_frames if is_text else _parquet_frames):
+        yield columns._frame  # pyright: ignore[reportPrivateUsage]
+
+
+def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iterator[Columns]:
+    from pyarrow import ArrowException
+
+    refuse_special_files(path)
     if not path.is_file():
-        raise FormatError("no such file", path=str(path))
+        raise FormatError("no such file", path=str(path), hint="check the path")
     if path.stat().st_size > _MOST_BYTES:
-        raise _too_large(path)
+        raise _too_large(path, f"{path.stat().st_size:,} bytes")
+    rows = 0
     try:
-        frame = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
-    except HespasError:
-        raise
-    except Exception as error:  # the readers raise a dozen classes of their own for one thing: not a table
+        for frame in read(path):
+            yield Columns(path, frame)
+            rows += len(frame)
+    except (ArrowException, ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
+        told = (str(error).splitlines() or ["unreadable"])[0]
+        where = f"after row {rows}" if rows else "the first rows"
         raise FormatError(
-            f"not a table: {error}", path=str(path), hint="CSV, CSV.gz or Parquet with one header row"
+            f"not a table: {clipped(told)}", path=str(path), position=where, hint=_HINT
         ) from error
-    _refuse_repeated([str(name) for name in frame.columns], path)
-    return Columns(path, frame)
 
 
-def _read_parquet(path: Path) -> pd.DataFrame:
-    import pandas as pd
-    from pyarrow import parquet
-
-    stated = parquet.read_metadata(path)  # pyright: ignore[reportUnknownMemberType]
-    if stated.num_rows * max(stated.num_columns, 1) * _VALUE_BYTES > _MOST_BYTES:
-        raise _too_large(path)
-    return pd.read_parquet(path)
+def _rows_at_once(columns: int) -> int:
+    return max(1, min(_BATCH_ROWS, _BATCH_CELLS // max(columns, 1)))
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    """pandas takes the first of too many fields as names of rows, and renames the second of two columns."""
+def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    packed: Literal["gzip"] | None = "gzip" if path.suffix == ".gz" else None
-    if packed:
-        _refuse_bomb(path)
-    header = pd.read_csv(path, header=None, nrows=1, dtype=str, compression=packed)
-    _refuse_repeated([str(name) for name in header.iloc[0].dropna()], path)
+    opened = cast("Callable[..., _ParquetFile]", import_module("pyarrow.parquet").ParquetFile)
+    with closing(opened(path, memory_map=False)) as file:
+        names = [str(name) for name in file.schema_arrow.names]
+        _check_columns(names, path)
+        _check_unpacked(file.metadata, path)
+        start = 0
+        for batch in file.iter_batches(batch_size=_rows_at_once(len(names)), use_threads=False):
+            frame = batch.to_pandas(ignore_metadata=True)
+            frame.index = pd.RangeIndex(start, start + len(frame))
+            start += len(frame)
+            yield frame
+        if not start:
+            yield pd.DataFrame({name: [] for name in names})
+
+
+def _check_unpacked(stated: _Metadata, path: Path) -> None:
+    """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
+    size = path.stat().st_size
+    unpacked = sum(stated.row_group(each).total_byte_size for each in range(stated.num_row_groups))
+    most = max(_FREE_ROWS, size // _LEAST_ROW_BYTES)
+    if stated.num_rows > most or unpacked > min(_MOST_BYTES, max(_FREE_BYTES, _MOST_RATIO * size)):
+        raise _too_large(path, f"{stated.num_rows:,} rows of {unpacked:,} bytes in {size:,}")
+
+
+class _RowGroup(Protocol):
+    total_byte_size: int
+
+
+class _Metadata(Protocol):
+    num_rows: int
+    num_row_groups: int
+
+    def row_group(self, number: int, /) -> _RowGroup: ...
+
+
+class _Schema(Protocol):
+    names: list[str]
+
+
+class _Batch(Protocol):
+    def to_pandas(self, *, ignore_metadata: bool) -> pd.DataFrame: ...
+
+
+class _ParquetFile(Protocol):
+    """The part of ``pyarrow.parquet.ParquetFile`` that is used here; the library states no types."""
+
+    metadata: _Metadata
+    schema_arrow: _Schema
+
+    def iter_batches(self, *, batch_size: int, use_threads: bool) -> Iterator[_Batch]: ...
+
+    def close(self) -> None: ...
+
+
+def _csv_frames(path: Path) -> Iterator[pd.DataFrame]:
+    header = _header(path)
+    texts = {name: str for name in header if _folded(name) in _TEXTS}
+    yield from _csv_read(path, header, texts, finds_unknown=True)
+
+
+def _text_frames(path: Path) -> Iterator[pd.DataFrame]:
+    yield from _csv_read(path, _header(path), str, finds_unknown=False)
+
+
+def _csv_read(
+    path: Path, header: list[str], dtype: type[str] | dict[str, type[str]], *, finds_unknown: bool
+) -> Iterator[pd.DataFrame]:
+    """pandas takes the first of too many fields as names of rows, unless it is told that there are none."""
+    import pandas as pd
+
+    rows = _rows_at_once(len(header))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, low_memory=False, index_col=False, compression=packed)
+        with (
+            _opened(path) as stream,
+            pd.read_csv(
+                stream,
+                low_memory=False,
+                index_col=False,
+                chunksize=rows,
+                dtype=dtype,
+                keep_default_na=finds_unknown,
+                na_filter=finds_unknown,
+            ) as reader,
+        ):
+            while True:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", pd.errors.ParserWarning)
+                    frame = next(reader, None)
+                if frame is None:
+                    return
+                yield frame
     except pd.errors.ParserWarning as error:
         raise FormatError(
-            f"rows have more fields than the {header.shape[1]} of the header",
+            f"rows have more fields than the {len(header)} of the header",
             path=str(path),
             position="row 1",
             hint="name every column, and quote what holds commas",
         ) from error
 
 
-def _refuse_bomb(path: Path) -> None:
-    """A small file may unpack to anything."""
-    size = 0
-    with gzip.open(path) as file:
-        while part := file.read(_BLOCK_BYTES):
-            size += len(part)
-            if size > _MOST_BYTES:
-                raise _too_large(path)
+def _header(path: Path) -> list[str]:
+    """The names of the columns: pandas renames the second of two that are called alike."""
+    import pandas as pd
+
+    with _opened(path) as stream:
+        frame = pd.read_csv(stream, header=None, nrows=1, dtype=str, index_col=False)
+    names = [str(name) for name in frame.iloc[0].dropna()]
+    _check_columns(names, path)
+    return names
+
+
+def _check_columns(names: list[str], path: Path) -> None:
+    if len(names) > _MOST_COLUMNS:
+        raise FormatError(
+            f"{len(names):,} columns: not a table of operations",
+            path=str(path),
+            position="header",
+            hint=_HINT,
+        )
+    _refuse_repeated(names, path)
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.suffix != ".gz":
+        return path.open("rb")
+    most = min(_MOST_BYTES, max(_FREE_BYTES, _MOST_RATIO * path.stat().st_size))
+    return io.BufferedReader(_Unpacked(path, most), _BATCH_ROWS)
+
+
+class _Unpacked(io.RawIOBase):
+    """A gzipped file that may not unpack to more than ``most`` bytes."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__()
+        self._path, self._most, self._left = path, most, most
+        self._file = gzip.GzipFile(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: object, /) -> int:
+        found = self._file.readinto1(into)  # type: ignore[arg-type]
+        self._left -= found
+        if self._left < 0:
+            raise _too_large(self._path, f"unpacks to more than {self._most:,} bytes")
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _refuse_repeated(names: list[str], path: Path) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise FormatError(
-            f"several columns are called {repeated[0]!r}",
+            f"several columns are called {clipped(repeated[0])!r}",
             path=str(path),
             position="header",
             hint="give each a name of its own; case and blanks around it do not count",
         )
 
 
-def _too_large(path: Path) -> FormatError:
+def _too_large(path: Path, what: str) -> FormatError:
     return FormatError(
-        "larger than 4 GiB: not a table of operations", path=str(path), hint="give a part of its rows"
+        f"{what}: larger than a table of operations can be",
+        path=str(path),
+        position="the whole file",
+        hint="give a part of its rows; unpack it yourself if you trust it",
     )

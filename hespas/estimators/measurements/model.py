@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.estimators.operations import Labels, Operations
+from hespas.estimators.operations import Labels, Operations, numbered
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import InvariantError
 
-__all__ = ["Measurements"]
+__all__ = ["LeftOut", "Measurements", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows of a table that are no measured operation: why, how many, and one of them (from 1; 0: no row)."""
+
+    reason: str
+    count: int
+    row: int = 0
+
+    def __str__(self) -> str:
+        """The reason, with where to look."""
+        return f"{self.reason} (as in row {self.row:,})" if self.row else self.reason
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -18,8 +33,8 @@ class Measurements:
     """Columns of shape ``(rows,)``. ``duration_ns`` is the median of repeats, ``spread_ns`` their deviation
     (NaN unknown). ``hardware`` is a device's name in the library (as the table spells it where the library
     has none); ``split`` the part of the data a row belongs to (``calib``, ``devval``; empty: not stated).
-    ``name`` and ``provenance`` say where all of it comes from; ``left_out`` counts rows of the table that no
-    operation stands for, by reason. ``recorded``: they are of a program that ran, not of a sweep of sizes.
+    ``name`` and ``provenance`` say where all of it comes from; ``left_out`` counts the rows of the table that
+    are not here, by reason. ``recorded``: they are of a program that ran, not of a sweep of sizes.
     """
 
     name: str
@@ -29,7 +44,7 @@ class Measurements:
     spread_ns: FloatArray
     hardware: Labels
     split: Labels
-    left_out: tuple[tuple[str, int], ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     recorded: bool = False
 
     def __post_init__(self) -> None:
@@ -40,6 +55,10 @@ class Measurements:
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    def told_left_out(self) -> str:
+        """How many rows of the table are not here, and why; empty where all are."""
+        return "; ".join(f"{each.count:,}: {each}" for each in self.left_out)
 
     def take(self, rows: IntArray) -> Measurements:
         """Some rows, in the order given."""
@@ -68,6 +87,118 @@ class Measurements:
         apart between fitting and testing. Shape ``(rows,)``.
         """
         labels = (self.ops.kind.row.astype(np.float64), self.ops.op.row.astype(np.float64))
-        packed = np.nan_to_num(np.stack((*labels, *self.ops.dims.values()), axis=1), nan=-1.0)
-        _, group = np.unique(packed, axis=0, return_inverse=True)
-        return group.reshape(-1).astype(np.int64)
+        return numbered((*labels, *(np.nan_to_num(size, nan=-1.0) for size in self.ops.dims.values())))
+
+
+def joined(parts: Iterable[Measurements], name: str) -> Measurements:
+    """Several tables, or parts of one, as one. Each is let go once its columns are taken: parts that are made
+    as they are asked for never stand in memory twice. Raises ``InvariantError`` for none.
+    """
+    labels, numbers = _Texts(), _Numbers()
+    left_out: dict[str, LeftOut] = {}
+    provenance: dict[str, None] = {}
+    recorded = True
+    for part in parts:
+        ops = part.ops
+        numbers.add({"duration_ns": part.duration_ns, "spread_ns": part.spread_ns}, len(part))
+        numbers.add({"flops": ops.flops, "transcendentals": ops.transcendentals}, 0)
+        numbers.add({"bytes_moved": ops.bytes_moved}, 0)
+        numbers.add({f"dims.{each}": column for each, column in ops.dims.items()}, 0)
+        labels.add({"hardware": part.hardware, "split": part.split})
+        labels.add({"kind": ops.kind, "op": ops.op, "scheme": ops.scheme, "variant": ops.variant})
+        for each in part.left_out:
+            before = left_out.get(each.reason, LeftOut(each.reason, 0, each.row))
+            left_out[each.reason] = LeftOut(each.reason, before.count + each.count, before.row)
+        provenance[part.provenance] = None
+        recorded = recorded and part.recorded
+    if not provenance:
+        raise InvariantError("no table to join")
+    together = Operations(
+        kind=labels.done("kind"),
+        op=labels.done("op"),
+        scheme=labels.done("scheme"),
+        variant=labels.done("variant"),
+        dims={each.removeprefix("dims."): numbers.done(each) for each in numbers.names("dims.")},
+        flops=numbers.done("flops"),
+        transcendentals=numbers.done("transcendentals"),
+        bytes_moved=numbers.done("bytes_moved"),
+    )
+    return Measurements(
+        name=name,
+        provenance="; ".join(provenance),
+        ops=together,
+        duration_ns=numbers.done("duration_ns"),
+        spread_ns=numbers.done("spread_ns"),
+        hardware=labels.done("hardware"),
+        split=labels.done("split"),
+        left_out=tuple(each for each in left_out.values() if each.count),
+        recorded=recorded,
+    )
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A column that grows in place: parts that are kept and then joined would stand in memory twice."""
+
+    values: NDArray[np.generic]
+    rows: int = 0
+
+    def put(self, start: int, part: NDArray[np.generic]) -> None:
+        """Rows from ``start``; those between hold nothing that is defined."""
+        self.rows = start + len(part)
+        if self.rows > len(self.values):
+            self.values.resize(self.rows + self.rows // 4, refcheck=False)
+        self.values[start : self.rows] = part
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """Columns of numbers in parts; a column that a part lacks is NaN there."""
+
+    rows: int = 0
+    columns: dict[str, _Growing] = field(default_factory=dict[str, _Growing])
+
+    def add(self, columns: Mapping[str, FloatArray], rows: int) -> None:
+        """Columns of one part of ``rows`` rows (0: further columns of the last)."""
+        self.rows += rows
+        for name, part in columns.items():
+            column = self.columns.setdefault(name, _Growing(np.empty(0, np.float64)))
+            self._fill(column, self.rows - len(part))
+            column.put(self.rows - len(part), part)
+
+    def _fill(self, column: _Growing, rows: int) -> None:
+        if column.rows < rows:
+            column.put(column.rows, np.full(rows - column.rows, np.nan))
+
+    def names(self, prefix: str) -> list[str]:
+        """The columns whose names begin so, in order of appearance."""
+        return [name for name in self.columns if name.startswith(prefix)]
+
+    def done(self, name: str) -> FloatArray:
+        """The whole column."""
+        column = self.columns.pop(name)
+        self._fill(column, self.rows)
+        column.values.resize(self.rows, refcheck=False)
+        return np.asarray(column.values, np.float64)
+
+
+@dataclass(slots=True)
+class _Texts:
+    """Columns of labels in parts, the names of which are numbered anew."""
+
+    places: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    columns: dict[str, _Growing] = field(default_factory=dict[str, _Growing])
+
+    def add(self, columns: Mapping[str, Labels]) -> None:
+        """Columns of one part."""
+        for name, column in columns.items():
+            place = self.places.setdefault(name, {})
+            number = np.array([place.setdefault(text, len(place)) for text in column.names], np.int32)
+            grown = self.columns.setdefault(name, _Growing(np.empty(0, np.int32)))
+            grown.put(grown.rows, number[column.row])
+
+    def done(self, name: str) -> Labels:
+        """The whole column."""
+        column = self.columns.pop(name)
+        column.values.resize(column.rows, refcheck=False)
+        return Labels(np.asarray(column.values, np.int32), tuple(self.places[name]))

@@ -10,7 +10,7 @@ column called like that of the times with ``_std`` behind it is their deviation 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,28 +18,54 @@ import numpy as np
 from hespas.estimators.measurements.columns import Columns
 from hespas.estimators.measurements.made import Dialect, Made, check_amounts, made_of, scheme_of, usual_passes
 from hespas.estimators.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
-from hespas.graph.columns import FloatArray
-from hespas.graph.errors import FormatError
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import FormatError, clipped
 
 __all__ = ["TIDY", "tidy_operations"]
 
+_AGREEING = 0.01
+"""Share by which two columns of times may differ and still mean the same: that of two or three digits."""
 _UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling", "quantize")
 _LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
 
 
-def _times_us(columns: Columns) -> tuple[FloatArray, FloatArray]:
-    """Times and their deviation (NaN: not stated)."""
-    for unit, factor in _UNITS_US.items():
-        for stem in ("duration", "latency"):
-            name = f"{stem}_{unit}"
-            if name in columns.names:
-                return columns.numbers(name) * factor, columns.numbers(f"{name}_std", np.nan) * factor
-    raise FormatError(
-        "no column of times",
-        path=str(columns.path),
-        hint="call it duration_ns, duration_us, duration_ms or duration_s",
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """Times and their deviation in microseconds (NaN: not stated), and which rows state another time, too."""
+
+    time_us: FloatArray
+    spread_us: FloatArray
+    contradicts: BoolArray
+
+
+def _times(columns: Columns) -> _Times:
+    """Of several columns of times the finest that a row states, if the others agree with it."""
+    stated = [
+        (f"{stem}_{unit}", factor)
+        for unit, factor in _UNITS_US.items()
+        for stem in ("duration", "latency")
+        if f"{stem}_{unit}" in columns.names
+    ]
+    if not stated:
+        raise FormatError(
+            "no column of times",
+            path=str(columns.path),
+            position="header",
+            hint="call it duration_ns, duration_us, duration_ms or duration_s",
+        )
+    time, spread = (np.full(len(columns), np.nan) for _ in range(2))
+    contradicts = np.zeros(len(columns), np.bool_)
+    for name, factor in stated:
+        raw = columns.numbers(name)
+        other, unstated = raw * factor, np.isnan(time)
+        # A coarser column is rounded: a whole number to its unit, others to some digits.
+        rounding = factor * np.where(raw == np.floor(raw), 0.5, 1e-3)
+        apart = np.abs(other - time) > _AGREEING * np.maximum(np.abs(other), np.abs(time)) + rounding
+        contradicts |= ~np.isnan(other) & (apart | (np.isinf(other) != np.isinf(time))) & ~unstated
+        spread = np.where(unstated, columns.numbers(f"{name}_std", np.nan) * factor, spread)
+        time = np.where(unstated, other, time)
+    return _Times(time, spread, contradicts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,12 +181,13 @@ def tidy_operations(columns: Columns) -> Operations:
     """The operations of a table with columns ``kind`` and ``dtype``. Raises ``FormatError``."""
     kind = columns.texts("kind")
     for name in ("passes", "window"):
-        check_amounts(name, columns.numbers(name, np.nan), str(columns.path))
+        check_amounts(name, columns.numbers(name, np.nan), columns)
     unknown = sorted(set(kind.used()) - set(_MAKE))
     if unknown:
         raise FormatError(
-            f"column 'kind' holds {', '.join(map(repr, unknown[:5]))}",
+            f"column 'kind' holds {clipped(', '.join(map(repr, unknown[:5])))}",
             path=str(columns.path),
+            position=f"row {columns.row(int(kind.where(*unknown)[0]))}",
             hint=f"known are {', '.join(_MAKE)}",
         )
     rows = _Rows(columns, scheme_of(columns), columns.texts("variant", ""))
@@ -171,13 +198,16 @@ def tidy_operations(columns: Columns) -> Operations:
         is_mine[kind.where(name)] = True
         made = part if made is None else chosen(made, part, is_mine)
     if made is None:
-        raise FormatError("the table has no rows", path=str(columns.path))
+        raise FormatError(
+            "the table has no rows", path=str(columns.path), position="row 1", hint="was it cut off?"
+        )
     return made
 
 
 def _tidy(columns: Columns) -> Made:
-    times_us, spread_us = _times_us(columns)
-    return made_of(tidy_operations(columns), times_us, spread_us=spread_us)
+    times = _times(columns)
+    made = made_of(tidy_operations(columns), times.time_us, spread_us=times.spread_us)
+    return replace(made, contradicts=times.contradicts)
 
 
 TIDY = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hespas.estimators.operations.from_graph import operations_of
-from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations, chosen
+from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations, chosen, numbered
 from hespas.estimators.operations.naming import canonical_op, timed_with_events
 from hespas.estimators.operations.rates import MATRIX_KINDS, PeakTimes, peak_times, rate_flops_per_s
 from hespas.estimators.operations.schemes import SCHEMES, Scheme, find_scheme
@@ -20,6 +20,7 @@ __all__ = [
     "canonical_op",
     "chosen",
     "find_scheme",
+    "numbered",
     "operations_of",
     "peak_times",
     "rate_flops_per_s",

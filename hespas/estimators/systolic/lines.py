@@ -53,9 +53,9 @@ _HALF_TILE = 64.0
 
 @cache
 def read_lines(device: str) -> tuple[Fit, ...]:
-    """The lines that ship for a device of that name; none for most."""
-    path = LINES_FOLDER / f"{device}.toml"
-    return read_fits(path) if path.is_file() else ()
+    """The lines that ship for a device of that name; none for most. A name from a user's file is no path."""
+    shipped = {path.stem: path for path in LINES_FOLDER.glob("*.toml")}
+    return read_fits(shipped[device]) if device in shipped else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

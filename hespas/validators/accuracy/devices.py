@@ -9,7 +9,7 @@ import numpy as np
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, find
+from hespas.hardware import Device, canonical
 from hespas.validators.accuracy.sources import events_of
 
 __all__ = ["by_device"]
@@ -61,25 +61,17 @@ def _places(profile: Profile) -> IntArray:
 
 def _fitting(text: str, named: Mapping[str, Device]) -> str:
     """The spelling of the device that a profile calls ``text``; empty where it is none of them."""
-    canonical = _canonical(text)
+    shipped = canonical(text)
     for spelling, device in named.items():
         own = {name.casefold() for name in (device.name, *device.aliases)}
-        if text and (text.casefold() in own or canonical.casefold() in own):
+        if text and (text.casefold() in own or shipped.casefold() in own):
             return spelling
     return ""
 
 
-def _canonical(text: str) -> str:
-    """The shipped device of that name; empty where there is none."""
-    try:
-        return find(text) if text else ""
-    except UsageError:
-        return ""
-
-
 def _taken_for(name: str, texts: Sequence[str], named: Mapping[str, Device], diagnostics: Diagnostics) -> str:
     """The device of a profile whose own names fit none."""
-    known = {canonical for text in texts if (canonical := _canonical(text))}
+    known = {shipped for text in texts if (shipped := canonical(text))}
     if len(known) > 1:
         raise _unfit(name, texts)
     spelling = _only(name, texts, named)

@@ -14,7 +14,7 @@ from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, load_device
+from hespas.hardware import Device, load_device, named_device
 from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import FittingRows, baselines_of_rows
 from hespas.validators.accuracy.cases import Cases
@@ -111,7 +111,7 @@ def devices_of_tables(
     missing: list[str] = []
     for name in listed:
         try:
-            known[name] = load_device(name)
+            known[name] = named_device(name)
         except UsageError:
             missing.append(name)
     if not known:
@@ -159,8 +159,9 @@ def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -
         table.name,
         f"{compared:,} of {len(table):,} rows compared; data: {table.provenance}",
     )
-    for reason, count in table.left_out:
-        diagnostics.warning("accuracy.left-out-rows", table.name, f"rows left out: {reason}", count=count)
+    lost = sum(each.count for each in table.left_out)
+    told = f"rows left out: {table.told_left_out()}"
+    diagnostics.warning("accuracy.left-out-rows", table.name, told, count=lost)
     seen = int(is_scored[table.split.where(_FITTED_SPLIT)].sum())
     if seen:
         diagnostics.warning(

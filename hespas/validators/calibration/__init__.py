@@ -5,7 +5,7 @@ from __future__ import annotations
 from hespas.validators.calibration.calibrate import ESTIMATORS, Calibration, calibrate
 from hespas.validators.calibration.document import calibration_json
 from hespas.validators.calibration.fit import fit_device
-from hespas.validators.calibration.from_profiles import joined, measurements_of
+from hespas.validators.calibration.from_profiles import measurements_of
 from hespas.validators.calibration.held_out import TESTS
 from hespas.validators.calibration.memory import FitMemory
 from hespas.validators.calibration.written import check_models_folder, models_folder, write_calibration
@@ -19,7 +19,6 @@ __all__ = [
     "calibration_json",
     "check_models_folder",
     "fit_device",
-    "joined",
     "measurements_of",
     "models_folder",
     "write_calibration",

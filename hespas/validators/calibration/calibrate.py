@@ -16,7 +16,7 @@ from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, Fit, load_device
+from hespas.hardware import Device, Fit, named_device
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
@@ -254,8 +254,9 @@ def _uses(
 ) -> list[TableUse]:
     uses: list[TableUse] = []
     for table, part in zip(tables, usable, strict=True):
-        for reason, count in table.left_out:
-            found.info("calibrate.left-out-rows", table.name, f"rows left out: {reason}", count=count)
+        tell = found.info if table.recorded else found.warning  # other work of a recording is no loss
+        lost = sum(each.count for each in table.left_out)
+        tell("calibrate.left-out-rows", table.name, f"rows left out: {table.told_left_out()}", count=lost)
         rows = len(rows_on(table, device))
         entered = len(rows_on(part, device))
         found.info(
@@ -327,7 +328,7 @@ def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
             if part is None or not len(part):
                 continue
             try:
-                devices.setdefault(name, load_device(name))
+                devices.setdefault(name, named_device(name))
             except UsageError:
                 continue
             rows.setdefault(name, []).append(part)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels, Operations, operations_of
+from hespas.estimators.measurements import LeftOut, Measurements, joined
+from hespas.estimators.operations import Labels, operations_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device, load_device
 from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.sources import Source, sources_of
 
-__all__ = ["joined", "measurements_of"]
+__all__ = ["measurements_of"]
 
 _UNFIT = ("other", "collective")
 """Kinds whose time the operation alone does not decide: messages wait for other ranks."""
@@ -62,7 +62,7 @@ def _of_source(source: Source, hardware: str) -> Measurements:
         spread_ns=away,
         hardware=Labels.constant(hardware, count),
         split=Labels.constant("", count),
-        left_out=(("no known cost, or the time of others", int(len(ops) - len(kept))),),
+        left_out=(LeftOut("no known cost, or the time of others", int(len(ops) - len(kept))),),
         recorded=True,
     )
 
@@ -79,42 +79,3 @@ def _over_repeats(duration: FloatArray, place: IntArray, count: int) -> tuple[Fl
     median = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
     away = np.bincount(place, np.abs(duration - median[place]), count) / np.maximum(counts, 1)
     return median, np.where(counts > 1, away, np.nan)
-
-
-def joined(parts: Sequence[Measurements], name: str) -> Measurements:
-    """Several recordings as one table: their operations run alike, so they are fitted together."""
-    left_out: dict[str, int] = {}
-    for reason, count in (each for part in parts for each in part.left_out):
-        left_out[reason] = left_out.get(reason, 0) + count
-    return Measurements(
-        name=name,
-        provenance="; ".join(dict.fromkeys(part.provenance for part in parts)),
-        ops=_joined_operations([part.ops for part in parts]),
-        duration_ns=np.concatenate([part.duration_ns for part in parts]),
-        spread_ns=np.concatenate([part.spread_ns for part in parts]),
-        hardware=_joined_labels([part.hardware for part in parts]),
-        split=_joined_labels([part.split for part in parts]),
-        left_out=tuple((reason, count) for reason, count in left_out.items() if count),
-        recorded=all(part.recorded for part in parts),
-    )
-
-
-def _joined_operations(parts: Sequence[Operations]) -> Operations:
-    names = dict.fromkeys(name for part in parts for name in part.dims)
-    return Operations(
-        kind=_joined_labels([part.kind for part in parts]),
-        op=_joined_labels([part.op for part in parts]),
-        scheme=_joined_labels([part.scheme for part in parts]),
-        variant=_joined_labels([part.variant for part in parts]),
-        dims={name: np.concatenate([part.dim(name) for part in parts]) for name in names},
-        flops=np.concatenate([part.flops for part in parts]),
-        transcendentals=np.concatenate([part.transcendentals for part in parts]),
-        bytes_moved=np.concatenate([part.bytes_moved for part in parts]),
-    )
-
-
-def _joined_labels(parts: Sequence[Labels]) -> Labels:
-    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
-    place = {name: row for row, name in enumerate(names)}
-    rows = [np.array([place[name] for name in part.names], np.int32)[part.row] for part in parts]
-    return Labels(np.concatenate(rows), names)

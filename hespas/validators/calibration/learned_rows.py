@@ -15,7 +15,7 @@ from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, device_names, load_device
+from hespas.hardware import Device, device_names, named_device
 from hespas.validators.calibration.learned_parts import Part
 
 __all__ = ["Rows", "family_name", "rising", "rows_for", "transferable"]
@@ -72,7 +72,7 @@ def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | N
     used = [name for name in measured.hardware.used() if name in known]
     if not used:
         raise UsageError(f"{part.name}: no row is of a known device")
-    devices = {name: load_device(name) if files is None else files[name] for name in used}
+    devices = {name: named_device(name) if files is None else files[name] for name in used}
     measured = measured.take(np.sort(measured.hardware.where(*used)))
     family = FAMILIES[part.kinds[0]]
     names: tuple[str, ...] = ()

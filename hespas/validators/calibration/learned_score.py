@@ -10,7 +10,7 @@ from hespas.estimators.learned.card import ErrorRow
 from hespas.estimators.learned.stored import LearnedModel
 from hespas.estimators.measurements import Measurements
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import device_names, load_device
+from hespas.hardware import device_names, named_device
 from hespas.validators.calibration.learned_parts import Part, rows_of_part
 
 __all__ = ["errors_of_folds", "scored", "with_errors"]
@@ -30,7 +30,7 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
     known = set(device_names())
     for name in sorted(set(measured.hardware.used()) & known):
         mine = measured.on(name)
-        said = estimator.predict(mine.ops, load_device(name))
+        said = estimator.predict(mine.ops, named_device(name))
         ops = mine.ops
         labels = (ops.kind, ops.op, ops.scheme, ops.variant)
         keys = np.stack([each.row for each in labels], axis=1)

@@ -12,7 +12,7 @@ import pytest
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import LearnedModel, model_bytes
-from hespas.estimators.measurements import Measurements, read_measurements
+from hespas.estimators.measurements import Measurements, joined, read_measurements
 from hespas.estimators.operations import Labels
 from hespas.estimators.systolic import Systolic
 from hespas.graph import Diagnostics
@@ -26,7 +26,6 @@ from hespas.validators.calibration import (
     models_folder,
     write_calibration,
 )
-from hespas.validators.calibration.from_profiles import joined
 from hespas.validators.calibration.learned import FEWEST_MARGINS, fit_rows
 from hespas.validators.calibration.own_models import FEWEST_ROWS, own_parts, unused_name
 from tests.validators.small_tables import Time, products, vectors, write_table

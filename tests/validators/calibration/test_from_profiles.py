@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hespas.estimators.measurements import LeftOut, joined
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
-from hespas.validators.calibration import joined, measurements_of
+from hespas.validators.calibration import measurements_of
 from tests.validators.matching.small_profiles import Recording
 
 
@@ -47,7 +48,7 @@ def test_what_has_no_cost_is_counted_not_fitted() -> None:
     made.event("my::op", 7_000.0, shapes="[[64, 64]]", dtypes="float")
     found = measurements_of(made.build(), "H100-SXM")
     assert len(found) == 1
-    assert found.left_out == (("no known cost, or the time of others", 1),)
+    assert found.left_out == (LeftOut("no known cost, or the time of others", 1),)
 
 
 def test_several_recordings_are_one_table() -> None:

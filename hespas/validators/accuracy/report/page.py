@@ -11,7 +11,7 @@ import msgspec
 from hespas import __version__
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import UsageError
-from hespas.hardware import Device, find, load_device
+from hespas.hardware import Device, named_device
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.report.embedding import json_for_script, plotly_script
 from hespas.validators.accuracy.report.figures import (
@@ -150,7 +150,7 @@ def _known_devices(done: Accuracy) -> list[Device]:
     found: list[Device] = []
     for name in dict.fromkeys(each.hardware for each in done.cases):
         try:
-            found.append(load_device(find(name)))
+            found.append(named_device(name))
         except UsageError:
             continue
     return found
