@@ -28,6 +28,7 @@ __all__ = [
     "class_totals",
     "conversion_document",
     "convert",
+    "devices_document",
     "diagnostics_rows",
     "estimate",
     "estimate_document",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from hespas.api.documents import (
         Json,
         conversion_document,
+        devices_document,
         diagnostics_rows,
         estimate_document,
         estimators_document,
@@ -91,6 +93,7 @@ _HOMES = {
     "hespas.api.documents": (
         "Json",
         "conversion_document",
+        "devices_document",
         "diagnostics_rows",
         "estimate_document",
         "estimators_document",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
 from hespas.estimators.listing import list_estimators
 from hespas.estimators.operations import Operations
 from hespas.estimators.registry import estimator_factory
-from hespas.files.output import write_atomically
+from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
@@ -209,12 +210,15 @@ def table_estimate_document(
     return document
 
 
-def write_table_estimates(done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None) -> None:
+def write_table_estimates(
+    done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None, *, overwrite: bool = False
+) -> None:
     """Write the table as CSV, row by row as it is, with the columns ``duration_ns``, ``low_ns``, ``high_ns``,
-    ``estimator`` and where the model counts them ``cycles``. Unknown is an empty field.
+    ``estimator`` and where the model counts them ``cycles``. Unknown is an empty field. At once or not at
+    all; ``-`` is standard output. Raises ``OutputError`` where the file exists, without ``overwrite``.
 
-    A column of the table that has one of these names is written as ``table_NAME``, and said so. Replaces an
-    earlier file atomically.
+    A column of the table that has one of these names is written as ``table_NAME``, and said so. Texts that a
+    spreadsheet would calculate get an apostrophe before them.
     """
     frame = _texts_of(done.path)
     gained = dict(_gained(done))
@@ -224,10 +228,10 @@ def write_table_estimates(done: TableEstimates, path: Path, diagnostics: Diagnos
         listed = ", ".join(f"{name} as table_{name}" for name in taken)
         text = f"the table's own columns are written under other names: {listed}"
         diagnostics.warning("table.renamed-column", done.path.name, text, count=len(taken))
-    whole = renamed.assign(**gained)
-    write_atomically(
-        path, lambda temporary: whole.to_csv(temporary, index=False), overwrite=True, directory=False
-    )
+    texts = renamed.select_dtypes(exclude="number").map(inert_cell)
+    safe = renamed.assign(**{str(name): column for name, column in texts.items()})
+    whole = safe.rename(columns=lambda name: inert(str(name))).assign(**gained)
+    put(path, lambda temporary: whole.to_csv(temporary, index=False, errors="replace"), overwrite=overwrite)
 
 
 def _texts_of(path: Path) -> pd.DataFrame:
