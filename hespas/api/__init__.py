@@ -28,6 +28,7 @@ __all__ = [
     "class_totals",
     "conversion_document",
     "convert",
+    "devices_document",
     "diagnostics_rows",
     "estimate",
     "estimate_document",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from hespas.api.documents import (
         Json,
         conversion_document,
+        devices_document,
         diagnostics_rows,
         estimate_document,
         estimators_document,
@@ -89,6 +91,7 @@ _HOMES = {
     "hespas.api.documents": (
         "Json",
         "conversion_document",
+        "devices_document",
         "diagnostics_rows",
         "estimate_document",
         "estimators_document",

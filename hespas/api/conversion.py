@@ -93,13 +93,10 @@ def convert(
         value, origin = _opened(source, source_format, reading, found, stack)
         target = format_for_output(Path(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
-        noted = found.counts()
+        account = _Account(value, conservation, target, ranks, found)
         put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)
         with _placed(destination, stack) as place:
-            size = put(value, place)
-            told = _told(noted, found)
-            account = _as_written(conservation, Path(place), target, ranks, told)
-            events = event_account(value, Path(place), target, told, found)
+            size = put(value, place, check=account.take)
     return Conversion(
         source=str(source),
         destination=str(destination),
@@ -107,8 +104,8 @@ def convert(
         target_format=target.name,
         value=value,
         bytes_written=size,
-        conservation=_with_losses(account, told, found),
-        events=events,
+        conservation=account.conservation,
+        events=account.events,
         hardware=hardware or "",
         estimator=estimator if hardware else "",
         diagnostics=found,
@@ -241,10 +238,39 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
     return ranks
 
 
-def _told(noted: Mapping[str, int], found: Diagnostics) -> dict[str, int]:
-    """How many findings of each code there are beyond those ``noted``."""
-    counts = ((code, count - noted.get(code, 0)) for code, count in found.counts().items())
-    return {code: count for code, count in counts if count > 0}
+class _Account:
+    """What went in and what came out, taken from what was written before it replaces anything."""
+
+    def __init__(
+        self,
+        value: Value,
+        conservation: Conservation | None,
+        target: Format,
+        ranks: range | None,
+        found: Diagnostics,
+    ) -> None:
+        self.conservation = conservation
+        self.events: EventConservation | None = None
+        self._value, self._target, self._ranks, self._found = value, target, ranks, found
+        self._noted = found.counts()
+
+    def take(self, written: Path) -> None:
+        """Raise ``UnsupportedError`` where what was written cannot be read again."""
+        told = self._told()
+        try:
+            self.events = event_account(self._value, written, self._target, told, self._found)
+            sums = _as_written(self.conservation, written, self._target, self._ranks, told)
+        except (FormatError, UnsupportedError) as error:
+            raise UnsupportedError(
+                f"format {self._target.name!r} cannot hold this so that it is read again: {error.message}",
+                hint="choose another format: see hespas-convert --list-formats",
+            ) from error
+        self.conservation = _with_losses(sums, told, self._found)
+
+    def _told(self) -> dict[str, int]:
+        """How many findings of each code the writer added."""
+        counts = ((code, count - self._noted.get(code, 0)) for code, count in self._found.counts().items())
+        return {code: count for code, count in counts if count > 0}
 
 
 def _as_written(

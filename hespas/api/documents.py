@@ -12,13 +12,15 @@ from hespas.api.conversion import Conversion
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
 from hespas.api.events_account import EventConservation
 from hespas.api.preparation import Dropped
+from hespas.api.streams import put
 from hespas.estimators.listing import ListedEstimator
-from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics
+from hespas.hardware import Device
 
 __all__ = [
     "Json",
     "conversion_document",
+    "devices_document",
     "diagnostics_rows",
     "estimate_document",
     "estimators_document",
@@ -156,10 +158,12 @@ def estimate_document(
     return document
 
 
-def write_json(document: Mapping[str, Json], path: Path) -> None:
-    """Write a document, indented, replacing an earlier one atomically."""
+def write_json(document: Json, path: Path, *, overwrite: bool = False) -> None:
+    """Write a document, indented, at once or not at all; ``-`` is standard output. Raises ``OutputError``
+    where it exists already, without ``overwrite``.
+    """
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text), overwrite=True, directory=False)
+    put(path, lambda temporary: _write_text(temporary, text), overwrite=overwrite)
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -172,3 +176,54 @@ def estimators_document(rows: Sequence[ListedEstimator]) -> Mapping[str, Json]:
     document["diagnostics"] = []
     document["estimators"] = [{**asdict(row), "options": list(row.options)} for row in rows]
     return document
+
+
+def devices_document(devices: Sequence[Device]) -> Mapping[str, Json]:
+    """The devices that ship with the package: ``hespas.devices/1``. A peak is per device, dense or sparse as
+    it says; ``hespas hardware show`` tells the sources.
+    """
+    document = header("devices", [])
+    document["diagnostics"] = []
+    document["devices"] = [_device_row(device) for device in devices]
+    return document
+
+
+def _device_row(device: Device) -> Mapping[str, Json]:
+    return {
+        "name": device.name,
+        "vendor": device.vendor,
+        "family": device.family,
+        "kind": device.kind,
+        "description": device.description,
+        "aliases": list(device.aliases),
+        "tdp_w": finite(device.tdp_w),
+        "peaks": [
+            {
+                "unit": peak.unit,
+                "dtype": peak.dtype,
+                "density": peak.density,
+                "flops_per_s": finite(peak.flops_per_s),
+            }
+            for peak in device.peaks
+        ],
+        "memories": [
+            {
+                "level": memory.level,
+                "name": memory.name,
+                "capacity_bytes": memory.capacity_bytes,
+                "bandwidth_bytes_per_s": finite(memory.bandwidth_bytes_per_s),
+            }
+            for memory in device.memories
+        ],
+        "links": [
+            {
+                "name": link.name,
+                "kind": link.kind,
+                "bandwidth_bytes_per_s": finite(link.bandwidth_bytes_per_s),
+                "latency_ns": finite(link.latency_ns),
+                "links_per_device": link.links_per_device,
+                "devices_per_domain": link.devices_per_domain,
+            }
+            for link in device.links
+        ],
+    }

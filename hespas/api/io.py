@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile
-from hespas.graph.errors import InvariantError, UsageError
+from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 
 __all__ = ["check_version", "read", "write"]
 
@@ -44,11 +45,14 @@ def write(
     overwrite: bool = False,
     options: WriteOptions | None = None,
     diagnostics: Diagnostics | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> int:
     """Write a value; the format follows from the suffix unless named. Returns the bytes written.
 
-    The destination appears whole or not at all. Raises ``OutputError`` where it exists already (without
-    ``overwrite``) or cannot be written, ``UnsupportedError`` where the format cannot express the value.
+    The destination appears whole or not at all. ``check`` is called with the path of what is written before
+    it replaces anything: what it raises leaves the destination as it was. Raises ``OutputError`` where it
+    exists already (without ``overwrite``) or cannot be written, ``UnsupportedError`` where the format cannot
+    express the value.
     """
     destination = Path(path)
     chosen = format_for_output(destination, format, profile=isinstance(value, Profile))
@@ -56,6 +60,11 @@ def write(
     if writer is None:
         raise InvariantError(f"format {chosen.name} was chosen for writing and cannot write")
     check_destination(destination, overwrite=overwrite)
+    if isinstance(value, Profile) and chosen.profiles and not len(value):
+        raise UnsupportedError(
+            f"no event of a device was recorded, and format {chosen.name!r} holds nothing else",
+            hint="record what the device does too; hespas view SOURCE shows what there is",
+        )
     settings = options or WriteOptions()
     check_version(settings.version, chosen.write_versions, chosen.name, "--to-version")
     settings = replace(
@@ -64,11 +73,14 @@ def write(
         directory=settings.directory or _names_directory(path, destination),
     )
     found = diagnostics if diagnostics is not None else Diagnostics()
+
+    def fill(temporary: Path) -> None:
+        writer(value, temporary, settings, found)
+        if check is not None:
+            check(temporary)
+
     return write_atomically(
-        destination,
-        lambda temporary: writer(value, temporary, settings, found),
-        overwrite=overwrite,
-        directory=chosen.writes_directory(value, settings),
+        destination, fill, overwrite=overwrite, directory=chosen.writes_directory(value, settings)
     )
 
 

@@ -10,8 +10,8 @@ from typing import IO
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.api.estimation import estimate
+from hespas.api.streams import put
 from hespas.estimators import MissingPolicy
-from hespas.files.output import write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import UsageError
 from hespas.simulator import ClassResult, CriticalPath, Simulation, Simulator
@@ -123,14 +123,18 @@ def _rank_rows(timeline: Timeline) -> Iterator[str]:
         yield json.dumps(row, allow_nan=False)
 
 
-def write_simulation_json(document: Mapping[str, Json], timeline: Timeline, path: Path) -> None:
-    """Write a document with ``ranks``, one row per rank, replacing an earlier one atomically."""
+def write_simulation_json(
+    document: Mapping[str, Json], timeline: Timeline, path: Path, *, overwrite: bool = False
+) -> None:
+    """Write a document with ``ranks``, one row per rank, at once or not at all; ``-`` is standard output.
+    Raises ``OutputError`` where it exists already, without ``overwrite``.
+    """
 
     def fill(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8") as stream:
             _write(document, timeline, stream)
 
-    write_atomically(path, fill, overwrite=True, directory=False)
+    put(path, fill, overwrite=overwrite)
 
 
 def _write(document: Mapping[str, Json], timeline: Timeline, stream: IO[str]) -> None:

@@ -1,22 +1,94 @@
-"""Standard input and output as files: formats are told by content, and a result goes out when it is whole."""
+"""Standard input and output as files: formats are told by content, and a result goes out when it is whole.
+
+Documents and tables beside a result may also go to a pipe or a device, which nothing replaces.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import stat
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.graph.errors import OutputError, UsageError
 
-__all__ = ["STANDARD_STREAM", "check_streams", "spooled_input", "spooled_output"]
+__all__ = [
+    "STANDARD_STREAM",
+    "check_document",
+    "check_streams",
+    "is_standard_output",
+    "is_stream",
+    "put",
+    "spooled_input",
+    "spooled_output",
+]
 
 STANDARD_STREAM = "-"
+_STANDARD_OUTPUT = frozenset({STANDARD_STREAM, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
+
+
+def is_standard_output(path: Path | None) -> bool:
+    """Whether a document goes to standard output, however that is called."""
+    return str(path) in _STANDARD_OUTPUT
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a document that goes there replaces nothing: standard output, a pipe, a device."""
+    if is_standard_output(path):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_document(path: Path, *, overwrite: bool) -> None:
+    """Raise ``OutputError`` where :func:`put` cannot succeed, before any work is done."""
+    if is_standard_output(path):
+        if _bytes_of(sys.stdout) is None:
+            raise _closed()
+        return
+    if is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise OutputError("is not writable", path=str(path), hint="choose another destination")
+        return
+    if path.is_dir():
+        raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
+    check_destination(path, overwrite=overwrite)
+
+
+def put(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Let ``fill`` write a document: a file appears whole or not at all, and replaces another only with
+    ``overwrite``; standard output, a pipe or a device gets it once it is whole. Raises ``OutputError``.
+    """
+    if not is_stream(path):
+        write_atomically(path, fill, overwrite=overwrite, directory=False)
+        return
+    with ExitStack() as stack:
+        if is_standard_output(path):
+            fill(stack.enter_context(spooled_output(stack)))
+            return
+        spool = _scratch(stack) / "document"
+        fill(spool)
+        try:
+            with spool.open("rb") as content, path.open("wb") as stream:
+                shutil.copyfileobj(content, stream)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"cannot be written: {error.strerror or error}",
+                path=str(path),
+                hint="free some space or choose another destination",
+            ) from error
 
 
 def check_streams(source: str, destination: str) -> None:
@@ -54,7 +126,8 @@ def spooled_output(stack: ExitStack) -> Generator[Path]:
     """A file that goes to standard output once it is written. Raises ``OutputError`` where either fails."""
     spool = _scratch(stack) / "standard.output"
     try:
-        yield spool
+        with placed_at_once():
+            yield spool
     except OutputError as error:
         if error.path == str(spool):  # nobody knows the file
             error.path, error.hint = STANDARD_STREAM, _room_hint(spool.parent)

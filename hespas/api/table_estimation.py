@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
 from hespas.estimators.listing import list_estimators
 from hespas.estimators.operations import Operations
 from hespas.estimators.registry import estimator_factory
-from hespas.files.output import write_atomically
+from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
@@ -260,15 +261,18 @@ def table_estimate_document(
     return document
 
 
-def write_table_estimates(done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None) -> None:
+def write_table_estimates(
+    done: TableEstimates, path: Path, diagnostics: Diagnostics | None = None, *, overwrite: bool = False
+) -> None:
     """Write the table as CSV, row by row as it is, with the columns ``duration_ns``, ``low_ns``, ``high_ns``,
-    ``estimator`` and where the model counts them ``cycles``. Unknown is an empty field.
+    ``estimator`` and where the model counts them ``cycles``. Unknown is an empty field. At once or not at
+    all; ``-`` is standard output. Raises ``OutputError`` where the file exists, without ``overwrite``.
 
-    A column of the table that has one of these names is written as ``table_NAME``, and said so. Replaces an
-    earlier file atomically.
+    A column of the table that has one of these names is written as ``table_NAME``, and said so. Texts that a
+    spreadsheet would calculate get an apostrophe before them.
     """
     writer = _Rows(done)
-    write_atomically(path, writer.fill, overwrite=True, directory=False)
+    put(path, writer.fill, overwrite=overwrite)
     if writer.taken and diagnostics is not None:
         listed = ", ".join(f"{name} as table_{name}" for name in writer.taken)
         text = f"the table's own columns are written under other names: {listed}"
@@ -288,13 +292,18 @@ class _Rows:
 
         kept = _named_columns(self.done.path)
         at = 0
-        with temporary.open("w", encoding="utf-8", newline="") as stream:
+        with temporary.open("w", encoding="utf-8", errors="replace", newline="") as stream:
             for frame in text_batches(self.done.path):
                 rows = slice(at, at + len(frame))
                 gained = dict(_gained(self.done, rows))
                 self.taken = sorted(set(gained) & set(kept))
                 renamed = frame[kept].rename(columns={name: f"table_{name}" for name in self.taken})
-                renamed.assign(**gained).to_csv(stream, index=False, header=not at)
+                texts = renamed.select_dtypes(exclude="number").map(inert_cell)
+                safe = renamed.assign(**{str(name): column for name, column in texts.items()})
+                whole = safe.rename(columns={name: inert(str(name)) for name in safe.columns}).assign(
+                    **gained
+                )
+                whole.to_csv(stream, index=False, header=not at)
                 at = rows.stop
 
 

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 
 from hespas.api.estimation import NodeEstimates
-from hespas.files.output import write_atomically
+from hespas.api.streams import put
+from hespas.files.cells import inert_cell
 from hespas.graph import Estimate, OpClass, OpGraph
 
 __all__ = ["write_estimates_csv"]
@@ -35,17 +36,20 @@ _HEADER = (
 )
 
 
-def write_estimates_csv(done: NodeEstimates, path: Path) -> None:
-    """Write all nodes of all rank classes; unknown is an empty field. Replaces an earlier file atomically."""
+def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
+    """Write all nodes of all rank classes, at once or not at all; unknown is an empty field, ``-`` is
+    standard output. Raises ``OutputError`` where the file exists already, without ``overwrite``.
+    """
 
     def fill(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
+        with temporary.open("w", newline="", encoding="utf-8", errors="replace") as stream:
             writer = csv.writer(stream)
             writer.writerow(_HEADER)
             pairs = zip(done.workload.classes, done.estimates, strict=True)
-            writer.writerows(chain.from_iterable(_rows(index, *pair) for index, pair in enumerate(pairs)))
+            rows = chain.from_iterable(_rows(index, *pair) for index, pair in enumerate(pairs))
+            writer.writerows([inert_cell(cell) for cell in row] for row in rows)
 
-    write_atomically(path, fill, overwrite=True, directory=False)
+    put(path, fill, overwrite=overwrite)
 
 
 def _rows(index: int, graph: OpGraph, estimated: Estimate) -> Iterator[tuple[object, ...]]:

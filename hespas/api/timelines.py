@@ -50,11 +50,12 @@ def _suffix(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix
 
 
-def check_timeline(path: Path, *, beside: bool = False) -> None:
+def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False) -> None:
     """Refuse a file that :func:`write_timeline` cannot write, before any work is done.
 
     Raises ``UsageError`` where its name tells no format, or a table where a profile is to stand ``beside``;
-    ``OutputError`` where it cannot be written, or holds a workload or a measured profile.
+    ``OutputError`` where it exists already (without ``overwrite``), cannot be written, or holds a workload
+    or a measured profile.
     """
     suffix = _suffix(path)
     if suffix != _TABLE and suffix not in _VIEWED:
@@ -65,9 +66,9 @@ def check_timeline(path: Path, *, beside: bool = False) -> None:
             "a table holds one run, nothing beside it", path=str(path),
             hint="name it FILE.json or FILE.pftrace, or leave out --beside",
         )  # fmt: skip
-    check_destination(path, overwrite=True)
     if path.is_dir():
         raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
+    check_destination(path, overwrite=overwrite)
     if path.exists() and is_recognised(path) and not _is_timeline(path):
         raise OutputError(
             "holds a workload or a measured profile, and no earlier timeline", path=str(path),
@@ -94,16 +95,17 @@ def write_timeline(
     *,
     beside: Profile | None = None,
     hardware: str = "",
+    overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a simulated run, and a measured profile ``beside`` it, replacing an earlier file atomically.
+    """Write a simulated run, and a measured profile ``beside`` it, at once or not at all.
 
     The name tells the format: Chrome trace, Perfetto trace, or a table of the spans, whose device is
     ``simulated HARDWARE``. Returns the bytes written. Raises as :func:`check_timeline` does, and
     ``UsageError`` where the timeline is not of this workload.
     """
-    check_timeline(path, beside=beside is not None)
+    check_timeline(path, beside=beside is not None, overwrite=overwrite)
     found = diagnostics if diagnostics is not None else Diagnostics()
     options = WriteOptions(name=path.name, progress=progress)
     run = Simulated(timeline, workload)
@@ -119,7 +121,7 @@ def write_timeline(
         write = cast("_WriteDisplayed", import_module(_VIEWED[suffix]).write_displayed)
         write(values, temporary, options, found)
 
-    return write_atomically(path, fill, overwrite=True, directory=False)
+    return write_atomically(path, fill, overwrite=overwrite, directory=False)
 
 
 def _write_table(

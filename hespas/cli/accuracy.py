@@ -11,6 +11,8 @@ import typer
 
 from hespas.cli.accuracy_text import show_accuracy, show_changes
 from hespas.cli.reports import (
+    JsonOption,
+    OverwriteOption,
     check_apart,
     check_once,
     check_reports,
@@ -18,6 +20,7 @@ from hespas.cli.reports import (
     hardware_files,
     limit_of,
     report_folder,
+    write_document,
 )
 from hespas.cli.session import DebugOption, ProgressOption, command_line, emit, progress_bar, say_diagnostics
 from hespas.graph.errors import UsageError
@@ -34,7 +37,6 @@ __all__ = [
     "compare",
     "read_program",
     "read_tables",
-    "write_document",
 ]
 
 _MOST_SENTENCES = 50
@@ -91,13 +93,11 @@ def accuracy(
         list[str] | None, typer.Option(metavar="NAME", help="An estimator (default roofline); repeatable.")
     ] = None,
     report: _ReportOption = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
     max_mape: _MapeOption = None,
     max_e2e: _StepOption = None,
     min_coverage: _CoverageOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of DIR.")] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -109,7 +109,7 @@ def accuracy(
 
     diagnostics = Diagnostics()
     inputs = [*(measured or ()), *(table or ())]
-    with command_line(debug, diagnostics, str(inputs[0]) if inputs else ""):
+    with command_line(debug, diagnostics, str(inputs[0]) if inputs else "", documents=[json_file]):
         limits = _limits(max_mape, max_e2e, min_coverage)
         asked = _Asked(
             measured=measured or [],
@@ -192,11 +192,12 @@ def _check_files(asked: _Asked) -> None:
             check_apart("--report", file, reads)
         check_folder(asked.report, overwrite=asked.overwrite)
         reads["--report"] = files
-    check_reports({"--json": asked.json_file}, reads)
+    check_reports({"--json": asked.json_file}, reads, overwrite=asked.overwrite)
 
 
 def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics) -> Accuracy:
     """Read, compare, write the reports."""
+    from hespas.files.output import placed_together
     from hespas.validators.accuracy import accuracy as run
     from hespas.validators.accuracy import accuracy_json
 
@@ -210,21 +211,22 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
         inputs=[str(path) for path in asked.inputs],
         diagnostics=diagnostics,
     )
-    if asked.json_file:
-        write_document(accuracy_json(done, limits), asked.json_file)
-    if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+    with placed_together():
+        if asked.json_file:
+            write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
+        if asked.report:
+            from hespas.validators.accuracy.folder import write_report
 
-        write_report(
-            done,
-            limits,
-            asked.report,
-            overwrite=asked.overwrite,
-            hardware=asked.hardware,
-            estimators=asked.models,
-            profiles=profiles,
-            workload=program,
-        )
+            write_report(
+                done,
+                limits,
+                asked.report,
+                overwrite=asked.overwrite,
+                hardware=asked.hardware,
+                estimators=asked.models,
+                profiles=profiles,
+                workload=program,
+            )
     return done
 
 
@@ -232,6 +234,7 @@ def _compared_tables(
     asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics
 ) -> Accuracy:
     """The same for tables."""
+    from hespas.files.output import placed_together
     from hespas.validators.accuracy import accuracy_json, accuracy_of_tables
 
     done = accuracy_of_tables(
@@ -242,15 +245,21 @@ def _compared_tables(
         inputs=[str(path) for path in asked.inputs],
         diagnostics=diagnostics,
     )
-    if asked.json_file:
-        write_document(accuracy_json(done, limits), asked.json_file)
-    if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+    with placed_together():
+        if asked.json_file:
+            write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
+        if asked.report:
+            from hespas.validators.accuracy.folder import write_report
 
-        devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
-        write_report(
-            done, limits, asked.report, overwrite=asked.overwrite, hardware=devices, estimators=asked.models
-        )
+            devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
+            write_report(
+                done,
+                limits,
+                asked.report,
+                overwrite=asked.overwrite,
+                hardware=devices,
+                estimators=asked.models,
+            )
     return done
 
 
@@ -294,16 +303,6 @@ def _profiles(paths: list[Path], progress: bool | None, diagnostics: Diagnostics
     return found
 
 
-def write_document(content: bytes, path: Path) -> None:
-    """Write a JSON document at once or not at all."""
-    from hespas.files.output import write_atomically
-
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, fill, overwrite=True, directory=False)
-
-
 def _verdict(done: Accuracy, limits: Thresholds) -> None:
     exceeded = done.exceeded(limits)
     for sentence in exceeded:
@@ -319,23 +318,22 @@ def compare(
         float | None,
         typer.Option(metavar="X", help="Exit 1 where an error grew by more; 0.01 is a percentage point."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the differences as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """What got better or worse between two accuracy reports.
 
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
-    with command_line(debug):
+    with command_line(debug, documents=[json_file]):
         from hespas.validators.accuracy import compare_reports, comparison_json
 
         limit = limit_of("--max-regression", max_regression)
-        check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]})
+        check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]}, overwrite=overwrite)
         done = compare_reports(base, new)
         if json_file:
-            write_document(comparison_json(done, limit), json_file)
+            write_document(comparison_json(done, limit), json_file, overwrite=overwrite)
         show_changes(done)
         exceeded = done.exceeded(limit)
         for sentence in exceeded[:_MOST_SENTENCES]:

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.accuracy import TablesOption, WorkloadOption, read_program, read_tables, write_document
+from hespas.cli.accuracy import TablesOption, WorkloadOption, read_program, read_tables
 from hespas.cli.accuracy_text import percent, show_summary, signed
-from hespas.cli.reports import check_apart, check_once, check_reports, hardware_files, report_folder
+from hespas.cli.reports import (
+    JsonOption,
+    check_apart,
+    check_once,
+    check_reports,
+    hardware_files,
+    report_folder,
+    write_document,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -89,12 +97,10 @@ def calibrate(
     date: Annotated[
         str, typer.Option(metavar="YYYY-MM-DD", help="Date written into the file (default today).")
     ] = "",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write fits and errors as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
     report: _ReportOption = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE.toml, its models and files of DIR.")
+        bool, typer.Option("--overwrite", help="Replace FILE.toml, its models, files of DIR, and FILE.")
     ] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
@@ -120,7 +126,8 @@ def calibrate(
         report=report,
         overwrite=overwrite,
     )
-    with command_line(debug, diagnostics, str(asked.recorded[0]) if asked.recorded else ""):
+    recorded = str(asked.recorded[0]) if asked.recorded else ""
+    with command_line(debug, diagnostics, recorded, documents=[json_file]):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
@@ -181,8 +188,9 @@ def _check(asked: _Asked) -> None:
         for folder in folders:
             check_folder(folder, overwrite=asked.overwrite)
         reads["--report"] = files
-    check_reports({"--out": asked.out, "--json": asked.json_file}, reads)
+    check_apart("--out", asked.out, reads)
     check_destination(asked.out, overwrite=asked.overwrite)
+    check_reports({"--json": asked.json_file}, {**reads, "--out": [asked.out]}, overwrite=asked.overwrite)
     if "learned" in asked.estimators or _names_models(asked.hardware):
         models = {"the folder of learned models": [models_folder(asked.out)]}
         for option, written in (("--report", asked.report), ("--json", asked.json_file)):
@@ -291,13 +299,16 @@ def _percent(share: float | None) -> str:
 
 def _write(asked: _Asked, done: Calibration) -> None:
     """Documents first: once the hardware file is there, all is."""
+    from hespas.files.output import placed_together
     from hespas.validators.calibration import FitMemory, calibration_json, models_folder, write_calibration
 
-    if asked.json_file:
-        write_document(calibration_json(done, [str(path) for path in asked.inputs]), asked.json_file)
-    if asked.report:
-        _write_reports(asked, done)
-    write_calibration(done, asked.out, overwrite=asked.overwrite)
+    with placed_together():
+        if asked.json_file:
+            document = calibration_json(done, [str(path) for path in asked.inputs])
+            write_document(document, asked.json_file, overwrite=asked.overwrite)
+        if asked.report:
+            _write_reports(asked, done)
+        write_calibration(done, asked.out, overwrite=asked.overwrite)
     FitMemory.beside(asked.out).forget()
     rows = sum(table.fitted for table in done.tables)
     parts = [counted(len(done.fits), "fit")] if done.fits else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import check_reports, list_file
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -26,7 +26,7 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hespas.api import Conversion
+    from hespas.api import Conversion, Json
     from hespas.api.events_account import EventConservation
     from hespas.api.preparation import Dropped
 
@@ -82,13 +82,17 @@ _GranularityOption = Annotated[
 _MissingOption = Annotated[
     _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
 ]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DST where it exists.")]
+_Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace DST, and the file of --log-json, where it exists.")
+]
 _Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Threads for writing rank files.")]
 _LogJson = Annotated[
-    Path | None, typer.Option("--log-json", metavar="FILE", help="Write what was done, as JSON.")
+    Path | None, typer.Option("--log-json", metavar="FILE|-", help="Write what was done, as JSON.")
 ]
 _ListFormats = Annotated[bool, typer.Option("--list-formats", help="List the formats and leave.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="With --list-formats: as JSON.")]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="With --list-formats: as JSON, to standard output or a FILE behind it.")
+]
 _Version = Annotated[
     bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
 ]
@@ -125,16 +129,16 @@ def convert(
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, source):
+    with command_line(debug, diagnostics, source, documents=[log_json]):
         if list_formats:
-            _list_formats(as_json)
+            _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return
-        if not source or not destination:
-            raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
-        check_reports({"--log-json": log_json}, {"SRC": [source], "DST": [destination]})
+        _check(source, destination, log_json, overwrite=overwrite)
+        from hespas.api import conversion_document, write_json
         from hespas.api import convert as run
+        from hespas.files.output import placed_together
 
-        with progress_bar("converting", progress) as callback:
+        with placed_together(), progress_bar("converting", progress) as callback:
             done = run(
                 source,
                 destination,
@@ -154,16 +158,17 @@ def convert(
                 progress=callback,
                 diagnostics=diagnostics,
             )
-        _tell(done, log_json)
+            if log_json:
+                write_json(conversion_document(done), log_json, overwrite=overwrite)
+        _report(done)
 
 
-def _tell(done: Conversion, log_json: Path | None) -> None:
-    if log_json:
-        from hespas.api import conversion_document, write_json
-
-        write_json(conversion_document(done), log_json)
-    say_diagnostics(done.diagnostics, done.source)
-    _report(done)
+def _check(source: str, destination: str, log_json: Path | None, *, overwrite: bool) -> None:
+    """Refuse what is not said, and a log that cannot be written, before any work is done."""
+    if not source or not destination:
+        raise UsageError("SRC and DST are needed", hint=_EXAMPLE)
+    others = {"SRC": [source], "DST": [destination]}
+    check_reports({"--log-json": log_json}, others, overwrite=overwrite)
 
 
 def _parse_ranks(text: str) -> range | None:
@@ -179,12 +184,16 @@ def _parse_ranks(text: str) -> range | None:
     return range(low, high + 1)
 
 
-def _list_formats(as_json: bool) -> None:
+def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:
+    """Print the table, or write it as JSON: SRC is then the file behind ``--json``."""
     from hespas.converters import format_names, load_format
 
+    if destination:
+        raise UsageError("--list-formats converts nothing", hint="leave SRC and DST out")
+    json_file = list_file(Path(source) if source else None, as_json=as_json, overwrite=overwrite)
     formats = [load_format(name) for name in format_names()]
-    if as_json:
-        rows = [
+    if json_file:
+        rows: list[Json] = [
             {
                 "name": entry.name,
                 "title": entry.title,
@@ -198,9 +207,9 @@ def _list_formats(as_json: bool) -> None:
             }
             for entry in formats
         ]
-        import json
+        from hespas.api import write_json
 
-        emit(json.dumps(rows, indent=2).split("\n"))
+        write_json(rows, json_file, overwrite=overwrite)
         return
     lines = [
         (
@@ -215,7 +224,8 @@ def _list_formats(as_json: bool) -> None:
 
 
 def _report(done: Conversion) -> None:
-    """The account of a conversion on standard error: standard output may carry the result."""
+    """Findings and account of a conversion on standard error: standard output may carry the result."""
+    say_diagnostics(done.diagnostics, done.source)
     say(
         f"{done.source} ({done.source_format}) -> "
         f"{done.destination} ({done.target_format}, {bytes_text(done.bytes_written)})"

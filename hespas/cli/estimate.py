@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports, estimator_files, hardware_files
+from hespas.cli.reports import (
+    JsonOption,
+    OverwriteOption,
+    check_reports,
+    estimator_files,
+    hardware_files,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -60,10 +66,11 @@ def estimate(
     num_devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write one row per operation.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the sums as JSON.")
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv|-", help="Write one row per operation.")
     ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -71,8 +78,9 @@ def estimate(
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(table or source)):
-        asked = _Asked(hardware, _with_array(estimator, array, dataflow), out, json_file, diagnostics)
+    with command_line(debug, diagnostics, str(table or source), documents=[out, json_file]):
+        model = _with_array(estimator, array, dataflow)
+        asked = _Asked(hardware, model, out, json_file, overwrite, diagnostics)
         if table is not None:
             _refuse_with_table({"SRC": source, "--from": source_format, "--num-devices": num_devices})
             _estimate_table(table, asked)
@@ -90,6 +98,7 @@ class _Asked:
     estimator: str
     out: Path | None
     json_file: Path | None
+    overwrite: bool
     diagnostics: Diagnostics
 
     def check_reports(self, role: str, source: Path) -> None:
@@ -99,7 +108,7 @@ class _Asked:
             "--hardware": hardware_files(self.hardware),
             "--estimator": estimator_files(self.estimator),
         }
-        check_reports({"--out": self.out, "--json": self.json_file}, reads)
+        check_reports({"--out": self.out, "--json": self.json_file}, reads, overwrite=self.overwrite)
 
 
 def _with_array(estimator: str, array: str, dataflow: str) -> str:
@@ -126,6 +135,7 @@ def _estimate_program(
 ) -> None:
     from hespas import api
     from hespas.converters import ReadOptions
+    from hespas.files.output import placed_together
 
     asked.check_reports("SRC", source)
     diagnostics = asked.diagnostics
@@ -135,25 +145,29 @@ def _estimate_program(
         done = api.estimate(
             value, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics, progress=callback
         )
-    if asked.out:
-        api.write_estimates_csv(done, asked.out)
-    if asked.json_file:
-        document = api.estimate_document(done, str(source), asked.hardware, asked.estimator, diagnostics)
-        api.write_json(document, asked.json_file)
+    with placed_together():
+        if asked.out:
+            api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
+        if asked.json_file:
+            document = api.estimate_document(done, str(source), asked.hardware, asked.estimator, diagnostics)
+            api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
     _show_estimates(done)
 
 
 def _estimate_table(table: Path, asked: _Asked) -> None:
     from hespas import api
+    from hespas.files.output import placed_together
 
     asked.check_reports("--table", table)
     diagnostics = asked.diagnostics
     done = api.estimate_table(table, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics)
-    if asked.out:
-        api.write_table_estimates(done, asked.out, diagnostics)
-    if asked.json_file:
-        api.write_json(api.table_estimate_document(done, asked.estimator, diagnostics), asked.json_file)
+    with placed_together():
+        if asked.out:
+            api.write_table_estimates(done, asked.out, diagnostics, overwrite=asked.overwrite)
+        if asked.json_file:
+            document = api.table_estimate_document(done, asked.estimator, diagnostics)
+            api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, table)
     _show_table(done)
 

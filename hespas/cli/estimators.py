@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
 from hespas.cli.session import DebugOption, command_line, emit
 from hespas.cli.text import table_text
 
@@ -13,21 +12,22 @@ __all__ = ["estimators"]
 
 
 def estimators(
+    json_file: ListFile = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    as_json: Annotated[bool, ListOption] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """The estimators: what each is, whether it can be used here, and what to install."""
     with command_line(debug):
+        place = list_file(json_file, as_json=as_json, overwrite=overwrite)
         from hespas.estimators.listing import list_estimators
 
         rows = list_estimators()
-        if as_json:
-            import json
-
+        if place:
             from hespas import api
 
-            emit(json.dumps(api.estimators_document(rows), indent=2).split("\n"))
+            api.write_json(api.estimators_document(rows), place, overwrite=overwrite)
             return
         lines = [(row.name, "yes" if row.available else "no", row.what, row.detail) for row in rows]
         emit(table_text(("estimator", "usable", "what", "detail"), lines, left=(0, 1, 2, 3)))

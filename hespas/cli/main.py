@@ -9,6 +9,7 @@ import typer
 
 from hespas.cli.estimate import estimate
 from hespas.cli.estimators import estimators
+from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
 from hespas.cli.session import DebugOption, command_line, emit, version
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
@@ -51,12 +52,24 @@ def common(
 
 
 @hardware_app.command("list")
-def hardware_list(debug: Annotated[bool, DebugOption] = False) -> None:
+def hardware_list(
+    json_file: ListFile = None,
+    *,
+    as_json: Annotated[bool, ListOption] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    debug: Annotated[bool, DebugOption] = False,
+) -> None:
     """The devices that ship with the package."""
     with command_line(debug):
+        place = list_file(json_file, as_json=as_json, overwrite=overwrite)
         from hespas.hardware import device_names, load_device
 
         devices = [load_device(name) for name in device_names()]
+        if place:
+            from hespas import api
+
+            api.write_json(api.devices_document(devices), place, overwrite=overwrite)
+            return
         lines = [
             (
                 device.name,

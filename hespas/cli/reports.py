@@ -7,45 +7,67 @@ import re
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from hespas.graph.errors import OutputError, UsageError
 
 __all__ = [
+    "JsonOption",
+    "ListFile",
+    "ListOption",
+    "OverwriteOption",
     "check_apart",
     "check_once",
     "check_reports",
     "estimator_files",
     "hardware_files",
     "limit_of",
+    "list_file",
     "report_folder",
+    "write_document",
 ]
 
 _TABLE = "--out"
 """The option of tables, which cannot be told from those that hold measured operations."""
 
+JsonOption = typer.Option("--json", metavar="FILE|-", help="Write all figures as JSON; - is standard output.")
+ListFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE|-]", help="With --json: where to write it.", show_default=False),
+]
+ListOption = typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
+OverwriteOption = typer.Option("--overwrite", help="Replace files that the options name.")
 
-def check_reports(reports: Mapping[str, Path | None], others: Mapping[str, Sequence[str | Path]]) -> None:
+
+def check_reports(
+    reports: Mapping[str, Path | None], others: Mapping[str, Sequence[str | Path]], *, overwrite: bool
+) -> None:
     """Raise ``OutputError`` or ``UsageError`` where a report of an option cannot be written, or would replace
-    what the same command reads or writes, another report of it, or any file with a workload or profile.
+    what the same command reads or writes, another report of it, any file without ``overwrite``, or one with a
+    workload or profile.
 
-    An earlier report is replaced. ``others`` are the paths of each argument.
+    ``others`` are the paths of each argument. Standard output (``-``), pipes and devices take a report too.
     """
+    from hespas.api.streams import check_document, is_standard_output, is_stream
     from hespas.converters import is_recognised
-    from hespas.files.output import check_destination
 
     taken = {role: list(paths) for role, paths in others.items()}
+    streams = ["DST"] if "-" in taken.get("DST", ()) else []
     for option, path in reports.items():
         if path is None:
             continue
-        if str(path) == "-":
-            raise UsageError(f"{option} - names no file", hint=f"{option} report{_suffix(option)}")
-        check_destination(path, overwrite=True)
-        if path.is_dir():
-            raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")
-        check_apart(option, path, taken)
-        if path.exists() and option != _TABLE and is_recognised(path):
+        if not is_stream(path):
+            check_apart(option, path, taken)
+        check_document(path, overwrite=overwrite)
+        if is_standard_output(path):
+            if streams:
+                raise UsageError(
+                    f"{option} and {streams[0]} both go to standard output", hint=f"{option} FILE"
+                )
+            streams.append(option)
+        if not is_stream(path) and path.exists() and option != _TABLE and is_recognised(path):
             raise OutputError(
                 "holds a workload or a profile, and no earlier report",
                 path=str(path),
@@ -94,6 +116,27 @@ def report_folder(text: str) -> Path:
     return Path(text)
 
 
+def write_document(content: bytes, path: Path, *, overwrite: bool) -> None:
+    """Write a document at once or not at all; ``-`` is standard output."""
+    from hespas.api.streams import put
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    put(path, fill, overwrite=overwrite)
+
+
+def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | None:
+    """Where the JSON of a list goes: ``--json`` takes a file or none. Raises as ``check_reports`` does."""
+    if not as_json:
+        if path:
+            raise UsageError(f"unexpected argument {str(path)!r}", hint="add --json to write the list there")
+        return None
+    place = path or Path("-")
+    check_reports({"--json": place}, {}, overwrite=overwrite)
+    return place
+
+
 def limit_of(option: str, value: float | None, most: float = inf) -> float:
     """The limit of an option, NaN where it is not given. Raises ``UsageError`` for one that nothing, or
     everything, could pass: below 0, above ``most``, or no finite number.
@@ -104,10 +147,6 @@ def limit_of(option: str, value: float | None, most: float = inf) -> float:
         span = f"a number from 0 to {most:g}" if isfinite(most) else "a number of at least 0"
         raise UsageError(f"{option} {value:g} is no limit", hint=f"give {span}: 0.1 is 10 %")
     return value
-
-
-def _suffix(option: str) -> str:
-    return {"--html": ".html", _TABLE: ".csv"}.get(option, ".json")
 
 
 def _same(one: Path, other: Path) -> bool:

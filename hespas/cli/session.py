@@ -6,17 +6,20 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
 import typer
 
+from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import HespasError, OutputError, clipped, exit_code
+from hespas.graph.plugins import set_aside
 
 __all__ = [
     "DebugOption",
@@ -49,15 +52,26 @@ def version(show: bool) -> None:
         raise typer.Exit
 
 
+_RESULT_ON_OUTPUT: ContextVar[bool] = ContextVar("_RESULT_ON_OUTPUT", default=False)
+
+
 @contextmanager
-def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: str = "") -> Generator[None]:
+def command_line(
+    debug: bool,
+    diagnostics: Diagnostics | None = None,
+    source: str = "",
+    *,
+    documents: Sequence[Path | None] = (),
+) -> Generator[None]:
     """Run a command's body: an error becomes one message on standard error and its class's exit code.
 
-    What ``diagnostics`` holds by then about ``source`` is told first: it often says why.
+    What ``diagnostics`` holds by then about ``source`` is told first: it often says why. Where one of
+    ``documents`` is standard output, it holds that alone, and :func:`emit` writes to standard error.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    _heed_signals()
     gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
     _fill_closed_descriptors()
+    before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
         with _flushed_output():
             yield
@@ -86,6 +100,20 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
             )
         )
         raise typer.Exit(exit_code(error)) from error
+    finally:
+        _RESULT_ON_OUTPUT.reset(before)
+        for sentence in set_aside():
+            say(f"warning: {sentence}")
+
+
+def _heed_signals() -> None:
+    """Whoever ends the command, or closes its terminal, gets the same as by Ctrl-C: nothing half-written.
+    What the caller lets be ignored (``nohup``) stays ignored.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no terminal to hang up
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _told(error: HespasError) -> list[str]:
@@ -151,6 +179,9 @@ def _lines(text: str | Iterable[str]) -> str:
 
 def emit(text: str | Iterable[str]) -> None:
     """Write a line, or lines, to standard output. Raises ``OutputError`` where that is closed or full."""
+    if _RESULT_ON_OUTPUT.get():
+        say(text)
+        return
     if sys.stdout is None:
         raise OutputError("standard output is closed", hint="add > FILE")
     _written(sys.stdout, _lines(text))

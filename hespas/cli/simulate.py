@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_apart, check_reports, hardware_files
+from hespas.cli.reports import JsonOption, OverwriteOption, check_apart, check_reports, hardware_files
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -55,15 +55,14 @@ def simulate(
     missing: Annotated[
         _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
     ] = _Missing.WARN,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON, rank by rank.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
     ] = None,
     beside: Annotated[
         Path | None, typer.Option(metavar="PROFILE", help="Show this measured profile in the same timeline.")
     ] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -74,12 +73,13 @@ def simulate(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(source)):
+    with command_line(debug, diagnostics, str(source), documents=[json_file]):
         from hespas import api
         from hespas.converters import ReadOptions
+        from hespas.files.output import placed_together
 
-        drawn = _Drawn(timeline, beside)
-        drawn.check(source, hardware, json_file)
+        drawn = _Drawn(timeline, beside, json_file, overwrite)
+        drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
@@ -92,22 +92,23 @@ def simulate(
                 diagnostics=diagnostics,
                 progress=callback,
             )
+        with placed_together():
             drawn.write(done, value, measured, hardware, diagnostics)
-        if json_file:
-            document = api.simulation_document(done, str(source), hardware, estimator, diagnostics)
-            api.write_simulation_json(document, done.timeline, json_file)
+            drawn.write_json(done, str(source), hardware, estimator, diagnostics)
         say_diagnostics(diagnostics, source)
         _show(done)
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The timeline that is asked for, and the profile beside it."""
+    """The timeline that is asked for, the profile beside it, and the document."""
 
     file: Path | None
     beside: Path | None
+    json_file: Path | None
+    overwrite: bool
 
-    def check(self, source: Path, hardware: str, json_file: Path | None) -> None:
+    def check(self, source: Path, hardware: str) -> None:
         """Refuse files that cannot be written, or would replace what is read, before any work is done."""
         from hespas import api
         from hespas.graph.errors import UsageError
@@ -118,10 +119,10 @@ class _Drawn:
         if self.beside and not self.file:
             raise UsageError("--beside shows a profile in a timeline", hint="add --timeline FILE.json")
         if self.file:
-            api.check_timeline(self.file, beside=self.beside is not None)
             check_apart("--timeline", self.file, taken)
+            api.check_timeline(self.file, beside=self.beside is not None, overwrite=self.overwrite)
             taken["--timeline"] = [self.file]
-        check_reports({"--json": json_file}, taken)
+        check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
 
     def measured(self, progress: Callable[[int, int], None] | None) -> Profile | None:
         """The profile beside the run, if any; what is found in it is told at once, under its name."""
@@ -149,14 +150,30 @@ class _Drawn:
         hardware: str,
         diagnostics: Diagnostics,
     ) -> None:
-        """Write the file, if one is asked for."""
+        """Write the timeline, if one is asked for."""
         from hespas import api
         from hespas.graph import Workload
 
         if self.file and isinstance(value, Workload):
             api.write_timeline(
-                done.timeline, value, self.file, beside=measured, hardware=hardware, diagnostics=diagnostics
+                done.timeline,
+                value,
+                self.file,
+                beside=measured,
+                hardware=hardware,
+                overwrite=self.overwrite,
+                diagnostics=diagnostics,
             )
+
+    def write_json(
+        self, done: Simulation, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
+    ) -> None:
+        """Write the document, if one is asked for."""
+        from hespas import api
+
+        if self.json_file:
+            document = api.simulation_document(done, source, hardware, estimator, diagnostics)
+            api.write_simulation_json(document, done.timeline, self.json_file, overwrite=self.overwrite)
 
 
 def _show(done: Simulation) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import JsonOption, OverwriteOption, check_reports, write_document
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -82,9 +82,8 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file: adds rules that need it."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -92,13 +91,15 @@ def check(
 
     hespas-validate check traces/ --profile astra-sim
     """
-    with command_line(debug):
+    with command_line(debug, documents=[json_file]):
         if list_rules:
             _list_rules()
             return
         if not paths:
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
-        check_reports({"--json": json_file}, {"PATH": paths})
+        configs = [path for path in (system_config, network_config, memory_config) if path]
+        reads = {"PATH": paths, "a configuration": configs}
+        check_reports({"--json": json_file}, reads, overwrite=overwrite)
         from hespas.validators import CheckOptions, to_json
         from hespas.validators import check as run
 
@@ -111,19 +112,10 @@ def check(
         )
         result = run(paths, profile.value if profile else None, options)
         if json_file:
-            _write(to_json(result), json_file)
+            write_document(to_json(result), json_file, overwrite=overwrite)
         _show(result)
         if result.exit_code:
             raise typer.Exit(result.exit_code)
-
-
-def _write(content: bytes, path: Path) -> None:
-    from hespas.files.output import write_atomically
-
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, fill, overwrite=True, directory=False)
 
 
 def _show(result: CheckResult) -> None:
@@ -164,12 +156,11 @@ def roundtrip(
     formats: Annotated[
         str, typer.Option(metavar="A,B", help="Try only these formats: see hespas-convert --list-formats.")
     ] = "",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the matrix as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the matrix as an HTML page.")
+        Path | None, typer.Option("--html", metavar="FILE|-", help="Write the matrix as an HTML page.")
     ] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
@@ -178,18 +169,21 @@ def roundtrip(
 
     hespas-validate roundtrip step.mlir --html kept.html
     """
-    with command_line(debug):
-        check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths})
+    with command_line(debug, documents=[json_file, html_file]):
+        check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
+        from hespas.files.output import placed_together
         from hespas.validators import roundtrip as run
         from hespas.validators import roundtrip_html, roundtrip_json
 
         names = [name.strip() for name in formats.split(",") if name.strip()]
         with progress_bar("round trips", progress) as callback:
             done = run(paths, names, jobs=jobs, progress=callback)
-        if json_file:
-            _write(roundtrip_json(done), json_file)
-        if html_file:
-            _write(roundtrip_html(done).encode(), html_file)
+        with placed_together():
+            if json_file:
+                write_document(roundtrip_json(done), json_file, overwrite=overwrite)
+            if html_file:
+                page = roundtrip_html(done).encode("utf-8", "replace")
+                write_document(page, html_file, overwrite=overwrite)
         _tell_inputs(done)
         _show_matrix(done)
         if not done.valid:

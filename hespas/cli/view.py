@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports
+from hespas.cli.reports import JsonOption, OverwriteOption, check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -45,9 +45,8 @@ def view(
     rank_class: Annotated[
         int, typer.Option("--class", min=0, metavar="N", help="Which rank class to show in full.")
     ] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-    ] = None,
+    json_file: Annotated[Path | None, JsonOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
@@ -58,11 +57,11 @@ def view(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(source)):
+    with command_line(debug, diagnostics, str(source), documents=[json_file]):
         from hespas import api
         from hespas.converters import ReadOptions, find_format
 
-        check_reports({"--json": json_file}, {"SRC": [source]})
+        check_reports({"--json": json_file}, {"SRC": [source]}, overwrite=overwrite)
         origin = find_format(source, source_format or None)
         with progress_bar("reading", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback, lenient=False)
@@ -70,7 +69,7 @@ def view(
         found = api.summarise(value, origin.name)
         _check_class(found, rank_class)
         if json_file:
-            api.write_json(api.summary_document(found, source, diagnostics), json_file)
+            api.write_json(api.summary_document(found, source, diagnostics), json_file, overwrite=overwrite)
         say_diagnostics(diagnostics, source)
         _show(found, top, rank_class)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
 from hespas.files.source import refuse_special_files
-from hespas.graph.errors import FormatError, InvariantError, UsageError
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.plugins import PluginTable
 
 __all__ = [
@@ -65,17 +66,39 @@ def format_names() -> tuple[str, ...]:
 
 
 def load_format(name: str) -> Format:
-    """Import one format by name. Raises ``UsageError`` for an unknown one."""
+    """Import one format by name. Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for a plug-in
+    that does not work.
+    """
     loaded = _TABLE.load(name)
     if not isinstance(loaded, Format):
-        raise InvariantError(f"what is registered as format {name!r} is not a Format")
+        raise _TABLE.unusable(name, "what is registered is not a Format")
+    if loaded.name != name:
+        raise _TABLE.unusable(name, f"it calls itself {loaded.name!r}")
+    _TABLE.guarded(name, lambda: "".join(loaded.suffixes))  # they are texts
     return loaded
 
 
 def _formats() -> Iterator[Format]:
-    """All formats, others' only once ours are used up: finding them takes longer than a small conversion."""
+    """All formats, others' only once ours are used up: finding them takes longer than a small conversion.
+    Those that do not work are left out.
+    """
     yield from map(load_format, BUILTIN)
-    yield from map(load_format, sorted(_TABLE.plugins()))
+    for name in sorted(_TABLE.plugins()):
+        with suppress(UnsupportedError):
+            yield load_format(name)
+
+
+def _score(entry: Format, head: Head) -> int:
+    """How sure a format is of an input; one of others that fails at it says nothing of it."""
+    sniff_it = entry.sniff
+    if sniff_it is None or entry.read is None:
+        return 0
+    try:
+        return int(_TABLE.guarded(entry.name, lambda: sniff_it(head)))
+    except UnsupportedError:
+        if entry.name in BUILTIN:
+            raise
+        return 0
 
 
 def _broken_byte(packed: bytes) -> int:
@@ -170,7 +193,7 @@ def _by_suffix(head: Head) -> Format | None:
 def _best_by_content(head: Head) -> tuple[int, Format | None]:
     best_score, best = 0, None
     for entry in _formats():
-        score = entry.sniff(head) if entry.sniff and entry.read else 0
+        score = _score(entry, head)
         if score >= _CERTAIN:
             return score, entry
         if score > best_score:

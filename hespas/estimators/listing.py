@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import cast
 
 from hespas.estimators.availability import Availability, Probed
-from hespas.estimators.registry import estimator_factory, estimator_names
+from hespas.estimators.registry import estimator_factory, estimator_names, guarded
 from hespas.graph.errors import HespasError, UsageError
 
 __all__ = ["ListedEstimator", "list_estimators"]
@@ -39,9 +39,9 @@ def list_estimators() -> tuple[ListedEstimator, ...]:
 def _listed(name: str) -> ListedEstimator:
     try:
         factory = estimator_factory(name)
-    except (HespasError, ImportError) as error:
+    except HespasError as error:
         return ListedEstimator(name=name, what="", options=(), available=False, detail=str(error), install="")
-    found = _probed(factory)
+    found = _probed(name, factory)
     return ListedEstimator(
         name=name,
         what=_what(factory),
@@ -52,10 +52,13 @@ def _listed(name: str) -> ListedEstimator:
     )
 
 
-def _probed(factory: Callable[..., object]) -> Availability:
-    try:
+def _probed(name: str, factory: Callable[..., object]) -> Availability:
+    def probe() -> Availability:
         made = factory()
         return made.available() if isinstance(made, Probed) else Availability(True)
+
+    try:
+        return guarded(name, probe)
     except UsageError as error:  # it is there, and wants an option
         return Availability(True, f"{error.message}: {error.hint}" if error.hint else error.message)
     except HespasError as error:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 from hespas.estimators.protocol import Estimator
-from hespas.graph.errors import InvariantError, UsageError
+from hespas.graph.errors import UsageError
 from hespas.graph.plugins import PluginTable
 
-__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "estimator_factory", "estimator_names", "load_estimator"]
+__all__ = [
+    "BUILTIN",
+    "ENTRY_POINT_GROUP",
+    "estimator_factory",
+    "estimator_names",
+    "guarded",
+    "load_estimator",
+]
+
+_Result = TypeVar("_Result")
 
 BUILTIN: dict[str, str] = {
     "roofline": "hespas.estimators.roofline:Roofline",
@@ -46,10 +56,12 @@ def estimator_names() -> tuple[str, ...]:
 
 
 def estimator_factory(name: str) -> Callable[..., object]:
-    """What makes the estimator of a name. Raises ``UsageError`` for an unknown one."""
+    """What makes the estimator of a name. Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for
+    a plug-in that does not work.
+    """
     factory = _TABLE.load(name)
     if not callable(factory):
-        raise InvariantError(f"what is registered as estimator {name!r} cannot be called")
+        raise _TABLE.unusable(name, "what is registered cannot be called")
     return factory
 
 
@@ -60,10 +72,16 @@ def load_estimator(spelling: str) -> Estimator:
     """
     name, _, text = spelling.partition(":")
     factory = estimator_factory(name)
-    made = factory(**_options(name, factory, text)) if text else factory()
+    options = _options(name, factory, text) if text else {}
+    made = guarded(name, lambda: factory(**options))
     if not isinstance(made, Estimator):
-        raise InvariantError(f"what is registered as estimator {name!r} does not make one")
+        raise _TABLE.unusable(name, "what it makes is no estimator")
     return made
+
+
+def guarded(name: str, use: Callable[[], _Result]) -> _Result:
+    """What ``use`` of an estimator gives. Raises ``UnsupportedError`` for whatever a plug-in raises."""
+    return _TABLE.guarded(name, use)
 
 
 def _options(name: str, factory: Callable[..., object], text: str) -> dict[str, bool | int | float | str]:

@@ -6,18 +6,38 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 from hespas.files.exchange import exchange
 from hespas.files.stale_temporaries import remove, remove_leftovers, temporary_beside
 from hespas.graph.errors import HespasError, OutputError
 
-__all__ = ["check_destination", "write_atomically"]
+__all__ = ["check_destination", "placed_at_once", "placed_together", "write_atomically"]
 
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 _FEW_FILES = 16
 _FLUSHES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What stands whole under a temporary name."""
+
+    destination: Path
+    target: Path
+    temporary: Path
+    overwrite: bool
+
+    def put_in_place(self) -> None:
+        with _named(self.destination, self.temporary):
+            _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
+
+
+_WAITING: ContextVar[list[_Written] | None] = ContextVar("_WAITING", default=None)
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
@@ -26,6 +46,7 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
     """
     parent = destination.parent
     mode = _mode_of(destination)
+    _resolved(destination)
     if not parent.is_dir():
         raise OutputError("the folder does not exist", path=str(parent), hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -91,18 +112,67 @@ def write_atomically(
     a killed process has left.
     """
     check_destination(destination, overwrite=overwrite)
-    target = destination.resolve()
+    target = _resolved(destination)
     if target.exists() and target.is_dir() != directory:
         raise _of_other_kind(destination, directory=directory)
     temporary = temporary_beside(target)
+    result = _Written(destination, target, temporary, overwrite)
+    waiting = _WAITING.get()
     try:
-        remove_leftovers(target)
-        write(temporary)
-        written = _sync(temporary)
-        _put_in_place(temporary, target, overwrite=overwrite)
+        with _named(destination, temporary):
+            remove_leftovers(target)
+            write(temporary)
+            written = _sync(temporary)
+        if waiting is None:
+            result.put_in_place()
+    except BaseException:
+        remove(temporary)
+        raise
+    if waiting is None:
+        remove(temporary)  # what was there has this name now, where both changed places
+    else:
+        waiting.append(result)
+    return written
+
+
+@contextmanager
+def placed_together() -> Generator[None]:
+    """What is written within is put in place at the end, and nothing of it where an error ends the block:
+    the results of a command that fails replace nothing. A block within another is a part of it.
+    """
+    if _WAITING.get() is not None:
+        yield
+        return
+    waiting: list[_Written] = []
+    before = _WAITING.set(waiting)
+    try:
+        yield
+        for result in waiting:
+            result.put_in_place()
+    finally:
+        _WAITING.reset(before)
+        for result in waiting:
+            remove(result.temporary)
+
+
+@contextmanager
+def placed_at_once() -> Generator[None]:
+    """Within :func:`placed_together`, what is written here is in place at once: files that others read."""
+    before = _WAITING.set(None)
+    try:
+        yield
+    finally:
+        _WAITING.reset(before)
+
+
+@contextmanager
+def _named(destination: Path, temporary: Path) -> Generator[None]:
+    """Errors about a temporary, which nobody knows, name its destination."""
+    try:
+        yield
     except HespasError as error:
         if error.path and error.path.startswith(str(temporary)):
-            error.path = str(destination)  # nobody knows the temporary
+            error.path = str(destination)
         raise
     except OSError as error:
         raise OutputError(
@@ -110,9 +180,16 @@ def write_atomically(
             path=str(destination),
             hint="free some space or choose another destination",
         ) from error
-    finally:
-        remove(temporary)
-    return written
+
+
+def _resolved(destination: Path) -> Path:
+    """Where the links lead. Raises ``OutputError`` where a relative path leads from nowhere."""
+    try:
+        return destination.resolve()
+    except (OSError, RuntimeError) as error:
+        raise OutputError(
+            "the working folder is gone", path=str(destination), hint="change to a folder that is there"
+        ) from error
 
 
 def _of_other_kind(destination: Path, *, directory: bool) -> OutputError:

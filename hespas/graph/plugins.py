@@ -6,13 +6,19 @@ rows come from an entry point group, which is looked at only when no row of ours
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TypeVar
 
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import HespasError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PluginTable", "registered"]
+__all__ = ["PluginTable", "registered", "set_aside"]
+
+_Result = TypeVar("_Result")
+
+_SET_ASIDE: dict[tuple[str, str], str] = {}
+"""Plug-ins that do not work, by what they are and their name; those who show messages take them from here."""
 
 
 def registered(group: str) -> Iterable[tuple[str, str]]:
@@ -20,6 +26,13 @@ def registered(group: str) -> Iterable[tuple[str, str]]:
     from importlib.metadata import entry_points
 
     return [(point.name, point.value) for point in entry_points(group=group)]
+
+
+def set_aside() -> tuple[str, ...]:
+    """A sentence for each plug-in that did not work since this was last asked."""
+    sentences = tuple(_SET_ASIDE.values())
+    _SET_ASIDE.clear()
+    return sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +44,16 @@ class PluginTable:
     builtin: Mapping[str, str]
 
     def plugins(self) -> dict[str, str]:
-        """Rows of other packages. Raises ``UsageError`` for a taken name, naming both owners."""
+        """Rows of other packages. One of a taken name is set aside: it must not stop others."""
         found: dict[str, str] = {}
         for name, target in registered(self.group):
             taken = self.builtin.get(name) or found.get(name)
             if taken:
-                raise UsageError(
-                    f"{self.what} {name!r} is registered twice: by {taken} and by {target}",
-                    hint="uninstall one of the two packages",
+                _SET_ASIDE[self.what, name] = (
+                    f"{self.what} {name!r} is registered twice: by {taken}, which is used, and by {target}"
                 )
-            found[name] = target
+            else:
+                found[name] = target
         return found
 
     def names(self) -> tuple[str, ...]:
@@ -48,9 +61,38 @@ class PluginTable:
         return (*self.builtin, *sorted(self.plugins()))
 
     def load(self, name: str) -> object:
-        """Import one row. Raises ``UsageError`` for an unknown name."""
-        target = self.builtin.get(name) or self.plugins().get(name)
+        """Import one row. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a plug-in that
+        cannot be imported.
+        """
+        builtin = self.builtin.get(name)
+        if builtin:
+            return _attribute(builtin)
+        target = self.plugins().get(name)
         if target is None:
             raise UsageError(f"unknown {self.what} {name!r}", hint=f"one of: {', '.join(self.names())}")
-        module, _, attribute = target.partition(":")
-        return getattr(import_module(module), attribute)
+        return self.guarded(name, lambda: _attribute(target))
+
+    def guarded(self, name: str, use: Callable[[], _Result]) -> _Result:
+        """What ``use`` of a row gives. Raises ``UnsupportedError`` for whatever a plug-in raises, and sets it
+        aside; errors of our own rows, and those a plug-in means, pass.
+        """
+        if name in self.builtin:
+            return use()
+        try:
+            return use()
+        except HespasError:
+            raise
+        except Exception as error:  # other people's code may raise anything
+            raise self.unusable(name, f"{type(error).__name__}: {clipped(str(error))}") from error
+
+    def unusable(self, name: str, why: str) -> UnsupportedError:
+        """The error about a plug-in that does not work; it is set aside."""
+        target = dict(registered(self.group)).get(name, "")
+        message = f"{self.what} {name!r} of another package ({target}) does not work: {why}"
+        _SET_ASIDE[self.what, name] = message
+        return UnsupportedError(message, hint="update that package, or uninstall it")
+
+
+def _attribute(target: str) -> object:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from hespas import api
 from hespas.graph import Diagnostics, Workload
+from hespas.hardware import device_names, load_device
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("mlp.mlir", "llama_fsdp_tp_local_N8.mlir.gz", "while_unknown.mlir", "hand_dynamic.mlir")
@@ -116,3 +117,10 @@ def test_an_unknown_operation_stands_alone_and_poisons_nothing(tmp_path: Path) -
     assert done.conservation is not None
     assert done.conservation.after.flops == 2 * 2 * 64**3
     assert done.conservation.after.unknown_ops == 1
+
+
+def test_the_document_of_devices_fits_its_schema() -> None:
+    document = api.devices_document([load_device(name) for name in device_names()])
+    _validate(document, "devices")
+    rows = cast("list[dict[str, object]]", document["devices"])
+    assert {"H100-SXM", "TPU-v4"} <= {row["name"] for row in rows}

@@ -103,6 +103,7 @@ def test_runs_of_the_simulator_as_a_table(tmp_path: Path) -> None:
                 "systolic",
                 "--out",
                 tmp_path / "o.csv",
+                "--overwrite",
             ),
             *("--array", f"{rows}x{columns}", "--dataflow", str(flow)),
         )

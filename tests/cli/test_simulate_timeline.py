@@ -152,12 +152,15 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
     target = tmp_path / name
     api.write_timeline(*simulated(), target)
     before = target.read_bytes()
-    assert run(STEP, "--hardware", "L4", "--timeline", target).exit_code == 0
+    done = run(STEP, "--hardware", "L4", "--timeline", target)
+    assert (done.exit_code, "add --overwrite" in done.stderr) == (2, True)
+    assert target.read_bytes() == before
+    assert run(STEP, "--hardware", "L4", "--timeline", target, "--overwrite").exit_code == 0
     assert target.read_bytes() != before
     other = tmp_path / f"measured.{name.partition('.')[2]}"
     api.write(measured(), other, format="chrome-trace" if ".json" in name else None)
     before = other.read_bytes()
-    done = run(STEP, "--hardware", "L4", "--timeline", other)
+    done = run(STEP, "--hardware", "L4", "--timeline", other, "--overwrite")
     assert done.exit_code == 2
     assert "holds a workload or a measured profile" in done.stderr
     assert other.read_bytes() == before
@@ -221,7 +224,7 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("hespas.converters.chrome_trace.writer._spelled_slices", full)
     with pytest.raises(OutputError, match="No space left"):
-        api.write_timeline(*simulated(), target)
+        api.write_timeline(*simulated(), target, overwrite=True)
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -103,13 +104,13 @@ def test_a_report_never_replaces_the_source(words: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", REPORTS, ids=" ".join)
-@pytest.mark.parametrize("name", ["absent/report.json", "folder", "-"])
+@pytest.mark.parametrize("name", ["absent/report.json", "folder"])
 def test_a_report_that_cannot_be_written_is_told_before_any_work(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     command, *rest = filled(words, tmp_path)
     (tmp_path / "folder").mkdir()
-    done = typed(command, *rest, name if name == "-" else tmp_path / name)
+    done = typed(command, *rest, tmp_path / name)
     assert done.exit_code == 2, done.output
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "job.mlir"]
 
@@ -123,17 +124,102 @@ def test_a_report_is_neither_the_destination_nor_another_report(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_replaces_earlier_reports_and_no_workload(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", REPORTS, ids=" ".join)
+def test_a_report_replaces_an_earlier_one_only_when_told(words: tuple[str, ...], tmp_path: Path) -> None:
+    command, *rest = filled(words, tmp_path)
+    report = tmp_path / "report.out"
+    report.write_text("mine")
+    done = typed(command, *rest, report)
+    assert (done.exit_code, f"{report}: exists already" in done.stderr) == (2, True), done.output
+    assert "add --overwrite" in done.stderr
+    assert report.read_text() == "mine"
+    assert not (tmp_path / "job.et").exists()  # nothing was begun
+    done = typed(command, *rest, report, "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert report.read_text() != "mine"
+
+
+def test_a_report_never_replaces_a_workload(tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path / "other.mlir")
-    done = typed("hespas", "view", PROGRAM, "--json", tmp_path / "other.mlir")
+    done = typed("hespas", "view", PROGRAM, "--json", tmp_path / "other.mlir", "--overwrite")
     assert (done.exit_code, "no earlier report" in done.stderr) == (2, True)
     assert (tmp_path / "other.mlir").read_bytes() == PROGRAM.read_bytes()
-    for words in REPORTS[1:]:
-        command, *rest = filled(words, tmp_path)
-        for _ in range(2):
-            done = typed(command, *rest, tmp_path / f"report{len(rest)}.{words[-1].strip('-')}")
-            assert done.exit_code == 0, done.output
-    log = tmp_path / "log.json"
-    for name in ("a.et", "b.et"):
-        assert typed("hespas-convert", PROGRAM, tmp_path / name, "--log-json", log).exit_code == 0
-    assert json.loads(log.read_text())["output"].endswith("b.et")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [*(("-", words) for words in REPORTS), ("/dev/stdout", REPORTS[1])],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_a_report_goes_to_standard_output_alone(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    if name != "-" and not Path(name).exists():
+        pytest.skip("no such device here")
+    command, *rest = filled(words, tmp_path)
+    done = call(command, *rest, name)
+    assert done.returncode == 0, done.stderr
+    if words[-1] in {"--json", "--log-json"}:
+        assert json.loads(done.stdout)["schema"].startswith("hespas.")
+    else:
+        assert done.stdout.lower().startswith(("<!doctype html>", "rank_class,node,"))
+    assert done.stderr  # what people read stands there
+    assert not (ROOT / "-").exists()
+
+
+@pytest.mark.parametrize("words", [REPORTS[1], REPORTS[3], REPORTS[-1]], ids=" ".join)
+def test_a_report_goes_into_a_device_or_a_pipe(words: tuple[str, ...], tmp_path: Path) -> None:
+    command, *rest = filled(words, tmp_path)
+    done = call(command, *rest, "/dev/null")
+    assert done.returncode == 0, done.stderr
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    (tmp_path / "job.et").unlink(missing_ok=True)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    done = call(command, *rest, pipe)
+    content, _ = reader.communicate(timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(content) > 100
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@needs_full
+def test_a_report_into_a_full_device_is_a_message() -> None:
+    done = call("hespas", "view", PROGRAM, "--json", "/dev/full")
+    assert (done.returncode, "/dev/full: cannot be written" in done.stderr) == (2, True), done.stderr
+
+
+def test_two_results_never_share_standard_output() -> None:
+    done = typed("hespas-convert", PROGRAM, "-", "--to", "chakra", "--log-json", "-")
+    assert (done.exit_code, "both go to standard output" in done.stderr) == (2, True)
+    done = typed("hespas-validate", "roundtrip", PROGRAM, "--json", "-", "--html", "-")
+    assert (done.exit_code, "both go to standard output" in done.stderr) == (2, True)
+
+
+LISTS = [("hespas", "hardware", "list"), ("hespas", "estimators"), ("hespas-convert", "--list-formats")]
+
+
+@pytest.mark.parametrize("words", LISTS, ids=" ".join)
+def test_lists_are_json_on_standard_output_or_in_a_file(words: tuple[str, ...], tmp_path: Path) -> None:
+    told = [typed(*words, "--json", *where) for where in ((), ("-",), (tmp_path / "list.json",))]
+    assert [done.exit_code for done in told] == [0, 0, 0], told[-1].output
+    assert json.loads(told[0].stdout)
+    assert told[0].stdout == told[1].stdout == (tmp_path / "list.json").read_text()
+    assert told[2].stdout == ""
+    done = typed(*words, "--json", tmp_path / "list.json")
+    assert (done.exit_code, "add --overwrite" in done.stderr) == (2, True)
+    assert typed(*words, "--json", tmp_path / "list.json", "--overwrite").exit_code == 0
+    assert typed(*words, tmp_path / "list.json").exit_code == 2  # a file of what?
+
+
+def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.et").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hespas.api.documents._write_text", full)
+    paths = [tmp_path / "job.et", "--log-json", tmp_path / "log.json"]
+    done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
+    assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
+    assert (tmp_path / "job.et").read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.et"]

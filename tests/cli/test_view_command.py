@@ -35,7 +35,9 @@ class _Validator(Protocol):
 
 
 def view(path: Path, tmp_path: Path, *options: str) -> tuple[list[str], dict[str, object]]:
-    done = CliRunner().invoke(app, ["view", str(path), "--json", str(tmp_path / "v.json"), *options])
+    done = CliRunner().invoke(
+        app, ["view", str(path), "--overwrite", "--json", str(tmp_path / "v.json"), *options]
+    )
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "v.json").read_text())
     schema = json.loads((ROOT / "hespas" / "schemas" / "view.schema.json").read_text())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from typer.testing import CliRunner
 
+from hespas.cli.convert import app
 from hespas.converters import (
     Format,
     Head,
@@ -20,7 +25,7 @@ from hespas.converters import (
     sniff,
 )
 from hespas.graph import Diagnostics, plugins
-from hespas.graph.errors import FormatError, UsageError
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -80,13 +85,61 @@ def test_a_format_of_another_package_is_found_by_name_and_content(
     assert format_names()[-1] == "plugin"
 
 
-def test_a_taken_name_names_both_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_name_names_both_owners_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def registered(group: str) -> list[tuple[str, str]]:
         return [("chakra", "somebody.else:FORMAT")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    with pytest.raises(UsageError, match=r"hespas\.converters\.chakra:FORMAT.*somebody\.else:FORMAT"):
-        format_names()
+    assert format_names() == tuple(registry.BUILTIN)
+    [sentence] = plugins.set_aside()
+    assert "hespas.converters.chakra:FORMAT, which is used, and by somebody.else:FORMAT" in sentence
+    assert plugins.set_aside() == ()
+
+
+NO_FORMAT = object()
+
+
+def fails(head: object) -> int:
+    raise AttributeError("no such attribute")
+
+
+WITHOUT_SUFFIXES = replace(PLUGIN, name="broken", suffixes=cast("tuple[str, ...]", None))
+OF_ANOTHER_NAME = replace(PLUGIN, name="chakra")
+FAILING = replace(PLUGIN, name="broken", sniff=fails)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "why"),
+    [
+        ("ABSENT", "AttributeError: module .* has no attribute 'ABSENT'"),
+        ("NO_FORMAT", "what is registered is not a Format"),
+        ("WITHOUT_SUFFIXES", "TypeError: can only join an iterable"),
+        ("OF_ANOTHER_NAME", "it calls itself 'chakra'"),
+        ("FAILING", "AttributeError: no such attribute"),
+    ],
+)
+def test_a_broken_plug_in_is_told_once_and_fails_alone(
+    attribute: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def registered(group: str) -> list[tuple[str, str]]:
+        if group != registry.ENTRY_POINT_GROUP:
+            return []
+        return [("broken", f"{__name__}:{attribute}"), ("plugin", f"{__name__}:PLUGIN")]
+
+    monkeypatch.setattr(plugins, "registered", registered)
+    (tmp_path / "file").write_bytes(b"PLUG")
+    assert find_format(tmp_path / "file", None) is PLUGIN
+    [sentence] = plugins.set_aside()
+    assert re.search(f"format 'broken' of another package .* does not work: {why}", sentence)
+    source = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
+    done = CliRunner().invoke(app, [str(source), str(tmp_path / "out.et"), "--ranks", "0"])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, [str(tmp_path / "file"), str(tmp_path / "x.unheard"), "--to", "dot"])
+    assert done.stderr.count("format 'broken'") == 1
+    if attribute != "FAILING":
+        with pytest.raises(UnsupportedError, match="update that package"):
+            load_format("broken")
+        plugins.set_aside()
 
 
 def test_a_packed_file_that_yields_nothing_ends_early_and_is_not_empty(tmp_path: Path) -> None:

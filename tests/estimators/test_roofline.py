@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
+from hespas.estimators.listing import list_estimators
 from hespas.estimators.roofline import BOUNDS, Roofline
 from hespas.graph import (
     Diagnostics,
@@ -341,13 +342,32 @@ def test_registry_refuses_what_it_does_not_know(spelling: str) -> None:
         load_estimator(spelling)
 
 
-def test_registry_names_both_owners_of_a_taken_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_name_leaves_the_estimator_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def registered(group: str) -> list[tuple[str, str]]:
         return [("roofline", "somebody.else:Model")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    with pytest.raises(UsageError, match=r"hespas\.estimators\.roofline:Roofline.*somebody\.else:Model"):
-        registry.estimator_names()
+    assert registry.estimator_names() == tuple(registry.BUILTIN)
+    [sentence] = plugins.set_aside()
+    assert "hespas.estimators.roofline:Roofline, which is used, and by somebody.else:Model" in sentence
+
+
+def needs_more(answer: int) -> int:
+    return answer
+
+
+@pytest.mark.parametrize("attribute", ["ABSENT", "__doc__", "needs_more", "half_known"])
+def test_a_broken_plug_in_is_listed_and_fails_alone(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def registered(group: str) -> list[tuple[str, str]]:
+        return [("broken", f"{__name__}:{attribute}")] if group == registry.ENTRY_POINT_GROUP else []
+
+    monkeypatch.setattr(plugins, "registered", registered)
+    assert load_estimator("roofline") == Roofline()
+    rows = {row.name: row for row in list_estimators()}
+    assert set(rows) == {*registry.BUILTIN, "broken"}
+    with pytest.raises(UnsupportedError, match=r"estimator 'broken' of another package .* does not work"):
+        load_estimator("broken")
+    assert len(plugins.set_aside()) == 1
 
 
 def test_registry_loads_other_packages_estimators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from hespas.files.output import write_atomically
+from hespas.cli.convert import app as convert_app
+from hespas.converters import format_for_output, format_names, load_format
+from hespas.files.output import placed_together, write_atomically
 from hespas.files.stale_temporaries import remove_leftovers, temporary_beside
-from hespas.graph.errors import OutputError
+from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +58,134 @@ def test_a_full_disk_leaves_nothing(target: str, tmp_path: Path) -> None:
     assert ".partial" not in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+EVENTS = """{"schemaVersion":1,"deviceProperties":[{"id":0,"name":"A100"}],"traceEvents":[
+ {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":1.0,"dur":9.0,
+  "args":{"External id":1,"Input Dims":[[2,2],[2,2]],"Input type":["float","float"]}}%s]}"""
+KERNEL = """,{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":4.0,"dur":5.0,
+  "args":{"External id":1,"device":0,"stream":7,"correlation":3}}"""
+PROFILES = (
+    "p.csv",
+    "p.csv.gz",
+    "p.parquet",
+    "p.chrome.json",
+    "p.chrome.json.gz",
+    "p.pftrace",
+    "p.pftrace.gz",
+)
+WORKLOADS = (
+    *("w.json", "w.json.gz", "w.arrow", "w.dot", "w.graphml", "w.et", "w.et.gz", "w.et.json"),
+    *("w.mlir", "w.mlir.gz"),
+)
+NAMED = {"w.et.json": "chakra-json"}
+
+
+def every_conversion(folder: Path, target: str) -> list[str]:
+    """Arguments that write ``target`` over an old file of that name."""
+    (folder / target).write_text("old")
+    source = folder / "events.json"
+    if target in PROFILES:
+        source.write_text(EVENTS % KERNEL)
+    else:
+        source = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+    one_rank = ["--ranks", "0"] if target.startswith("w.et") else []
+    named = ["--to", NAMED[target]] if target in NAMED else []
+    return [str(source), str(folder / target), "--overwrite", *one_rank, *named]
+
+
+def test_every_format_that_is_written_is_tried_here() -> None:
+    writable = {name for name in format_names() if load_format(name).write}
+    reached = {
+        NAMED.get(name) or format_for_output(Path(name), None, profile=False).name for name in WORKLOADS
+    }
+    reached |= {format_for_output(Path(name), None, profile=True).name for name in PROFILES}
+    assert reached == writable
+
+
+@pytest.mark.parametrize("target", [*PROFILES, *WORKLOADS])
+def test_what_fails_behind_a_writer_leaves_the_old_file(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = every_conversion(tmp_path, target)
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+
+    def refuse(account: object, written: Path) -> None:
+        assert written.stat().st_size > 3  # the writer is done
+        raise FormatError("cannot be read again", path=str(written))
+
+    monkeypatch.setattr("hespas.api.conversion._Account.take", refuse)
+    done = CliRunner().invoke(convert_app, words)
+    assert (done.exit_code, "cannot be read again" in done.stderr) == (3, True), done.output
+    assert (tmp_path / target).read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+    monkeypatch.undo()
+    done = CliRunner().invoke(convert_app, words)  # and nothing else was in the way
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / target).read_bytes() != b"old"
+
+
+@pytest.mark.parametrize("target", [*PROFILES, *WORKLOADS])
+def test_a_full_disk_leaves_the_old_file(target: str, tmp_path: Path) -> None:
+    words = every_conversion(tmp_path, target)
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+    done = convert(*words, limit_bytes=64)
+    assert done.returncode == 2, done.stderr
+    assert f"error: {tmp_path / target}: " in done.stderr
+    assert (tmp_path / target).read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("target", PROFILES)
+def test_a_recording_without_a_device_replaces_nothing(target: str, tmp_path: Path) -> None:
+    words = every_conversion(tmp_path, target)
+    Path(words[0]).write_text(EVENTS % "")
+    done = CliRunner().invoke(convert_app, words)
+    assert done.exit_code == 4, done.output
+    assert f"error: {words[0]}: no event of a device was recorded" in done.stderr
+    assert (tmp_path / target).read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["events.json", target])
+
+
+def test_what_cannot_be_read_again_is_told_of_the_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object, **__: object) -> None:
+        raise FormatError("the table has no rows", path="a temporary")
+
+    monkeypatch.setattr("hespas.api.events_account.read", damaged)
+    words = every_conversion(tmp_path, "p.csv")
+    done = CliRunner().invoke(convert_app, words)
+    assert (done.exit_code, f"error: {words[0]}: " in done.stderr) == (4, True), done.output
+    assert "'ops-table' cannot hold this so that it is read again: the table has no rows" in done.stderr
+    assert (tmp_path / "p.csv").read_text() == "old"
+
+
+def test_results_are_placed_together_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def fill(path: Path) -> None:
+        path.write_text("new")
+
+    def fail(path: Path) -> None:
+        assert (tmp_path / "a").read_text() == "old"
+        raise RuntimeError("later")
+
+    def both() -> None:
+        with placed_together():
+            write_atomically(tmp_path / "a", fill, overwrite=True, directory=False)
+            write_atomically(tmp_path / "b", fail, overwrite=False, directory=False)
+
+    with pytest.raises(RuntimeError, match="later"):
+        both()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+    with placed_together():
+        write_atomically(tmp_path / "a", fill, overwrite=True, directory=False)
+        with placed_together():
+            write_atomically(tmp_path / "b", fill, overwrite=False, directory=False)
+        assert not (tmp_path / "b").exists()  # a part of the larger whole
+    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"a": "new", "b": "new"}
 
 
 def test_killed_writers_leave_whole_sets_and_the_next_one_cleans_up(tmp_path: Path) -> None:
