@@ -91,7 +91,8 @@ class Workload:
         """How many of ``ranks``, which follow each other, run each class."""
         chosen = self.rank_class[ranks.start : ranks.stop]
         if self._is_constant:
-            return tuple(len(chosen) * (row == self.rank_class[0]) for row in range(len(self.classes)))
+            shared = int(self.rank_class[0])
+            return tuple(len(chosen) if row == shared else 0 for row in range(len(self.classes)))
         counts = np.bincount(chosen[chosen != ABSENT], minlength=len(self.classes))
         return tuple(counts.tolist())
 
