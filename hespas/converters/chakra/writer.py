@@ -181,8 +181,9 @@ class _Job:
         table = graph.p2p
         told = table.permutation >= 0
         sends = graph.kind[table.node[told]] == NodeKind.SEND
-        ways = set(zip(table.permutation[told].tolist(), sends.tolist(), strict=True))
-        peers = [self._peer(graph.permutations[way], rank, sends=is_send) for way, is_send in ways]
+        ways: list[int] = table.permutation[told].tolist()
+        used = set(zip(ways, sends.tolist(), strict=True))
+        peers = [self._peer(graph.permutations[way], rank, sends=is_send) for way, is_send in used]
         return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
 
     def _graph(self, number: int) -> Expanded:
