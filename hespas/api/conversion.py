@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from hespas.api.events_account import EventConservation, event_account
 from hespas.api.io import check_version, read, write
 from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation, rank_totals
@@ -227,13 +225,21 @@ def _placed(destination: str | Path, stack: ExitStack) -> Generator[str]:
 
 
 def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
-    """The ranks to write. Raises ``UsageError`` for ranks the job does not have."""
+    """The ranks to write. Raises ``UsageError`` for ranks that the job does not have, or are not here."""
     if ranks is None:
         return range(workload.num_ranks)
     if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
         raise UsageError(
             f"--ranks {ranks.start}-{ranks.stop - 1} is outside the job's ranks 0-{workload.num_ranks - 1}",
             hint="--num-devices states the number of ranks where the program does not",
+        )
+    here = sum(workload.sizes_within(ranks))
+    if here < len(ranks):
+        raise UsageError(
+            f"--ranks {ranks.start}-{ranks.stop - 1}: {len(ranks) - here} of them are not in the input, "
+            f"which holds {workload.num_present} of the job's {workload.num_ranks} ranks (the first is rank "
+            f"{int(workload.present[0])})",
+            hint="choose among these, or give the whole set",
         )
     return ranks
 
@@ -289,8 +295,7 @@ def _as_written(
     again = read(place, format=target.name, options=ReadOptions(locations=False))
     if not isinstance(again, Workload):  # events have no such sums
         return conservation
-    chosen = range(conservation.num_ranks) if ranks is None else ranks
-    return replace(conservation, after=_sums_written(again, chosen))
+    return replace(conservation, after=_sums_written(again, ranks, conservation.num_ranks))
 
 
 def _with_losses(
@@ -304,9 +309,8 @@ def _with_losses(
     return replace(conservation, dropped=(*conservation.dropped, *dropped))
 
 
-def _sums_written(again: Workload, ranks: range) -> Totals:
-    """The sums over the written ranks of a file that was read again."""
+def _sums_written(again: Workload, ranks: range | None, written: int) -> Totals:
+    """The sums over the ``written`` ranks of a file that was read again."""
     if len(again.classes) == 1:  # a program of all ranks need not say how many these are
-        return rank_totals(again.classes, [len(ranks)])
-    of_class = again.rank_class[ranks.start : ranks.stop]
-    return rank_totals(again.classes, np.bincount(of_class, minlength=len(again.classes)).tolist())
+        return rank_totals(again.classes, [written])
+    return rank_totals(again.classes, again.sizes_within(ranks or range(again.num_ranks)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
-
-import numpy as np
 
 from hespas.api.substitution import SimulatedCollectives
 from hespas.graph import Diagnostics, OpGraph, Workload
@@ -84,9 +82,7 @@ class Preparation:
         self, workload: Workload, ranks: range, diagnostics: Diagnostics
     ) -> tuple[Workload, Conservation]:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
-        counts: list[int] = np.bincount(
-            workload.rank_class[ranks.start : ranks.stop], minlength=len(workload.classes)
-        ).tolist()
+        counts = workload.sizes_within(ranks)
         account = _Account()
         estimate = self._estimator(workload.num_ranks)
         classes = tuple(
@@ -94,7 +90,7 @@ class Preparation:
             for graph, count in zip(workload.classes, counts, strict=True)
         )
         conservation = Conservation(
-            len(ranks),
+            sum(counts),
             sum(count > 0 for count in counts),
             rank_totals(workload.classes, counts),
             rank_totals(classes, counts),
@@ -165,7 +161,7 @@ def _apply(step: _Step, graph: OpGraph, ranks: int, account: _Account, diagnosti
     return rewritten
 
 
-def rank_totals(classes: tuple[OpGraph, ...], ranks: list[int]) -> Totals:
+def rank_totals(classes: tuple[OpGraph, ...], ranks: Sequence[int]) -> Totals:
     """Sums over all ranks, ``ranks`` of each class; ``unknown_ops`` counts each class once."""
     rows = [(asdict(totals(graph)), count) for graph, count in zip(classes, ranks, strict=True) if count]
     summed = {

@@ -32,7 +32,7 @@ def simulate(
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulation:
-    """One step of every rank: see :func:`hespas.simulator.simulate`.
+    """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
 
     With ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else
     that of the workload itself. Raises ``UsageError`` for an unknown name, and for a profile, which holds
@@ -59,7 +59,7 @@ def simulation_document(
     document["hardware"] = hardware
     document["estimator"] = estimator if hardware else ""
     document["simulator"] = done.simulator
-    document["num_ranks"] = len(done.timeline.finish_ns)
+    document["num_ranks"] = sum(found.num_ranks for found in done.classes)
     document["step_ns"] = finite(done.step_ns)
     document["is_lower_bound"] = done.is_lower_bound
     document["is_mixed"] = done.is_mixed
@@ -104,15 +104,17 @@ def _path_row(path: CriticalPath) -> Mapping[str, Json]:
 
 
 def _rank_rows(timeline: Timeline) -> Iterator[str]:
-    """One JSON object per rank, in order of the ranks."""
+    """One JSON object per rank that is here, in order of the ranks."""
     columns = (
         timeline.finish_ns,
         timeline.exposed_comm_ns,
         timeline.resource_ns("compute"),
         timeline.resource_ns("communication"),
     )
-    figures = zip(*(column.tolist() for column in columns), strict=True)
-    for rank, (finish_ns, exposed_ns, compute_ns, comm_ns) in enumerate(figures):
+    figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
+    for rank, (shown_by, finish_ns, exposed_ns, compute_ns, comm_ns) in enumerate(figures):
+        if shown_by < 0:
+            continue
         row: Mapping[str, Json] = {
             "rank": rank,
             "finish_ns": finite(finish_ns),

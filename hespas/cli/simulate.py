@@ -19,7 +19,7 @@ from hespas.cli.session import (
     progress_bar,
     say_diagnostics,
 )
-from hespas.cli.text import counted, table_text, time_text
+from hespas.cli.text import counted, ranks_text, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.graph import Diagnostics, Profile, Workload
@@ -178,7 +178,8 @@ class _Drawn:
 
 def _show(done: Simulation) -> None:
     least = "at least " if done.is_lower_bound else ""
-    ranks = counted(len(done.timeline.finish_ns), "rank")
+    here = sum(found.num_ranks for found in done.classes)
+    ranks = ranks_text(here, len(done.timeline.finish_ns))
     emit(f"{least}{time_text(done.step_ns)} per step, {ranks} in {counted(len(done.classes), 'class')}")
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")

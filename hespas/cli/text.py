@@ -12,6 +12,7 @@ __all__ = [
     "energy_text",
     "flops_text",
     "plain_text",
+    "ranks_text",
     "table_text",
     "time_text",
 ]
@@ -80,6 +81,11 @@ def counted(count: float, noun: str, plural: str = "") -> str:
     if plural:
         return f"{count_text(count)} {' '.join((*noun.split()[:-1], plural))}"
     return f"{count_text(count)} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def ranks_text(here: int, job: int) -> str:
+    """``4 ranks``; ``1 of 8 ranks`` where the others of the job were not read."""
+    return counted(job, "rank") if here == job else f"{count_text(here)} of {counted(job, 'rank')}"
 
 
 def plain_text(text: str) -> str:

@@ -215,11 +215,19 @@ def _show_matrix(done: RoundTrips) -> None:
                 emit(f"{cell.source} -> {cell.via} {word}: {listed}")
         for message, count in cell.refused.items():
             emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {message}")
+        for message, count in cell.unreadable.items():
+            emit(f"{cell.source} -> {cell.via} wrote {counted(count, 'file')} that is UNREADABLE: {message}")
     emit(
         f"{counted(len(done.inputs), 'file')}"
         + (f", {counted(len(done.skipped), 'profile')} skipped: " if done.skipped else ": ")
-        + ("everything that is not kept is reported" if done.valid else "something is lost UNREPORTED")
+        + _verdict(done)
     )
+
+
+def _verdict(done: RoundTrips) -> str:
+    if any(cell.unreadable for cell in done.cells):
+        return "what was written cannot be read back"
+    return "everything that is not kept is reported" if done.valid else "something is lost UNREPORTED"
 
 
 def _column_text(column: ColumnResult, cell: Cell) -> str:

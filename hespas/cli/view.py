@@ -18,7 +18,16 @@ from hespas.cli.session import (
     progress_bar,
     say_diagnostics,
 )
-from hespas.cli.text import bytes_text, count_text, counted, flops_text, plain_text, table_text, time_text
+from hespas.cli.text import (
+    bytes_text,
+    count_text,
+    counted,
+    flops_text,
+    plain_text,
+    ranks_text,
+    table_text,
+    time_text,
+)
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +98,8 @@ def _show(found: Summary, top: int, rank_class: int) -> None:
     if found.profile is not None:
         _show_profile(found.profile, top)
         return
-    emit(f"{counted(found.num_ranks, 'rank')} in {counted(len(found.classes), 'class')}")
+    here = sum(each.num_ranks for each in found.classes)
+    emit(f"{ranks_text(here, found.num_ranks)} in {counted(len(found.classes), 'class')}")
     if len(found.classes) > 1:
         _show_classes(found.classes, top)
     for chosen in found.classes[rank_class : rank_class + 1]:

@@ -21,9 +21,10 @@ from hespas.graph.tables import (
     RegionTable,
 )
 from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
-from hespas.graph.workload import Workload
+from hespas.graph.workload import ABSENT, Workload
 
 __all__ = [
+    "ABSENT",
     "ACCUMULATOR_BITS",
     "DTYPES",
     "DYNAMIC",

@@ -4,6 +4,10 @@ A strided group set writes a rank as mixed-radix digits: some digits say which g
 place in it. Iota lists with a transpose (HLO ``[4,2]<=[2,4]T(1,0)``) and mesh axes (StableHLO
 ``replica_group_mesh_axes``, HLO ``mesh[...] {axes}``) are both of this form, so the group of any rank is
 found from a few integers, at 8 ranks or at 65,536. What has no such form is kept as an explicit list.
+
+The groups of a set are disjoint: a rank is in one of them at most. Groups that overlap are those of several
+sets. Two process groups of the same ranks match their collectives each for itself, so they are two sets that
+differ in ``communicator``; 0 is the first of them, and among those of all ranks the one that needs no name.
 """
 
 from __future__ import annotations
@@ -65,12 +69,14 @@ def _merge(digits: Sequence[Digit]) -> tuple[Digit, ...]:
 class StridedGroups:
     """Groups given by digits. Rank = ``base`` + group digits + member digits; first digit slowest.
 
-    Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly one group.
+    Every rank of ``base .. base + num_groups * group_size - 1`` is in exactly one group. ``communicator``
+    tells process groups of the same ranks apart.
     """
 
     group_digits: tuple[Digit, ...]
     member_digits: tuple[Digit, ...]
     base: int = 0
+    communicator: int = 0
 
     def __post_init__(self) -> None:
         """Bring the digits into canonical form and check that they tile the ranks exactly once."""
@@ -159,9 +165,12 @@ class StridedGroups:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitGroups:
-    """Groups listed rank by rank, for splits that have no strided form; sizes may differ."""
+    """Groups listed rank by rank, for splits that have no strided form; sizes may differ. ``communicator``
+    tells process groups of the same ranks apart.
+    """
 
     rows: tuple[tuple[int, ...], ...]
+    communicator: int = 0
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> ExplicitGroups:
@@ -341,6 +350,8 @@ def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation
     span = abs(back) + stride if back is not None else _open_span(pairs, num_ranks, stride)
     if span % stride or num_ranks % span:
         return None
+    if len(pairs) != num_ranks - (0 if wraps else num_ranks // span * stride):
+        return None  # found without a walk over all ranks, of which there may be 2**31
     candidate = Permutation(num_ranks, (span // stride, stride), sign, wraps)
     return candidate if tuple(candidate) == pairs else None
 

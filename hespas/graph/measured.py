@@ -79,7 +79,8 @@ class Timeline:
     Ranks that do the same at the same time are shown once: ``shown_by`` names, for each rank, the one whose
     spans are also its own. ``finish_ns``, ``exposed_comm_ns`` (communication while nothing computes) and
     ``shown_by`` have shape ``(ranks,)``, ``busy_ns`` has ``(ranks, resources)``. Where the columns behind
-    ``exposed_comm_ns`` are left out, they say that nothing is known (-1, NaN, each rank shown by itself).
+    ``exposed_comm_ns`` are left out, they say that nothing is known (-1, NaN, each rank shown by itself). A
+    rank of the job that was not there has NaN throughout and is shown by -1.
     """
 
     resources: tuple[str, ...]
@@ -133,7 +134,7 @@ class Timeline:
     @property
     def step_ns(self) -> float:
         """When the last rank is done; 0 without ranks."""
-        return float(self.finish_ns.max()) if len(self.finish_ns) else 0.0
+        return float(np.fmax.reduce(self.finish_ns)) if len(self.finish_ns) else 0.0
 
     def resource_ns(self, resource: str) -> FloatArray:
         """Time each rank keeps a resource busy [ns], shape ``(ranks,)``; NaN for one that is not listed."""

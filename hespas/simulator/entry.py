@@ -28,7 +28,7 @@ def simulate(
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
 ) -> Simulation:
-    """One step of every rank, from time 0; ``workload`` is not changed.
+    """One step of every rank that is here, from time 0; ``workload`` is not changed.
 
     A node takes the time that ``estimates`` (one per rank class) gives it, else that of the graph; one that
     costs nothing takes none. Beside estimates of a device, results count the nodes that keep a time of the
@@ -41,7 +41,7 @@ def simulate(
     if estimates is not None and len(estimates) != len(workload.classes):
         raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
     found = diagnostics if diagnostics is not None else Diagnostics()
-    runs: list[int] = np.bincount(workload.rank_class, minlength=len(workload.classes)).tolist()
+    runs = workload.class_sizes
     classes: list[OpGraph] = []
     unknown: dict[int, int] = {}
     kept: dict[int, int] = {}

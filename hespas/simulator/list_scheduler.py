@@ -57,7 +57,7 @@ class ListScheduler:
 
     def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
         """The step of each rank; see the module. O(executions log executions) per class."""
-        counts: list[int] = np.bincount(workload.rank_class, minlength=len(workload.classes)).tolist()
+        counts = workload.class_sizes
         used = [index for index, count in enumerate(counts) if count]
         if len(used) > 1:
             diagnostics.warning(
@@ -120,9 +120,9 @@ def _tell_streams(graph: OpGraph, diagnostics: Diagnostics) -> None:
 
 def _timeline(workload: Workload, done: dict[int, _Scheduled]) -> Timeline:
     """The spans of one rank per class, and the figures of all ranks. O(spans + ranks)."""
-    classes = len(workload.classes)
-    finish, exposed = np.full(classes, np.nan), np.full(classes, np.nan)
-    busy, shown = np.full((classes, len(STREAMS)), np.nan), np.full(classes, -1, np.int32)
+    rows = len(workload.classes) + 1  # the last, which ABSENT leads to, knows nothing
+    finish, exposed = np.full(rows, np.nan), np.full(rows, np.nan)
+    busy, shown = np.full((rows, len(STREAMS)), np.nan), np.full(rows, -1, np.int32)
     for index, found in done.items():
         finish[index], exposed[index] = found.result.finish_ns, found.result.exposed_comm_ns
         busy[index], shown[index] = found.busy_ns, found.result.rank

@@ -98,7 +98,7 @@ def check_workload(
     *,
     path: str = "",
 ) -> CheckResult:
-    """Check a complete job that is already in memory. Raises ``FormatError`` for a broken configuration."""
+    """Check a job that is already in memory. Raises ``FormatError`` for a broken configuration."""
     chosen = options or CheckOptions()
     findings = Findings(chosen.keep)
     job = _job(path or workload.name, workload, profile, chosen, _Configuration.read(chosen))
@@ -131,14 +131,11 @@ def _job(
     profile: Profile | None,
     options: CheckOptions,
     configuration: _Configuration,
-    *,
-    only_rank: int | None = None,
 ) -> Job:
     return Job(
         path=path,
         workload=workload,
-        complete=only_rank is None,
-        first_rank=only_rank or 0,
+        complete=_is_complete(workload),
         profile=profile,
         replay_limit=options.replay_limit,
         system=configuration.system,
@@ -152,7 +149,7 @@ def _summary(job: Job, format_name: str) -> CheckedInput:
     return CheckedInput(
         path=job.path,
         format=format_name,
-        num_ranks=job.workload.num_ranks,
+        num_ranks=job.workload.num_present,
         num_classes=len(job.classes),
         num_nodes=sum(map(len, job.classes)),
         complete=job.complete,
@@ -176,8 +173,7 @@ def _check_path(
             "this is a profile; check takes programs and traces", path=str(path), hint="see hespas-validate"
         )
     _take_over(found, str(path), findings)
-    only_rank = _only_rank(path, value)
-    job = _job(str(path), value, profile, options, configuration, only_rank=only_rank)
+    job = _job(str(path), value, profile, options, configuration)
     _run(job, findings)
     return _summary(job, entry.name)
 
@@ -226,18 +222,15 @@ def _unreadable(path: Path, error: HespasError) -> Violation:
     return Violation(code, Severity.ERROR, error.path or str(path), None, None, where + text)
 
 
-def _only_rank(path: Path, workload: Workload) -> int | None:
-    """The rank of a file that is one of a set, None where all ranks are there.
+def _is_complete(workload: Workload) -> bool:
+    """Whether all ranks of a job are there.
 
-    A trace file says in its metadata which rank it is; alone it is a whole job only if it is rank 0 and talks
-    to nobody.
+    A trace file that says that it is rank 0 is a whole job only if it talks to nobody.
     """
-    stated = workload.metadata.get("rank", "")
-    if path.is_dir() or workload.num_ranks > 1 or not stated.isdecimal():
-        return None
+    if not workload.is_complete or workload.num_ranks > 1 or "rank" not in workload.metadata:
+        return workload.is_complete
     graph = workload.classes[0]
-    talks = len(graph.p2p) > 0 or len(graph.collectives) > 0
-    return int(stated) if int(stated) or talks else None
+    return not len(graph.p2p) and not len(graph.collectives)
 
 
 def _run(job: Job, findings: Findings) -> None:
@@ -256,7 +249,9 @@ def _run(job: Job, findings: Findings) -> None:
             rule.check(job, Report(rule.code, level, job, findings))
     note = findings.notes.info
     if partial:
-        text = f"one rank of a set: {', '.join(partial)} not checked; give the directory to check them"
+        here = job.workload.num_present
+        which = "one rank" if here == 1 else f"{here:,} of {job.workload.num_ranks:,} ranks"
+        text = f"{which} of a set: {', '.join(partial)} not checked; give the directory to check them"
         note("check.single-rank", job.path, text, path=job.path)
     if unconfigured:
         text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"

@@ -37,12 +37,11 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job:
-    """One input. Of a set that is not ``complete`` only ``first_rank`` is there."""
+    """One input. Of a job that is not ``complete`` only some of the ranks are there."""
 
     path: str
     workload: Workload
     complete: bool = True
-    first_rank: int = 0
     profile: Profile | None = None
     replay_limit: int = 1_000_000
     system: SystemConfig | None = None
@@ -57,14 +56,14 @@ class Job:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job: those of the network where it is given, else those that were read."""
+        """Ranks of the job; where some are missing, those of the network, or -1: groups may not name all."""
         if not self.complete:
             return -1 if self.network is None else self.network.num_ranks
         return self.workload.num_ranks
 
     def ranks_of(self, index: int) -> IntArray:
-        """The ranks that run one class, by their real numbers."""
-        return self.workload.ranks_of(index) + self.first_rank
+        """The ranks that run one class."""
+        return self.workload.ranks_of(index)
 
     @cached_property
     def quotient(self) -> Quotient:

@@ -174,6 +174,8 @@ def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
         uses = inside & relations.uses[relations.rank_class, salt]
         uid = membership.uid[membership.group[uses]]
         np.add.at(total, uid, _with(word[uses], 2 * salt + 10))
+        if not len(membership.uid):
+            continue  # a set without groups
         # Who merely is a member counts once per distinct group, through the set that lists it first.
         first = inside & membership.is_first[membership.group]
         np.add.at(total, membership.uid[membership.group[first]], _with(word[first], 5))

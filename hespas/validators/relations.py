@@ -19,8 +19,8 @@ _MAX_ABSENT = 1 << 20
 class Membership:
     """``group`` is each rank's group (-1: none), shape ``(ranks,)``; the others have shape ``(groups,)``.
 
-    ``uid`` numbers distinct member lists over all group sets; ``is_first`` marks groups whose list no earlier
-    group had.
+    ``uid`` numbers distinct process groups over all group sets: their members, and which of those of the same
+    members they are. ``is_first`` marks groups that no earlier set had.
     """
 
     group: IntArray
@@ -70,7 +70,8 @@ def membership_of(
     uid: list[int] = []
     is_first: list[bool] = []
     for row in lists:
-        number = uids.setdefault(np.sort(np.array(row, np.int64)).tobytes(), len(members))
+        key = np.array([groups.communicator, *sorted(row)], np.int64).tobytes()
+        number = uids.setdefault(key, len(members))
         is_first.append(number == len(members))
         if is_first[-1]:
             members.append(row)

@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule("GR001", "costs are neither negative nor infinite", _RANK, _E, _E, _E, costs.legal_costs),
     Rule("GR002", "sizes of a collective fit its kind", _RANK, _W, _W, _W, collectives.sizes_fit_kind),
     Rule("GR003", "durations are ns and sizes whole bytes", _RANK, _W, _W, _W, costs.plausible_units),
-    Rule("GR004", "communication tables fit their nodes", _RANK, _E, _E, _E, structure.tables_fit_nodes),
+    Rule("GR004", "communication and loops fit their nodes", _RANK, _E, _E, _E, structure.tables_fit_nodes),
     Rule("GR005", "what costs something takes time", _RANK, _W, None, None, costs.duration_where_work),
     Rule("GR006", "loop trip counts are known", _RANK, _W, _W, _W, costs.known_trips),
     Rule("GR007", "tensor extents are not negative", _RANK, _E, _E, _E, structure.tensor_types),

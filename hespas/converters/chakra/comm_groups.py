@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hespas.converters.replica_groups import MAX_DEVICES
+
 if TYPE_CHECKING:
     from hespas.converters.chakra.faults import Faults
 
@@ -21,10 +23,14 @@ def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], byt
     path = folder / FILE_NAME
     if not path.is_file():
         return {}, b""
-    if path.stat().st_size > _MAX_BYTES:
-        faults.error("ET019", f"{FILE_NAME} is larger than {_MAX_BYTES} bytes")
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            faults.error("ET019", f"{FILE_NAME} is larger than {_MAX_BYTES} bytes")
+            return {}, b""
+        data = path.read_bytes()
+    except OSError as error:
+        faults.error("ET018", f"{FILE_NAME} cannot be read: {error.strerror or error}", hint="check the file")
         return {}, b""
-    data = path.read_bytes()
     return parse_groups(data, faults), data
 
 
@@ -34,7 +40,7 @@ def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
 
     try:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         faults.error(
             "ET018",
             f"{FILE_NAME} is no object of rank lists: {error}",
@@ -48,6 +54,8 @@ def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
             faults.error("ET018", f"{FILE_NAME}: group id {name!r} is no integer of at least 1")
         elif not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0:
             faults.error("ET019", f"{FILE_NAME}: group {name} is empty, or lists a rank twice or below 0")
+        elif max(ranks) >= MAX_DEVICES:
+            faults.error("ET019", f"{FILE_NAME}: group {name} names a rank past {MAX_DEVICES:,}, the limit")
         else:
             groups[number] = ranks
     return groups

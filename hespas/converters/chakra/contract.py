@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_CLASS",
     "GROUPS_ATTRIBUTE",
     "INTEGER_FIELDS",
+    "JOB_ATTRIBUTE",
     "KIND_TO_TYPE",
     "LAYOUT_KEY",
     "LINTED",
@@ -147,8 +148,10 @@ COLLECTIVE_TO_COMM: MappingProxyType[CollectiveKind, int] = MappingProxyType(
 WHOLE_WORLD = frozenset({"", "0"})
 """Values of ``pg_name`` that mean all ranks, as its absence does."""
 
-RANK_ATTRIBUTE, GROUPS_ATTRIBUTE = "rank", "comm_group"
-"""Metadata attributes of a file that was written without the rest of its set."""
+RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE = "rank", "comm_group", "num_ranks"
+"""Metadata attributes of a file that was written without the rest of its set: which rank it is, its groups,
+and how many ranks the job has.
+"""
 
 LAYOUT_KEY = "chakra.layout"
 """Key of the rows that keep which attributes a node had, in which order and of which type."""

@@ -12,6 +12,7 @@ from hespas.converters.chakra.columns import ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     GROUPS_ATTRIBUTE,
+    JOB_ATTRIBUTE,
     LAYOUT_KEY,
     LINTED,
     RANK_ATTRIBUTE,
@@ -50,7 +51,7 @@ _OTHER_TAGS = (
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE})
+_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE})
 """Names of attributes that readers of traces understand."""
 
 

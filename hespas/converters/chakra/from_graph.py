@@ -29,9 +29,10 @@ from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Res
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["Lowered", "Variables", "from_graph"]
+__all__ = ["LARGEST_COUNT", "Lowered", "Variables", "from_graph"]
 
-_LARGEST = float(1 << 62)
+LARGEST_COUNT = float(1 << 62)
+"""Counts from here on are not stated."""
 _LARGEST_CANONICAL_TAG = (1 << 31) - 1
 _NAME_OF_NOTHING = b"node_0"
 
@@ -183,7 +184,7 @@ class _AttributeWriter:
 
     def floats(self, name: str, column: FloatArray) -> None:
         """Known values of a column, as whole numbers."""
-        nodes = np.flatnonzero((column >= 0) & (column < _LARGEST))
+        nodes = np.flatnonzero((column >= 0) & (column < LARGEST_COUNT))
         self.integers(name, nodes, np.rint(column[nodes]).astype(np.int64))
 
     def transcendentals(self) -> None:
@@ -192,7 +193,7 @@ class _AttributeWriter:
         known = graph.flops >= 0
         unknown = np.isnan(graph.transcendentals)
         nodes = np.flatnonzero(np.where(known, graph.transcendentals != 0, ~unknown))
-        value = np.where(unknown, -1.0, np.minimum(graph.transcendentals, _LARGEST))[nodes]
+        value = np.where(unknown, -1.0, np.minimum(graph.transcendentals, LARGEST_COUNT))[nodes]
         self.integers("transcendentals", nodes, np.rint(value).astype(np.int64))
 
     def strings_of(self, name: str, row: Longs) -> None:
@@ -235,7 +236,7 @@ class _AttributeWriter:
             self._spelled("pg_name", node[grouped], list(variables.groups), which, which)
 
     def sizes(self, node: Longs, size: FloatArray, name: str = "comm_size") -> None:
-        known = np.flatnonzero((size >= 0) & (size < _LARGEST))
+        known = np.flatnonzero((size >= 0) & (size < LARGEST_COUNT))
         self.integers(name, node[known], np.rint(size[known]).astype(np.int64))
 
     def facts_of_collectives(self) -> None:

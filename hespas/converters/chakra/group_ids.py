@@ -25,7 +25,7 @@ class GroupIds(NamedTuple):
     stated: bytes
     base: dict[GroupSet, int]
     num_ranks: int
-    by_members: dict[tuple[int, ...], int]
+    by_members: dict[tuple[int, ...], list[int]]
 
     @classmethod
     def of(cls, workload: Workload) -> GroupIds:
@@ -40,8 +40,11 @@ class GroupIds(NamedTuple):
         base: dict[GroupSet, int] = {}
         for groups in workload.group_sets:
             base[groups] = number
-            number += 0 if groups.is_world(workload.num_ranks) else groups.num_groups
-        by_members = {tuple(members): group for group, members in reversed(known.items())}
+            unnamed = groups.is_world(workload.num_ranks) and not groups.communicator
+            number += 0 if unnamed else groups.num_groups
+        by_members: dict[tuple[int, ...], list[int]] = {}
+        for group in sorted(known):
+            by_members.setdefault(tuple(sorted(known[group])), []).append(group)
         return cls(known, stated, base, workload.num_ranks, by_members)
 
     def is_idle(self, groups: GroupSet, rank: int) -> bool:
@@ -53,21 +56,32 @@ class GroupIds(NamedTuple):
             return True
         if groups.max_group_size > 1 and groups.group_size != -1:
             return False
-        members = groups.members(group)
-        return len(members) < 2 and tuple(members.tolist()) not in self.by_members
+        return len(groups.members(group)) < 2 and self._known(groups, group) < 0
+
+    def _known(self, groups: GroupSet, group: int) -> int:
+        """The id that the trace gave a group, -1 for none."""
+        if not self.by_members:
+            return -1
+        members: list[int] = groups.members(group).tolist()
+        place = groups.communicator - (len(members) == self.num_ranks)  # all ranks need no name: that is 0
+        same = self.by_members.get(tuple(sorted(members)), [])
+        found = same[place] if 0 <= place < len(same) else -1
+        return found if found >= 0 and self.known[found] == members else -1
 
     def text(self, groups: GroupSet, rank: int) -> bytes:
-        """``pg_name`` of the group a rank belongs to; empty for all ranks and for an idle collective."""
-        if groups.is_world(self.num_ranks):
-            return b""
+        """``pg_name`` of the group a rank belongs to; empty for an idle collective, and for all ranks where
+        no trace named that group.
+        """
         group = groups.group_of(rank)
         if group < 0:
             return b""
-        if self.by_members:
-            number = self.by_members.get(tuple(groups.members(group).tolist()))
-            if number is not None:
-                return str(number).encode()
-        return str(self.base[groups] + group).encode()
+        number = self._known(groups, group)
+        if number < 0 and self._is_unnamed(groups):
+            return b""
+        return str(number if number >= 0 else self.base[groups] + group).encode()
+
+    def _is_unnamed(self, groups: GroupSet) -> bool:
+        return groups.is_world(self.num_ranks) and not groups.communicator
 
     def of_rank(self, rank: int) -> dict[int, list[int]]:
         """The groups a rank belongs to."""
@@ -75,7 +89,11 @@ class GroupIds(NamedTuple):
         for groups in self.base:
             text = self.text(groups, rank)
             if text and not self.is_idle(groups, rank):
-                found[int(text)] = groups.members(groups.group_of(rank)).tolist()
+                members: list[int] = groups.members(groups.group_of(rank)).tolist()
+                found[int(text)] = members
+                # Which of the groups of the same ranks it is, the lower ids say.
+                lower = self.by_members.get(tuple(sorted(members)), []) if groups.communicator else []
+                found.update((number, self.known[number]) for number in lower if number < int(text))
         return found
 
     def document(self) -> bytes:
@@ -84,10 +102,10 @@ class GroupIds(NamedTuple):
         """
         listed = dict(self.known)
         for groups, base in self.base.items():
-            if groups.is_world(self.num_ranks):
+            if self._is_unnamed(groups):
                 continue
             for place, members in enumerate(groups):
-                if len(members) > 1 and tuple(members.tolist()) not in self.by_members:
+                if len(members) > 1 and self._known(groups, place) < 0:
                     listed[base + place] = members.tolist()
         if self.stated and len(listed) == len(self.known):
             return self.stated
@@ -97,15 +115,13 @@ class GroupIds(NamedTuple):
 def check_listing(workload: Workload, *, alone: bool) -> None:
     """Raise ``UnsupportedError`` for groups of ranks the job does not have, and for groups that are too large
     to be listed; nothing is listed here. ``alone``: one rank is written, with its own groups.
-
-    A workload of one rank may be one file of many, whose groups name the others.
     """
     count, listed = workload.num_ranks, 0
     for number, groups in enumerate(workload.group_sets):
         if groups.is_world(count):
             continue
         end = _end(groups)
-        if 1 < count < end:
+        if count < end:
             raise UnsupportedError(
                 f"group set {number} has rank {end - 1:,}, but the job only ranks 0..{count - 1:,}",
                 hint="state the number of ranks with --num-devices, or correct the groups",

@@ -24,7 +24,7 @@ from hespas.converters.chakra.json_naming import bare_name
 from hespas.converters.chakra.json_nodes import COMMUNICATION_KEYS, FEEDER_KEYS, HOST_KEY
 from hespas.converters.chakra.json_stream import NODE_LIST
 from hespas.converters.chakra.json_values import JsonValue
-from hespas.converters.chakra.writer import write_chakra
+from hespas.converters.chakra.writer import chosen_ranks, write_chakra
 from hespas.converters.format import Value, WriteOptions
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import OutputError, UsageError
@@ -44,7 +44,7 @@ def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnosti
     Raises what :func:`.writer.write_chakra` does, which makes the traces; they are rewritten one by one in a
     scratch folder beside the destination. Memory: that of the first writer, and a block of text.
     """
-    several = isinstance(value, Workload) and (options.ranks or range(value.num_ranks))
+    several = isinstance(value, Workload) and chosen_ranks(value, options)
     if several and len(several) > 1 and options.name.endswith((".json", ".json.gz")):
         raise UsageError(
             f"{len(several):,} ranks are as many files, and this names one",

@@ -2,12 +2,13 @@
 
 Ranks of one class differ only here. Per rank a few integers are kept; over all ranks of a class the value of
 a node is one vector, which becomes a group set (of a collective) or a permutation (of a send or a receive).
+Ranks whose groups overlap, or whose messages meet, have no such form and are of several classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from hespas.converters.chakra.contract import WHOLE_WORLD
 from hespas.converters.chakra.facts import AttributeFacts, Integers, Texts
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.spans import Bools, Longs
+from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ExplicitGroups, GroupSet, Permutation, compress_groups
 from hespas.schemas.chakra.tables import NodeType
 
@@ -24,6 +26,9 @@ __all__ = [
     "PeerRows",
     "Peers",
     "RankPeers",
+    "communicators",
+    "expressible",
+    "highest_rank",
     "peers_of_class",
     "rank_peers",
     "without_rows",
@@ -31,8 +36,6 @@ __all__ = [
 
 Groups = Mapping[int, Sequence[int]]
 """Group id -> global ranks in ring order."""
-
-_MAX_RANK = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +97,11 @@ def rank_peers(
     for name, far in (("comm_dst", is_send), ("comm_src", is_recv)):
         stated = facts.integers(name)
         other = is_recv if far is is_send else is_send
-        good = stated.where(far[stated.node] & (stated.value >= 0) & (stated.value <= _MAX_RANK))
+        good = stated.where(far[stated.node] & (stated.value >= 0) & (stated.value < MAX_DEVICES))
+        strange = np.zeros(len(columns), np.bool_)
+        strange[stated.node[far[stated.node] & (stated.value >= MAX_DEVICES)]] = True
+        limit = f"{name} is past {MAX_DEVICES:,}, the limit of ranks"
+        faults.nodes("ET014", columns, strange, limit, hint="state the rank of the peer")
         peer[good.node] = good.value
         own = stated.where(other[stated.node])
         wrong = np.zeros(len(columns), np.bool_)
@@ -157,27 +164,119 @@ def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:
     return vectors, inverse.reshape(-1).astype(np.int64)
 
 
-def _group_set_of(vector: Longs, groups: Groups) -> GroupSet:
+def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
+    """For each group id, how many lower ids name a group of the same ranks; the ids that name all ranks come
+    behind the group without a name.
+    """
+    seen: dict[tuple[int, ...], int] = {tuple(range(num_ranks)): 1}
+    found: dict[int, int] = {}
+    for number in sorted(groups):
+        members = tuple(sorted(groups[number]))
+        found[number] = seen.get(members, 0)
+        seen[members] = found[number] + 1
+    return found
+
+
+def _group_set_of(vector: Longs, groups: Groups, of_same: Mapping[int, int]) -> GroupSet:
     """The group set whose groups are those named in ``vector``, by ascending id."""
-    lists = [groups[number] for number in sorted(set(vector.tolist()))]
-    if len({len(members) for members in lists}) == 1:
-        return compress_groups(np.array(lists, np.int64))
-    return ExplicitGroups.from_rows(lists)
+    ids = sorted(set(vector.tolist()))
+    lists = [groups[number] for number in ids]
+    equal = len({len(members) for members in lists}) == 1
+    found = compress_groups(np.array(lists, np.int64)) if equal else ExplicitGroups.from_rows(lists)
+    return replace(found, communicator=of_same[ids[0]])
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Ranks that can be one class, while others are tried: per vector, which group each rank is taken by (and
+    the communicator of all of them), and who is sent to.
+    """
+
+    ranks: list[RankPeers] = field(default_factory=list[RankPeers])
+    taken: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    known: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    communicator: dict[int, int] = field(default_factory=dict[int, int])
+    peers: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    def admits(self, rank: int, named: Sequence[int], peers: Sequence[int], job: _Named) -> bool:
+        """Whether a rank fits: each group is that of all its members here or of none, its peers are free."""
+        for place, number in enumerate(named):
+            if not number:
+                continue
+            if self.communicator.get(place, job.of_same[number]) != job.of_same[number]:
+                return False
+            if (place, number) in self.known:
+                if self.taken.get((place, rank), number) != number:
+                    return False
+            elif any((place, member) in self.taken for member in (rank, *job.groups[number])):
+                return False
+        return not any((place, peer) in self.peers for place, peer in enumerate(peers) if peer >= 0)
+
+    def add(self, rank: RankPeers, named: Sequence[int], peers: Sequence[int], job: _Named) -> None:
+        self.ranks.append(rank)
+        self.peers.update(enumerate(peers))
+        for place, number in enumerate(named):
+            if number and (place, number) not in self.known:
+                self.known.add((place, number))
+                self.communicator[place] = job.of_same[number]
+                for member in job.groups[number]:
+                    self.taken[place, member] = number
+            if number:
+                self.taken.setdefault((place, rank.rank), number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The groups of a job, and which of those of the same ranks each is."""
+
+    groups: Groups
+    of_same: Mapping[int, int]
+
+
+def expressible(ranks: Sequence[RankPeers], groups: Groups, num_ranks: int) -> list[list[RankPeers]]:
+    """Ranks of equal files, cut into as few classes as come by taking them in order: in each, the groups of a
+    node are disjoint and its messages a permutation.
+
+    O(ranks x vectors) where one class will do, and once more per class otherwise.
+    """
+    job = _Named(groups, communicators(groups, num_ranks))
+    named, peers = _by_rank([rank.groups for rank in ranks]), _by_rank([rank.peers for rank in ranks])
+    parts: list[_Part] = []
+    for rank, mine, others in zip(ranks, named, peers, strict=True):
+        fitting = (part for part in parts if part.admits(rank.rank, mine, others, job))
+        part = next(fitting, None)
+        if part is None:
+            part = _Part()
+            parts.append(part)
+        part.add(rank, mine, others, job)
+    return [part.ranks for part in parts]
+
+
+def _by_rank(patterns: Sequence[_Pattern]) -> list[list[int]]:
+    """The values of each rank, one for each distinct vector over all ranks."""
+    if not patterns[0].which:
+        return [[] for _ in patterns]
+    return np.stack(_vectors(patterns)[0], axis=1).tolist()
+
+
+def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:
+    """The highest rank that ranks of a job are or name."""
+    ids = {number for rank in ranks for number in rank.groups.values if number}
+    named = [max(groups[number]) for number in ids]
+    return max([*named, *(max((rank.rank, *rank.peers.values)) for rank in ranks)])
 
 
 def peers_of_class(
     columns: EtColumns, ranks: Sequence[RankPeers], rows: PeerRows, groups: Groups, num_ranks: int
 ) -> Peers:
-    """The symbolic form over all ranks of a class.
-
-    Raises ``ValueError`` where a message has no permutation: two ranks send it to the same one.
-    """
+    """The symbolic form over the ranks of a class, which must be :func:`expressible` as one."""
     sets: dict[GroupSet, int] = {}
     group_set = np.full(int((columns.type == NodeType.COMM_COLL).sum()), -1, np.int64)
     if len(group_set):
         vectors, which = _vectors([rank.groups for rank in ranks])
+        of_same = communicators(groups, num_ranks)
         chosen = [
-            sets.setdefault(_group_set_of(vector, groups), len(sets)) if vector.all() else -1
+            sets.setdefault(_group_set_of(vector, groups, of_same), len(sets)) if vector.all() else -1
             for vector in vectors
         ]
         group_set = np.array(chosen, np.int64)[which]

@@ -1,7 +1,10 @@
 """Chakra trace files to a workload: one file, or a directory ``NAME.{rank}.et`` with ``comm_group.json``.
 
-Ranks whose files differ only in process groups and message peers form a class: each file is hashed without
-those, and one graph is built per class.
+Ranks whose files differ only in process groups and message peers form a class where those have a symbolic
+form: each file is hashed without them, and one graph is built per class.
+
+A file that was read without its set is one rank of its job, and a set that says so (``num_ranks``) may be
+some of the ranks: the others are absent, and the job keeps its size.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from hespas.converters.chakra.checks import check_acyclic, check_file
 from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, read_groups
-from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
+from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.naming import MAX_RANK_DIGITS, RANK_FILE
@@ -29,14 +32,18 @@ from hespas.converters.chakra.peers import (
     PeerRows,
     Peers,
     RankPeers,
+    expressible,
+    highest_rank,
     peers_of_class,
     rank_peers,
     without_rows,
 )
 from hespas.converters.chakra.to_graph import to_graph
 from hespas.converters.format import ReadOptions
-from hespas.graph import Diagnostics, OpGraph, Workload
-from hespas.graph.errors import FormatError
+from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.graph import ABSENT, Diagnostics, OpGraph, Workload
+from hespas.graph.columns import SmallIntArray
+from hespas.graph.errors import FormatError, UsageError
 
 __all__ = ["read_chakra"]
 
@@ -80,10 +87,10 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     (``ET001`` ...) and goes on.
     """
     faults = Faults(str(path), None, diagnostics, options.lenient)
-    source = _directory(path, faults) if path.is_dir() else _file(path, faults)
+    source = _directory(path, options, faults) if path.is_dir() else _file(path, faults)
     job = _Job(source.groups, source.group_file)
     for done, (rank, file) in enumerate(source.files):
-        _read_rank(rank, file, job, options, diagnostics)
+        _read_rank(rank, file, job, options, diagnostics, alone=not source.is_directory)
         if options.progress:
             options.progress(done + 1, len(source.files))
     return _workload(source, job, options, faults)
@@ -93,13 +100,18 @@ def _file(path: Path, faults: Faults) -> _Source:
     """One rank's trace; its rank is in its name. Groups may stand beside it."""
     match = RANK_FILE.match(path.name)
     stated = match is not None and len(match["rank"]) <= MAX_RANK_DIGITS
+    if match and stated and int(match["rank"]) >= MAX_DEVICES:
+        faults.error(
+            "ET022", f"{path.name} would be the file of rank {match['rank']} (limit {MAX_DEVICES:,})"
+        )
+        stated = False
     groups, data = read_groups(path.parent, faults)
     name = match["name"] if match else re.sub(r"(\.e[tg])?(\.gz)?$", "", path.name) or path.name
     return _Source(name, ((int(match["rank"]) if match and stated else -1, path),), groups, data)
 
 
-def _directory(path: Path, faults: Faults) -> _Source:
-    """All rank files of a folder, which must be one set without gaps."""
+def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
+    """All rank files of a folder: one set, without gaps unless it says how many ranks there are."""
     found: dict[str, dict[int, Path]] = {}
     for entry in sorted(path.iterdir()):
         match = RANK_FILE.match(entry.name)
@@ -128,7 +140,7 @@ def _directory(path: Path, faults: Faults) -> _Source:
     name, ranks = next(iter(found.items()))
     count = max(ranks, default=-1) + 1
     missing = list(islice((rank for rank in range(count) if rank not in ranks), 5))
-    if missing:
+    if missing and not _stated_size(next(iter(ranks.values())), options):
         listed = ", ".join(map(str, missing))
         faults.error("ET022", f"{count - len(ranks)} of {count} rank files are missing: rank {listed}")
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
@@ -138,9 +150,19 @@ def _directory(path: Path, faults: Faults) -> _Source:
     return _Source(name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 
 
-def _read_rank(rank: int, path: Path, job: _Job, options: ReadOptions, diagnostics: Diagnostics) -> None:
-    """Read one file, and check it unless its class has been checked already."""
-    columns = read_columns(
+def _stated_size(path: Path, options: ReadOptions) -> int:
+    """How many ranks a file says that its job has, 0 where it does not."""
+    columns = _columns(path, options, Diagnostics())
+    return _job_size(columns)
+
+
+def _job_size(columns: EtColumns) -> int:
+    stated = AttributeFacts.of(columns.metadata).integers(JOB_ATTRIBUTE)
+    return int(stated.value[0]) if len(stated.value) and 0 < stated.value[0] <= MAX_DEVICES else 0
+
+
+def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
+    return read_columns(
         path,
         diagnostics,
         max_bytes=options.max_bytes,
@@ -148,8 +170,15 @@ def _read_rank(rank: int, path: Path, job: _Job, options: ReadOptions, diagnosti
         version=options.version,
         recover=options.recover,
     )
+
+
+def _read_rank(
+    rank: int, path: Path, job: _Job, options: ReadOptions, diagnostics: Diagnostics, *, alone: bool
+) -> None:
+    """Read one file, and check it unless its class has been checked already."""
+    columns = _columns(path, options, diagnostics)
     facts = AttributeFacts.of(columns.attrs)
-    number = _own_place(columns, rank, job, diagnostics)
+    number = _own_place(columns, rank, job, diagnostics, alone=alone)
     faults = Faults(str(path), number, diagnostics, options.lenient)
     peers, rows = rank_peers(columns, facts, number, job.groups, faults)
     key = _class_key(columns, rows)
@@ -161,12 +190,15 @@ def _read_rank(rank: int, path: Path, job: _Job, options: ReadOptions, diagnosti
         known.ranks.append(peers)
 
 
-def _own_place(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostics) -> int:
-    """The rank of a file that may say rank and groups itself: one that was written alone."""
+def _own_place(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostics, *, alone: bool) -> int:
+    """The rank of a file that may say rank and groups itself: one that was written alone, whose name may have
+    a number that means something else.
+    """
     stated = AttributeFacts.of(columns.metadata)
-    if rank < 0:
-        own = stated.integers(RANK_ATTRIBUTE)
-        rank = int(own.value[0]) if len(own.value) and 0 <= own.value[0] < 1 << 31 else 0
+    own = stated.integers(RANK_ATTRIBUTE)
+    if alone and len(own.value) and 0 <= own.value[0] < MAX_DEVICES:
+        rank = int(own.value[0])
+    rank = max(rank, 0)
     embedded = stated.texts(GROUPS_ATTRIBUTE)
     if not job.groups and len(embedded.row):
         job.group_file = stated.values(embedded)[0]
@@ -202,17 +234,15 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
 
 
 def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> Workload:
-    """Graphs of all classes; a class whose messages have no permutation falls apart into ranks."""
-    alone = len(source.files) == 1 and not source.is_directory
-    count = (options.num_devices or 1) if alone else len(source.files)
+    """Graphs of all classes; ranks of equal files whose groups or messages have no one form are several."""
+    count, for_all = _size(source, job, options, faults)
     graphs: list[OpGraph] = []
-    rank_class = np.zeros(count, np.int32)
+    rank_class = np.full(count, ABSENT, np.int32)
     for found in job.classes.values():
-        for ranks in _expressible(found, job.groups, count):
+        for ranks in expressible(found.ranks, job.groups, count):
             peers = peers_of_class(found.columns, ranks, found.rows, job.groups, count)
             _check_members(ranks, peers, faults)
-            if not alone:
-                rank_class[[rank.rank for rank in ranks]] = len(graphs)
+            rank_class[[rank.rank for rank in ranks]] = len(graphs)
             graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             check_acyclic(found.columns, graphs[-1], found.faults)
@@ -220,17 +250,60 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
     metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
-    if alone:
+    if not source.is_directory:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
-    return Workload(name=source.name, classes=tuple(graphs), rank_class=rank_class, metadata=metadata)
+    return Workload(
+        name=source.name,
+        classes=tuple(graphs),
+        rank_class=_all_alike(count) if for_all else rank_class,
+        metadata=metadata,
+    )
 
 
-def _expressible(found: _Class, groups: Groups, count: int) -> list[list[RankPeers]]:
-    try:
-        peers_of_class(found.columns, found.ranks, found.rows, groups, count)
-    except ValueError:
-        return [[rank] for rank in found.ranks]
-    return [found.ranks]
+def _all_alike(count: int) -> SmallIntArray:
+    return np.broadcast_to(np.int32(0), (count,))
+
+
+def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> tuple[int, bool]:
+    """How many ranks the job has, and whether one file stands for all of them, as the user may ask for where
+    it talks with all ranks only.
+
+    Raises :class:`UsageError` where the user states fewer than there are.
+    """
+    ranks = [rank for found in job.classes.values() for rank in found.ranks]
+    stated = max(_job_size(found.columns) for found in job.classes.values())
+    read = 1 + max(rank.rank for rank in ranks)
+    least = 1 + highest_rank(ranks, job.groups)
+    asked = options.num_devices or 0
+    if source.is_directory:
+        count = max(read, stated, asked)
+        if count < least and not options.lenient:  # a checker tells which node it is
+            faults.error(
+                "ET019",
+                f"process groups or messages name rank {least - 1}, and there are files of {count} ranks",
+                hint="copy the whole set, or state the number of ranks with --num-devices",
+            )
+        return count, False
+    if stated:
+        return max(stated, least), False
+    alone = ranks[0]
+    if asked and _talks_with_all(alone, job.groups, asked):
+        return asked, True
+    if asked and asked < least:
+        raise UsageError(
+            f"--num-devices {asked}: the trace is of rank {alone.rank}, and its groups and peers name ranks "
+            f"up to {least - 1}",
+            path=faults.path,
+            hint=f"--num-devices {least} or more",
+        )
+    return max(asked, least), False
+
+
+def _talks_with_all(rank: RankPeers, groups: Groups, num_ranks: int) -> bool:
+    """Whether all ranks can do what this one does: it has no peers, and no groups but of all ranks."""
+    everybody = list(range(num_ranks))
+    named = (sorted(groups[number]) for number in rank.groups.values if number)
+    return max(rank.peers.values, default=-1) < 0 and all(members == everybody for members in named)
 
 
 def _check_members(ranks: Sequence[RankPeers], peers: Peers, faults: Faults) -> None:

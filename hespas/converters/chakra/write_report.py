@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
 from hespas.converters.chakra.extras import foreign_texts
+from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph.columns import BoolArray, FloatArray
 
 __all__ = ["report"]
 
@@ -51,7 +55,8 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         diagnostics.info(
             "chakra.rounded-counts",
             graph.name,
-            "counts of operations or bytes are no whole numbers and are rounded",
+            "counts of operations or bytes are rounded to whole numbers, or left out: too large, or of bytes "
+            "those read without those written",
             count=_broken_counts(graph),
         )
         left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
@@ -60,17 +65,27 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
 
 
 def _broken_counts(graph: OpGraph) -> int:
-    """Nodes of which a count has a fraction."""
-    broken = np.zeros(len(graph), np.bool_)
-    for column in (
-        graph.flops,
-        graph.useful_flops,
-        graph.transcendentals,
-        graph.bytes_read,
-        graph.bytes_written,
-    ):
-        broken |= np.isfinite(column) & (column != np.rint(column))
-    return int(broken.sum())
+    """Nodes of which a count is another one, or unknown, when it is read again."""
+    flops, useful, said = _said(graph.flops), _said(graph.useful_flops), graph.transcendentals
+    moved, written = _said(graph.bytes_moved), _said(graph.bytes_written)
+    # ``tensor_size`` is read plus written, of which ``bytes_written`` is a part.
+    written = np.where(np.isnan(moved), nan, np.where((written > 0) & (written <= moved), written, 0.0))
+    broken = _differ(graph.flops, flops)
+    broken |= _differ(graph.useful_flops, np.where(np.isnan(useful), flops, useful))
+    broken |= _differ(said, np.rint(np.minimum(said, LARGEST_COUNT)))
+    return int(
+        (broken | _differ(graph.bytes_written, written) | _differ(graph.bytes_read, moved - written)).sum()
+    )
+
+
+def _said(count: FloatArray) -> FloatArray:
+    """Counts as attributes state them: whole, NaN where not stated."""
+    with np.errstate(invalid="ignore"):
+        return np.where((count >= 0) & (count < LARGEST_COUNT), np.rint(count), nan)
+
+
+def _differ(before: FloatArray, after: FloatArray) -> BoolArray:
+    return (before != after) & ~(np.isnan(before) & np.isnan(after))
 
 
 def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
@@ -87,7 +102,7 @@ def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Di
 def _lost_documents(workload: Workload, groups: GroupIds, rank: str) -> list[str]:
     """Attachments of all classes but the list of process groups, which readers give to that of rank 0."""
     listed = render_groups(groups.of_rank(int(rank))) if rank else groups.document()
-    first = int(workload.rank_class[0])
+    first = int(workload.rank_class[workload.present[0]])
     lost: list[str] = []
     for number, graph in enumerate(workload.classes):
         for name, data in graph.attachments.items():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
-from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, RANK_ATTRIBUTE
+from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds, check_listing
@@ -34,7 +35,7 @@ from hespas.graph import (
 from hespas.graph.errors import OutputError, UnsupportedError, UsageError
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["write_chakra"]
+__all__ = ["chosen_ranks", "write_chakra"]
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,8 +55,8 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
             "a profile holds measured events and no program", hint="convert the program, or a trace of it"
         )
     value = with_label(value, options.version)
-    job = _Job(value, GroupIds.of(value), _first_rank(value), diagnostics)
-    ranks = range(value.num_ranks) if options.ranks is None else options.ranks
+    job = _Job(value, GroupIds.of(value), diagnostics)
+    ranks = chosen_ranks(value, options)
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
     packed = options.name.endswith(".gz") or path.suffix == ".gz"
     if len(ranks) > 1 and options.name.endswith((".et", ".et.gz")):
@@ -66,7 +67,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         )
     if len(ranks) > _MOST_FILES:
         raise UnsupportedError(
-            f"ranks 0..{value.num_ranks - 1}: a folder of {len(ranks):,} files is more than {_MOST_FILES:,}",
+            f"a folder of {len(ranks):,} files is more than {_MOST_FILES:,}",
             hint="choose some of the ranks with --ranks",
         )
     check_listing(value, alone=alone)
@@ -75,13 +76,19 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
     else:
         _write_directory(job, ranks, path, options, packed=packed)
     job.account.report(value.name, diagnostics)
-    report(value, job.groups, _rank_read(value, path, options, alone=alone), diagnostics)
+    report(value, job.groups, _rank_read(value, options, alone=alone), diagnostics)
 
 
-def _first_rank(workload: Workload) -> int:
-    """The number of the first rank: not 0 for a file that was read without its set."""
-    stated = workload.metadata.get(RANK_ATTRIBUTE, "0")
-    return int(stated) if workload.num_ranks == 1 and stated.isdecimal() and len(stated) < 10 else 0
+def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
+    """The ranks to write: those asked for, or all that are here. Raises :class:`UsageError` for others."""
+    if options.ranks is None:
+        return range(workload.num_ranks) if workload.is_complete else workload.present.tolist()
+    if sum(workload.sizes_within(options.ranks)) < len(options.ranks):
+        raise UsageError(
+            f"ranks {options.ranks.start}..{options.ranks.stop - 1} are not all here", path=options.name,
+            hint="choose among the ranks that were read",
+        )  # fmt: skip
+    return options.ranks
 
 
 class _Runs(NamedTuple):
@@ -145,7 +152,6 @@ class _Job:
 
     workload: Workload
     groups: GroupIds
-    first_rank: int
     diagnostics: Diagnostics
     account: _Account = field(default_factory=_Account)
     _expanded: dict[int, Expanded] = field(default_factory=dict[int, Expanded])
@@ -159,16 +165,26 @@ class _Job:
     ) -> Iterable[Bytes]:
         """One rank's file in pieces; valid until the next call."""
         number = int(self.workload.rank_class[rank])
-        place = self.first_rank + rank
         expanded = self._graph(number)
-        pattern = self._idle_pattern(number, place)
+        pattern = self._idle_pattern(number, rank)
         known = self._runs.get((number, pattern))
         if known is None:
             known = self._runs[number, pattern] = _runs_of(expanded, pattern, change)
         single = alone or int((self.workload.rank_class == number).sum()) == 1
-        pieces = known.writer.pieces(self._variables(expanded.graph, place), alone=single)
+        pieces = known.writer.pieces(self._variables(expanded.graph, rank), alone=single)
         self.account.add(known)
         return pieces
+
+    def least_ranks(self, rank: int, groups: Mapping[int, Sequence[int]]) -> int:
+        """How many ranks a reader of one rank's file takes its job to have, where nobody says more."""
+        graph = self._graph(int(self.workload.rank_class[rank])).graph
+        table = graph.p2p
+        told = table.permutation >= 0
+        sends = graph.kind[table.node[told]] == NodeKind.SEND
+        ways: list[int] = table.permutation[told].tolist()
+        used = set(zip(ways, sends.tolist(), strict=True))
+        peers = [self._peer(graph.permutations[way], rank, sends=is_send) for way, is_send in used]
+        return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
 
     def _graph(self, number: int) -> Expanded:
         if number not in self._expanded:
@@ -251,20 +267,20 @@ def _rank_in_name(path: Path, options: WriteOptions) -> str:
     return str(int(match["rank"])) if match and len(match["rank"]) <= MAX_RANK_DIGITS else ""
 
 
-def _rank_read(workload: Workload, path: Path, options: WriteOptions, *, alone: bool) -> str:
+def _rank_read(workload: Workload, options: WriteOptions, *, alone: bool) -> str:
     """Which rank a reader will take a file for that was written alone; empty for a folder."""
-    if not alone:
-        return ""
-    rank = options.ranks[0] if options.ranks else 0
-    return _rank_in_name(path, options) or str(_first_rank(workload) + rank)
+    return str(chosen_ranks(workload, options)[0]) if alone else ""
 
 
 def _write_alone(job: _Job, rank: int, path: Path, options: WriteOptions, *, packed: bool) -> None:
-    """One rank's file. Taken out of its set, it says its rank and its groups itself."""
-    place = job.first_rank + rank
-    groups = job.groups.of_rank(place)
-    untold = job.workload.num_ranks > 1 or (place > 0 and not _rank_in_name(path, options))
-    numbers = {RANK_ATTRIBUTE: place} if untold else dict[str, int]()
+    """One rank's file. Taken out of its set, it says its rank, its groups and the size of its job itself."""
+    groups = job.groups.of_rank(rank)
+    numbers = dict[str, int]()
+    taken = job.workload.is_complete and job.workload.num_ranks > 1
+    if taken or int(_rank_in_name(path, options) or 0) != rank:
+        numbers[RANK_ATTRIBUTE] = rank
+    if taken or job.workload.num_ranks > job.least_ranks(rank, groups):
+        numbers[JOB_ATTRIBUTE] = job.workload.num_ranks
     texts = {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else dict[str, bytes]()
     pieces = job.trace(rank, alone=True, change=lambda graph: _with_metadata(graph, numbers, texts))
     with open_output(path, packed=packed) as stream:
@@ -346,7 +362,9 @@ class _Files:
                 each.result()
 
 
-def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions, *, packed: bool) -> None:
+def _write_directory(
+    job: _Job, ranks: Sequence[int], path: Path, options: WriteOptions, *, packed: bool
+) -> None:
     name = options.name.removesuffix(".gz").removesuffix(".et") or job.workload.name or "trace"
     suffix = ".et.gz" if packed else ".et"
     try:
@@ -356,8 +374,11 @@ def _write_directory(job: _Job, ranks: range, path: Path, options: WriteOptions,
             (path / FILE_NAME).write_bytes(document)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
+    size = job.workload.num_ranks
+    said = {JOB_ATTRIBUTE: size} if len(ranks) < size else dict[str, int]()
+    change = partial(_with_metadata, numbers=said, texts=dict[str, bytes]()) if said else None
     with _Files(options.jobs if len(ranks) >= _MANY_FILES else 1, packed=packed) as files:
         for done, rank in enumerate(ranks):
-            files.write(path / f"{name}.{rank}{suffix}", job.trace(rank))
+            files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change=change))
             if options.progress:
                 options.progress(done + 1, len(ranks))

@@ -187,7 +187,7 @@ def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> l
     if not isinstance(value, Workload):
         raise UnsupportedError("a profile is no graph to draw", hint="hespas view shows what it holds")
     ranks = range(value.num_ranks) if options.ranks is None else options.ranks
-    chosen = np.unique(value.rank_class[ranks.start : ranks.stop]).tolist()
+    chosen = [row for row, size in enumerate(value.sizes_within(ranks)) if size]
     found = [_picture(value, index) for index in chosen]
     total = sum(len(picture.graph) for picture in found)
     if total > MAX_NODES:

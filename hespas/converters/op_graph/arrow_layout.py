@@ -18,7 +18,8 @@ the hub is one contiguous buffer of the file and is used where it lies::
 * ``group_sets`` and ``permutations`` hold each entry as the JSON format spells it.
 * Columns of a side table are called ``table.column`` and have one item per row of that table.
 * The schema's metadata says ``schema`` (this version), ``hespas_version`` and ``workload``: a JSON object
-  with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, how many ranks]``).
+  with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, how many ranks]``; class -1: not
+  here).
 
 Codes are those of :mod:`hespas.graph.kinds` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
 """
@@ -31,7 +32,7 @@ from enum import Enum
 import numpy as np
 from msgspec import Struct
 
-from hespas.converters.op_graph.document import Count
+from hespas.converters.op_graph.document import Count, Row
 
 __all__ = [
     "ARROW_SCHEMA_ID",
@@ -71,7 +72,7 @@ class Header(Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     metadata: dict[str, str]
-    rank_class: tuple[tuple[Count, Count], ...]
+    rank_class: tuple[tuple[Row, Count], ...]
 
 
 NODE_DTYPES: dict[str, type[np.generic]] = {

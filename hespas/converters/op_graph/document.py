@@ -13,10 +13,12 @@ __all__ = [
     "SCHEMA_ID",
     "ClassOutline",
     "Collective",
+    "Communicator",
     "Contraction",
     "Count",
     "Document",
     "Extra",
+    "GroupRows",
     "GroupSpec",
     "Node",
     "NodeOutline",
@@ -26,6 +28,7 @@ __all__ = [
     "PermutationSpec",
     "RankClass",
     "Region",
+    "Row",
     "TensorType",
     "Version",
 ]
@@ -37,7 +40,7 @@ Number = float | Literal["inf", "-inf"] | None
 """A cost: null is unknown, infinity is spelled because JSON has no number for it."""
 
 _UInt = Annotated[int, Meta(ge=0)]
-_Row = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Row = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 _Small = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -45,8 +48,21 @@ _Byte = Annotated[int, Meta(ge=0, le=255)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-GroupSpec = str | tuple[tuple[Count, ...], ...]
-"""A group set: iota text, or one row of ranks per group."""
+GroupRows = str | tuple[tuple[Count, ...], ...]
+"""Groups: iota text, or one row of ranks per group."""
+
+
+class Communicator(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A group set of ranks that have several: which of them it is, from 1 on (0 is the first, and is not
+    said).
+    """
+
+    groups: GroupRows
+    communicator: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+GroupSpec = GroupRows | Communicator
+"""A group set."""
 
 
 class Version(Struct):
@@ -78,7 +94,7 @@ class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
     """A row of :class:`hespas.graph.tables.CollectiveTable`; ``groups`` is an inline group set."""
 
     kind: str
-    group_set: _Row | None = None
+    group_set: Row | None = None
     groups: GroupSpec | None = None
     comm_bytes: Number = None
     operand_bytes: Number = None
@@ -90,7 +106,7 @@ class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
 class P2p(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A row of :class:`hespas.graph.tables.P2pTable`; ``pairs`` is an inline permutation."""
 
-    permutation: _Row | None = None
+    permutation: Row | None = None
     pairs: tuple[tuple[Count, Count], ...] | None = None
     comm_bytes: Number = None
     tag: _Int64 = -1
@@ -125,7 +141,7 @@ class Region(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tru
     """A row of :class:`hespas.graph.tables.RegionTable`; ``trips`` null is unknown."""
 
     kind: str
-    parent: _Row = -1
+    parent: Row = -1
     trips: Number = 1.0
     label: str = ""
 
@@ -174,7 +190,7 @@ class Node(
     bytes_written: Number = None
     duration_ns: Number = None
     multiplicity: Number | UnsetType = UNSET
-    region: _Row = -1
+    region: Row = -1
     stream: _Int32 = -1
     resource: str = ""
     collective: Collective | None = None
@@ -212,13 +228,14 @@ class RankClass(_ClassFields, kw_only=True, forbid_unknown_fields=True):
 class Document(_ClassFields, kw_only=True, forbid_unknown_fields=True):
     """The whole file. A file of one class may state the fields of :class:`RankClass` here.
 
-    ``rank_class`` is run-length encoded: ``[class, how many ranks]`` in rank order.
+    ``rank_class`` is run-length encoded: ``[class, how many ranks]`` in rank order; class -1 says that a rank
+    of the job is not here.
     """
 
     schema: str = SCHEMA_ID
     hespas_version: str = ""
     num_ranks: Count | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
-    rank_class: tuple[tuple[Count, Count], ...] | None = None
+    rank_class: tuple[tuple[Row, Count], ...] | None = None
     rank_classes: tuple[RankClass, ...] | None = None
     nodes: list[Raw] | None = None

@@ -1,4 +1,4 @@
-"""Checks of values that both spellings share: costs are legal, groups stay within the job.
+"""Checks of values that both spellings share: costs are legal, tables fit each other, groups stay in the job.
 
 A strict read raises. A lenient one goes on: the values stand in the graph for the rules to find.
 """
@@ -14,6 +14,7 @@ from hespas.converters.op_graph.structure import Fault
 from hespas.converters.replica_groups import check_groups
 from hespas.graph import OpGraph, TensorTypes
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.passes import leaves_loop
 
 __all__ = ["check_values", "oversized_type"]
 
@@ -36,7 +37,8 @@ _RANK_HINT = "state num_ranks, with every rank once in a group set at most and b
 
 
 def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
-    """Costs are neither negative nor infinite, groups and permutations fit ``num_ranks``. O(size).
+    """Costs are neither negative nor infinite, loops carry values within themselves, groups and permutations
+    fit ``num_ranks``. O(size). Passes, simulators and writers rely on it.
 
     ``where`` leads to a table of the graph in positions: ``$.`` or ``field``.
     """
@@ -47,6 +49,7 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
     oversized = oversized_type(graph.types)
     if oversized >= 0:
         fault.report(f"{where}types[{oversized}]", "the tensor has more than 2**63 elements", _SHAPE_HINT)
+    _check_carried(graph, fault)
     _check_group_sets(graph, num_ranks, fault, where)
     for row, permutation in enumerate(graph.permutations):
         if permutation.num_ranks > num_ranks:
@@ -66,6 +69,22 @@ def oversized_type(types: TensorTypes) -> int:
         if exceeds or prod(max(extent, 1) for extent in types.shape(row)) > MAX_ELEMENTS:
             return int(row)
     return -1
+
+
+def _check_carried(graph: OpGraph, fault: Fault) -> None:
+    outside = np.flatnonzero(leaves_loop(graph))
+    if not len(outside):
+        return
+    table = graph.regions
+    row = int(outside[0])
+    region = int(table.carried_region[row])
+    maker, user = (int(graph.id[ends[row]]) for ends in (table.carried_producer, table.carried_consumer))
+    label = graph.strings[int(table.label[region])]
+    fault.report(
+        f"node {user}",
+        f"loop {label or region} carries a value from node {maker} to node {user}, and not both are in it",
+        "carried values join nodes of one loop: correct the regions of the nodes, or drop the entry",
+    )
 
 
 def _first_illegal(values: FloatArray) -> int:

@@ -1,4 +1,7 @@
-"""Which rank runs which class, run-length encoded: ``[class, how many ranks]`` in rank order."""
+"""Which rank runs which class, run-length encoded: ``[class, how many ranks]`` in rank order.
+
+Ranks of the job whose program is not in the file have class -1.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.graph import ABSENT
 from hespas.graph.columns import SmallIntArray
 
 __all__ = ["decode_ranks", "encode_ranks"]
@@ -34,9 +38,11 @@ def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: in
         raise ValueError(f"rank_class covers {total} ranks, num_ranks says {num_ranks}")
     if not 1 <= total <= MAX_DEVICES:
         raise ValueError(f"{total} ranks; from 1 to {MAX_DEVICES:,} are possible")
-    wrong = [index for index, _ in runs if not 0 <= index < classes]
+    wrong = [index for index, _ in runs if not ABSENT <= index < classes]
     if wrong:
         raise ValueError(f"rank_class names class {wrong[0]}; there are {classes}")
+    if all(index == ABSENT or not count for index, count in runs):
+        raise ValueError("rank_class names no class: no rank of the job is here")
     if len(runs) == 1:
         return np.broadcast_to(np.int32(runs[0][0]), (total,))
     return np.repeat(

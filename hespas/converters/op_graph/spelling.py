@@ -8,10 +8,17 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from math import inf, isinf, isnan, nan, prod
 
-from hespas.converters.op_graph.document import GroupSpec, Number, PermutationSpec
+from hespas.converters.op_graph.document import (
+    Communicator,
+    GroupRows,
+    GroupSpec,
+    Number,
+    PermutationSpec,
+)
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import (
     DTYPES,
@@ -178,6 +185,11 @@ def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:
 
 def spell_groups(groups: GroupSet) -> GroupSpec:
     """HLO's iota spelling, ``[4,2]<=[2,4]T(1,0)``, with ``+base`` where ranks start elsewhere; else rows."""
+    rows = _spelled_rows(groups)
+    return Communicator(groups=rows, communicator=groups.communicator) if groups.communicator else rows
+
+
+def _spelled_rows(groups: GroupSet) -> GroupRows:
     if isinstance(groups, ExplicitGroups):
         return groups.rows
     digits = (*groups.group_digits, *groups.member_digits)
@@ -191,6 +203,12 @@ def spell_groups(groups: GroupSet) -> GroupSpec:
 
 def parse_groups(value: GroupSpec) -> GroupSet:
     """The inverse of :func:`spell_groups`; an iota that cuts through a dimension is understood too."""
+    if isinstance(value, Communicator):
+        return replace(_parsed_rows(value.groups), communicator=value.communicator)
+    return _parsed_rows(value)
+
+
+def _parsed_rows(value: GroupRows) -> GroupSet:
     if not isinstance(value, str):
         return ExplicitGroups(value)
     match = _IOTA.fullmatch(value)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.replica_groups import MAX_DEVICES
-from hespas.graph import Diagnostics, OpGraph
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.converters.replica_groups import MAX_DEVICES, highest_id
+from hespas.graph import ABSENT, Diagnostics, OpGraph
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
-__all__ = ["asked_devices", "ranks_of_one"]
+__all__ = ["asked_devices", "ranks_here", "ranks_of_one"]
 
 
 def asked_devices(options: ReadOptions, path: str) -> int:
@@ -24,8 +26,8 @@ def asked_devices(options: ReadOptions, path: str) -> int:
 def ranks_of_one(
     graph: OpGraph, number: int, diagnostics: Diagnostics, path: str, *, asked: int, recorded: int
 ) -> NDArray[np.int32]:
-    """The class of each rank, where one rank of ``recorded`` is here: of itself alone, or of as many as are
-    ``asked`` for. Raises ``UnsupportedError`` where it cannot stand for those.
+    """The class of each rank of the job, where one rank of ``recorded`` is here: the others are absent, or do
+    the same where as many are ``asked`` for. Raises ``UnsupportedError`` where it cannot stand for those.
     """
     if asked > 1:
         return _for_all(graph, number, asked, diagnostics, path)
@@ -37,11 +39,30 @@ def ranks_of_one(
         )
         diagnostics.warning(
             "pytorch.one-rank", path,
-            f"the trace is of rank {number} of {recorded:,}; the others are not here: what is read is this "
-            "rank alone, as rank 0, whose collectives name ranks that are not there. It is no job that a "
-            f"simulator can run; {remedy}",
+            f"the trace is of rank {number} of {recorded:,}; the others are not here, and collectives and "
+            f"messages with them end nowhere. It is no job that a simulator can run; {remedy}",
         )  # fmt: skip
-    return np.zeros(1, np.int32)
+    return ranks_here([number], [graph], recorded, path)
+
+
+def ranks_here(
+    numbers: Sequence[int], graphs: Sequence[OpGraph], recorded: int, path: str
+) -> NDArray[np.int32]:
+    """The class of each rank of the job, where some are here, each a class of its own. The job has as many as
+    were ``recorded``, or as groups and messages name. Raises ``FormatError`` for more than any job has.
+    """
+    groups = [1 + highest_id(each) for graph in graphs for each in graph.group_sets]
+    peers = [permutation.num_ranks for graph in graphs for permutation in graph.permutations]
+    size = max([recorded, max(numbers) + 1, *groups, *peers])
+    if size > MAX_DEVICES:
+        raise FormatError(
+            f"the trace is of a job of {size:,} ranks",
+            path=path,
+            hint=f"from 1 to {MAX_DEVICES:,} are possible",
+        )
+    ranks = np.full(size, ABSENT, np.int32)
+    ranks[numbers] = np.arange(len(numbers), dtype=np.int32)
+    return ranks
 
 
 def _stands_for(graph: OpGraph, world: int) -> bool:

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from hespas.converters.format import ReadOptions
-from hespas.converters.pytorch.alone import asked_devices, ranks_of_one
+from hespas.converters.pytorch.alone import asked_devices, ranks_here, ranks_of_one
 from hespas.converters.pytorch.naming import rank_in_name
 from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
 from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, start_of
@@ -53,12 +51,17 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
         if options.progress:
             options.progress(done + 1, len(ranks))
     metadata["format"] = "pytorch"
-    rank_class = np.arange(len(graphs), dtype=np.int32)
-    if len(ranks) == 1:
+    stated = metadata.get("world_size", "")
+    recorded = int(stated) if stated.isdecimal() and len(stated) < _MOST_DIGITS else 1
+    if len(ranks) > 1:
+        rank_class = ranks_here(sorted(ranks), graphs, max(recorded, asked), str(path))
+        diagnostics.warning(
+            "pytorch.ranks-missing", str(path), "ranks of the job have no trace here",
+            count=len(rank_class) - len(ranks),
+        )  # fmt: skip
+    else:
         number = next(iter(ranks))
         metadata["rank"] = str(number)
-        stated = metadata.get("world_size", "")
-        recorded = int(stated) if stated.isdecimal() and len(stated) < _MOST_DIGITS else 1
         rank_class = ranks_of_one(graphs[0], number, diagnostics, str(path), asked=asked, recorded=recorded)
     graphs = _with_equal_payloads(graphs, diagnostics, str(path))
     return Workload(

@@ -66,6 +66,7 @@ _LOSSES = {
     ),
     "stablehlo.trips": ("multiplicity", "regions"),
     "stablehlo.extra": ("extra",),
+    "stablehlo.communicators": ("collectives",),
     "stablehlo.attachments": ("attachments",),
 }
 """What a program does not keep, by what its writer reports."""

@@ -47,6 +47,7 @@ _ABSENT: dict[str, str] = {
     "costs": "figures that differ from what the program says are not in it",
     "trips": "trip counts that the program does not say are not in it",
     "extra": "attributes of other formats are not in a StableHLO program",
+    "communicators": "process groups of the same ranks are one in a StableHLO program",
     "attachments": "documents of other formats are not in a StableHLO program",
 }
 
@@ -186,10 +187,12 @@ def _absent(graph: OpGraph) -> dict[str, int]:
     """What a graph knows and no replay holds. Names are in its locations."""
     placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
     others = [name for name in graph.attachments if name != ATTACHMENT]
+    several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
     return {
         "durations": int((~np.isnan(graph.duration_ns)).sum()),
         "streams": int(placed.sum()),
         "extra": len(graph.extra),
+        "communicators": int(several[graph.collectives.group_set].sum()),
         "attachments": len(others),
     }
 
@@ -258,7 +261,7 @@ def _report_metadata(workload: Workload, facts: Mapping[str, str], diagnostics: 
 def _report_ranks(
     workload: Workload, classes: list[int], options: WriteOptions, diagnostics: Diagnostics
 ) -> None:
-    if options.ranks is not None and len(options.ranks) < workload.num_ranks:
+    if not workload.is_complete or (options.ranks is not None and len(options.ranks) < workload.num_ranks):
         message = f"a StableHLO program is that of all ranks: it is written for {workload.num_ranks} devices"
         diagnostics.info("stablehlo.all-ranks", workload.name, message)
     if len(workload.classes) > 1:

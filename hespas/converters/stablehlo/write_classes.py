@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hespas.converters.format import WriteOptions
 from hespas.graph import Workload
 
@@ -13,4 +11,4 @@ __all__ = ["chosen_classes"]
 def chosen_classes(workload: Workload, options: WriteOptions) -> list[int]:
     """The classes of the chosen ranks, ascending."""
     ranks = options.ranks if options.ranks is not None else range(workload.num_ranks)
-    return [int(row) for row in np.unique(workload.rank_class[ranks.start : ranks.stop])]
+    return [row for row, size in enumerate(workload.sizes_within(ranks)) if size]

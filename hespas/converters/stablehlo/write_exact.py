@@ -103,5 +103,7 @@ def _what(column: str) -> str | None:
 
 def _only_new_trips(graph: OpGraph, source: OpGraph) -> bool:
     """Whether trip counts differ only where the program does not say them."""
+    if len(graph.regions) != len(source.regions):
+        return False
     stated = ~np.isnan(source.regions.trips)
     return bool((graph.regions.trips[stated] == source.regions.trips[stated]).all())

@@ -151,7 +151,7 @@ class _Talk:
             yield "receive", (source, rank, tag)
 
     def _group(self, which: int, rank: int) -> int:
-        """The number of the group of a rank: equal members, equal number."""
+        """The number of the group of a rank: equal members of one communicator, equal number."""
         number = self.known.get((which, rank))
         if number is None:
             members = self._members(which, rank)
@@ -160,11 +160,12 @@ class _Talk:
 
     def _members(self, which: int, rank: int) -> tuple[int, ...]:
         groups = self.graph.group_sets[which] if which >= 0 else None
+        everybody = (-1, 0 if groups is None else groups.communicator)
         if groups is None or groups.is_world(self.num_ranks):
-            return (-1,)
+            return everybody
         group = groups.group_of(rank)
         members = tuple(sorted(groups.members(group).tolist())) if group >= 0 else (rank,)
-        return (-1,) if len(members) == self.num_ranks else members
+        return everybody if len(members) == self.num_ranks else (*members, -1, groups.communicator)
 
 
 def _collectives(meetings: dict[tuple[object, ...], dict[int, int]]) -> list[Ends]:

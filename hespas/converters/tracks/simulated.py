@@ -70,7 +70,7 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
     order = np.lexsort((-end_ns, start_ns, track))
     spans, track = spans[order], track[order]
     pairs = [divmod(int(code), len(timeline.resources)) for code in used.tolist()]
-    alike = np.bincount(timeline.shown_by, minlength=int(timeline.rank.max()) + 1)
+    alike = np.bincount(timeline.shown_by[timeline.shown_by >= 0], minlength=int(timeline.rank.max()) + 1)
     tracks = Tracks(
         processes=tuple(_rank_name(rank, int(alike[rank])) for rank in ranks.tolist()),
         track_process=tuple(owner for owner, _ in pairs),

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.carried import leaves_loop
 from hespas.graph.passes.fold import FoldFree, is_free
 from hespas.graph.passes.fuse import FuseElementwise
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
@@ -32,6 +33,7 @@ __all__ = [
     "is_free",
     "is_topological",
     "known_sum",
+    "leaves_loop",
     "levels",
     "take_nodes",
     "topological_order",

@@ -7,12 +7,38 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.graph.columns import Csr, SmallIntArray
+from hespas.graph.columns import BoolArray, Csr, SmallIntArray
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.order import all_deps
 from hespas.graph.tables import RegionTable
 
-__all__ = ["CarriedValues"]
+__all__ = ["CarriedValues", "leaves_loop"]
+
+
+def leaves_loop(graph: OpGraph) -> BoolArray:
+    """Which carried edges have an end outside of their loop, shape ``(carried edges,)``. A graph that a pass
+    or a simulator is given has none. O(regions + edges).
+    """
+    table = graph.regions
+    parents: list[int] = table.parent.tolist()
+    size = [1] * len(parents)
+    for row in reversed(range(len(parents))):  # children stand behind their parents
+        if parents[row] >= 0:
+            size[parents[row]] += size[row]
+    # Number the regions so that those nested in one follow it.
+    start, free = [0] * len(parents), [0] * (len(parents) + 1)
+    for row, parent in enumerate(parents):
+        start[row] = free[parent]
+        free[parent] += size[row]
+        free[row] = start[row] + 1
+    first = np.array([*start, -1], np.int64)
+    low = first[table.carried_region]
+    high = low + np.array(size, np.int64)[table.carried_region]
+    outside = np.zeros(len(low), np.bool_)
+    for end in (table.carried_producer, table.carried_consumer):
+        place = first[graph.region[end]]
+        outside |= (place < low) | (place >= high)
+    return outside
 
 
 class CarriedValues:

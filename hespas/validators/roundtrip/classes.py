@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.graph import ExplicitGroups, OpGraph, Permutation, Workload
+from hespas.graph import ABSENT, ExplicitGroups, OpGraph, Permutation, Workload
 from hespas.graph.columns import IntArray
 from hespas.graph.groups import GroupSet
 
@@ -28,6 +28,8 @@ def class_pairs(before: Workload, after: Workload) -> Iterator[tuple[OpGraph, Op
         ranks = ranks[ranks < after.num_ranks]
         others: list[int] = np.unique(after.rank_class[ranks]).tolist()
         for other in others:
+            if other == ABSENT:
+                continue
             shared = ranks[after.rank_class[ranks] == other]
             then = after.classes[other]
             yield _seen_by(graph, shared, before.num_ranks), _seen_by(then, shared, after.num_ranks)
@@ -38,7 +40,7 @@ def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
     chosen: list[int] = ranks[:_MOST_RANKS].tolist()
     collectives = graph.collectives
     if len(graph.group_sets):
-        world = np.array([groups.is_world(num_ranks) for groups in graph.group_sets] + [True])
+        world = np.array([_is_unnamed(groups, num_ranks) for groups in graph.group_sets] + [True])
         rows = np.where(world[collectives.group_set], -1, collectives.group_set).astype(np.int32)
         collectives = replace(collectives, group_set=rows)
     return replace(
@@ -49,10 +51,14 @@ def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
     )
 
 
+def _is_unnamed(groups: GroupSet, num_ranks: int) -> bool:
+    return groups.is_world(num_ranks) and not groups.communicator
+
+
 def _groups_of(groups: GroupSet, ranks: Sequence[int]) -> GroupSet:
     numbers = dict.fromkeys(groups.group_of(rank) for rank in ranks)
     rows = [sorted(groups.members(number).tolist()) for number in numbers if number >= 0]
-    return ExplicitGroups.from_rows(rows)
+    return replace(ExplicitGroups.from_rows(rows), communicator=groups.communicator)
 
 
 def _peers_of(permutation: Permutation, ranks: Sequence[int], num_ranks: int) -> Permutation:

@@ -112,7 +112,7 @@ def _ranks(before: Workload, after: Workload) -> ColumnResult:
 
 def _first_ranks(workload: Workload) -> IntArray:
     """For each rank the first rank of its class: the same for the same classes, however numbered."""
-    first = np.full(len(workload.classes), workload.num_ranks, np.int64)
+    first = np.full(len(workload.classes) + 1, workload.num_ranks, np.int64)  # the last: ABSENT leads there
     np.minimum.at(first, workload.rank_class, np.arange(workload.num_ranks))
     return first[workload.rank_class]
 

@@ -50,6 +50,7 @@ class _Cell:
     compared: int
     written: int
     refused: Mapping[str, int]
+    unreadable: Mapping[str, int]
     columns: tuple[_Column, ...]
     diagnostics: tuple[_Finding, ...]
 
@@ -75,6 +76,8 @@ class CellText:
 
 def cell_text(cell: Cell) -> CellText:
     """What stands in the matrix."""
+    if cell.unreadable:
+        return CellText("UNREADABLE", "bad")
     if cell.unreported:
         return CellText(f"{len(cell.unreported)} UNREPORTED", "bad")
     if not cell.compared:
@@ -116,6 +119,7 @@ def _cell(cell: Cell) -> _Cell:
         compared=cell.compared,
         written=cell.written,
         refused=cell.refused,
+        unreadable=cell.unreadable,
         columns=tuple(
             _Column(
                 column=column.column,

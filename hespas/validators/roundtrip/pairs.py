@@ -34,6 +34,8 @@ class PairStatus(Enum):
     WRITE_ONLY = "written"
     """The second format cannot be read back, so there is nothing to compare."""
     REFUSED = "refused"
+    UNREADABLE = "written and not read"
+    """What was written is refused by the reader of its own format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def _pairs(
             trip = traveller.travel(workload, source.name, folds=not is_flat(workload.metadata, origin))
             if trip.back is None:
                 yield from (
-                    Pair(source=source.name, via=via.name, status=PairStatus.REFUSED, refused=trip.refused)
+                    Pair(source=source.name, via=via.name, status=_refusal(trip), refused=trip.refused)
                     for via in chosen
                     if via.write
                 )
@@ -122,19 +124,23 @@ def _sources(origin: Format, chosen: Sequence[Format]) -> Iterator[Format]:
 def _pair(begin: Workload, source: Format, via: Format, traveller: Traveller) -> Pair:
     out = traveller.travel(begin, via.name, folds=not is_flat(begin.metadata, source))
     if out.back is None:
-        status = PairStatus.REFUSED if out.refused else PairStatus.WRITE_ONLY
+        status = _refusal(out) if out.refused else PairStatus.WRITE_ONLY
         return _told(source, via, status, [out])
     if source.write is None:
         return _told(source, via, PairStatus.ONE_WAY, [out], out.back)
     home = traveller.travel(out.back, source.name, folds=not is_flat(out.back.metadata, via))
     if home.back is None:
-        return _told(source, via, PairStatus.REFUSED, [out, home])
+        return _told(source, via, _refusal(home), [out, home])
     told = _told(source, via, PairStatus.KEPT, [out, home], home.back)
     if source.name != via.name:
         return told
     changed = int(not traveller.is_written_alike(out))
     written = ColumnResult("bytes", Kept.CHANGED if changed else Kept.EXACT, 1, changed)
     return replace(told, columns=(*told.columns, written))
+
+
+def _refusal(trip: Trip) -> PairStatus:
+    return PairStatus.UNREADABLE if trip.is_unreadable else PairStatus.REFUSED
 
 
 def _told(

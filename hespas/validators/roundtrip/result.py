@@ -20,7 +20,8 @@ _SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
 class Cell:
     """One pair of formats over all files. ``compared`` files came back, ``written`` ones cannot be read.
 
-    ``refused`` counts files by what the writer said; ``findings`` sums what was reported; ``unreported`` are
+    ``refused`` counts files by what the writer said, ``unreadable`` those that were written and that the
+    reader of the format refuses, by what that said; ``findings`` sums what was reported; ``unreported`` are
     columns that were not kept in some file and that nothing reported there accounts for.
     """
 
@@ -29,6 +30,7 @@ class Cell:
     compared: int
     written: int
     refused: dict[str, int]
+    unreadable: dict[str, int]
     columns: tuple[ColumnResult, ...]
     findings: dict[str, int]
     unreported: tuple[str, ...]
@@ -56,8 +58,8 @@ class RoundTrips:
 
     @property
     def valid(self) -> bool:
-        """Whether everything that was not kept was reported."""
-        return not any(cell.unreported for cell in self.cells)
+        """Whether everything that was written can be read, and all that was not kept was reported."""
+        return not any(cell.unreported or cell.unreadable for cell in self.cells)
 
 
 def matrix(files: Sequence[FilePairs]) -> RoundTrips:
@@ -78,12 +80,13 @@ def matrix(files: Sequence[FilePairs]) -> RoundTrips:
 def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
     compared = [pair for pair in pairs if pair.columns]
     findings: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    refused: dict[PairStatus, dict[str, int]] = {PairStatus.REFUSED: {}, PairStatus.UNREADABLE: {}}
     for pair in pairs:
         for code, count in pair.findings.items():
             findings[code] = findings.get(code, 0) + count
-        if pair.status is PairStatus.REFUSED:
-            refused[pair.refused] = refused.get(pair.refused, 0) + 1
+        if pair.status in refused:
+            told = refused[pair.status]
+            told[pair.refused] = told.get(pair.refused, 0) + 1
     columns = tuple(map(summed, zip(*(pair.columns for pair in compared), strict=True)))
     silent = {name for pair in compared for name in unreported(pair)}
     return Cell(
@@ -91,7 +94,8 @@ def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
         via=via,
         compared=len(compared),
         written=sum(pair.status is PairStatus.WRITE_ONLY for pair in pairs),
-        refused=refused,
+        refused=refused[PairStatus.REFUSED],
+        unreadable=refused[PairStatus.UNREADABLE],
         columns=columns,
         findings=findings,
         unreported=tuple(column.column for column in columns if column.column in silent),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,8 +25,8 @@ class Trip:
 
     ``ready`` is what was given to the writer: for a flat format without free operations and loops.
     ``back`` is None where the format cannot be read, and together with ``refused`` where it cannot express
-    the workload. ``findings`` counts what pass, writer and reader reported, by code. ``path`` is what was
-    written.
+    the workload. ``is_unreadable``: it was written, and its own reader refused it. ``findings`` counts what
+    pass, writer and reader reported, by code. ``path`` is what was written.
     """
 
     format: str
@@ -33,6 +34,7 @@ class Trip:
     back: Workload | None
     path: Path
     refused: str = ""
+    is_unreadable: bool = False
     findings: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -73,9 +75,9 @@ class Traveller:
             raise InvariantError(f"a round trip through {target.name}, which cannot be written")
         place = self.folder / str(number)
         place.mkdir()
-        path = place / f"{workload.name[:40].replace('/', '_') or 'job'}{target.suffixes[0]}"
+        path = place / f"{_stem(workload)}{target.suffixes[0]}"
         options = WriteOptions(name=path.name)
-        ready = workload
+        ready, is_written = workload, False
         try:
             ready = self.settled(_flattened(workload, found, folds=folds)) if target.flat else workload
             if target.writes_directory(ready, options):
@@ -83,7 +85,10 @@ class Traveller:
                 path = path.with_suffix("")
                 options = replace(options, name=path.name, directory=True)
             target.write(ready, path, options, found)
+            is_written = True
             back = self._read(path, target, found)
+        except InvariantError:  # no refusal: a fault of ours
+            raise
         except HespasError as error:
             return Trip(
                 format=target.name,
@@ -91,6 +96,7 @@ class Traveller:
                 back=None,
                 path=path,
                 refused=error.message,
+                is_unreadable=is_written,
                 findings=found.counts(),
             )
         return Trip(format=target.name, ready=ready, back=back, path=path, findings=found.counts())
@@ -117,6 +123,11 @@ class Traveller:
         if not isinstance(value, Workload):
             raise InvariantError(f"{target.name} wrote a workload and read something else")
         return self.settled(value)
+
+
+def _stem(workload: Workload) -> str:
+    """A file name without a number at its end, which would say which rank a trace is of."""
+    return re.sub(r"\.(\d+)$", r"-\1", workload.name[:40].replace("/", "_")) or "job"
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:

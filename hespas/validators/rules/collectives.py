@@ -93,7 +93,7 @@ def sizes_fit_kind(job: Job, report: Report) -> None:
     """GR002: payload, operand and result bytes of a collective agree with its kind and group size."""
     for index, graph in enumerate(job.classes):
         table = graph.collectives
-        sizes = [groups.group_size for groups in graph.group_sets] + [job.workload.num_ranks]
+        sizes = [groups.group_size for groups in graph.group_sets] + [job.num_ranks]
         members = np.array(sizes, np.float64)[table.group_set]
         known = members > 0
         scale = np.ones(len(table))

@@ -151,9 +151,9 @@ def _streams_before_world(job: Job, graph: OpGraph, order: Sequence[int]) -> lis
     table = graph.collectives
     nodes: list[int] = table.node.tolist()
     place = {node: row for row, node in enumerate(nodes)}
-    # In a trace a group of all ranks that has a name counts its streams like any other group.
-    named = job.workload.metadata.get("format") == "chakra"
-    worlds = [not named and groups.is_world(job.workload.num_ranks) for groups in graph.group_sets] + [True]
+    # A group of all ranks that has a name counts its streams like any other group.
+    total = job.workload.num_ranks
+    worlds = [groups.is_world(total) and not groups.communicator for groups in graph.group_sets] + [True]
     created, found = 0, list[int]()
     for node in order:
         row = place[node]

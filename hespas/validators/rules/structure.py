@@ -6,7 +6,7 @@ import numpy as np
 
 from hespas.graph import DYNAMIC, Csr, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.passes import all_deps, find_cycle
+from hespas.graph.passes import all_deps, find_cycle, leaves_loop
 from hespas.validators.job import Job, Report
 
 __all__ = [
@@ -117,7 +117,9 @@ def compute_on_host(job: Job, report: Report) -> None:
 
 
 def tables_fit_nodes(job: Job, report: Report) -> None:
-    """GR004: rows of the communication tables belong to communicating nodes, one row each."""
+    """GR004: rows of the communication tables belong to communicating nodes, one row each, and carried values
+    to nodes of their loop.
+    """
     for index, graph in enumerate(job.classes):
         for rows, kinds, what in (
             (graph.collectives.node, (NodeKind.COLLECTIVE,), "collective"),
@@ -127,6 +129,11 @@ def tables_fit_nodes(job: Job, report: Report) -> None:
             wrong = (counts > 0) & ~is_kind(graph, *kinds)
             report.nodes(index, wrong, f"a {what} is described for a node that is none")
             report.nodes(index, counts > 1, f"more than one {what} is described for it")
+        outside = leaves_loop(graph)
+        if outside.any():
+            mask = np.zeros(len(graph), np.bool_)
+            mask[graph.regions.carried_consumer[outside]] = True
+            report.nodes(index, mask, "a loop carries a value to it, and not both ends are in that loop")
 
 
 def tensor_types(job: Job, report: Report) -> None:

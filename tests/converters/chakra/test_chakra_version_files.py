@@ -134,10 +134,10 @@ def _label_of(data: bytes) -> str:
 def test_any_version_is_written_as_either_of_today(tmp_path: Path, version: str) -> None:
     found, _ = read(tmp_path, encode(version, graph_nodes()))
     labels = {
-        name: _label_of(_written(found, tmp_path / f"{name}.et", name)) for name in ("", "0.0.4", "1.0.0")
+        name: _label_of(_written(found, tmp_path / f"as-{name}-.et", name)) for name in ("", "0.0.4", "1.0.0")
     }
     assert labels == {"": "0.0.4", "0.0.4": "0.0.4", "1.0.0": "1.0.0"}
-    again, diagnostics = read(tmp_path, (tmp_path / "0.0.4.et").read_bytes())
+    again, diagnostics = read(tmp_path, (tmp_path / "as-0.0.4-.et").read_bytes())
     assert differences(again, found) == []
     assert diagnostics.counts() == {}
 

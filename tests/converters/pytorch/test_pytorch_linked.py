@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph import ABSENT, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.errors import FormatError
 from hespas.graph.passes import is_topological
 from tests.converters.pytorch.traces import (
@@ -327,7 +327,7 @@ def test_ranks_are_paired_by_name_and_differ_in_class(tmp_path: Path) -> None:
     for rank in (1, 0):
         pair(tmp_path, OPERATIONS, [*HOST, *CALLS, *DEVICE], rank)
     workload, _ = read_folder(tmp_path)
-    assert workload.rank_class.tolist() == [0, 1]
+    assert workload.rank_class.tolist() == [0, 1, ABSENT, ABSENT]
     assert workload.metadata["world_size"] == "4"
 
 
@@ -339,7 +339,7 @@ def test_execution_traces_without_a_rank_are_paired_by_process(tmp_path: Path) -
         write_et(tmp_path / f"host-{letter}.json", OPERATIONS, pid=40 + rank)
     workload, found = read_folder(tmp_path)
     assert found.counts()["pytorch.linked-by-record-id"] == 12
-    assert workload.num_ranks == 2
+    assert workload.present.tolist() == [0, 1]
 
 
 def test_two_jobs_in_a_folder_and_missing_ranks_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from hespas.api import convert, validate
+from hespas.converters import load_format
 from hespas.converters.format import Format, ReadOptions
 from hespas.converters.pytorch import FORMAT, FORMAT_ET
-from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph import ABSENT, Diagnostics, Severity, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
 from tests.converters.pytorch.traces import (
     Json,
@@ -65,12 +66,14 @@ def _errors(path: Path) -> list[str]:
 def test_alone_it_is_no_job_and_says_so(tmp_path: Path) -> None:
     folder = _trace(tmp_path / "job", SENT)
     workload, found = _read(folder, None)
-    assert (workload.num_ranks, workload.metadata["rank"]) == (1, "3")
+    assert (workload.rank_class.tolist(), workload.metadata["rank"]) == ([ABSENT, ABSENT, ABSENT, 0], "3")
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert told.severity is Severity.WARNING
     assert "no job that a simulator can run; --num-devices 4 takes it" in told.message
-    convert(folder, tmp_path / "out", target_format="chakra")
-    assert _errors(tmp_path / "out") == ["ET019"]
+    convert(folder, tmp_path / "out.et")
+    again, _ = _read(tmp_path / "out.et", None, load_format("chakra"))
+    assert again.rank_class.tolist() == workload.rank_class.tolist()
+    assert not validate([tmp_path / "out.et"]).inputs[0].complete
 
 
 def test_on_request_all_ranks_do_what_it_did(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_an_execution_trace_alone_is_no_job_either(form: Format, tmp_path: Path)
     file = _execution_trace(tmp_path / "job", {"collective_name": "allreduce"})
     path = file.parent if form is FORMAT else file
     alone, found = _read(path, None, form)
-    assert alone.num_ranks == 1
+    assert alone.rank_class.tolist() == [ABSENT, ABSENT, ABSENT, 0]
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert "rank 3 of 4" in told.message
     assert "--num-devices 4 takes it" in told.message

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.graph import Profile, Timeline, Workload
+from hespas.graph import ABSENT, Profile, Timeline, Workload
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.figures import Column, figures
@@ -174,9 +174,9 @@ def simulated_lanes(timeline: Timeline, program: Workload | None, names: Names) 
 def _node_text(program: Workload | None, rank: int, node: int) -> str:
     if node < 0:
         return "loop trips"
-    if program is None or rank >= len(program.rank_class):
+    if program is None or rank >= program.num_ranks or program.rank_class[rank] == ABSENT:
         return f"node {node}"
-    graph = program.classes[int(program.rank_class[rank])]
+    graph = program.graph_of(rank)
     if node >= len(graph):
         return f"node {node}"
     return graph.node_name(node) or graph.op_name(node) or f"node {node}"
