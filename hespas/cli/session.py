@@ -16,7 +16,7 @@ import typer
 
 from hespas.cli.text import plain_text
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import HespasError, OutputError, clipped, exit_code
+from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 
 __all__ = [
     "DebugOption",
@@ -61,13 +61,14 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
     try:
         with _flushed_output():
             yield
-    except HespasError as error:
+    except (HespasError, MemoryError) as error:
         if diagnostics is not None:
             say_diagnostics(diagnostics, source)
         if debug:
             raise
-        say(_told(error))
-        raise typer.Exit(exit_code(error)) from error
+        known = error if isinstance(error, HespasError) else _too_much(source)
+        say(_told(known))
+        raise typer.Exit(exit_code(known)) from error
     except KeyboardInterrupt as error:
         say("interrupted: nothing was left half-written")
         raise typer.Exit(130) from error
@@ -86,6 +87,18 @@ def command_line(debug: bool, diagnostics: Diagnostics | None = None, source: st
             )
         )
         raise typer.Exit(exit_code(error)) from error
+
+
+def _too_much(source: str) -> FormatError:
+    """What is said where memory ran out: an input that asks for more than the machine, or a limit set on the
+    process, gives.
+    """
+    return FormatError(
+        "asks for more memory than there is",
+        path=source or None,
+        position="the input as a whole",
+        hint="convert a part of it, or use a machine with more memory; is the file damaged?",
+    )
 
 
 def _told(error: HespasError) -> list[str]:

@@ -341,7 +341,10 @@ def _symbolic(pairs: tuple[tuple[int, int], ...], num_ranks: int) -> Permutation
     span = abs(back) + stride if back is not None else _open_span(pairs, num_ranks, stride)
     if span % stride or num_ranks % span:
         return None
-    candidate = Permutation(num_ranks, (span // stride, stride), sign, wraps)
+    size = span // stride
+    if num_ranks // size * (size if wraps else size - 1) != len(pairs):
+        return None  # else all ranks of the job are looked at, of which two pairs may name the last
+    candidate = Permutation(num_ranks, (size, stride), sign, wraps)
     return candidate if tuple(candidate) == pairs else None
 
 

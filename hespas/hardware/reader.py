@@ -10,33 +10,34 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph.errors import FormatError
 
 __all__ = ["TableReader", "read_table"]
 
 _Choice = TypeVar("_Choice", bound=str)
 
-_MAX_FILE_BYTES = 1 << 20
 _MAX_INTEGER = 2**63 - 1
 _LEAST, _MOST = 1e-60, 1e60
 """Real figures lie well within; beyond, products of them overflow."""
-_DEEP = re.compile(r"(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
+_TEXTS = re.compile(
+    r'#[^\n]*|"""(?:[^"\\]|\\.|"(?!""))*(?:""")?'
+    r"|'''(?:[^']|'(?!''))*(?:''')?"
+    r'|"(?:[^"\\\n]|\\.)*"?'
+    r"|'[^'\n]*'?",
+    re.DOTALL,
+)
+"""Comments and quoted texts; those that are not closed too, so that none is looked at twice."""
+_DEEP = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){64}")
 
 
 def read_table(path: Path, *, what: str = "a device file") -> TableReader:
-    """The root table of a file that is ``what``. Raises ``FormatError`` if it is missing, over 1 MiB, or not
-    TOML.
-    """
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", path=str(path)) from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise FormatError(f"more than 1 MiB is not {what}", path=str(path))
+    """The root table of a file that is ``what``. Raises ``FormatError`` if missing, too large or no TOML."""
+    content = read_document(path, limits().device_bytes, what)
     try:
         text = content.decode("utf-8")
-        if _DEEP.search(text):  # the library takes hours for such keys
+        if _DEEP.search(_TEXTS.sub("q", text)):  # the library takes hours for such keys
             raise FormatError("tables nested too deeply", path=str(path))
         return TableReader(str(path), "", tomllib.loads(text))
     except UnicodeDecodeError as error:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hespas.files.limits import limits
+from hespas.files.source import read_document
+
 if TYPE_CHECKING:
     from hespas.converters.chakra.faults import Faults
 
@@ -13,18 +16,13 @@ __all__ = ["FILE_NAME", "parse_groups", "read_groups", "render_groups"]
 
 FILE_NAME = "comm_group.json"
 
-_MAX_BYTES = 1 << 30
-
 
 def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], bytes]:
     """The groups of a folder and the file's bytes, both empty where there is no such file."""
     path = folder / FILE_NAME
     if not path.is_file():
         return {}, b""
-    if path.stat().st_size > _MAX_BYTES:
-        faults.error("ET019", f"{FILE_NAME} is larger than {_MAX_BYTES} bytes")
-        return {}, b""
-    data = path.read_bytes()
+    data = read_document(path, limits().groups_bytes, "a list of process groups")
     return parse_groups(data, faults), data
 
 

@@ -36,6 +36,7 @@ from hespas.converters.chakra.peers import (
 from hespas.converters.chakra.to_graph import to_graph
 from hespas.converters.format import ReadOptions
 from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError
 
 __all__ = ["read_chakra"]
@@ -206,7 +207,8 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     alone = len(source.files) == 1 and not source.is_directory
     count = (options.num_devices or 1) if alone else len(source.files)
     graphs: list[OpGraph] = []
-    rank_class = np.zeros(count, np.int32)
+    one: SmallIntArray = np.broadcast_to(np.int32(0), (count,))  # as many as the user states
+    rank_class = one if alone else np.zeros(count, np.int32)
     for found in job.classes.values():
         for ranks in _expressible(found, job.groups, count):
             peers = peers_of_class(found.columns, ranks, found.rows, job.groups, count)

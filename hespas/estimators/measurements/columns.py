@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hespas.estimators.operations import Labels
+from hespas.files.limits import limits
+from hespas.files.packed import PackedInput
+from hespas.files.source import refuse_special_files
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, HespasError
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "read_columns"]
 
-_MOST_BYTES = 4 << 30
 _BLOCK_BYTES = 1 << 20
 _VALUE_BYTES = 8
 
@@ -115,9 +116,10 @@ class Columns:
 
 def read_columns(path: Path) -> Columns:
     """A CSV(.gz) or Parquet file. Raises ``FormatError`` for anything else, and where it is not readable."""
+    refuse_special_files(path)
     if not path.is_file():
         raise FormatError("no such file", path=str(path))
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > limits().table_bytes:
         raise _too_large(path)
     try:
         frame = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
@@ -136,7 +138,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     from pyarrow import parquet
 
     stated = parquet.read_metadata(path)  # pyright: ignore[reportUnknownMemberType]
-    if stated.num_rows * max(stated.num_columns, 1) * _VALUE_BYTES > _MOST_BYTES:
+    if stated.num_rows * max(stated.num_columns, 1) * _VALUE_BYTES > limits().table_bytes:
         raise _too_large(path)
     return pd.read_parquet(path)
 
@@ -165,12 +167,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def _refuse_bomb(path: Path) -> None:
     """A small file may unpack to anything."""
-    size = 0
-    with gzip.open(path) as file:
-        while part := file.read(_BLOCK_BYTES):
-            size += len(part)
-            if size > _MOST_BYTES:
-                raise _too_large(path)
+    with PackedInput(path, limits().table_bytes) as file:
+        while file.read(_BLOCK_BYTES):
+            pass
 
 
 def _refuse_repeated(names: list[str], path: Path) -> None:
