@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from docs.examples import examples, refreshed, run
 from hespas.converters import format_names, load_format
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.converters.format import Format
+from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators import RULES
@@ -46,6 +48,39 @@ _RULE_NOTES = """
 `hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need
 a configuration are checked when it is given (`--system-config`, `--network-config`, `--memory-config`).
 """
+
+
+_LIMIT_NOTES = f"""
+Inputs are regular files: a pipe, device or socket is refused (exit 3) before it is opened, except standard input
+as `-`. `{VARIABLE}=N` in the environment says that inputs of N bytes are trusted: it replaces the first row and
+raises every other limit in bytes that is lower; a gzip stream may then expand to N bytes whatever its ratio.
+What runs out of memory all the same, under a limit set on the process or not, ends with exit code 3 and the
+name of the input. Files are read, never mapped: one that is cut while it is read is refused.
+"""
+_LIMITS: dict[str, tuple[str, str]] = {
+    "input_bytes": ("every format", "one file, decompressed"),
+    "packed_free_bytes": ("every gzip stream", "decompressed, whatever the ratio"),
+    "packed_ratio": ("every gzip stream", "decompressed to compressed bytes read so far, beyond that"),
+    "configuration_bytes": ("system, network and memory configurations", "one file"),
+    "device_bytes": ("hardware, fits and orders of estimators (TOML)", "one file; keys at most 64 deep"),
+    "report_bytes": ("reports given to `compare`", "one file"),
+    "groups_bytes": ("`comm_group.json`", "one file"),
+    "table_bytes": ("tables of measured operations (`--table`)", "one file, decompressed"),
+    "card_bytes": ("learned models", "card, and trees as they lie on disk"),
+    "model_bytes": ("learned models", "trees, unpacked"),
+    "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
+    "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
+    "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
+    "replayed_characters": ("writing `stablehlo` as a replay", "text of the program (exit 4)"),
+}
+
+
+def _limit_rows() -> Iterable[Sequence[str]]:
+    own = Limits()
+    for field in fields(own):
+        what, counted = _LIMITS[field.name]
+        raised = f"`{VARIABLE}`" if field.name.endswith("_bytes") else "-"
+        yield [what, counted, f"{getattr(own, field.name):,}", raised]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -99,10 +134,11 @@ def formats_document() -> str:
             ),
         ],
     )
+    limits = _table(("input or output", "what is counted", "limit", "raised by"), _limit_rows())
     return (
         f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
         f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
-        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}\n## Exit codes\n\n{codes}"
+        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
     )
 
 

@@ -18,7 +18,7 @@ import typer
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import HespasError, OutputError, clipped, exit_code
+from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import set_aside
 
 __all__ = [
@@ -75,13 +75,14 @@ def command_line(
     try:
         with _flushed_output():
             yield
-    except HespasError as error:
+    except (HespasError, MemoryError) as error:
         if diagnostics is not None:
             say_diagnostics(diagnostics, source)
         if debug:
             raise
-        say(_told(error))
-        raise typer.Exit(exit_code(error)) from error
+        known = error if isinstance(error, HespasError) else _too_much(source)
+        say(_told(known))
+        raise typer.Exit(exit_code(known)) from error
     except KeyboardInterrupt as error:
         say("interrupted: nothing was left half-written")
         raise typer.Exit(130) from error
@@ -114,6 +115,18 @@ def _heed_signals() -> None:
         number = getattr(signal, name, None)  # Windows has no terminal to hang up
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
+
+
+def _too_much(source: str) -> FormatError:
+    """What is said where memory ran out: an input that asks for more than the machine, or a limit set on the
+    process, gives.
+    """
+    return FormatError(
+        "asks for more memory than there is",
+        path=source or None,
+        position="the input as a whole",
+        hint="convert a part of it, or use a machine with more memory; is the file damaged?",
+    )
 
 
 def _told(error: HespasError) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hespas.files.limits import limits
 from hespas.graph import Diagnostics, Profile, Workload
 
 __all__ = ["HEAD_BYTES", "Format", "Head", "ReadOptions", "Value", "WriteOptions"]
@@ -51,7 +52,7 @@ class ReadOptions:
     version: str = ""
     recover: bool = False
     locations: bool = True
-    max_bytes: int = 64 << 30
+    max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None
 
 

@@ -1,18 +1,21 @@
-"""Reading input bytes safely: gzip told by its magic, decompressed size bounded, errors with position."""
+"""Reading input bytes safely: regular files only, gzip told by its magic, sizes bounded before memory is
+taken, errors with position.
+"""
 
 from __future__ import annotations
 
+import os
 import stat
-import zlib
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
+from hespas.files.limits import VARIABLE
+from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors
 from hespas.graph.errors import FormatError
 
-__all__ = ["read_bytes", "refuse_special_files"]
+__all__ = ["open_regular", "read_bytes", "read_document", "refuse_special_files"]
 
-_MIN_ALLOWED_BYTES = 64 << 20
-_MAX_RATIO = 200
-"""Deflate reaches 1,032:1 on zeros; real programs and traces stay below 60:1."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -31,67 +34,91 @@ def refuse_special_files(path: Path) -> None:
         )
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """The bytes of a file. Raises ``FormatError`` for what cannot be opened, and for pipes, devices, sockets
+    and folders: the wait for a pipe's other end would be forever.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISREG(mode):
+            return os.fdopen(handle, "rb")
+        os.close(handle)
+    except OSError as error:
+        raise _unreadable(error, path) from error
+    except ValueError as error:  # a name with NUL
+        raise FormatError(str(error), path=str(path), hint="check the path") from error
+    what = "is a directory" if stat.S_ISDIR(mode) else "not a regular file"
+    raise FormatError(what, path=str(path), hint="give a file; copy what comes through a pipe")
+
+
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a file, gunzipped where it starts with the gzip magic.
 
-    Bounds the result by ``max_bytes`` and, for gzip, by 200 times the file (but at least 64 MiB), so that a
-    bomb is refused before it fills memory. Raises ``FormatError`` for an unreadable, empty, truncated or
-    oversized file.
+    The result has at most ``max_bytes``, and for gzip no more than :class:`~hespas.files.packed.PackedInput`
+    gives: a file or bomb that is larger is refused before it fills memory, and none is held twice. Raises
+    ``FormatError`` for an unreadable, empty, truncated or oversized file.
     """
     refuse_special_files(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
-    if not raw:
-        raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
-    if not raw.startswith(b"\x1f\x8b"):
-        if len(raw) > max_bytes:
+    with open_regular(path) as stream:
+        magic = stream.read(len(GZIP_MAGIC))
+        if not magic:
             raise FormatError(
-                f"{len(raw):,} bytes, more than the limit of {max_bytes:,}",
-                path=str(path),
-                hint="is this a file of the format it is read as?",
+                "the file is empty", path=str(path), hint="was the writing program interrupted?"
             )
-        return raw
-    return _gunzip(path, raw, min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * len(raw))))
+        if magic != GZIP_MAGIC:
+            stream.seek(0)
+            return _content(stream, path, max_bytes, hint="is this a file of the format it is read as?")
+    return _gunzip(path, max_bytes)
 
 
-def _too_large(path: Path, limit: int) -> FormatError:
-    return FormatError(
-        f"decompresses to more than {limit:,} bytes",
-        path=str(path),
-        hint="decompress it yourself if you trust it",
-    )
+def read_document(path: Path, max_bytes: int, what: str) -> bytes:
+    """The content of a small file that is ``what`` ("a system configuration"): never gunzipped, may be empty.
+
+    Raises ``FormatError`` where it is no regular file, cannot be read, or has more than ``max_bytes``.
+    """
+    with open_regular(path) as stream:
+        return _content(stream, path, max_bytes, hint=f"is this {what}?")
 
 
-def _gunzip(path: Path, raw: bytes, limit: int) -> bytes:
-    """All members of a gzip file; the limit counts their sum."""
-    parts: list[bytes] = []
-    total, position, ended = 0, 0, False
-    inflate = zlib.decompressobj(wbits=31)
-    while position < len(raw):
-        data = inflate.unconsumed_tail or raw[position : position + _CHUNK_BYTES]
-        try:
-            part = inflate.decompress(data, _CHUNK_BYTES)
-        except zlib.error as error:
-            raise FormatError(
-                f"broken gzip stream: {error}",
-                path=str(path),
-                position=f"byte {position}",
-                hint="copy the file again",
-            ) from error
-        parts.append(part)
-        total += len(part)
-        if total > limit:
-            raise _too_large(path, limit)
-        ended = inflate.eof
-        if ended:
-            position = min(position + _CHUNK_BYTES, len(raw)) - len(inflate.unused_data)
-            inflate = zlib.decompressobj(wbits=31)
-        elif not inflate.unconsumed_tail:
-            position += _CHUNK_BYTES
-    if not ended:
+def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> bytes:
+    """All bytes; the size is looked at first. A file that grows, or states no size, is read on."""
+    try:
+        size = os.fstat(stream.fileno()).st_size
+        parts = [stream.read(size + 1)] if size <= max_bytes else []
+        total = sum(map(len, parts))
+        while parts and parts[-1] and size < total <= max_bytes:
+            parts.append(stream.read(_CHUNK_BYTES))
+            total += len(parts[-1])
+    except OSError as error:
+        raise _unreadable(error, path) from error
+    if max(size, total) > max_bytes:
         raise FormatError(
-            "gzip stream ends early", path=str(path), position=f"byte {len(raw)}", hint="copy the file again"
+            f"{max(size, total):,} bytes, more than the limit of {max_bytes:,}",
+            path=str(path),
+            position=f"byte {max_bytes}",
+            hint=f"{hint} {VARIABLE} raises the limit",
         )
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unreadable(error: OSError, path: Path) -> FormatError:
+    return FormatError(error.strerror or str(error), path=str(path), hint="check the path")
+
+
+def _gunzip(path: Path, max_bytes: int) -> bytes:
+    """All members of a gzip file; the limit counts their sum."""
+    content = BytesIO()  # hands out what it has written without a copy
+    try:
+        with PackedInput(path, max_bytes) as stream:
+            while part := stream.read(_CHUNK_BYTES):
+                content.write(part)
+    except damage_errors() as error:
+        early = isinstance(error, EOFError)
+        raise FormatError(
+            "gzip stream ends early" if early else f"broken gzip stream: {error}",
+            path=str(path),
+            position=f"byte {content.tell()} of the decompressed data",
+            hint="copy the file again",
+        ) from error
+    return content.getvalue()

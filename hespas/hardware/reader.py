@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,14 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph.errors import FormatError, clipped
 
 __all__ = ["TableReader", "read_table"]
 
 _Choice = TypeVar("_Choice", bound=str)
 
-_MAX_FILE_BYTES = 1 << 20
 _MAX_INTEGER = 2**63 - 1
 _LEAST, _MOST = 1e-60, 1e60
 """Real figures lie well within; beyond, products of them overflow."""
@@ -40,11 +40,12 @@ def read_table(path: Path, *, what: str = "a device file") -> TableReader:
     over 1 MiB, or not TOML.
     """
     shown = str(path)
-    content = _content(path, shown)
-    if len(content) > _MAX_FILE_BYTES:
-        raise FormatError(
-            f"more than 1 MiB is not {what}", path=shown, position=f"byte {_MAX_FILE_BYTES}", hint=_EXAMPLE
-        )
+    try:
+        content = read_document(path, limits().device_bytes, what)
+    except FormatError as error:
+        hint = _EXAMPLE if error.position else "check the path; `hespas hardware list` names the devices"
+        message = error.message if error.position else f"cannot be read: {error.message}"
+        raise FormatError(message, path=shown, position=error.position, hint=hint) from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,19 +68,6 @@ def read_table(path: Path, *, what: str = "a device file") -> TableReader:
             position=_place(str(error), text),
             hint='a line is key = value, with texts in quotes: name = "my device"',
         ) from error
-
-
-def _content(path: Path, shown: str) -> bytes:
-    """The first MiB and a byte of a regular file: others may never end, or never begin."""
-    hint = "check the path; `hespas hardware list` names the devices that need no file"
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FormatError("cannot be read: not a regular file", path=shown, hint=hint)
-        with path.open("rb") as stream:
-            return stream.read(_MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise FormatError(f"cannot be read: {why}", path=shown, hint=hint) from error
 
 
 def _place(told: str, text: str) -> str:

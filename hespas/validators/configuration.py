@@ -15,6 +15,8 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import FormatError
 
@@ -47,7 +49,6 @@ _MEMORY_TYPES = (
     "PER_NODE_MEMORY_EXPANSION",
     "MEMORY_POOL",
 )
-_MAX_BYTES = 16 << 20
 _LINE = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*\[([^\[\]]*)\]\s*$")
 
 
@@ -97,11 +98,7 @@ class MemoryConfig:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise FormatError("too large for a configuration file", path=str(path), hint="check the path")
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+        return read_document(path, limits().configuration_bytes, "a configuration file").decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
 

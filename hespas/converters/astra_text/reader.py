@@ -10,14 +10,12 @@ from hespas.converters.astra_text.groups import Groups
 from hespas.converters.astra_text.policies import Policy
 from hespas.converters.astra_text.schedule import add_step
 from hespas.converters.format import ReadOptions
+from hespas.files.limits import limits
 from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import FormatError
 
 __all__ = ["read_astra_text"]
-
-_MAX_BYTES = 32 << 20
-"""Some six hundred thousand layers; in memory a graph of them takes up to 140 times the text."""
 
 
 def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -26,7 +24,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
     Times are in ns, a cycle being one. Groups that depend on the network are left unknown (all ranks) and
     reported. Raises :class:`FormatError`, :class:`UnsupportedError` and :class:`UsageError`.
     """
-    data = read_bytes(path, min(options.max_bytes, _MAX_BYTES))
+    data = read_bytes(path, min(options.max_bytes, limits().text_workload_bytes))
     try:
         text = parse(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:

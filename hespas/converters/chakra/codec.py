@@ -18,10 +18,10 @@ from hespas.converters.chakra.codec_faults import CodecFaults
 from hespas.converters.chakra.columns import AttributeColumns, EtColumns
 from hespas.converters.chakra.encode import encode_chunks
 from hespas.converters.chakra.frames import frames, open_trace
-from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.historic import HistoricDecoder
 from hespas.converters.chakra.join import Joiner
 from hespas.converters.chakra.opening import Opened, Reading, open_nodes
+from hespas.files.packed import open_output
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.history import LATEST_VERSIONS

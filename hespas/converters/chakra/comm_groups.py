@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.files.limits import limits
+from hespas.files.source import read_document
+from hespas.graph.errors import FormatError
 
 if TYPE_CHECKING:
     from hespas.converters.chakra.faults import Faults
@@ -15,8 +18,6 @@ __all__ = ["FILE_NAME", "parse_groups", "read_groups", "render_groups"]
 
 FILE_NAME = "comm_group.json"
 
-_MAX_BYTES = 1 << 30
-
 
 def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], bytes]:
     """The groups of a folder and the file's bytes, both empty where there is no such file."""
@@ -24,12 +25,11 @@ def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], byt
     if not path.is_file():
         return {}, b""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            faults.error("ET019", f"{FILE_NAME} is larger than {_MAX_BYTES} bytes")
-            return {}, b""
-        data = path.read_bytes()
-    except OSError as error:
-        faults.error("ET018", f"{FILE_NAME} cannot be read: {error.strerror or error}", hint="check the file")
+        data = read_document(path, limits().groups_bytes, "a list of process groups")
+    except FormatError as error:
+        faults.error(
+            "ET018", f"{FILE_NAME} cannot be read: {error.message}", hint=error.hint or "check the file"
+        )
         return {}, b""
     return parse_groups(data, faults), data
 

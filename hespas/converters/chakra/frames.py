@@ -13,20 +13,15 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from hespas.converters.chakra.gzipped import before_damage, damage_errors, open_gzip
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
+from hespas.files.packed import GZIP_MAGIC, PackedInput, before_damage, damage_errors
 from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
-__all__ = ["MAX_EXPANSION", "MIN_LIMIT_BYTES", "CutOffError", "FrameBatch", "Source", "frames", "open_trace"]
-
-MIN_LIMIT_BYTES = 64 << 20
-MAX_EXPANSION = 100
-"""Default bound of decompressed data: this many times the compressed size, but at least `MIN_LIMIT_BYTES`."""
+__all__ = ["CutOffError", "FrameBatch", "Source", "frames", "open_trace"]
 
 _BLOCK_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 _MAX_EMPTY_FRAMES = 1 << 16
 _DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
 
@@ -61,21 +56,17 @@ class FrameBatch:
         return self.window.u8[self.start[index] : self.end[index]].tobytes()
 
 
-class _BoundedGzip:
-    """A gzip stream that refuses to grow past ``limit`` bytes."""
+class _PackedTrace:
+    """A gzip stream; what can be had before damage is returned first."""
 
-    def __init__(self, path: Path, limit: int) -> None:
-        self._stream = open_gzip(path)
+    def __init__(self, path: Path, max_bytes: int | None) -> None:
+        self._stream = PackedInput(path, max_bytes, code="ET001: ")
         self._path = path
-        self._limit = limit
         self._done = 0
         self._damage = ""
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs.
-
-        What can be had before the damage is returned first.
-        """
+        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs."""
         data = b""
         if not self._damage:
             try:
@@ -92,12 +83,6 @@ class _BoundedGzip:
                     hint=_DAMAGED,
                 )
         self._done += len(data)
-        if self._done > self._limit:
-            raise FormatError(
-                f"ET001: the gzip stream expands to more than {self._limit} bytes",
-                path=str(self._path),
-                hint="if you trust it, gunzip it yourself",
-            )
         return data
 
     def close(self) -> None:
@@ -109,7 +94,7 @@ class _BoundedGzip:
 class Source:
     """Where bytes come from; ``size`` is the number of all bytes where it is known."""
 
-    stream: BinaryIO | _BoundedGzip
+    stream: BinaryIO | _PackedTrace
     name: str
     size: int | None
 
@@ -128,11 +113,9 @@ def open_trace(path: Path, max_bytes: int | None = None) -> Source:
         raise FormatError(
             f"cannot be read: {error.strerror}", path=str(path), hint="check the path and who may read it"
         ) from None
-    if magic == _GZIP_MAGIC:
+    if magic == GZIP_MAGIC:
         stream.close()
-        limit = max(MIN_LIMIT_BYTES, MAX_EXPANSION * size)
-        limit = limit if max_bytes is None else min(limit, max_bytes)
-        return Source(_BoundedGzip(path, limit), str(path), None)
+        return Source(_PackedTrace(path, max_bytes), str(path), None)
     stream.seek(0)
     return Source(cast("BinaryIO", stream), str(path), size)
 

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 
 from hespas.converters.chakra.comm_groups import FILE_NAME
 from hespas.converters.chakra.frames import CutOffError
-from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.json_frames import JsonFrames, KnownNodes, Message
 from hespas.converters.chakra.json_naming import RANK_FILE, bare_name
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.format import ReadOptions
+from hespas.files.packed import open_output
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError

@@ -16,13 +16,13 @@ from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, R
 from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
 from hespas.converters.chakra.from_graph import Variables
 from hespas.converters.chakra.group_ids import GroupIds, check_listing
-from hespas.converters.chakra.gzipped import open_output
 from hespas.converters.chakra.labels import with_label
 from hespas.converters.chakra.naming import MAX_RANK_DIGITS, RANK_FILE
 from hespas.converters.chakra.ranks import ClassWriter
 from hespas.converters.chakra.spans import Bools, Bytes
 from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
+from hespas.files.packed import open_output
 from hespas.graph import (
     Diagnostics,
     ExtraTable,

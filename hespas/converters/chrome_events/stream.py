@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
-from importlib import import_module
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import msgspec
 
 from hespas.converters.chrome_events.events import TraceEvent
 from hespas.converters.chrome_events.split import array_cut, depths_at, likely_cut
-from hespas.files.source import refuse_special_files
+from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors
+from hespas.files.source import open_regular, refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["BLOCK_BYTES", "Block", "EventStream"]
 
 BLOCK_BYTES = 4 << 20
-_MAX_RATIO = 200
-_MIN_ALLOWED_BYTES = 64 << 20
 _HEAD_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:')
@@ -29,7 +28,6 @@ _LONE = re.compile(
 )
 """Any escape; a surrogate without its other half, which is no character, is group 1."""
 _BYTE = re.compile(r"byte (\d+)")
-_GZIP = b"\x1f\x8b"
 _BETWEEN = b", \t\r\n"
 """What may stand between two events."""
 
@@ -54,14 +52,14 @@ class EventStream:
         self.path = path
         self.repaired_blocks = 0
         self.header = b"{}"
-        self._block_bytes = block_bytes
+        self._block_bytes = self._wanted_bytes = block_bytes
         self._max_bytes = max_bytes
         self._read_bytes = 0
         self._parsed_bytes = 0
 
     def blocks(self) -> Generator[Block]:
         """Events, and the text of their array for :class:`ExactEvent`."""
-        with _opened(self.path) as stream:
+        with closing(_opened(self.path, self._max_bytes)) as stream:
             chunks = self._chunks(stream)
             before, text = self._array_start(chunks)
             self._parsed_bytes = self._read_bytes - len(text)
@@ -73,6 +71,7 @@ class EventStream:
                     if text[taken:closed].strip(_BETWEEN):
                         raise self._error("no trace event", self._parsed_bytes + taken)
                     break
+                self._wanted_bytes = max(self._block_bytes, len(text) - taken)
                 more = next(chunks, b"")
                 if not more and not taken:
                     raise self._error("the list of events is not closed", self._read_bytes)
@@ -81,20 +80,18 @@ class EventStream:
                 self._parsed_bytes = self._read_bytes - len(text)
             self.header = self._rest(before, text[closed:], chunks)
 
-    def _chunks(self, stream: BinaryIO) -> Iterator[bytes]:
-        packed = self.path.stat().st_size
-        bound = min(self._max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * packed))
+    def _chunks(self, stream: BinaryIO | PackedInput) -> Iterator[bytes]:
         while True:
             try:
-                chunk = stream.read(self._block_bytes)
-            except (OSError, EOFError, ValueError, _inflate_error()) as error:
+                chunk = stream.read(self._wanted_bytes)
+            except damage_errors() as error:
                 what = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
                 raise self._error(what, self._read_bytes) from error
             if not chunk:
                 return
             self._read_bytes += len(chunk)
-            if self._read_bytes > bound:
-                raise self._error(f"decompresses to more than {bound:,} bytes", self._read_bytes)
+            if self._read_bytes > self._max_bytes:
+                raise self._error(f"more than the limit of {self._max_bytes:,} bytes", self._read_bytes)
             yield chunk
 
     def _array_start(self, chunks: Iterator[bytes]) -> tuple[bytes, bytes]:
@@ -186,19 +183,11 @@ def _whole_characters(text: bytes) -> bytes:
     return _LONE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:
     """The file, gunzipped while it is read where it starts with the gzip magic."""
-    try:
-        with path.open("rb") as stream:
-            packed = stream.read(2) == _GZIP
-        if not packed:
-            return path.open("rb")
-    except OSError as error:
-        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
-    opened = cast("Callable[[Path], BinaryIO]", import_module("isal.igzip").open)
-    return opened(path)
-
-
-def _inflate_error() -> type[Exception]:
-    """What the gzip library raises for a damaged stream."""
-    return cast("type[Exception]", import_module("isal.isal_zlib").error)
+    stream = open_regular(path)
+    if stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
+        stream.close()
+        return PackedInput(path, max_bytes)
+    stream.seek(0)
+    return stream

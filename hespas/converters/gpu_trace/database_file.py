@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, cast
 
+from hespas.files.packed import PackedInput, damage_errors
 from hespas.graph.errors import FormatError
 
 __all__ = ["HEADER_BYTES", "refuse_cut_off", "unpack_database"]
 
 HEADER_BYTES = 100
 _CHUNK_BYTES = 4 << 20
-_MAX_RATIO = 200
-_MIN_ALLOWED_BYTES = 64 << 20
 _CUT_OFF_HINT = "copy the file again, or export the profile again"
 
 
@@ -38,27 +34,16 @@ def refuse_cut_off(header: bytes, size: int, path: str) -> None:
 
 
 def unpack_database(path: Path, into: Path, max_bytes: int) -> None:
-    """Gunzip a chunk at a time, no further than :func:`hespas.files.source.read_bytes` would."""
-    igzip = import_module("isal.igzip")
-    damaged = cast("type[Exception]", import_module("isal.isal_zlib").error)
-    bound = min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * path.stat().st_size))
-    total = 0
-    with cast("Callable[[Path], BinaryIO]", igzip.open)(path) as packed, into.open("wb") as plain:
+    """Gunzip a chunk at a time, no further than :class:`hespas.files.packed.PackedInput` goes."""
+    with PackedInput(path, max_bytes) as packed, into.open("wb") as plain:
         while True:
             try:
                 chunk = packed.read(_CHUNK_BYTES)
-            except (OSError, EOFError, ValueError, damaged) as error:
+            except damage_errors() as error:
                 why = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
                 raise FormatError(
-                    why, path=str(path), position=f"byte {total}", hint="copy the file again"
+                    why, path=str(path), position=f"byte {packed.done}", hint="copy the file again"
                 ) from error
             if not chunk:
                 return
-            total += len(chunk)
-            if total > bound:
-                raise FormatError(
-                    f"decompresses to more than {bound:,} bytes",
-                    path=str(path),
-                    hint="decompress it yourself if you trust it",
-                )
             plain.write(chunk)

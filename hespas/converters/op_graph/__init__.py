@@ -1,7 +1,7 @@
 """The hub's own formats. Specification: ``hespas/schemas/op_graph.schema.json`` and ``arrow_layout``.
 
-``op-graph`` is JSON for people, checked against a schema; ``op-graph-arrow`` is an Arrow IPC file that is
-memory-mapped, for millions of nodes. Both keep every column of every rank class exactly.
+``op-graph`` is JSON for people, checked against a schema; ``op-graph-arrow`` is an Arrow IPC file whose
+buffers become the columns, for millions of nodes. Both keep every column of every rank class exactly.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ __all__ = [
     "ArrowArray",
     "ArrowBatch",
     "ArrowBuffer",
-    "ArrowFile",
     "ArrowReader",
     "ArrowSchema",
     "ArrowType",
@@ -139,14 +138,6 @@ class ArrowWriter(Protocol):
         ...
 
 
-class ArrowFile(Protocol):
-    """``pyarrow.MemoryMappedFile``."""
-
-    def read_buffer(self) -> ArrowBuffer:
-        """The whole file as memory."""
-        ...
-
-
 class _ArrayFactory(Protocol):
     def from_buffers(
         self,
@@ -217,10 +208,6 @@ class Arrow(Protocol):
 
     def py_buffer(self, data: bytes | memoryview[int] | NDArray[np.generic]) -> ArrowBuffer:
         """A buffer over memory of ours."""
-        ...
-
-    def memory_map(self, path: str) -> ArrowFile:
-        """A file as memory."""
         ...
 
     def OSFile(self, path: str, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name

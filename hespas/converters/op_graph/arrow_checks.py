@@ -1,4 +1,4 @@
-"""References of a mapped op graph are checked before the graph is made: a file is hostile until then."""
+"""References of an Arrow op graph are checked before the graph is made: a file is hostile until then."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from hespas.graph.errors import FormatError
 __all__ = ["ArrowColumns", "ArrowSource", "Binary", "Ragged", "save_arrow"]
 
 _SHOWN_CHARACTERS = 120
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,16 +141,17 @@ class _ArrayMaker:
 
 
 class ArrowSource:
-    """An open file. The arrays it gives refer to the mapped file and keep it open.
+    """An open file. The arrays it gives refer to its bytes, which are read, not mapped: where another
+    program cuts a mapped file, touching what is gone ends the process (SIGBUS).
 
     Raises ``FormatError`` where the file is broken or has other fields.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Map the file (a gzip file is unpacked into memory, at most ``max_bytes``) and check its schema."""
+        """Read the file, gzipped or not and of at most ``max_bytes``, and check its schema."""
         self._path = str(path)
         self._arrow = load_arrow()
-        buffer = self._load(path, max_bytes)
+        buffer = self._arrow.py_buffer(read_bytes(path, max_bytes))
         check_footer(memoryview(buffer).cast("B"), self._path)
         try:
             self._reader = self._arrow.ipc.open_file(buffer)
@@ -160,16 +160,6 @@ class ArrowSource:
             self.metadata: dict[bytes, bytes] = self._schema.metadata or {}
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             raise self._broken(error) from error
-
-    def _load(self, path: Path, max_bytes: int) -> ArrowBuffer:
-        try:
-            with path.open("rb") as stream:
-                magic = stream.read(2)
-            if len(magic) < 2 or magic == _GZIP:
-                return self._arrow.py_buffer(read_bytes(path, max_bytes))
-            return self._arrow.memory_map(self._path).read_buffer()
-        except OSError as error:
-            raise FormatError(error.strerror or str(error), path=self._path, hint="check the path") from error
 
     def _broken(self, error: Exception) -> FormatError:
         first_line = (str(error).splitlines() or [""])[0][:200]

@@ -1,7 +1,7 @@
 """Reads an op graph from an Arrow IPC file; layout in :mod:`.arrow_layout`.
 
-The file is memory-mapped and its buffers become the graph's columns, so a million nodes cost the pages that
-are touched. The columns keep the mapping alive; the file must not be changed meanwhile.
+The file is read once and its buffers become the graph's columns without a copy, so a million nodes cost what
+the file has. What happens to the file later does not matter.
 """
 
 from __future__ import annotations

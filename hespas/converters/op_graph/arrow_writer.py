@@ -39,7 +39,7 @@ def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Di
     workload = check_writable(value, path, options)
     if options.name.endswith(".gz"):
         raise UsageError(
-            "an Arrow op graph is mapped into memory, so it is not compressed",
+            "an Arrow op graph can be mapped into memory by other programs, so it is not compressed",
             path=options.name,
             hint="drop .gz, or write JSON: .json.gz",
         )

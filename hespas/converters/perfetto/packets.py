@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields
+from hespas.files.limits import limits
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto.tables import (
     ComputeKernelField,
@@ -20,8 +21,6 @@ from hespas.schemas.perfetto.tables import (
 
 __all__ = ["Packet", "Sequence", "packets", "text"]
 
-_MAX_RATIO = 200
-_MIN_ALLOWED_BYTES = 64 << 20
 _INTERNED = frozenset(int(member) for member in InternedDataField)
 _DEMANGLED = (InternedDataField.COMPUTE_KERNELS, ComputeKernelField.DEMANGLED_NAME)
 
@@ -42,7 +41,8 @@ class Packet:
 
 def packets(data: bytes) -> Iterator[Packet]:
     """All packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
-    allowed = max(_MIN_ALLOWED_BYTES, _MAX_RATIO * len(data))
+    bounds = limits()
+    allowed = max(bounds.packed_free_bytes, bounds.packed_ratio * len(data))
     for packet in _plain(data):
         squeezed = [span for span in packet.messages if span[0] == PacketField.COMPRESSED_PACKETS]
         if any(number == PacketField.ZSTD_COMPRESSED_PACKETS for number, _, _ in packet.messages):

@@ -34,8 +34,6 @@ from hespas.graph.errors import FormatError
 __all__ = ["read_rocprofv3"]
 
 _GPU = 2
-_MAX_RATIO = 100
-_MIN_ALLOWED_BYTES = 32 << 20
 _MOST_ENTRIES = 1 << 16
 """Of agents and kinds of records."""
 _T = TypeVar("_T")
@@ -59,7 +57,7 @@ _APIS = msgspec.json.Decoder(list[Api])
 
 def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read a document, also gzipped. Raises ``FormatError`` for what is none and for one without events."""
-    text = read_bytes(path, _bound(path, options.max_bytes)).removeprefix(b"\xef\xbb\xbf")
+    text = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     try:
         document = _DOCUMENT.decode(text)
     except UnicodeDecodeError:
@@ -74,17 +72,6 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     told = "kernels tell no stream: they are ordered by hardware queue"
     diagnostics.info("rocprofv3.ordered-by-queue", str(path), told, count=assembly.by_queue)
     return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
-
-
-def _bound(path: Path, max_bytes: int) -> int:
-    """How far to unpack: these documents stay below 30:1, and take several times their size to read."""
-    try:
-        with path.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-        size = path.stat().st_size
-    except OSError as error:
-        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
-    return min(max_bytes, max(_MIN_ALLOWED_BYTES, _MAX_RATIO * size)) if packed else max_bytes
 
 
 def _decoded_again(text: bytes, path: str) -> _Document:

@@ -17,7 +17,7 @@ from hespas.converters.costs.table import canonical_name
 from hespas.converters.stablehlo.replay_arithmetic import ARITHMETIC
 from hespas.converters.stablehlo.replay_bind import Binder
 from hespas.converters.stablehlo.replay_convolutions import convolution
-from hespas.converters.stablehlo.replay_emit import F32, Emitter, Tensor, Value
+from hespas.converters.stablehlo.replay_emit import F32, Emitter, Tensor, Value, too_large
 from hespas.converters.stablehlo.replay_exchange import (
     SUBSTITUTES,
     Groups,
@@ -35,6 +35,7 @@ from hespas.converters.stablehlo.replay_node import Contraction, Node, Recipe
 from hespas.converters.stablehlo.replay_products import fused_products, single_product
 from hespas.converters.stablehlo.replay_tensors import TensorList
 from hespas.converters.stablehlo.replay_work import MOST_PASSES, complete
+from hespas.files.limits import limits
 from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
@@ -71,8 +72,10 @@ class Replayed:
 def replay(graph: OpGraph, num_ranks: int) -> Replayed:
     """Emit a flat graph for ``num_ranks`` replicas, or for as many as it names. O(nodes + edges).
 
-    Raises ``FormatError`` for a cycle or groups that do not fit the job.
+    Raises ``FormatError`` for a cycle or groups that do not fit the job, ``UnsupportedError`` for a graph
+    that is too large: before anything is emitted where its nodes and edges alone are too many.
     """
+    _refuse_large(graph)
     order: list[int] = topological_order(graph).tolist()
     if len(order) < len(graph):
         raise FormatError(
@@ -83,6 +86,17 @@ def replay(graph: OpGraph, num_ranks: int) -> Replayed:
     for node in order:
         writer.emit(node)
     return writer.finish()
+
+
+def _refuse_large(graph: OpGraph) -> None:
+    """Each node becomes an operation at least, each edge and type an operand of one."""
+    most = limits()
+    if len(graph) > most.replayed_operations:
+        raise too_large(f"{len(graph):,} operations at least, more than {most.replayed_operations:,}")
+    tables = (graph.data_deps, graph.control_deps, graph.operands, graph.results)
+    edges = sum(len(table.values) for table in tables)
+    if edges > most.replayed_edges:
+        raise too_large(f"{edges:,} operands at least, more than {most.replayed_edges:,}")
 
 
 class _Writer:

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from hespas.files.limits import limits
 from hespas.graph import DType, DTypeKind
 from hespas.graph.dtypes import dtype
+from hespas.graph.errors import UnsupportedError
 
-__all__ = ["F32", "Emitter", "Tensor", "Value", "broadcast_axes"]
+__all__ = ["F32", "Emitter", "Tensor", "Value", "broadcast_axes", "too_large"]
 
 F32 = dtype("f32")
 _SEEDS = 1024
@@ -89,6 +91,14 @@ def broadcast_axes(part: Sequence[int], whole: Sequence[int]) -> list[int] | Non
     return axes
 
 
+def too_large(what: str) -> UnsupportedError:
+    """What a graph is told whose replay would have ``what``."""
+    return UnsupportedError(
+        f"a StableHLO replay of it has {what}",
+        hint="merge operations with --granularity region, or choose another format",
+    )
+
+
 class Emitter:
     """Collects the body of ``@main`` line by line. ``location`` is put behind each operation.
 
@@ -102,6 +112,8 @@ class Emitter:
         self.location = ""
         self.flops = 0.0
         self.transcendentals = 0.0
+        self._limits = limits()
+        self._size = 0
         self._next = 0
         self._seeds = 0
         self._seed_argument: Value | None = None
@@ -125,7 +137,7 @@ class Emitter:
         value = self._known(Value(f"%{self._next}", result))
         self._next += 1
         self._written[text] = value
-        self.lines.append(f"    {value} = {text}{self.location}")
+        self._line(f"    {value} = {text}{self.location}")
         return value
 
     def add_many(self, text: str, results: Sequence[Tensor]) -> list[Value]:
@@ -135,7 +147,7 @@ class Emitter:
         self._next += 1
         values = [self._known(Value(f"{name}#{place}", result)) for place, result in enumerate(results)]
         self._written[text] = values[0]
-        self.lines.append(f"    {name}:{len(results)} = {text}{self.location}")
+        self._line(f"    {name}:{len(results)} = {text}{self.location}")
         return values
 
     def share(self, text: str, result: Tensor, *, flops: float = 0.0) -> Value:
@@ -144,6 +156,15 @@ class Emitter:
             self.work(flops=flops)
             return self.add(text, result)
         return self._written[text]
+
+    def _line(self, line: str) -> None:
+        """Raises ``UnsupportedError`` where the program becomes larger than any that XLA compiles."""
+        self.lines.append(line)
+        self._size += len(line)
+        if len(self.lines) > self._limits.replayed_operations:
+            raise too_large(f"more than {self._limits.replayed_operations:,} operations")
+        if self._size > self._limits.replayed_characters:
+            raise too_large(f"more than {self._limits.replayed_characters:,} characters")
 
     def _known(self, value: Value) -> Value:
         self._values[value.name] = value

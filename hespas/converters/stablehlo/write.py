@@ -24,14 +24,12 @@ from hespas.converters.stablehlo.replay_text import Origin, Share, module_text
 from hespas.converters.stablehlo.write_classes import chosen_classes
 from hespas.converters.stablehlo.write_exact import ATTACHMENT, original_of
 from hespas.converters.stablehlo.write_forms import form_of_name, in_form
+from hespas.files.limits import limits
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
 
 __all__ = ["write"]
-
-_MOST_OPERATIONS = 500_000
-"""Of an unrolled program; XLA takes hours for fewer."""
 
 _FEW = 6
 _GUESSES = {"comm-bytes", "reduction"}
@@ -180,7 +178,7 @@ def _flat(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
     diagnostics.info(
         "stablehlo.unrolled", graph.name, "loops are written trip after trip", count=int(loops.sum())
     )
-    return UnrollLoops(max_nodes=_MOST_OPERATIONS, unknown_trips=1)(graph, diagnostics)
+    return UnrollLoops(max_nodes=limits().replayed_operations, unknown_trips=1)(graph, diagnostics)
 
 
 def _absent(graph: OpGraph) -> dict[str, int]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.card import Card, decode_card, encode_card
 from hespas.estimators.learned.trees import Forest
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -35,11 +37,9 @@ FORESTS = ("main", "transfer", "low", "high")
 ``main`` leaves. All speak of the logarithm of time over the base.
 """
 
-_MOST_BYTES = 64 << 20
 _MOST_LOG = 50.0
 """e^50 times the data sheet's time is no time."""
 _REMEDY = "copy card and trees again, or fit the model again"
-_MOST_UNPACKED_BYTES = 512 << 20
 _ARRAYS: Mapping[str, type[np.generic]] = {
     "column": np.uint8,
     "split": np.uint8,
@@ -159,8 +159,7 @@ def _bytes(path: Path) -> bytes:
     if not path.is_file():
         hint = "put the folder of models where the hardware file says, or run hespas-validate calibrate again"
         raise FormatError("no such learned model", path=str(path), hint=hint)
-    _check_size(path)
-    return path.read_bytes()
+    return read_document(path, limits().card_bytes, "the card of a learned model")
 
 
 def _check_unpacked(path: Path) -> None:
@@ -170,10 +169,16 @@ def _check_unpacked(path: Path) -> None:
             size = sum(member.file_size for member in archive.infolist())
     except (OSError, zipfile.BadZipFile) as error:
         raise FormatError(f"the trees are damaged: {error}", path=str(path), hint=_REMEDY) from error
-    if size > _MOST_UNPACKED_BYTES:
-        raise FormatError("unpacks to more than 512 MiB: not a learned model", path=str(path))
+    most = limits().model_bytes
+    if size > most:
+        raise FormatError(
+            f"unpacks to {size:,} bytes: a learned model has at most {most:,}", path=str(path), hint=_REMEDY
+        )
 
 
 def _check_size(path: Path) -> None:
-    if path.stat().st_size > _MOST_BYTES:
-        raise FormatError("larger than 64 MiB: not a learned model", path=str(path))
+    size, most = path.stat().st_size, limits().card_bytes
+    if size > most:
+        raise FormatError(
+            f"{size:,} bytes: a learned model has at most {most:,}", path=str(path), hint=_REMEDY
+        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,6 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 import numpy as np
 
 from hespas.estimators.operations import Labels
+from hespas.files.limits import limits
+from hespas.files.packed import PackedInput, damage_errors
 from hespas.files.source import refuse_special_files
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "column_batches", "text_batches"]
 
-_MOST_BYTES = 4 << 30
 _FREE_BYTES = 64 << 20
 _MOST_RATIO = 50
-"""Deflate reaches 1,032:1 on zeros; tables stay below 30:1."""
+"""Between the columns of a Parquet file and the file; real tables stay below 30:1."""
 _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
 _MOST_COLUMNS = 1 << 12
@@ -182,14 +181,14 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
     refuse_special_files(path)
     if not path.is_file():
         raise FormatError("no such file", path=str(path), hint="check the path")
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > limits().table_bytes:
         raise _too_large(path, f"{path.stat().st_size:,} bytes")
     rows = 0
     try:
         for frame in read(path):
             yield Columns(path, frame)
             rows += len(frame)
-    except (ArrowException, ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
+    except (ArrowException, ValueError, OSError, EOFError, OverflowError) as error:
         told = (str(error).splitlines() or ["unreadable"])[0]
         where = f"after row {rows}" if rows else "the first rows"
         raise FormatError(
@@ -224,7 +223,7 @@ def _check_unpacked(stated: _Metadata, path: Path) -> None:
     size = path.stat().st_size
     unpacked = sum(stated.row_group(each).total_byte_size for each in range(stated.num_row_groups))
     most = max(_FREE_ROWS, size // _LEAST_ROW_BYTES)
-    if stated.num_rows > most or unpacked > min(_MOST_BYTES, max(_FREE_BYTES, _MOST_RATIO * size)):
+    if stated.num_rows > most or unpacked > min(limits().table_bytes, max(_FREE_BYTES, _MOST_RATIO * size)):
         raise _too_large(path, f"{stated.num_rows:,} rows of {unpacked:,} bytes in {size:,}")
 
 
@@ -329,27 +328,27 @@ def _check_columns(names: list[str], path: Path) -> None:
 def _opened(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
         return path.open("rb")
-    most = min(_MOST_BYTES, max(_FREE_BYTES, _MOST_RATIO * path.stat().st_size))
-    return io.BufferedReader(_Unpacked(path, most), _BATCH_ROWS)
+    return io.BufferedReader(_Unpacked(path), _BATCH_ROWS)
 
 
 class _Unpacked(io.RawIOBase):
-    """A gzipped file that may not unpack to more than ``most`` bytes."""
+    """A gzipped table as a stream that pandas reads."""
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path, self._most, self._left = path, most, most
-        self._file = gzip.GzipFile(path)
+        self._file = PackedInput(path, limits().table_bytes)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: object, /) -> int:
-        found = self._file.readinto1(into)  # type: ignore[arg-type]
-        self._left -= found
-        if self._left < 0:
-            raise _too_large(self._path, f"unpacks to more than {self._most:,} bytes")
-        return found
+        view = memoryview(cast("bytearray", into))
+        try:
+            data = self._file.read(len(view))
+        except damage_errors() as error:
+            raise EOFError(f"broken gzip stream: {error}") from error
+        view[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._file.close()

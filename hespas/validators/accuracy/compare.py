@@ -13,14 +13,14 @@ from typing import Annotated
 import msgspec
 
 from hespas import __version__
-from hespas.files.source import read_bytes
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
 __all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
 
 COMPARISON_SCHEMA_ID = "hespas.compare/1"
-_MOST_BYTES = 1 << 28
 _MOST_SOURCES = 5
 
 
@@ -178,7 +178,7 @@ def _read(path: Path) -> _Report:
     if not path.is_file():
         raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
     try:
-        data = read_bytes(path, _MOST_BYTES)
+        data = read_document(path, limits().report_bytes, "a report")
         report = msgspec.json.decode(data, type=_Report)
         json.loads(data, object_pairs_hook=_no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -76,7 +76,7 @@ def test_gzip_bomb_is_refused(tmp_path: Path, trace: bytes) -> None:
     bomb = gzip.compress(trace + b"\x00" * 10_000_000)
     with pytest.raises(FormatError, match="zero padding"):
         _read(tmp_path / "bomb.et", bomb)
-    with pytest.raises(FormatError, match="expands to more than 4096 bytes"):
+    with pytest.raises(FormatError, match="decompresses to more than 4,096 bytes"):
         _read(tmp_path / "limited.et", bomb, max_bytes=4096)
 
 

@@ -1,0 +1,63 @@
+"""How much an input may ask for: every limit of the readers and writers, in one place.
+
+``HESPAS_MAX_INPUT_BYTES`` in the environment states how many bytes of one input are trusted: it replaces
+``input_bytes`` and raises every other limit in bytes that lies below it, of this process and its children.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from hespas.graph.errors import UsageError
+
+__all__ = ["VARIABLE", "Limits", "limits"]
+
+VARIABLE = "HESPAS_MAX_INPUT_BYTES"
+"""The environment variable that raises the limits in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits in bytes end in ``_bytes``; only these are raised by :data:`VARIABLE`.
+
+    A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
+    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. The graph
+    of a text workload takes up to 140 times its text. XLA takes hours for programs of fewer operations than a
+    replay may have.
+    """
+
+    input_bytes: int = 64 << 30
+    packed_free_bytes: int = 64 << 20
+    packed_ratio: int = 100
+    configuration_bytes: int = 16 << 20
+    device_bytes: int = 1 << 20
+    report_bytes: int = 64 << 20
+    groups_bytes: int = 256 << 20
+    table_bytes: int = 4 << 30
+    card_bytes: int = 64 << 20
+    model_bytes: int = 512 << 20
+    text_workload_bytes: int = 8 << 20
+    cell_bytes: int = 16 << 20
+    replayed_operations: int = 200_000
+    replayed_edges: int = 500_000
+    replayed_characters: int = 32 << 20
+
+
+def limits() -> Limits:
+    """The limits in force. Raises ``UsageError`` where the environment states no number of bytes."""
+    return _stated(os.environ.get(VARIABLE, ""))
+
+
+@lru_cache(maxsize=4)
+def _stated(text: str) -> Limits:
+    if not text:
+        return Limits()
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text)):
+        raise UsageError(
+            f"{VARIABLE} is {text[:60]!r}, no number of bytes", hint=f"{VARIABLE}=8000000000, for example"
+        )
+    size, own = int(text), Limits()
+    names = [field.name for field in fields(own) if field.name.endswith("_bytes")]
+    return replace(own, **{name: max(size, getattr(own, name)) for name in names} | {"input_bytes": size})
