@@ -91,7 +91,7 @@ READERS: dict[str, Reader] = {
 }
 """The readers by name."""
 
-NOT_FUZZED = {"pytorch": "a folder of files, which the readers kineto and pytorch-et read one by one"}
+NOT_FUZZED = {"pytorch": "a folder of files: a subject of its own"}
 """Formats without a reader of their own above, and why."""
 
 
