@@ -1,70 +1,209 @@
-"""Native parsers in a child process: what crashes, never ends or takes all memory there is an answer here."""
+"""Isolated child processes: what crashes, never ends or takes all memory there is a message here.
+
+A child never runs code from where it is started: it is isolated (``python -I``: no current folder, no
+``PYTHON*`` variables, no start-up files of the user), works in ``/``, takes what the parent imports from
+where the parent does, and ends with its parent, however that ends.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Lock, current_thread
+from time import monotonic
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-__all__ = ["OUT_OF_MEMORY", "Contained", "bounded_memory", "run_contained"]
+from hespas.graph.errors import HespasError, UnsupportedError
 
-_LIMIT_S = 30
-_BYTES_PER_S = 100_000
-"""Ten times slower than the slowest input seen; only a parser that hangs takes longer."""
+__all__ = [
+    "ROOT",
+    "Allowance",
+    "ParserFailedError",
+    "ParserMemoryError",
+    "allowance",
+    "bounded_memory",
+    "clean_environment",
+    "die_with_parent",
+    "end_child",
+    "isolated_python",
+    "isolated_script",
+    "main",
+    "parser_memory",
+    "run_contained",
+    "safe_spawning",
+    "tied_to_parent",
+]
 
-OUT_OF_MEMORY = 3
-"""What a child exits with where memory beyond :func:`bounded_memory` was asked for."""
-
-_SPARE_BYTES, _BYTES_PER_BYTE = 150 << 20, 64
-"""A program of 200,000 operations, each at a place of its own, takes 39 bytes for each of its bytecode."""
+_PACKAGE = Path(__file__).parents[1]
+ROOT = Path(os.sep).resolve()
+"""Where children work: a relative name, or a library, finds nothing of anybody's there."""
+_START_S = 60.0
+_JOBS_OF_A_CHILD = 500
+_LAST_WORDS = 500
+_MOST_WRITTEN_BYTES = 1 << 26
 _STATM = Path("/proc/self/statm")
+_SET_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl(2)."""
+
+_START = """
+import json, os, sys
+package, paths, parent, module = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+sys.path.extend(path for path in paths if path not in sys.path)
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location(
+    "hespas", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
+sys.modules["hespas"] = found = module_from_spec(spec)
+spec.loader.exec_module(found)
+from importlib import import_module
+import_module("hespas.files.sandbox").die_with_parent(parent)
+sys.argv[:] = [module, *sys.argv[5:]]
+sys.exit(import_module(module).main())
+"""
+"""The package is loaded from its own folder, which never is on the child's path as a whole: other modules
+may lie beside it.
+"""
+_TIED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]} does not start: {error.strerror}")
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Contained:
-    """What the child wrote; ``fate`` says how it failed (empty: it ended by itself)."""
+class Allowance(NamedTuple):
+    """What a child may use for one input: bytes its parser may ask for, bytes in all, CPU and wall time."""
 
-    output: bytes
-    fate: str = ""
+    parser_bytes: int
+    total_bytes: int
+    cpu_s: int
+    wall_s: float
 
 
-def run_contained(module: str, data: bytes, parser: str, *arguments: str) -> Contained | None:
-    """``main()`` of ``module``, whose result is the exit status, with ``data`` on its standard input.
-    ``parser`` is whose fault a failure is.
-
-    None where this Python cannot start another (it is embedded).
+def allowance(size: int, factor: float = 1.0) -> Allowance:
+    """For an input of ``size`` bytes: a parser gets 150 MiB and 64 bytes a byte (200,000 operations, each at
+    a place of its own, take 39 for each byte of their bytecode), all of it 1 GB and 20 bytes a byte (calls
+    may make a small program a large graph), 6 s of CPU time and a second more for every 200 kB (the slowest
+    program seen takes a second for 3 MB). ``factor`` raises all of them.
     """
-    if not sys.executable:
-        return None
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    parser = (150 << 20) + 64 * size
+    cpu_s = int(factor * (6 + size / 200_000)) + 1
+    return Allowance(
+        parser_bytes=int(factor * parser),
+        total_bytes=int(factor * max(10**9 + 20 * size, parser)),
+        cpu_s=cpu_s,
+        wall_s=20.0 + 4.0 * cpu_s,  # a busy machine gives a process a part of its time only
+    )
+
+
+class ParserFailedError(Exception):
+    """A child did not survive an input; the message says how it ended: ``makes XLA end with SIGSEGV``."""
+
+
+class ParserMemoryError(Exception):
+    """In a child: its parser asked for more than :func:`parser_memory` allows."""
+
+
+# --- how a child is started
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from, without the current folder: its files are nobody's libraries."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments],
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=_LIMIT_S + len(data) / _BYTES_PER_S,
-            check=False,
+        here = os.path.realpath(os.getcwd())  # noqa: PTH109 - a string is compared
+    except OSError:  # removed
+        here = ""
+    return [path for path in sys.path if Path(path).is_absolute() and os.path.realpath(path) != here]
+
+
+def _executable() -> str:
+    if not sys.executable:
+        raise UnsupportedError(
+            "this Python cannot start another one, which native parsers and compilers run in",
+            hint="run Python itself, not embedded in another program",
         )
-    except subprocess.TimeoutExpired:
-        return Contained(b"", f"keeps {parser} busy without end")
-    if done.returncode == OUT_OF_MEMORY:
-        return Contained(b"", f"makes {parser} ask for more than {_allowance(len(data)):,} bytes of memory")
-    if done.returncode < 0:
-        return Contained(b"", f"makes {parser} end with {signal.Signals(-done.returncode).name}")
-    return Contained(done.stdout)
+    return sys.executable
+
+
+def isolated_python(module: str, *arguments: str) -> list[str]:
+    """The command that calls ``main()`` of a module of this package; what it returns is the exit status.
+
+    Raises ``UnsupportedError`` where this Python cannot start another.
+    """
+    paths = json.dumps(_import_path())
+    return [
+        _executable(), "-I", "-c", _START, str(_PACKAGE), paths, str(os.getpid()), module, *arguments
+    ]  # fmt: skip
+
+
+def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
+    """The command that runs a text in ``python``, or in this one with all that it imports."""
+    if python:
+        return [python, "-I", "-c", script, *arguments]
+    prelude = f"import sys\nsys.path.extend(path for path in {_import_path()!r} if path not in sys.path)\n"
+    return [_executable(), "-I", "-c", prelude + script, *arguments]
+
+
+def tied_to_parent(command: Sequence[str]) -> list[str]:
+    """A command that the system ends with this process (Linux), whatever program it is. Status 127: there is
+    no such program.
+    """
+    return [_executable(), "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what steers Python."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, **(extra or {})}
 
 
 @contextmanager
-def bounded_memory(size: int) -> Generator[None]:
-    """Within, the process may grow by 150 MiB and 64 times an input of ``size`` bytes: parsers reserve
-    gigabytes for a damaged count. What goes beyond raises ``MemoryError`` or ends the process.
+def safe_spawning() -> Generator[None]:
+    """Within, the processes that ``multiprocessing`` starts do not import from the current folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when process ``parent``, which started it, ends. Only Linux can promise it; elsewhere
+    a child ends at the end of its input or of its time.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+# --- in the child
+
+
+@contextmanager
+def bounded_memory(size_bytes: int) -> Generator[None]:
+    """Within, the process may grow by so many bytes: parsers reserve gigabytes for a damaged count. What goes
+    beyond raises ``MemoryError`` or ends the process.
 
     Without effect where the system does not say how much address space the process has (only Linux does).
     """
@@ -76,12 +215,269 @@ def bounded_memory(size: int) -> Generator[None]:
     taken = int(_STATM.read_text().split()[0]) * resource.getpagesize()
     before, most = resource.getrlimit(resource.RLIMIT_AS)
     stated = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([taken + _allowance(size), *stated]), most))
+    resource.setrlimit(resource.RLIMIT_AS, (min([taken + size_bytes, *stated]), most))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
-def _allowance(size: int) -> int:
-    return _SPARE_BYTES + _BYTES_PER_BYTE * size
+@contextmanager
+def parser_memory(size_bytes: int) -> Generator[None]:
+    """:func:`bounded_memory` around a native parser. Raises :class:`ParserMemoryError` beyond it."""
+    try:
+        with bounded_memory(size_bytes):
+            yield
+    except MemoryError as error:
+        raise ParserMemoryError from error
+
+
+@contextmanager
+def _bounded_time(cpu_s: int) -> Generator[None]:
+    """Within, the process may use so much more CPU time; then the system ends it."""
+    if sys.platform == "win32":
+        yield
+        return
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime) + 1
+    before, most = resource.getrlimit(resource.RLIMIT_CPU)
+    stated = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_CPU, (min([used + cpu_s, *stated]), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (before, most))
+
+
+def main() -> int:
+    """The child: jobs on standard input, an answer for each on what was standard output; what libraries print
+    goes nowhere.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    _no_files_left()
+    jobs = sys.stdin.buffer
+    _say(answers, {"status": "ready"})
+    while head := jobs.readline():
+        job = json.loads(head)
+        data = jobs.read(job["size"])
+        if len(data) < job["size"]:
+            return 0  # the parent is gone
+        status, answer = _done(job, data)
+        _say(answers, {"status": status, "size": len(answer)}, answer)
+    return 0
+
+
+def _done(job: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
+    module, _, name = str(job["task"]).partition(":")
+    task = cast("Callable[..., bytes]", getattr(import_module(module), name))
+    try:
+        with _bounded_time(job["cpu_s"]), bounded_memory(job["total_bytes"]):
+            return "done", task(data, job["parser_bytes"], *job["arguments"])
+    except ParserMemoryError:
+        return "parser-memory", b""
+    except MemoryError:
+        return "memory", b""
+    except HespasError as error:
+        # What else is wrong with the input is told by whoever reads it.
+        return ("memory" if isinstance(error.__cause__, MemoryError) else "done"), b""
+
+
+def _no_files_left() -> None:
+    """No core dumps, and no endless messages."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    at_most = _MOST_WRITTEN_BYTES if most == resource.RLIM_INFINITY else min(_MOST_WRITTEN_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at_most, most))
+
+
+def _say(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> None:
+    stream.write(json.dumps(head).encode() + b"\n" + data)
+    stream.flush()
+
+
+# --- in the parent
+
+
+def run_contained(task: str, data: bytes, parser: str, *arguments: str, factor: float = 1.0) -> bytes:
+    """What ``task`` (``package.module:function``, called with the input, the bytes its parser may ask for and
+    ``arguments``) answers to ``data`` in a child.
+
+    Raises :class:`ParserFailedError` where it crashes, hangs or takes more than :func:`allowance` times
+    ``factor`` says; ``parser`` is whose fault that is. Raises ``UnsupportedError`` where the child does not
+    start: nothing is then parsed without.
+
+    The child is kept for the next input: starting it takes longer than most programs take to read.
+    """
+    limits = allowance(len(data), factor)
+    head = {
+        "task": task,
+        "size": len(data),
+        "arguments": arguments,
+        "cpu_s": limits.cpu_s,
+        "parser_bytes": limits.parser_bytes,
+        "total_bytes": limits.total_bytes,
+    }
+    with _LOCK:
+        status, answer = _answer(head, data, parser, limits)
+    if status == "done":
+        return answer
+    most = limits.parser_bytes if status == "parser-memory" else limits.total_bytes
+    who = parser if status == "parser-memory" else "its reader"
+    raise ParserFailedError(f"makes {who} ask for more than {most:,} bytes of memory")
+
+
+def _answer(head: Mapping[str, object], data: bytes, parser: str, limits: Allowance) -> tuple[str, bytes]:
+    child = _Child.ready(parser)
+    try:
+        return child.ask(head, data, limits.wall_s)
+    except TimeoutError:
+        child.end()
+        raise ParserFailedError(f"keeps {parser} busy without end") from None
+    except (EOFError, OSError):
+        status = child.end()
+        if status == -signal.SIGKILL and not child.starter.is_alive():
+            # Linux ends a child with the thread that started it.
+            return _answer(head, data, parser, limits)
+        raise ParserFailedError(_fate(status, parser, limits)) from None
+    except BaseException:
+        child.end()  # interrupted: what it answers now is no answer to the next job
+        raise
+
+
+def _fate(status: int, parser: str, limits: Allowance) -> str:
+    if status >= 0:
+        return f"makes {parser} end its process with status {status}"
+    number = signal.Signals(-status)
+    if sys.platform != "win32" and number is signal.SIGXCPU:
+        return f"keeps {parser} busy for more than {limits.cpu_s} s"
+    return f"makes {parser} end with {number.name}"
+
+
+_LOCK = Lock()
+
+
+class _Child:
+    """The process that does the jobs of this one; started when needed."""
+
+    present: _Child | None = None
+
+    def __init__(self, parser: str) -> None:
+        command = isolated_python("hespas.files.sandbox")
+        self.owner = os.getpid()
+        self.starter = current_thread()
+        self._jobs = 0
+        self._unread = b""
+        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        # One thread: a pool reserves address space for each, and is no use to a parser.
+        one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, cwd=ROOT, env=clean_environment(one_thread),
+        )  # fmt: skip
+        try:
+            head, _ = self._answer(monotonic() + _START_S)
+            problem = "" if head == "ready" else f"it says {head!r}"
+        except (EOFError, OSError, TimeoutError, ValueError) as error:
+            problem = f"{type(error).__name__}{self._last_words()}"
+        if problem:
+            self.end()
+            raise UnsupportedError(
+                f"the process that {parser} runs in does not start: {problem}",
+                hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
+            )
+
+    @classmethod
+    def ready(cls, parser: str) -> _Child:
+        """The one there is, or a new one. That of a process that forked is not this one's."""
+        child = cls.present
+        if child is not None:
+            is_running = child._process.poll() is None  # in a process that forked, never
+            if is_running and child.owner == os.getpid() and child._jobs < _JOBS_OF_A_CHILD:
+                return child
+            child.end()
+        cls.present = _Child(parser)
+        return cls.present
+
+    def ask(self, head: Mapping[str, object], data: bytes, wall_s: float) -> tuple[str, bytes]:
+        """The answer to a job. Raises ``EOFError`` or ``OSError`` where the process ends instead,
+        ``TimeoutError`` after ``wall_s``.
+        """
+        self._jobs += 1
+        if self._process.stdin is None:
+            raise EOFError
+        _say(cast("BinaryIO", self._process.stdin), head, data)
+        return self._answer(monotonic() + wall_s)
+
+    def _answer(self, end_s: float) -> tuple[str, bytes]:
+        while b"\n" not in self._unread:
+            self._unread += self._more(end_s)
+        line, _, rest = self._unread.partition(b"\n")
+        head = json.loads(line)
+        parts = [rest]
+        missing = head.get("size", 0) - len(rest)
+        while missing > 0:
+            parts.append(self._more(end_s))
+            missing -= len(parts[-1])
+        self._unread = b""
+        return head["status"], b"".join(parts)
+
+    def _more(self, end_s: float) -> bytes:
+        if self._process.stdout is None:
+            raise EOFError
+        handle = self._process.stdout.fileno()
+        if sys.platform != "win32":  # there only sockets can be waited for
+            waiting = select.poll()
+            waiting.register(handle, select.POLLIN)
+            if not waiting.poll(max(1000 * (end_s - monotonic()), 0.0)):
+                raise TimeoutError
+        part = os.read(handle, 1 << 20)
+        if not part:
+            raise EOFError
+        return part
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f": {lines[-1][-_LAST_WORDS:]}" if lines else ""
+
+    def end(self) -> int:
+        """End the process, if it is this one's; returns its exit status, of its own end where it had one."""
+        if type(self).present is self:
+            type(self).present = None
+        process = self._process
+        with suppress(subprocess.TimeoutExpired):
+            if self._is_ending():
+                process.wait(_START_S)
+        process.kill()
+        status = process.wait()
+        for stream in (process.stdin, process.stdout, self._errors):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        return status
+
+    def _is_ending(self) -> bool:
+        """Whether the process has closed its answers."""
+        try:
+            while True:
+                self._more(monotonic())
+        except TimeoutError:
+            return False
+        except (EOFError, OSError):
+            return True
+
+
+@atexit.register
+def end_child() -> None:
+    """End the child that is kept, if there is one: the next input starts another."""
+    child = _Child.present
+    if child is not None and child.owner == os.getpid():
+        child.end()

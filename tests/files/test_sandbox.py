@@ -1,48 +1,176 @@
-"""A child process bears what a native parser does: crashes, hangs and a greed for memory."""
+"""A child process bears what a native parser does: crashes, hangs and a greed for memory. It runs nobody
+else's code, and ends with its parent.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
 
 import pytest
 
 from hespas.files import sandbox
-from hespas.files.sandbox import OUT_OF_MEMORY, run_contained
+from hespas.files.sandbox import Allowance, ParserFailedError, run_contained
+from hespas.graph.errors import UnsupportedError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
+TASK = """import os, sys, time
+def task(data, parser_bytes):
+    from hespas.files.sandbox import parser_memory
+"""
 
 
-def _module(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> str:
-    """A module for a child: its ``main``."""
-    lines = ["import os, sys, time", "def main():", *(f"    {line}" for line in body.splitlines())]
-    (folder / "parser_of_tests.py").write_text("\n".join(lines))
+@pytest.fixture(autouse=True)
+def own_child(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Each test starts the child anew, with limits of its own."""
+    _allow(monkeypatch, Allowance(parser_bytes=50 << 20, total_bytes=200 << 20, cpu_s=2, wall_s=60.0))
+    sandbox.end_child()
+    yield
+    sandbox.end_child()
+
+
+def _allow(monkeypatch: pytest.MonkeyPatch, limits: Allowance) -> None:
+    def allowance(size: int, factor: float) -> Allowance:
+        return limits
+
+    monkeypatch.setattr(sandbox, "allowance", allowance)
+
+
+def _task(folder: Path, monkeypatch: pytest.MonkeyPatch, *bodies: str) -> list[str]:
+    """Names of tasks, in modules that the parent can import."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    return "parser_of_tests"
+    for number, body in enumerate(bodies):
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        (folder / f"parser_of_tests_{number}.py").write_text(TASK + lines)
+    return [f"parser_of_tests_{number}:task" for number in range(len(bodies))]
 
 
 @pytest.mark.parametrize(
     ("body", "fate"),
     [
-        ("sys.stdout.write('fine')", ""),
         ("os.kill(os.getpid(), 11)", "makes X end with SIGSEGV"),
-        ("time.sleep(60)", "keeps X busy without end"),
-        (f"sys.exit({OUT_OF_MEMORY})", "makes X ask for more than 157,286,400 bytes of memory"),
+        ("os._exit(7)", "makes X end its process with status 7"),
+        ("while True: pass", "keeps X busy for more than 2 s"),
+        (
+            "with parser_memory(parser_bytes): bytearray(1 << 30)",
+            "makes X ask for more than 52,428,800 bytes",
+        ),
+        ("bytearray(1 << 30)", "makes its reader ask for more than 209,715,200 bytes of memory"),
     ],
 )
-def test_what_becomes_of_a_child_is_told(
+@linux
+def test_how_a_child_ends_is_a_message_and_the_next_input_has_another(
     body: str, fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "_LIMIT_S", 2)
-    done = run_contained(_module(tmp_path, monkeypatch, body), b"", "X")
-    assert done is not None
-    assert done.fate == fate
-    assert done.output == (b"" if fate else b"fine")
+    bad, good = _task(tmp_path, monkeypatch, body, "return data[::-1]")
+    with pytest.raises(ParserFailedError, match=fate):
+        run_contained(bad, b"abc", "X")
+    assert run_contained(good, b"abc", "X") == b"cba"
+
+
+def test_a_child_that_sleeps_for_ever_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bad,) = _task(tmp_path, monkeypatch, "time.sleep(600)")
+    _allow(monkeypatch, Allowance(parser_bytes=1 << 30, total_bytes=1 << 30, cpu_s=2, wall_s=1.0))
+    with pytest.raises(ParserFailedError, match="keeps X busy without end"):
+        run_contained(bad, b"", "X")
+
+
+def test_one_child_does_many_jobs_and_what_it_prints_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud, number = _task(
+        tmp_path,
+        monkeypatch,
+        "print(data)\nos.system('echo x')\nreturn data * 3",
+        "return str(os.getpid()).encode()",
+    )
+    first = run_contained(number, b"", "X")
+    assert run_contained(loud, b"\n\0" * 100_000, "X") == b"\n\0" * 300_000
+    assert run_contained(number, b"", "X") == first
+
+
+def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", sys.executable)
+    monkeypatch.setattr(sandbox, "_START", "raise ImportError('no module named numpy')")
+    with pytest.raises(UnsupportedError, match=r"does not start: .*no module named numpy"):
+        run_contained("any:task", b"", "X")
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(UnsupportedError, match="cannot start another"):
+        run_contained("any:task", b"", "X")
+
+
+def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (good,) = _task(tmp_path, monkeypatch, "return data")
+    answers: list[bytes] = []
+    thread = Thread(target=lambda: answers.append(run_contained(good, b"1", "X")))
+    thread.start()
+    thread.join()
+    answers.append(run_contained(good, b"2", "X"))
+    assert answers == [b"1", b"2"]
+
+
+def test_a_process_that_forks_has_a_child_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (number,) = _task(tmp_path, monkeypatch, "return str(os.getppid()).encode()")
+    assert int(run_contained(number, b"", "X")) == os.getpid()
+    reader, writer = os.pipe()
+    forked = os.fork()
+    if forked == 0:
+        os.write(writer, run_contained(number, b"", "X"))
+        sandbox.end_child()
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert int(os.read(reader, 100)) == forked
+    os.close(reader)
+    os.close(writer)
+    assert int(run_contained(number, b"", "X")) == os.getpid()
+
+
+_PARENT = """
+import sys
+sys.path.append(sys.argv[1])
+from hespas.files.sandbox import run_contained
+run_contained("parser_of_tests_0:task", b"", "X")
+"""
+
+
+@linux
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "pid"
+    _task(tmp_path, monkeypatch, f"open({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, str(tmp_path)])
+    end_s = monotonic() + 60
+    while not (note.exists() and note.read_text()) and monotonic() < end_s:
+        sleep(0.05)
+    child = int(note.read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while _is_alive(child) and monotonic() < end_s:
+        sleep(0.05)
+    assert not _is_alive(child)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_other_programs_end_with_their_parent_too() -> None:
+    command = sandbox.tied_to_parent([sys.executable, "-c", "import sys; print(sys.argv[1])", "said"])
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "said\n"
 
 
 _GREEDY = """from hespas.files.sandbox import bounded_memory
-with bounded_memory(1 << 20):
+with bounded_memory(200 << 20):
     few = bytearray(100 << 20)
     try:
         bytearray(1 << 30)

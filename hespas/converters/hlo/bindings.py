@@ -7,20 +7,19 @@ is read without jaxlib.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol, cast
 
 from hespas.converters.hlo.wire import largest_local_id
-from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, run_contained
 from hespas.graph.errors import FormatError, MissingExtraError
 
-__all__ = ["TESTED_JAXLIB", "main", "proto_to_text"]
+__all__ = ["TESTED_JAXLIB", "print_text", "proto_to_text"]
 
 _STDERR = 2
-_XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError, MemoryError)
+_XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError)
 """What its exceptions become: XlaRuntimeError is a RuntimeError, the others are those of the C++ library."""
 _FEW_IDS = 1 << 20
 """Local ids that any module may have; beyond them, no more than it has bytes."""
@@ -74,25 +73,18 @@ def proto_to_text(data: bytes, path: str) -> str:
     """
     _module_class()
     _check_ids(data, path)
-    done = run_contained(__name__, data, "XLA", path)
-    if done is not None and done.fate:
-        raise _no_module(data, path, f"it {done.fate}")
-    if done is None or not done.output:
-        return _text_here(data, path)  # what the child cannot do is told here
-    return done.output.decode("utf-8", "surrogateescape")
-
-
-def main() -> int:
-    """The child: a serialised module on standard input, its text, or nothing, on standard output."""
-    data = sys.stdin.buffer.read()
     try:
-        _module_class()
-        with bounded_memory(len(data)):
-            text = _text_here(data, sys.argv[-1])
-    except (FormatError, MissingExtraError) as error:
-        return OUT_OF_MEMORY if isinstance(error.__cause__, MemoryError) else 0
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-    return 0
+        text = run_contained(f"{__name__}:print_text", data, "XLA", path)
+    except ParserFailedError as error:
+        raise _no_module(data, path, f"it {error}") from None
+    return text.decode("utf-8", "surrogateescape") or _text_here(data, path)  # why there is none is told here
+
+
+def print_text(data: bytes, parser_bytes: int, path: str) -> bytes:
+    """In the child: the text of a serialised module."""
+    with parser_memory(parser_bytes):
+        text = _text_here(data, path)
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _text_here(data: bytes, path: str) -> str:

@@ -31,10 +31,9 @@ from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
-__all__ = ["read", "read_program"]
+__all__ = ["read", "read_here", "read_program"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
-_HEAD_BYTES = 1 << 16
 _NEWLINE = b"\n"
 _NO_CLASS = "incompatible function arguments"
 """What the bindings say of a location that is an attribute: they have no class for it."""
@@ -48,15 +47,19 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
         from hespas.converters.stablehlo.folder import read_folder
 
         return read_folder(path, options, diagnostics)
-    data = read_bytes(path, options.max_bytes)
-    if BYTECODE_MAGIC in data[:_HEAD_BYTES]:
-        from hespas.converters.stablehlo.trial import survive
-
-        survive(data, str(path))
-    return read_program(data, str(path), options, diagnostics)
+    return read_program(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
 
-def read_program(
+def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """Read a program from memory once a child process has survived it; ``path`` stands in messages."""
+    from hespas.converters.stablehlo.trial import survive
+
+    load_bindings()  # without them there is nothing to try
+    survive(data, path)
+    return read_here(data, path, options, diagnostics)
+
+
+def read_here(
     data: bytes,
     path: str,
     options: ReadOptions,
@@ -64,7 +67,7 @@ def read_program(
     *,
     parse: Callable[[bytes, str, Bindings], Parsed] = parse_program,
 ) -> Workload:
-    """Read a program from memory; ``path`` stands in messages."""
+    """Read a program that cannot harm: one that a child has survived, or that this package has written."""
     bindings = load_bindings()
     try:
         parsed = parse(data, path, bindings)

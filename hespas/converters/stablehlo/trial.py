@@ -1,68 +1,52 @@
-"""Binary programs are read in a child process first: jaxlib's parsers crash on some damaged bytes, and
-reserve gigabytes for others.
+"""Programs are read in a child process first: jaxlib's parsers crash on some damaged bytes, reserve gigabytes
+for others, and a few hundred bytes may stand for types, locations or numbers that take forever to print.
 
-A crash, a loop without end, or a want of memory there is a message here. Text does not need it: its parser
-survives.
+A crash, a loop without end, or a want of memory there is a message here.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory, run_contained
+from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
+from hespas.files.sandbox import ParserFailedError, parser_memory, run_contained
 from hespas.graph import Diagnostics
-from hespas.graph.errors import FormatError, HespasError
+from hespas.graph.errors import FormatError
 
 if TYPE_CHECKING:
     from hespas.converters.stablehlo.bindings import Bindings
     from hespas.converters.stablehlo.forms import Parsed
 
-__all__ = ["attempt", "main", "survive"]
+__all__ = ["attempt", "survive"]
 
 
 def survive(data: bytes, path: str) -> None:
     """Read a program in a child process. Raises ``FormatError`` where the child crashes, hangs or wants
-    memory out of all proportion.
+    memory out of all proportion, ``UnsupportedError`` where it does not start.
 
     Anything else that is wrong with the program comes out when it is read here.
     """
-    done = run_contained(__name__, data, "jaxlib's parser")
-    if done is not None and done.fate:
-        raise _damaged(path, len(data), done.fate)
+    try:
+        run_contained(f"{__name__}:attempt", data, "jaxlib's parser")
+    except ParserFailedError as error:
+        is_binary = BYTECODE_MAGIC in data
+        hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
+        raise FormatError(
+            f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
+        ) from None
 
 
-def _damaged(path: str, size: int, what: str) -> FormatError:
-    return FormatError(
-        f"a damaged program: it {what}",
-        path=path,
-        position=f"within {size:,} bytes",
-        hint="write or copy the file again",
-    )
-
-
-def attempt(data: bytes) -> int:
-    """Read a program, with little memory for its parser; what a process that has done so exits with.
-
-    Only the parser is bounded: what it found may be large, where functions call each other many times.
+def attempt(data: bytes, parser_bytes: int) -> bytes:
+    """In the child: read a program, with ``parser_bytes`` of memory for its parser; keep nothing, tell
+    nothing but by surviving.
     """
     from hespas.converters.format import ReadOptions
-    from hespas.converters.stablehlo.reader import read_program
-
-    try:
-        read_program(data, "-", ReadOptions(), Diagnostics(), parse=_parse)
-    except (HespasError, RuntimeError, MemoryError, ValueError) as error:
-        return OUT_OF_MEMORY if isinstance(error.__cause__, MemoryError) else 0
-    return 0
-
-
-def _parse(data: bytes, path: str, bindings: Bindings) -> Parsed:
     from hespas.converters.stablehlo.forms import parse_program
+    from hespas.converters.stablehlo.reader import read_here
 
-    with bounded_memory(len(data)):
-        return parse_program(data, path, bindings)
+    def parse(data: bytes, path: str, bindings: Bindings) -> Parsed:
+        with parser_memory(parser_bytes):
+            return parse_program(data, path, bindings)
 
-
-def main() -> int:
-    """The child: read what stands on standard input, keep nothing, tell nothing but by surviving."""
-    return attempt(sys.stdin.buffer.read())
+    read_here(data, "-", ReadOptions(), Diagnostics(), parse=parse)
+    return b""

@@ -22,6 +22,8 @@ __all__ = ["TypeInfo", "TypeTable"]
 
 _MAX_ELEMENTS = 2**63 - 1
 """As in op graphs: no format of ours holds more."""
+_MAX_PARTS = 1 << 20
+"""Of a tuple: one within another, each named twice, doubles with every level."""
 
 
 class _Shaped(Protocol):
@@ -151,6 +153,12 @@ class TypeTable:
 
 
 def _joined(parts: Sequence[TypeInfo]) -> TypeInfo:
+    """A tuple's type. Raises ``UnsupportedError`` for one of more than a million values."""
+    count = sum(len(part.rows) for part in parts)
+    if count > _MAX_PARTS:
+        raise UnsupportedError(
+            f"a tuple of {count:,} values (limit {_MAX_PARTS:,})", hint="check the tuple types of the program"
+        )
     return TypeInfo(
         tuple(row for part in parts for row in part.rows),
         tuple(tensor for part in parts for tensor in part.tensors),

@@ -14,16 +14,13 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo.forms import Form
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
-from hespas.converters.stablehlo.trial import survive
-from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph import Diagnostics, OpGraph
 from hespas.graph.compare import graphs_equal
 from hespas.graph.errors import HespasError
 
 __all__ = ["ATTACHMENT", "Original", "Verdict", "original_of"]
 
 ATTACHMENT = "stablehlo"
-_HEAD_BYTES = 1 << 16
 
 _ANNOTATIONS: dict[str, str] = {
     "duration_ns": "durations",
@@ -77,7 +74,7 @@ def original_of(graph: OpGraph, num_ranks: int) -> Verdict:
     if data is None:
         return Verdict(None)
     try:
-        again = _read_again(data, num_ranks)
+        again = read_program(data, ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
     except HespasError as error:
         return Verdict(None, f"the program attached to the graph cannot be read: {error.message}")
     if again.num_ranks != num_ranks:
@@ -94,13 +91,6 @@ def original_of(graph: OpGraph, num_ranks: int) -> Verdict:
     if changed:
         return Verdict(None, f"passes or edits changed the program it was read from: {', '.join(changed)}")
     return Verdict(Original(data, Form(again.metadata["form"]), beyond, again.metadata))
-
-
-def _read_again(data: bytes, num_ranks: int) -> Workload:
-    """The program as its reader sees it; damaged bytecode, which may crash the parser, is tried apart."""
-    if BYTECODE_MAGIC in data[:_HEAD_BYTES]:
-        survive(data, ATTACHMENT)
-    return read_program(data, ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
 
 
 def _what(column: str) -> str | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, Queue
 from tempfile import TemporaryFile
 from threading import Thread
@@ -16,6 +13,7 @@ from typing import IO
 import msgspec
 
 from hespas.estimators.compiled.messages import Job, Machine, Timing
+from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph.errors import UnsupportedError
 
 __all__ = ["Session", "worker_command"]
@@ -25,8 +23,8 @@ _LISTED = 2000
 
 
 def worker_command(toolchain: str) -> tuple[str, ...]:
-    """What starts the measuring process: this Python, with the package as it is here."""
-    return (sys.executable, "-m", "hespas.estimators.compiled.worker", toolchain)
+    """What starts the measuring process: this Python, with the package as it is here, isolated."""
+    return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain))
 
 
 class Session:
@@ -80,12 +78,9 @@ class Session:
         self._end()
         self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._answers = Queue()
-        # The package is found where this process has it, whatever the folder is called.
-        here = str(Path(__file__).parents[3])
-        known = [here, *filter(None, [os.environ.get("PYTHONPATH", "")])]
         process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(known)},
+            cwd=ROOT, env=clean_environment(),
         )  # fmt: skip
         self._process = process
         Thread(target=_listen, args=(process, self._answers), daemon=True).start()

@@ -20,7 +20,7 @@ from hespas.estimators.compiled.clock import Slope, slope_of, timing_of
 from hespas.estimators.compiled.messages import Job, Machine, Timing
 from hespas.estimators.compiled.toolchains import TOOLCHAINS, Toolchain
 
-__all__ = ["serve"]
+__all__ = ["main", "serve"]
 
 _LONGEST = 4000
 _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
@@ -78,7 +78,9 @@ def _say(answers: BinaryIO, message: msgspec.Struct) -> None:
     answers.flush()
 
 
-def _main(name: str) -> None:
+def main() -> int:
+    """The process: measures with the toolchain that its argument names."""
+    name = sys.argv[1]
     # Libraries write to standard output what they like: the answers go to a copy of it.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -88,9 +90,6 @@ def _main(name: str) -> None:
     except Exception as error:
         # A compiler that is installed and does not start is told as what it says itself.
         _say(answers, Machine(compiler=name, platform="", device="", flags="", fault=_text(error)))
-        return
+        return 0
     serve(toolchain, sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
+    return 0

@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic
 
+from hespas.files.sandbox import clean_environment, tied_to_parent
+
 __all__ = ["CommandError", "read_answer", "run_command"]
 
 _MOST_BYTES = 16 << 20
@@ -33,8 +35,8 @@ def run_command(
     with TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                list(command), cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env={**os.environ, **(environment or {})}, start_new_session=True,
+                tied_to_parent(command), cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=clean_environment(environment), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error

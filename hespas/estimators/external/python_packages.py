@@ -5,24 +5,19 @@ They run in a process of their own: they want other versions of NumPy, take giga
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 
 from hespas.estimators.availability import Availability
 from hespas.estimators.external.commands import CommandError, run_command
+from hespas.files.sandbox import isolated_script
 
-__all__ = ["package_availability", "python_of"]
+__all__ = ["package_availability"]
 
 _PROBE_S = 60.0
 _PROBE = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-
-
-def python_of(command: str) -> str:
-    """The Python to run a package with."""
-    return command or sys.executable
 
 
 def package_availability(distribution: str, command: str, install: str) -> Availability:
@@ -41,4 +36,7 @@ def package_availability(distribution: str, command: str, install: str) -> Avail
 
 @lru_cache(maxsize=8)
 def _version_there(distribution: str, command: str) -> str:
-    return run_command([command, "-c", _PROBE, distribution], Path(gettempdir()), _PROBE_S).strip()
+    with TemporaryDirectory(prefix="hespas-probe-") as folder:
+        return run_command(
+            isolated_script(_PROBE, distribution, python=command), Path(folder), _PROBE_S
+        ).strip()

@@ -11,8 +11,9 @@ from hespas.estimators.availability import Availability
 from hespas.estimators.external.adapter import External, Simulated
 from hespas.estimators.external.commands import CommandError, run_command
 from hespas.estimators.external.problems import Product
-from hespas.estimators.external.python_packages import package_availability, python_of
+from hespas.estimators.external.python_packages import package_availability
 from hespas.estimators.systolic.array import Array, parse_array, parse_dataflow
+from hespas.files.sandbox import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -110,7 +111,8 @@ class ScaleSim(External):
         layout.write_text(f"Layer,\nproduct,{'1,' * _LAYOUT_COLUMNS}\n")
         out = folder / "out"
         out.mkdir()
-        command = [python_of(self.command), "-c", _DRIVER, *map(str, (config, topology, layout, out))]
+        arguments = map(str, (config, topology, layout, out))
+        command = isolated_script(_DRIVER, *arguments, python=self.command)
         said = run_command(command, folder, self.timeout_s)
         report = next(out.rglob("COMPUTE_REPORT.csv"), None)
         if report is None:

@@ -13,7 +13,8 @@ from hespas.estimators.availability import Availability
 from hespas.estimators.external.adapter import External, Simulated
 from hespas.estimators.external.commands import CommandError, read_answer, run_command
 from hespas.estimators.external.problems import Product
-from hespas.estimators.external.python_packages import package_availability, python_of
+from hespas.estimators.external.python_packages import package_availability
+from hespas.files.sandbox import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -76,7 +77,7 @@ class ZigZag(External):
         }
         asked.write_bytes(msgspec.json.encode(document))
         said = run_command(
-            [python_of(self.command), "-c", _DRIVER, str(asked), str(answer)], folder, self.timeout_s
+            isolated_script(_DRIVER, str(asked), str(answer), python=self.command), folder, self.timeout_s
         )
         try:
             return msgspec.json.decode(read_answer(answer), type=Simulated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from hespas.converters import is_recognised, load_format
+from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.pairs import FilePairs, file_pairs
 from hespas.validators.roundtrip.result import RoundTrips, matrix
@@ -78,5 +80,6 @@ def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterat
     if jobs <= 1 or len(inputs) == 1:
         yield from (_pairs_of(given, formats) for given in inputs)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    context, parent = get_context("spawn"), (os.getpid(),)
+    with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, parent) as pool:
         yield from pool.map(_pairs_of, inputs, [tuple(formats)] * len(inputs))

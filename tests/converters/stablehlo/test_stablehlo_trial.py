@@ -1,7 +1,9 @@
-"""Binary programs are tried in a child first: what its parser may take, and what it may not."""
+"""Programs are tried in a child first: what its parser may take, and what it may not."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -9,9 +11,11 @@ from typing import Protocol, cast
 import pytest
 
 from hespas import api
-from hespas.converters.stablehlo.trial import attempt
-from hespas.files.sandbox import OUT_OF_MEMORY
-from hespas.graph import Workload
+from hespas.converters.format import ReadOptions
+from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.reader import read_program
+from hespas.converters.stablehlo.trial import survive
+from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 
 FOUND = Path(__file__).parents[2] / "fuzzing" / "found"
@@ -45,7 +49,6 @@ def test_a_small_program_may_be_a_large_graph(tmp_path: Path) -> None:
     path = tmp_path / "calls.mlirbc"
     path.write_bytes(data)
     assert len(data) < 2_000
-    assert attempt(data) == 0
     workload = api.read(path)
     assert isinstance(workload, Workload)
     assert len(workload.classes[0].kind) == CALLS**LEVELS + 1
@@ -60,5 +63,111 @@ def test_a_parser_that_asks_for_gigabytes_is_told(name: str, tmp_path: Path) -> 
 
 
 def test_what_else_is_wrong_is_told_by_whoever_reads() -> None:
-    assert attempt(b"ML\xefR") == 0
-    assert OUT_OF_MEMORY not in (0, 1)
+    survive(b"ML\xefR", "x.mlirbc")
+    with pytest.raises(FormatError, match=r"x.mlirbc: .*bytecode"):
+        read_program(b"ML\xefR", "x.mlirbc", ReadOptions(), Diagnostics())
+
+
+# --- a few hundred bytes that stand for gigabytes or minutes
+
+ROOT = Path(__file__).parents[3]
+VALUE = "tensor<4xf32>"
+MAIN = f"func.func @main(%a: {VALUE}) -> {VALUE}"
+
+
+def module(operation: str) -> str:
+    return f"module {{ {MAIN} {{ %0 = {operation}\n return %0 : {VALUE} }} }}\n"
+
+
+def doubled(prefix: str, first: str, row: str, levels: int = 40) -> str:
+    """Aliases of which each names the one before it twice."""
+    rows = [row.replace("X", f"{prefix}{level}") for level in range(levels)]
+    return "".join(f"{prefix}{level} = {text}\n" for level, text in enumerate([first, *rows]))
+
+
+def located(row: str) -> str:
+    tanh = module(f"stablehlo.tanh %a : {VALUE} loc(#l40)")
+    return tanh + doubled("#l", 'loc("a.py":1:1)', row)
+
+
+def tuples(levels: int) -> str:
+    name = f"!t{levels}"
+    program = f"module {{ func.func @main(%a: {name}) -> {name} {{ return %a : {name} }} }}"
+    return doubled("!t", VALUE, "tuple<X, X>", levels) + program
+
+
+def attribute(name: str, row: str) -> str:
+    call = module(f"stablehlo.custom_call @x(%a) {{{name} = #a40}} : ({VALUE}) -> {VALUE}")
+    return doubled("#a", '"x"', row) + call
+
+
+CONVOLUTION = """module {
+  func.func @main(%a: tensor<1x8x8x4xf32>, %b: tensor<3x3x4x8xf32>) -> tensor<1x8x8x8xf32> {
+    %0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, 1, f]x[0, 2147483648, i, o]->[b, 0, 1, f],
+      window = {pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+      : (tensor<1x8x8x4xf32>, tensor<3x3x4x8xf32>) -> tensor<1x8x8x8xf32>
+    return %0 : tensor<1x8x8x8xf32> } }"""
+CALLSITE = located("loc(callsite(X at X))")
+MUCH_MEMORY = "ask for more than 1,000,0"
+BOMBS = {
+    "callsite": (CALLSITE, False, 3, MUCH_MEMORY),
+    "callsite-bytecode": (CALLSITE, True, 3, MUCH_MEMORY),
+    "tuple-24": (tuples(24), False, 4, "a tuple of 2,097,152 values"),
+    "tuple-bytecode": (tuples(40), True, 4, "a tuple of 2,097,152 values"),
+    "printed-in-a-message": (
+        attribute("backend_config", "{a = X, b = X}"),
+        False,
+        3,
+        "makes jaxlib's parser ask for more than 157,",
+    ),
+    "dimension-number": (CONVOLUTION, False, 3, "makes jaxlib's parser ask for more than 157,"),
+    "fused": (located('loc(fused<"x">[X, X])'), False, 0, ""),
+    "array": (attribute("mhlo.x", "[X, X]"), False, 0, ""),
+    "splat": (
+        module(f"stablehlo.constant dense<1.0> : {VALUE}").replace("4xf32", "99999999999xf32"),
+        True,
+        0,
+        "",
+    ),
+}
+_COMMAND = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+from hespas.cli.main import main
+sys.argv[0] = "hespas"
+main()
+"""
+
+
+def refuse(path: Path, status: int, message: str) -> None:
+    """What becomes of a program when the command may take 3 GB and half a minute."""
+    command = [sys.executable, "-c", _COMMAND, "view", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert status == 0 or (done.stderr.startswith(f"error: {path}: ") and "\n  try: " in done.stderr)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
+@pytest.mark.parametrize(("text", "is_bytecode", "status", "message"), BOMBS.values(), ids=BOMBS)
+def test_a_small_program_takes_neither_gigabytes_nor_minutes(
+    text: str, is_bytecode: bool, status: int, message: str, tmp_path: Path
+) -> None:
+    bindings = load_bindings()
+    program = bindings.bytecode(bindings.parse(text)) if is_bytecode else text.encode()
+    path = tmp_path / "bomb.mlir"
+    path.write_bytes(program)
+    assert len(program) < 2_500
+    refuse(path, status, message)
+
+
+@pytest.mark.slow
+def test_a_number_of_many_digits_takes_no_minutes(tmp_path: Path) -> None:
+    path = tmp_path / "digits.mlir"
+    digits = "9" * 200_000
+    path.write_text(
+        f"func.func @main() -> tensor<i64> {{ %0 = stablehlo.constant dense<{digits}> : tensor<i64>\n"
+        " return %0 : tensor<i64> }"
+    )
+    refuse(path, 3, "keeps jaxlib's parser busy for more than 8 s")

@@ -26,7 +26,8 @@ TPU = load_device("TPU-v4")
 
 PYTHON = """#!{python}
 import sys
-code, arguments = sys.argv[2], sys.argv[3:]
+assert sys.argv[1:3] == ["-I", "-c"]
+code, arguments = sys.argv[3], sys.argv[4:]
 if "importlib" in code:
     print("9.9")
     sys.exit()
