@@ -25,7 +25,7 @@ from hespas.graph.errors import FormatError, HespasError, InvariantError, Unsupp
 from hespas.validators.roundtrip import Pair, PairStatus, columns_kept
 from hespas.validators.roundtrip.result import unreported
 
-__all__ = ["DEVICES", "ESTIMATORS", "Judged", "TooSlowError", "on_value"]
+__all__ = ["DEVICES", "ESTIMATORS", "Judged", "on_value"]
 
 LEAST_SECONDS, BYTES_PER_SECOND = 2.0, 50_000
 """Each stage may take 2 s of the processor for each 100 kB of input, and at least 2 s."""
@@ -56,28 +56,26 @@ _MOST_RANKS = 16
 _T = TypeVar("_T")
 
 
-class TooSlowError(BaseException):
+class _TooSlowError(BaseException):
     """Raised by the alarm, past everything that catches errors."""
 
 
 def _slow(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
-    raise TooSlowError
+    raise _TooSlowError
 
 
 @dataclass(slots=True)
 class Judged:
     """What came of one input: the answer of its first stage, and what no user should get.
 
-    ``out`` is the folder to write to; ``alarm`` rings where a stage takes more time of the processor than its
-    input allows.
+    ``out`` is the folder to write to.
     """
 
     size: int
     out: Path
     answer: str = ""
     failures: list[str] = field(default_factory=list[str])
-    alarm: Callable[[int, FrameType | None], object] = _slow
 
     def attempt(
         self,
@@ -89,7 +87,7 @@ class Judged:
         """Do ``work``; None where it ends in an error. One that is not ``allowed``, or that does not name
         ``path`` or says nothing, is a failure; so is all that is slow.
         """
-        signal.signal(signal.SIGPROF, self.alarm)
+        signal.signal(signal.SIGPROF, _slow)
         try:
             signal.setitimer(signal.ITIMER_PROF, max(LEAST_SECONDS, self.size / BYTES_PER_SECOND))
             done = work()
@@ -102,7 +100,7 @@ class Judged:
                 self.failures.append(f"{stage}: {told} names {error.path!r}: {error.message[:200]}")
             self.answer = self.answer or told
             return None
-        except TooSlowError as error:
+        except _TooSlowError as error:
             self.failures.append(f"{stage}: slow for {self.size:,} bytes at {_place(error)}")
         except BaseException as error:  # whatever it is, it is a finding
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -58,12 +58,11 @@ Stages = Callable[[Judged, Path, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``is_contained``: a native parser works in a child process, where a crash is an answer."""
+    """A kind of input; ``make_seeds`` makes sound ones, ``stages`` does with one what users do."""
 
     name: str
     make_seeds: Callable[[], Sequence[Input]]
     stages: Stages
-    is_contained: bool = False
 
 
 def _reader(name: str) -> Subject:
@@ -73,7 +72,7 @@ def _reader(name: str) -> Subject:
     def stages(judged: Judged, folder: Path, number: int) -> None:
         on_value(judged, folder / file, reader.format, number)
 
-    return Subject(name, lambda: tuple({file: seed} for seed in seeds_of(name)), stages, reader.is_contained)
+    return Subject(name, lambda: tuple({file: seed} for seed in seeds_of(name)), stages)
 
 
 def _rank_files() -> tuple[Input, ...]:

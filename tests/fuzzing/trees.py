@@ -92,6 +92,16 @@ def _replace(slots: Sequence[_Slot], rng: Random) -> None:
     slot.group.parts[slot.at] = _other(slot.node, slot.group.kind, rng)
 
 
+def _everywhere(slots: Sequence[_Slot], rng: Random) -> None:
+    """Another value wherever one stands: a name, a type or a size that stays the same in all its places."""
+    slot = _scalar_slot(slots, rng)
+    old = slot.node
+    new = _other(old, slot.group.kind, rng)
+    for each in slots:
+        if type(each.node) is type(old) and each.node == old and not isinstance(old, Group):
+            each.group.parts[each.at] = new
+
+
 def _scalar_slot(slots: Sequence[_Slot], rng: Random) -> _Slot:
     """A place that holds no group, if one is soon found."""
     for _ in range(20):
@@ -241,6 +251,7 @@ def _shuffle(slots: Sequence[_Slot], rng: Random) -> None:
 _Change = Callable[[Sequence[_Slot], Random], None]
 _CHANGES: tuple[_Change, ...] = (
     *(_replace,) * 8,
+    *(_everywhere,) * 3,
     *(_refer,) * 4,
     *(_retype,) * 3,
     *(_delete,) * 2,
