@@ -12,7 +12,7 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 import typer
@@ -49,6 +49,8 @@ PROFILES = (
 
 ESTIMATORS = ("roofline", "calibrated", "systolic", "collectives", "composite", "learned")
 DEVICES = ("H100-SXM", "TPU-v4", "MI300X", "A100-SXM-80GB")
+
+_RULES: tuple[Literal["chakra", "astra-sim"] | None, ...] = (None, "chakra", "astra-sim")
 
 _MOST_RANKS = 16
 """Of larger jobs one rank is written."""
@@ -162,23 +164,29 @@ def _place(error: BaseException) -> str:
 
 
 def on_value(judged: Judged, path: Path, form: str, number: int) -> None:
-    """Read ``path`` strictly, to recover, and leniently; then write, look at, estimate and simulate it."""
+    """Read ``path``; by turns to recover, or leniently to check it too. What is accepted is written and read
+    back, or given to a command.
+    """
     where, strict = str(path), (FormatError, UnsupportedError)
     value = judged.attempt(
         "read", lambda: api.read(path, format=form, options=ReadOptions(max_bytes=1 << 28)), strict, where
     )
-    if number % 2:
-        judged.attempt("recover", lambda: _recovered(path, form), strict, where)
     if number % 3 == 0:
-        profile = (None, "chakra", "astra-sim")[number // 3 % 3]
+        profile = _RULES[number // 3 % len(_RULES)]
         judged.attempt(
             f"check {profile}", lambda: api.validate([path], profile, api.CheckOptions(format=form))
         )
+    elif number % 3 == 1:
+        judged.attempt("recover", lambda: _recovered(path, form), strict, where)
     match value:
+        case Workload() if number % 2:
+            _written(judged, path, form, number // 2, value.num_ranks)
         case Workload():
-            _on_workload(judged, value, path, form, number)
+            _commanded(judged, path, form, number // 2)
+        case Profile() if number % 2:
+            _events_written(judged, path, form, number // 2)
         case Profile():
-            _on_profile(judged, path, form, number)
+            _events_commanded(judged, path, form, number // 2)
         case None:
             return
 
@@ -188,35 +196,38 @@ def _recovered(path: Path, form: str) -> None:
     api.summarise(found, form)
 
 
-def _on_workload(judged: Judged, value: Workload, path: Path, form: str, number: int) -> None:
-    from hespas.cli.main import app
-
-    target = list(WORKLOADS)[number % len(WORKLOADS)]
-    estimator = ESTIMATORS[number // 2 % len(ESTIMATORS)]
-    device = DEVICES[number // 3 % len(DEVICES)]
-    place = judged.place()
-    back = place / WORKLOADS[target]
-    ranks = range(1) if value.num_ranks > _MOST_RANKS else None
+def _written(judged: Judged, path: Path, form: str, turn: int, num_ranks: int) -> None:
+    target = list(WORKLOADS)[turn % len(WORKLOADS)]
+    back = judged.place() / WORKLOADS[target]
+    ranks = range(1) if num_ranks > _MOST_RANKS else None
     done = judged.attempt(
         f"write {target}",
         lambda: api.convert(path, back, source_format=form, target_format=target, ranks=ranks),
     )
-    if done is not None and load_format(target).read is not None:
-        again = judged.attempt(f"written, not read: {target}", lambda: _again(back, target))
-        if again is not None and ranks is None:
-            judged.attempt(f"not equal: {target}", lambda: _compare(done, again))
-    options = ["--from", form, "--no-progress", "--json", place / "figures.json"]
-    device_options = ["--hardware", device, "--estimator", estimator]
-    match number % 4:
+    if done is None or load_format(target).read is None:
+        return
+    again = judged.attempt(f"written, not read: {target}", lambda: _again(back, target))
+    if again is not None and ranks is None:
+        judged.attempt(f"not equal: {target}", lambda: _compare(done, again))
+
+
+def _commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
+    from hespas.cli.main import app
+
+    place = judged.place()
+    estimator, device = ESTIMATORS[turn % len(ESTIMATORS)], DEVICES[turn // 3 % len(DEVICES)]
+    options: list[str | Path] = ["--from", form, "--no-progress", "--json", place / "figures.json"]
+    on_device: list[str | Path] = ["--hardware", device, "--estimator", estimator]
+    match turn % 4:
         case 0:
             judged.command("view", app, "view", path, *options)
         case 1:
-            out = ["--out", place / "x.csv"]
-            judged.command(f"estimate {estimator}", app, "estimate", path, *options, *device_options, *out)
+            out = place / "x.csv"
+            judged.command(f"estimate {estimator}", app, "estimate", path, *options, *on_device, "--out", out)
         case 2:
             judged.command("simulate", app, "simulate", path, *options, "--timeline", place / "t.json")
         case _:
-            judged.command(f"simulate {estimator}", app, "simulate", path, *options, *device_options)
+            judged.command(f"simulate {estimator}", app, "simulate", path, *options, *on_device)
 
 
 def _again(path: Path, form: str) -> Workload:
@@ -247,23 +258,25 @@ def _compare(done: Conversion, again: Workload) -> None:
         raise InvariantError(f"otherwise, and nothing says so: {', '.join(silent)}")
 
 
-def _on_profile(judged: Judged, path: Path, form: str, number: int) -> None:
-    from hespas.cli.main import app
-    from hespas.cli.validate import app as validate
-
-    target, name = PROFILES[number % len(PROFILES)]
-    place = judged.place()
-    back = place / name
+def _events_written(judged: Judged, path: Path, form: str, turn: int) -> None:
+    target, name = PROFILES[turn % len(PROFILES)]
+    back = judged.place() / name
     done = judged.attempt(
         f"write {target}", lambda: api.convert(path, back, source_format=form, target_format=target)
     )
     if done is not None:
         judged.attempt(f"not equal: {target}", lambda: _compare_events(done))
-    options = ["--no-progress", "--json", place / "figures.json"]
-    if number // 4 % 2:
+
+
+def _events_commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
+    from hespas.cli.main import app
+    from hespas.cli.validate import app as validate
+
+    options: list[str | Path] = ["--no-progress", "--json", judged.place() / "figures.json"]
+    if turn % 2:
         judged.command("view", app, "view", path, *options, "--from", form)
     else:
-        device = ["--hardware", DEVICES[number // 3 % len(DEVICES)]]
+        device: list[str | Path] = ["--hardware", DEVICES[turn // 2 % len(DEVICES)]]
         judged.command("accuracy", validate, "accuracy", "--measured", path, *options, *device)
 
 

@@ -284,20 +284,22 @@ def _parquet_tables() -> tuple[Input, ...]:
 
 def _use_table(name: str) -> Stages:
     def stages(judged: Judged, folder: Path, number: int) -> None:
+        options: list[str | Path]
         path, place = folder / name, judged.place()
         estimator = ESTIMATORS[number // 3 % len(ESTIMATORS)]
         judged.attempt("asked", lambda: read_asked(path), (FormatError,), str(path))
         judged.attempt("measured", lambda: read_measurements(path), (FormatError,), str(path))
-        shared = ["--table", path, "--hardware", "H100-SXM", "--json", place / "figures.json"]
+        shared: list[str | Path] = ["--table", path, "--json", place / "figures.json"]
+        shared += ["--hardware", "H100-SXM"]
         match number % 4:
             case 0:
-                out = ["--out", place / "x.csv", "--estimator", estimator]
-                judged.command(f"estimate {estimator}", hespas_app, "estimate", *shared, *out)
+                options = ["--out", place / "x.csv", "--estimator", estimator]
+                judged.command(f"estimate {estimator}", hespas_app, "estimate", *shared, *options)
             case 1:
                 judged.command("accuracy", validate_app, "accuracy", *shared, "--no-progress")
             case 2:
-                out = ["--out", place / "x.toml", "--no-progress"]
-                judged.command("calibrate", validate_app, "calibrate", *shared, *out)
+                options = ["--out", place / "x.toml", "--no-progress"]
+                judged.command("calibrate", validate_app, "calibrate", *shared, *options)
             case _:
                 spelled = f"database:path={path}"
                 judged.attempt("database", lambda: api.estimate(_program(), "H100-SXM", estimator=spelled))
@@ -325,7 +327,7 @@ def _compare_reports(judged: Judged, folder: Path, number: int) -> None:
     base, new = folder / "base.json", folder / "new.json"
     judged.attempt("compare", lambda: compare_reports(base, new), (FormatError, UsageError), str(folder))
     limit = ["--max-regression", "0.1"] if number % 2 else []
-    out = ["--json", judged.place() / "x.json"]
+    out: list[str | Path] = ["--json", judged.place() / "x.json"]
     judged.command("compare command", validate_app, "compare", base, new, *limit, *out)
 
 

@@ -82,7 +82,7 @@ def changed(tree: Group, rng: Random) -> Group:
         slots = _slots(tree)
         if not slots:
             break
-        rng.choice(_CHANGES)(slots, rng)
+        rng.choice(_TEXT_CHANGES if tree.kind == "text" else _CHANGES)(slots, rng)
     return tree
 
 
@@ -106,9 +106,14 @@ def _scalar_slot(slots: Sequence[_Slot], rng: Random) -> _Slot:
     """A place that holds no group, if one is soon found."""
     for _ in range(20):
         slot = rng.choice(slots)
-        if not isinstance(slot.node, Group):
+        if not isinstance(slot.node, Group) and not _is_sign(slot):
             return slot
     return rng.choice(slots)
+
+
+def _is_sign(slot: _Slot) -> bool:
+    """Whether a word of a text is a comma, a bracket or the like."""
+    return slot.group.kind == "line" and isinstance(slot.node, str) and not re.search(r"\w", slot.node)
 
 
 def _other(node: Node, kind: str, rng: Random) -> Node:
@@ -138,8 +143,11 @@ def _others(node: Scalar, rng: Random) -> Sequence[Scalar]:
 
 def _other_token(token: str, rng: Random) -> str:
     """Another word of a text."""
+    if token.isascii() and token.isdecimal() and len(token) < 20:
+        number = int(token)
+        return _digits(rng.choice((number + 1, number * 2, *rng.sample(INTEGERS, 3), rng.choice(FLOATS))))
     if _TOKENS[0].fullmatch(token):
-        return _digits(rng.choice((*rng.sample(INTEGERS, 4), rng.choice(FLOATS))))
+        return _digits(rng.choice((*rng.sample(INTEGERS, 2), *rng.sample(FLOATS, 2))))
     if token[:1] in {'"', "'"}:
         return f"{token[0]}{rng.choice(TEXTS)}{token[0]}"
     if numbers := re.findall(r"\d+", token):
@@ -264,3 +272,11 @@ _CHANGES: tuple[_Change, ...] = (
     _shuffle,
 )
 """Changes, each as often as it is made."""
+
+_TEXT_CHANGES: tuple[_Change, ...] = (
+    *(_everywhere,) * 10,
+    *(_replace,) * 6,
+    *(_refer,) * 6,
+    *(_delete, _duplicate, _swap, _repeat, _move, _retype),
+)
+"""The same for texts, whose grammar most other changes only break."""

@@ -17,11 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tests.fuzzing.mutate import Input, Kind, mutated
 from tests.fuzzing.stages import Judged
 from tests.fuzzing.subjects import Subject, warm_up
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 __all__ = ["Failure", "Job", "Outcome", "fuzz", "judge"]
 
@@ -143,8 +146,8 @@ def _child(job: Job, start: int, channel: tuple[mmap.mmap, int, Path]) -> NoRetu
         os._exit(0)
 
 
-def _kept(file: object) -> None:
-    del file
+def _kept(fd: int | HasFileno) -> None:
+    del fd
 
 
 @dataclass(frozen=True, slots=True)
