@@ -18,7 +18,7 @@ from tests.fuzzing.mutate import Input
 from tests.fuzzing.subjects import SUBJECTS, seeds
 from tests.fuzzing.worker import Failure, Job, Outcome, fuzz
 
-_VARYING = re.compile(r"\d[\d.,e+-]*|'.*'|\".*\"")
+_VARYING = re.compile(r"\d[\d.,e+-]*|['\"].*", re.DOTALL)
 
 
 def packed(files: Input) -> bytes:
