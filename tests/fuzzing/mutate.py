@@ -1,108 +1,76 @@
-"""Damage to bytes, reproducible from a seed: flips, cuts, splices, lengths, tokens, nesting, gzip."""
+"""Inputs made from sound ones, the same for the same seed: with other fields, or with damaged bytes."""
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from random import Random
+from typing import Literal
 
-__all__ = ["mutated"]
+from tests.fuzzing import documents, stores
+from tests.fuzzing.damage import MAX_BYTES, damaged
+from tests.fuzzing.trees import Group, changed, copied
 
-_TOKENS = (
-    b"0", b"-1", b"9223372036854775808", b"1e999", b"NaN", b"null", b"true", b'""', b"{}", b"[]", b"\\u0000",
-    b"\xff\xfe", b"tensor<", b"dense<", b"replica_groups=", b"%0", b"@main", b"while", b"{{0,1}}", b"<=[8]",
-)  # fmt: skip
-_NESTING = (b"[", b"{", b"(", b'{"a":', b"tensor<", b"\x0a\x7f")
-_MAX_BYTES = 64_000
+__all__ = ["CODECS", "Codec", "Input", "Kind", "codec_of", "mutated"]
 
+Input = Mapping[str, bytes]
+"""The files of an input by name."""
 
-def _flip(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    for _count in range(rng.choice((1, 1, 2, 4, 16))):
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    return data
+Kind = Literal["fields", "bytes"]
+Codec = tuple[Callable[[bytes], Group], Callable[[Group], bytes]]
 
+_TEXT: Codec = (documents.decode_text, documents.encode_text)
+_JSON: Codec = (documents.decode_json, documents.encode_json)
+_WIRE: Codec = (documents.decode_wire, documents.encode_wire)
+_DATABASE: Codec = (stores.decode_database, stores.encode_database)
 
-def _bit(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return data
-
-
-def _cut(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    return data[: rng.randrange(len(data))]
-
-
-def _delete(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    start = rng.randrange(len(data))
-    del data[start : start + rng.choice((1, 2, 8, 64))]
-    return data
-
-
-def _repeat(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    start = rng.randrange(len(data))
-    part = data[start : start + rng.choice((1, 4, 32, 256))]
-    data[start:start] = part * rng.choice((1, 1, 3, 20))
-    return data
-
-
-def _splice(data: bytearray, rng: Random, seeds: Sequence[bytes]) -> bytearray:
-    other = rng.choice(seeds)
-    return data[: rng.randrange(len(data))] + other[rng.randrange(max(1, len(other))) :]
+CODECS: Mapping[str, Codec] = {
+    ".mlir": _TEXT,
+    ".hlo": _TEXT,
+    ".txt": _TEXT,
+    ".toml": _TEXT,
+    ".yml": _TEXT,
+    ".json": _JSON,
+    ".pb": _WIRE,
+    ".pftrace": _WIRE,
+    ".et": (documents.decode_frames, documents.encode_wire),
+    ".csv": (documents.decode_csv, documents.encode_csv),
+    ".sqlite": _DATABASE,
+    ".db": _DATABASE,
+    ".arrow": (stores.decode_arrow, stores.encode_arrow),
+    ".parquet": (stores.decode_parquet, stores.encode_parquet),
+    ".npz": (stores.decode_arrays, stores.encode_arrays),
+    ".mlirbc": (stores.decode_bytecode, stores.encode_bytecode),
+}
+"""How files are taken apart and put together, by the end of their names."""
 
 
-def _token(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    at = rng.randrange(len(data))
-    data[at : at + rng.choice((0, 1, 4))] = rng.choice(_TOKENS)
-    return data
+def codec_of(name: str) -> Codec:
+    """The codec of a file by its name."""
+    return CODECS[name[name.rindex(".") :]]
 
 
-def _number(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    """Another number where digits stand."""
-    places = [place for place in range(len(data)) if 0x30 <= data[place] <= 0x39]
-    if not places:
-        return _flip(data, rng, ())
-    at = rng.choice(places)
-    data[at : at + 1] = rng.choice((b"0", b"-1", b"7", b"99999999999", b"18446744073709551615", b"1.5"))
-    return data
+@lru_cache(maxsize=256)
+def _tree(name: str, data: bytes) -> Group | None:
+    """The fields of a file; None where it is of a form that has no codec."""
+    try:
+        return codec_of(name)[0](data)
+    except (ValueError, LookupError, sqlite3.Error):
+        return None
 
 
-def _varint(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    """A length or number of up to ten bytes, as protobuf writes them."""
-    at = rng.randrange(len(data))
-    data[at : at + 1] = bytes(
-        [*(0x80 | rng.randrange(128) for _ in range(rng.randrange(10))), rng.randrange(128)]
-    )
-    return data
-
-
-def _nest(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    at = rng.randrange(len(data))
-    data[at:at] = rng.choice(_NESTING) * rng.choice((10, 200, 5000))
-    return data
-
-
-def _swap_lines(data: bytearray, rng: Random, _: Sequence[bytes]) -> bytearray:
-    lines = bytes(data).split(b"\n")
-    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    lines[one], lines[other] = lines[other], lines[one]
-    return bytearray(b"\n".join(lines))
-
-
-def _gzipped(data: bytearray, rng: Random, seeds: Sequence[bytes]) -> bytearray:
-    return _flip(bytearray(gzip.compress(bytes(data), 1, mtime=0)), rng, seeds)
-
-
-_Mutator = Callable[[bytearray, Random, Sequence[bytes]], bytearray]
-_MUTATORS: tuple[_Mutator, ...] = (
-    _flip, _bit, _cut, _delete, _repeat, _splice, _token, _number, _varint, _nest, _swap_lines, _gzipped,
-)  # fmt: skip
-
-
-def mutated(seeds: Sequence[bytes], number: int, seed: int) -> bytes:
-    """The ``number``-th damaged input made from ``seeds``."""
+def mutated(seeds: Sequence[Input], number: int, seed: int, kind: Kind) -> Input:
+    """The ``number``-th input made from ``seeds``: one of their files is changed."""
     rng = Random(f"{seed}:{number}")
-    data = bytearray(rng.choice(seeds))
-    limit = max(_MAX_BYTES, 2 * len(data))
-    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        if data:
-            data = rng.choice(_MUTATORS)(data, rng, seeds)[:limit]
-    return bytes(data)
+    chosen = rng.choice(seeds)
+    name = rng.choice(sorted(chosen))
+    others = [each[name] for each in seeds if name in each]
+    tree = _tree(name, chosen[name]) if kind == "fields" else None
+    if tree is None:
+        return {**chosen, name: damaged(chosen[name], others, rng)}
+    copy = copied(tree)
+    if not isinstance(copy, Group):
+        raise TypeError("the copy of a group is one")
+    data = codec_of(name)[1](changed(copy, rng))
+    return {**chosen, name: data[: max(MAX_BYTES, 3 * len(chosen[name]))]}

@@ -43,16 +43,12 @@ class _Hlo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from.
-
-    ``is_contained``: its native parser works in a child process, where a crash is an answer.
-    """
+    """A reader to be fuzzed: the format it is asked for, the suffix of inputs, and where seeds come from."""
 
     format: str
     suffix: str
     patterns: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    is_contained: bool = False
 
 
 PROFILES = ("profiles/h100_streams.xplane.pb", "profiles/tpu_v4_megacore.xplane.pb")
@@ -61,7 +57,7 @@ PROFILES = ("profiles/h100_streams.xplane.pb", "profiles/tpu_v4_megacore.xplane.
 READERS: dict[str, Reader] = {
     "stablehlo-text": Reader("stablehlo", ".mlir", ("stablehlo/*.mlir",)),
     "stablehlo-bytecode": Reader(
-        "stablehlo", ".mlirbc", ("binary/*.mlirbc", "binary/*.jax_export"), ("mlp", "scan_nested"), True
+        "stablehlo", ".mlirbc", ("binary/*.mlirbc", "binary/*.jax_export"), ("mlp", "scan_nested")
     ),
     "hlo-text": Reader("hlo", ".hlo", ("hlo/*.hlo.txt",)),
     "hlo-proto": Reader(
@@ -69,7 +65,6 @@ READERS: dict[str, Reader] = {
         ".pb",
         ("binary/*.hlo.pb.gz",),
         tuple(f"hlo/{name}.hlo.txt" for name in ("top_k", "hand_control", "dot_int", "hand_gpu_async")),
-        is_contained=True,
     ),
     "op-graph": Reader("op-graph", ".json", (), ("mlp", "scan_nested", "top_k", "branches")),
     "op-graph-arrow": Reader("op-graph-arrow", ".arrow", (), ("mlp", "scan_nested", "top_k")),
@@ -91,7 +86,7 @@ READERS: dict[str, Reader] = {
 }
 """The readers by name."""
 
-NOT_FUZZED = {"pytorch": "a folder of files, which the readers kineto and pytorch-et read one by one"}
+NOT_FUZZED = {"pytorch": "a folder of files: a subject of its own"}
 """Formats without a reader of their own above, and why."""
 
 

@@ -1,4 +1,4 @@
-"""Damaged inputs through a reader in a child process, which may crash, hang or grow without harm."""
+"""Inputs through their stages in a child process, which may crash, hang or grow without harm."""
 
 from __future__ import annotations
 
@@ -9,51 +9,41 @@ import os
 import resource
 import signal
 import struct
-import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hespas import api
-from hespas.converters import ReadOptions
-from hespas.converters.stablehlo import trial
-from hespas.files.sandbox import OUT_OF_MEMORY, bounded_memory
-from hespas.graph.errors import FormatError, HespasError, UnsupportedError
-from tests.fuzzing.mutate import mutated
-from tests.fuzzing.seeds import Reader
+from tests.fuzzing.mutate import Input, Kind, mutated
+from tests.fuzzing.stages import Judged
+from tests.fuzzing.subjects import Subject, warm_up
 
-__all__ = ["Failure", "Outcome", "fuzz", "judge"]
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
-SECONDS_PER_BYTE = 1 / 100_000
-"""A reader may take 1 s per 100 kB, and at least 1 s."""
+__all__ = ["Failure", "Job", "Outcome", "fuzz", "judge"]
 
-GROWTH_FACTOR, GROWTH_BYTES = 20, 200 << 20
-"""A reader may take 20 times its input and 200 MB."""
+GROWTH_FACTOR, GROWTH_BYTES = 20, 1 << 30
+"""An input may take 20 times its size and 1 GB of address space."""
 
-HARD_LIMIT_S = 10.0
-"""For native code, which no alarm interrupts."""
+HARD_LIMIT_S = 120.0
+"""For what no alarm interrupts: native code, and waiting for the process that contains it."""
+
 _NOW = struct.Struct("<qd")
-_ALARMED = _NOW.size
-"""Where a child notes that the alarm rang in Python, which native code would have kept from ringing."""
-
-_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-_PLACES: list[mmap.mmap] = []
-"""The memory that a child shares with its parent."""
+_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An input that a reader did not bear, and how that showed."""
+    """An input that was not borne, and how that showed."""
 
     number: int
     what: str
-    data: bytes
 
 
 @dataclass(slots=True)
@@ -64,115 +54,107 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list[Failure])
 
 
-class _TooSlowError(BaseException):
-    """Raised by the alarm, past everything that catches errors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Inputs to try: those of ``numbers`` that are made from ``seeds`` with ``seed``."""
+
+    subject: Subject
+    seeds: Sequence[Input]
+    numbers: range
+    seed: int = 0
+    kind: Kind = "fields"
+
+    def input(self, number: int) -> Input:
+        """One input."""
+        return mutated(self.seeds, number, self.seed, self.kind)
 
 
-def _alarm(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    for place in _PLACES:
-        place[_ALARMED] = 1
-    raise _TooSlowError
+def judge(files: Input, subject: Subject, scratch: Path, number: int) -> Judged:
+    """Take one input through its stages, in bounded memory and time of the processor."""
+    judged, folder = _placed(files, scratch)
+    with _bounded(judged.size):
+        subject.stages(judged, folder, number)
+    return judged
 
 
-def judge(data: bytes, reader: Reader, folder: Path, *, is_trial: bool = False) -> str:
-    """Read one input and look at what it holds; the kind of answer, ``FAILURE: ...`` where it is none that a
-    user should get. ``is_trial``: this process stands for the child that contains a native parser.
+def _placed(files: Input, scratch: Path) -> tuple[Judged, Path]:
+    """An input as files in a folder of its own."""
+    folder = scratch / "in"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return Judged(sum(map(len, files.values())), scratch / "out"), folder
 
-    Time is that of the processor, so that it does not matter what else the machine does.
-    """
-    path = folder / f"input{reader.suffix}"
-    path.write_bytes(data)
-    before = _peak_bytes()
-    signal.signal(signal.SIGPROF, _alarm)
-    signal.setitimer(signal.ITIMER_PROF, max(1.0, len(data) * SECONDS_PER_BYTE))
+
+@contextmanager
+def _bounded(size: int) -> Generator[None]:
+    """A limit of the address space beyond what the process has."""
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(_STATM.read_text().split()[0]) * resource.getpagesize() if _STATM.exists() else 0
+    if taken:
+        resource.setrlimit(resource.RLIMIT_AS, (taken + GROWTH_BYTES + GROWTH_FACTOR * size, most))
     try:
-        with bounded_memory(len(data)) if is_trial and reader.format == "hlo" else nullcontext():
-            value = api.read(path, format=reader.format, options=ReadOptions(max_bytes=1 << 28))
-            api.summarise(value, reader.format)
-        answer = "read"
-    except (FormatError, UnsupportedError) as error:
-        answer = type(error).__name__
-        if not error.message or str(error.path) != str(path):
-            answer = f"FAILURE: an error without message or path: {error!r}"
-    except HespasError as error:
-        answer = f"FAILURE: {type(error).__name__}: {error.message}"
-    except _TooSlowError:
-        answer = f"FAILURE: more than 1 s per 100 kB for {len(data):,} bytes"
-    except BaseException as error:  # whatever it is, it is a finding
-        answer = f"FAILURE: {type(error).__name__}: {error}"
+        yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = _peak_bytes() - before
-    if grown > GROWTH_FACTOR * len(data) + GROWTH_BYTES:
-        answer = f"FAILURE: {grown:,} bytes of memory for {len(data):,} of input"
-    return answer
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def fuzz(reader: Reader, seeds: Sequence[bytes], numbers: range, seed: int) -> Outcome:
+def fuzz(job: Job) -> Outcome:
     """Try inputs one after the other; a crash or hang of the child costs that input and a new child."""
+    warm_up(job.subject)
     outcome = Outcome()
-    place = mmap.mmap(-1, _NOW.size + 1)
-    watch = _Watch(reader, seeds, seed, outcome, place)
+    place = mmap.mmap(-1, _NOW.size)
+    watch = _Watch(job, outcome, place)
     with TemporaryDirectory(prefix="hespas-fuzz-") as folder:
-        at = numbers.start
-        while at < numbers.stop:
+        at = job.numbers.start
+        while at < job.numbers.stop:
             receive, send = os.pipe()
             place[: _NOW.size] = _NOW.pack(at, time.monotonic())
             pid = os.fork()
             if pid == 0:
                 os.close(receive)
-                _child(reader, seeds, range(at, numbers.stop), seed, (place, send, Path(folder)))
+                _child(job, at, (place, send, Path(folder)))
             os.close(send)
             at = watch.until_the_end(pid, receive)
     return outcome
 
 
-def _child(
-    reader: Reader,
-    seeds: Sequence[bytes],
-    numbers: range,
-    seed: int,
-    channel: tuple[mmap.mmap, int, Path],
-) -> NoReturn:
-    """Read inputs and report each in a line; the place in memory says which one is being read."""
+def _child(job: Job, start: int, channel: tuple[mmap.mmap, int, Path]) -> NoReturn:
+    """Try inputs and report each in a line; the place in memory says which one is being tried."""
     place, send, folder = channel
-    _PLACES.append(place)
     gc.freeze()  # what the parent left behind may own threads, which are not in this process
-    # Binary programs are tried in a child process, which is this one: no other is started for them.
-    sys.executable = ""
-    trial.survive = _tried
+    os.fsync = _kept  # what outlives a power cut is not asked here, and is most of the time
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     faulthandler.disable()  # a crash is an answer
+    warnings.simplefilter("error")
     try:
-        for number in numbers:
+        # The process that contains native parsers starts here, so that it is not bounded as an input is.
+        judged, place_of_seed = _placed(job.seeds[0], folder)
+        job.subject.stages(judged, place_of_seed, 0)
+        for number in range(start, job.numbers.stop):
             place[: _NOW.size] = _NOW.pack(number, time.monotonic())
-            place[_ALARMED] = 0
-            data = mutated(seeds, number, seed)
-            answer = judge(data, reader, folder, is_trial=reader.is_contained)
-            os.write(send, f"{number}\t{answer[:300]!r}\n".encode("utf-8", "replace"))
+            judged = judge(job.input(number), job.subject, folder, number)
+            told = [f"{number}\t{judged.answer!r}\t{what[:400]!r}\n" for what in judged.failures[:4]]
+            lines = "".join(told) or f"{number}\t{judged.answer!r}\t\n"
+            os.write(send, lines.encode("utf-8", "replace"))
+    except BaseException as error:  # of the harness itself
+        os.write(send, f"-1\t''\t{f'the harness: {error!r}'[:400]!r}\n".encode("utf-8", "replace"))
     finally:
         os._exit(0)
 
 
-def _tried(data: bytes, path: str) -> None:
-    """What :func:`trial.survive` does, in this process."""
-    if trial.attempt(data) == OUT_OF_MEMORY:
-        raise FormatError("asks for too much memory", path=path)
+def _kept(fd: int | HasFileno) -> None:
+    del fd
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
     """Collects the answers of children."""
 
-    reader: Reader
-    seeds: Sequence[bytes]
-    seed: int
+    job: Job
     outcome: Outcome
     place: mmap.mmap
 
@@ -194,32 +176,28 @@ class _Watch:
                 break
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                last = self._collect(line)
+                last = self._collect(line, last)
         os.close(receive)
         _, status = os.waitpid(pid, 0)
-        return self._crashed(status, hung=hung) if os.WIFSIGNALED(status) else last + 1
+        if os.WIFSIGNALED(status):
+            return self._crashed(status, hung=hung)
+        return last + 1 if last >= self.job.numbers.start else self.job.numbers.stop
 
     def _crashed(self, status: int, *, hung: bool) -> int:
-        """The input that ended a child is a failure, unless the trial process of binary programs contains it:
-        a crash, or a hang of native code. A hang of Python is ours.
-        """
+        """The input that ended a child is a failure."""
         number, _ = _NOW.unpack(self.place[: _NOW.size])
         ended = signal.Signals(os.WTERMSIG(status))
-        native = not self.place[_ALARMED] if hung else ended in _CRASHES
-        if native and self.reader.is_contained:
-            self.outcome.answers["crash or hang that the trial process contains"] += 1
-        else:
-            self._fail(int(number), f"the process {'hangs' if hung else f'ends with {ended.name}'}")
+        what = f"the process {'hangs' if hung else f'ends with {ended.name}'}"
+        self.outcome.failures.append(Failure(int(number), what))
+        self.outcome.answers["failure"] += 1
         return int(number) + 1
 
-    def _collect(self, line: bytes) -> int:
-        number, _, answer = line.decode().partition("\t")
-        if "FAILURE" in answer[:10]:
-            self._fail(int(number), answer)
-            self.outcome.answers["failure"] += 1
-        else:
-            self.outcome.answers[answer.strip("'\"")] += 1
-        return int(number)
-
-    def _fail(self, number: int, what: str) -> None:
-        self.outcome.failures.append(Failure(number, what, mutated(self.seeds, number, self.seed)))
+    def _collect(self, line: bytes, last: int) -> int:
+        """Count a line of a child; the number of the input it speaks of."""
+        digits, answer, what = line.decode().split("\t", 2)
+        number = int(digits)
+        if what:
+            self.outcome.failures.append(Failure(number, what.strip("'\"")))
+        if number != last:
+            self.outcome.answers["failure" if what else answer.strip("'\"")] += 1
+        return number if number >= 0 else self.job.numbers.stop

@@ -9,12 +9,20 @@ from numpy.typing import NDArray
 
 from hespas.converters.perfetto.events import EventColumns
 from hespas.graph import OpClass, StringTableBuilder
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = ["Told"]
 
 _CLASSES = {member.name.lower(): int(member) for member in OpClass}
 _LARGEST = float((1 << 31) - 1)
+_TOO_LARGE = 1e300
+_LEAST_SHOWN_NS = 2.0
+
+
+def _agrees(told_ns: FloatArray, shown_ns: FloatArray) -> BoolArray:
+    """Whether times are shown as they are told, in whole ns."""
+    agrees: BoolArray = np.abs(told_ns - shown_ns) < _LEAST_SHOWN_NS
+    return agrees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +46,25 @@ class Told:
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
-        """Numbers, ``otherwise`` where none is told."""
+        """Numbers, ``otherwise`` where none is told that may be one."""
+        told = self._numbers(key)
+        return np.where(np.abs(told) < _TOO_LARGE, told, otherwise)
+
+    def start_ns(self, shown_ns: FloatArray) -> FloatArray:
+        """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
+        told_ns = self._numbers("start_ns")
+        return np.where(_agrees(told_ns, shown_ns), told_ns, shown_ns)
+
+    def duration_ns(self, shown_ns: FloatArray) -> FloatArray:
+        """The same of durations; one that is unknown or negative is shown as none."""
+        told_ns = self._numbers("duration_ns", nothing=np.inf)
+        agrees = _agrees(np.maximum(np.nan_to_num(told_ns, posinf=np.inf), 0.0), shown_ns)
+        return np.where(agrees & ~np.isinf(told_ns), told_ns, shown_ns)
+
+    def _numbers(self, key: str, nothing: float = np.nan) -> FloatArray:
         values = [told.get(key) for told in self.arguments]
-        is_told = np.array([isinstance(value, float) for value in values], np.bool_)[self.rows]
-        numbers = np.array([value if isinstance(value, float) else 0.0 for value in values], np.float64)
-        return np.where(is_told, numbers[self.rows], otherwise)
+        numbers = [value if isinstance(value, float) else nothing for value in values]
+        return np.array(numbers, np.float64)[self.rows]
 
     def run(self) -> SmallIntArray:
         """Numbers of runs, -1 where none is told."""

@@ -1,0 +1,293 @@
+"""What is done with an input: read, and behind an accepted read everything that a user would do with it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NoReturn, TypeVar
+
+import numpy as np
+import typer
+
+from hespas import api
+from hespas.api import Conversion
+from hespas.converters import ReadOptions, load_format
+from hespas.graph import Profile, Workload
+from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
+from hespas.validators.roundtrip import Pair, PairStatus, columns_kept
+from hespas.validators.roundtrip.result import unreported
+
+__all__ = ["DEVICES", "ESTIMATORS", "Judged", "on_value"]
+
+LEAST_SECONDS, BYTES_PER_SECOND = 2.0, 50_000
+"""Each stage may take 2 s of the processor for each 100 kB of input, and at least 2 s."""
+
+WORKLOADS = {
+    "op-graph": "back.json",
+    "op-graph-arrow": "back.arrow",
+    "chakra": "back.et",
+    "chakra-json": "back.json",
+    "stablehlo": "back.mlir",
+    "dot": "back.dot",
+    "graphml": "back.graphml",
+}
+PROFILES = (
+    ("ops-table", "back.csv"),
+    ("ops-table", "back.parquet"),
+    ("chrome-trace", "back.chrome.json"),
+    ("perfetto", "back.pftrace"),
+)
+"""What is written of a workload and of a profile, by format."""
+
+ESTIMATORS = ("roofline", "calibrated", "systolic", "collectives", "composite", "learned")
+DEVICES = ("H100-SXM", "TPU-v4", "MI300X", "A100-SXM-80GB")
+
+_RULES: tuple[Literal["chakra", "astra-sim"] | None, ...] = (None, "chakra", "astra-sim")
+
+_MOST_RANKS = 16
+"""Of larger jobs one rank is written."""
+
+_T = TypeVar("_T")
+
+
+class _TooSlowError(BaseException):
+    """Raised by the alarm, past everything that catches errors."""
+
+
+def _slow(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise _TooSlowError
+
+
+@dataclass(slots=True)
+class Judged:
+    """What came of one input: the answer of its first stage, and what no user should get.
+
+    ``out`` is the folder to write to.
+    """
+
+    size: int
+    out: Path
+    answer: str = ""
+    failures: list[str] = field(default_factory=list[str])
+
+    def attempt(
+        self,
+        stage: str,
+        work: Callable[[], _T],
+        allowed: tuple[type[HespasError], ...] = (HespasError,),
+        path: str = "",
+    ) -> _T | None:
+        """Do ``work``; None where it ends in an error. One that is not ``allowed``, or that does not name
+        ``path`` or says nothing, is a failure; so is all that is slow.
+        """
+        signal.signal(signal.SIGPROF, _slow)
+        try:
+            signal.setitimer(signal.ITIMER_PROF, max(LEAST_SECONDS, self.size / BYTES_PER_SECOND))
+            done = work()
+        except allowed as error:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            told = type(error).__name__
+            if isinstance(error, InvariantError) or not error.message:
+                self._fail(stage, error)
+            elif path and not str(error.path).startswith(path):
+                self.failures.append(f"{stage}: {told} names {error.path!r}: {error.message[:200]}")
+            self.answer = self.answer or told
+            return None
+        except _TooSlowError as error:
+            self.failures.append(f"{stage}: slow for {self.size:,} bytes at {_place(error)}")
+        except BaseException as error:  # whatever it is, it is a finding
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            self._fail(stage, error)
+        else:
+            self.answer = self.answer or "read"
+            return done
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        self.answer = self.answer or "failure"
+        return None
+
+    def place(self) -> Path:
+        """An empty folder to write to."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir()
+        return self.out
+
+    def _fail(self, stage: str, error: BaseException) -> None:
+        self.failures.append(f"{stage}: {type(error).__name__} at {_place(error)}: {str(error)[:200]}")
+
+    def command(self, stage: str, app: typer.Typer, *arguments: str | Path) -> None:
+        """A command in this process; exit codes below 5 are answers, whatever it raises is looked at."""
+
+        def work() -> int:
+            code = _exit_code(app, [*map(str, arguments), "--debug"])
+            if not 0 <= code <= 4:
+                raise InvariantError(f"exit {code}")
+            return code
+
+        self.attempt(stage, work)
+
+
+@cache
+def _command(app: typer.Typer) -> Callable[..., object]:
+    """What a command line calls; to make it takes longer than most inputs do."""
+    return typer.main.get_command(app).main
+
+
+def _exit_code(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """What a command exits with; nothing is shown."""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        try:
+            _command(app)(args=[*arguments], prog_name="hespas")
+        except SystemExit as left:
+            return left.code if isinstance(left.code, int) else 0
+    return 0
+
+
+def _place(error: BaseException) -> str:
+    """The innermost lines of our own that an error passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno}"
+        for each in frames
+        if "/hespas/" in each.filename
+    ]
+    return " < ".join(reversed(own[-2:])) or (frames[-1].name if frames else "?")
+
+
+def on_value(judged: Judged, path: Path, form: str, number: int) -> None:
+    """Read ``path``; by turns to recover, or leniently to check it too. What is accepted is written and read
+    back, or given to a command.
+    """
+    where, strict = str(path), (FormatError, UnsupportedError)
+    value = judged.attempt(
+        "read", lambda: api.read(path, format=form, options=ReadOptions(max_bytes=1 << 28)), strict, where
+    )
+    if number % 3 == 0:
+        profile = _RULES[number // 3 % len(_RULES)]
+        judged.attempt(
+            f"check {profile}", lambda: api.validate([path], profile, api.CheckOptions(format=form))
+        )
+    elif number % 3 == 1:
+        judged.attempt("recover", lambda: _recovered(path, form), strict, where)
+    match value:
+        case Workload() if number % 2:
+            _written(judged, path, form, number // 2, value.num_ranks)
+        case Workload():
+            _commanded(judged, path, form, number // 2)
+        case Profile() if number % 2:
+            _events_written(judged, path, form, number // 2)
+        case Profile():
+            _events_commanded(judged, path, form, number // 2)
+        case None:
+            return
+
+
+def _recovered(path: Path, form: str) -> None:
+    found = api.read(path, format=form, options=ReadOptions(max_bytes=1 << 28, recover=True))
+    api.summarise(found, form)
+
+
+def _written(judged: Judged, path: Path, form: str, turn: int, num_ranks: int) -> None:
+    target = list(WORKLOADS)[turn % len(WORKLOADS)]
+    back = judged.place() / WORKLOADS[target]
+    ranks = range(1) if num_ranks > _MOST_RANKS else None
+    done = judged.attempt(
+        f"write {target}",
+        lambda: api.convert(path, back, source_format=form, target_format=target, ranks=ranks),
+    )
+    if done is None or load_format(target).read is None:
+        return
+    again = judged.attempt(f"written, not read: {target}", lambda: _again(back, target))
+    if again is not None and ranks is None:
+        judged.attempt(f"not equal: {target}", lambda: _compare(done, again))
+
+
+def _commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
+    from hespas.cli.main import app
+
+    place = judged.place()
+    estimator, device = ESTIMATORS[turn % len(ESTIMATORS)], DEVICES[turn // 3 % len(DEVICES)]
+    options: list[str | Path] = ["--from", form, "--no-progress", "--json", place / "figures.json"]
+    on_device: list[str | Path] = ["--hardware", device, "--estimator", estimator]
+    match turn % 4:
+        case 0:
+            judged.command("view", app, "view", path, *options)
+        case 1:
+            out = place / "x.csv"
+            judged.command(f"estimate {estimator}", app, "estimate", path, *options, *on_device, "--out", out)
+        case 2:
+            judged.command("simulate", app, "simulate", path, *options, "--timeline", place / "t.json")
+        case _:
+            judged.command(f"simulate {estimator}", app, "simulate", path, *options, *on_device)
+
+
+def _again(path: Path, form: str) -> Workload:
+    """What was written, read back; every error is a failure."""
+    try:
+        value = api.read(path, format=form)
+    except HespasError as error:
+        raise InvariantError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(value, Workload):
+        raise InvariantError("a workload comes back as something else")
+    return value
+
+
+def _compare(done: Conversion, again: Workload) -> None:
+    """Raise where a column came back otherwise that no finding accounts for."""
+    if not isinstance(done.value, Workload):
+        raise InvariantError("a workload became something else on its way")
+    columns = tuple(columns_kept(done.value, again))
+    pair = Pair(
+        source=done.target_format,
+        via=done.target_format,
+        status=PairStatus.KEPT,
+        columns=columns,
+        findings=done.diagnostics.counts(),
+    )
+    silent = unreported(pair)
+    if silent:
+        raise InvariantError(f"otherwise, and nothing says so: {', '.join(silent)}")
+
+
+def _events_written(judged: Judged, path: Path, form: str, turn: int) -> None:
+    target, name = PROFILES[turn % len(PROFILES)]
+    back = judged.place() / name
+    done = judged.attempt(
+        f"write {target}", lambda: api.convert(path, back, source_format=form, target_format=target)
+    )
+    if done is not None:
+        judged.attempt(f"not equal: {target}", lambda: _compare_events(done))
+
+
+def _events_commanded(judged: Judged, path: Path, form: str, turn: int) -> None:
+    from hespas.cli.main import app
+    from hespas.cli.validate import app as validate
+
+    options: list[str | Path] = ["--no-progress", "--json", judged.place() / "figures.json"]
+    if turn % 2:
+        judged.command("view", app, "view", path, *options, "--from", form)
+    else:
+        device: list[str | Path] = ["--hardware", DEVICES[turn // 2 % len(DEVICES)]]
+        judged.command("accuracy", validate, "accuracy", "--measured", path, *options, *device)
+
+
+def _compare_events(done: Conversion) -> None:
+    """Raise where events or their time are lost, and nothing says so."""
+    account = done.events
+    if account is None:
+        raise InvariantError("what is written of a profile is none")
+    before, after = account.before, account.after
+    if account.dropped:
+        return
+    same_time = np.isclose(before.device_time_ns, after.device_time_ns, rtol=1e-6, atol=1, equal_nan=True)
+    if before.events != after.events or not same_time:
+        raise InvariantError(f"{before.device_time_ns} ns became {after.device_time_ns}: {before}, {after}")
