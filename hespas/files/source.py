@@ -44,12 +44,14 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     if not raw:
-        raise FormatError("the file is empty", path=str(path), hint="was the writing program interrupted?")
+        hint = "was the writing program interrupted?"
+        raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
     if not raw.startswith(b"\x1f\x8b"):
         if len(raw) > max_bytes:
             raise FormatError(
                 f"{len(raw):,} bytes, more than the limit of {max_bytes:,}",
                 path=str(path),
+                position=f"byte {max_bytes}",
                 hint="is this a file of the format it is read as?",
             )
         return raw
@@ -60,6 +62,7 @@ def _too_large(path: Path, limit: int) -> FormatError:
     return FormatError(
         f"decompresses to more than {limit:,} bytes",
         path=str(path),
+        position=f"byte {limit} of what is unpacked",
         hint="decompress it yourself if you trust it",
     )
 

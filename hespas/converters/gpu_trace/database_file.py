@@ -59,6 +59,7 @@ def unpack_database(path: Path, into: Path, max_bytes: int) -> None:
                 raise FormatError(
                     f"decompresses to more than {bound:,} bytes",
                     path=str(path),
+                    position=f"byte {bound} of what is unpacked",
                     hint="decompress it yourself if you trust it",
                 )
             plain.write(chunk)
