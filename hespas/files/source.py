@@ -63,9 +63,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     with open_regular(path) as stream:
         magic = stream.read(len(GZIP_MAGIC))
         if not magic:
-            raise FormatError(
-                "the file is empty", path=str(path), hint="was the writing program interrupted?"
-            )
+            hint = "was the writing program interrupted?"
+            raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
         if magic != GZIP_MAGIC:
             stream.seek(0)
             return _content(stream, path, max_bytes, hint="is this a file of the format it is read as?")

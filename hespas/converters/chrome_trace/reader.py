@@ -51,6 +51,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
         raise FormatError(
             "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
             path=str(path),
+            position="list 'traceEvents'",
             hint="was the profiler stopped before anything ran?",
         )
     diagnostics.warning(

@@ -23,7 +23,7 @@ from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.files.source import refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
     "MISSING",
@@ -71,7 +71,7 @@ class Table:
 class Database:
     """An open database. ``tables`` are its real tables, by name: no views, no virtual ones, which are
     ``computed``. SQLite's names are the same in capitals and small letters. ``refused`` lists what was asked
-    for and is there, but would have to be computed by the file's own SQL.
+    for and is there, but would have to be computed by the file's own SQL. ``reading`` is where reading is.
     """
 
     path: str
@@ -80,6 +80,7 @@ class Database:
     tables: tuple[str, ...] = ()
     computed: frozenset[str] = frozenset()
     refused: list[str] = field(default_factory=list[str])
+    reading: str = "the list of tables"
     _columns: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     _folded: frozenset[str] = frozenset()
 
@@ -117,12 +118,16 @@ class Database:
             return Table(0, {name: _nothing(0) for name in integers}, {name: _none(0) for name in texts}, [])
         chosen = [f"ifnull({_quoted(name)}, ?1)" for name in numbers] + [_quoted(name) for name in labels]
         query = f"SELECT {', '.join(chosen)} FROM {_quoted(table)}"
+        self.reading = f"table {table}"
         cursor = self.connection.execute(query, (MISSING,) if numbers else ())
         collected = _Collected(self, table, numbers, labels)
         for batch in _batches(cursor, one_by_one=bool(labels), most_bytes=2 * self.size_bytes + _SLACK_BYTES):
             collected.add(batch)
+            self.reading = f"table {table}, after row {collected.rows}"
             if collected.rows > self.size_bytes // _MIN_ROW_BYTES:
-                raise self.malformed(f"table {table} has more rows than the file has room for")
+                message = f"table {table} has more rows than the file has room for"
+                raise self.malformed(message, f"table {table}, row {collected.rows}")
+        self.reading = f"after table {table}"
         return collected.table(integers, texts)
 
     def _refuse_generated(self, table: str, missing: Sequence[str]) -> None:
@@ -134,9 +139,9 @@ class Database:
         generated = [name for name in missing if folded(name) in every]
         self.refused.extend(f"{table}.{name}: the column is generated" for name in generated)
 
-    def malformed(self, message: str) -> FormatError:
+    def malformed(self, message: str, position: str) -> FormatError:
         """The error for content that makes no sense."""
-        return FormatError(message, path=self.path, hint=_HINT)
+        return FormatError(message, path=self.path, position=position, hint=_HINT)
 
 
 @dataclass(slots=True)
@@ -162,14 +167,16 @@ class _Collected:
     def _integers(self, column: str, values: tuple[_Value, ...]) -> IntArray:
         if set(map(type, values)) == {int}:
             return np.array(values, np.int64)
-        return np.array([self._integer(column, value) for value in values], np.int64)
+        checked = [self._integer(column, place, value) for place, value in enumerate(values)]
+        return np.array(checked, np.int64)
 
-    def _integer(self, column: str, value: _Value) -> int:
+    def _integer(self, column: str, place: int, value: _Value) -> int:
         if isinstance(value, int):
             return value
         if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 62:
             return int(value)
-        raise self.database.malformed(f"table {self.name}: column {column} holds {value!r:.40}, no integer")
+        position = f"table {self.name}, row {self.rows + place + 1}, column {column}"
+        raise self.database.malformed(f"{value!r:.40} is no integer", position)
 
     def _texts(self, column: str, values: tuple[_Value, ...]) -> IntArray:
         places = self.places
@@ -268,21 +275,28 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
 def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     """As :func:`opened`, for a file that is not compressed; errors call it ``name``."""
     shown = name or str(path)
+    database: Database | None = None
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
             header = stream.read(HEADER_BYTES)
         if not header.startswith(SQLITE_MAGIC):
-            raise FormatError("this is no SQLite database", path=shown, hint=_HINT)
+            raise FormatError("this is no SQLite database", path=shown, position="byte 0", hint=_HINT)
         refuse_cut_off(header, size, shown)
         # Immutable: neither locks nor a write-ahead log are looked for, so nothing is written beside it.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as found:
-            yield _guarded(found, shown, size)
+            database = _guarded(found, shown, size)
+            yield database
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=shown, hint="check the path") from error
     except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
         # SQLite quotes names of a damaged schema, which need not be UTF-8.
-        raise FormatError(f"the database cannot be read: {error}", path=shown, hint=_HINT) from error
+        raise FormatError(
+            f"the database cannot be read: {clipped(str(error))}",
+            path=shown,
+            position="the list of tables" if database is None else database.reading,
+            hint=_HINT,
+        ) from error
 
 
 def _guarded(connection: sqlite3.Connection, path: str, size: int) -> Database:

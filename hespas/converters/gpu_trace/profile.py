@@ -68,6 +68,7 @@ def to_profile(
         raise FormatError(
             "the recording holds neither device work nor ranges on the host",
             path=str(path),
+            position="all tables and records of work and ranges",
             hint="did the profiler record anything? trace CUDA or HIP, and ranges (NVTX, roctx)",
         )
     _check_times(trace, path)
@@ -124,16 +125,21 @@ def _of(column: IntArray, place: IntArray, missing: int) -> IntArray:
 
 
 def _check_times(trace: GpuTrace, path: Path) -> None:
-    for times in (
-        trace.work.start_ns,
-        trace.work.end_ns,
-        trace.ranges.start_ns,
-        trace.ranges.end_ns,
-        trace.launches.start_ns,
-    ):
-        if len(times) and not -_LARGEST_NS < int(times.min()) <= int(times.max()) < _LARGEST_NS:
+    for what, times in {
+        "start of device event": trace.work.start_ns,
+        "end of device event": trace.work.end_ns,
+        "start of range": trace.ranges.start_ns,
+        "end of range": trace.ranges.end_ns,
+        "start of launch": trace.launches.start_ns,
+    }.items():
+        wrong = np.flatnonzero((times <= -_LARGEST_NS) | (times >= _LARGEST_NS))
+        if len(wrong):
+            row = int(wrong[0])
             raise FormatError(
-                "a time does not fit 63 bits of nanoseconds", path=str(path), hint="record again"
+                f"{int(times[row])} does not fit 63 bits of nanoseconds",
+                path=str(path),
+                position=f"{what} {row}, in the order read",
+                hint="record again",
             )
 
 

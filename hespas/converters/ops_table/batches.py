@@ -88,7 +88,8 @@ def _csv_names(data: bytes, path: str) -> list[str]:
     try:
         names = next(csv.reader(StringIO(head, newline="")), list[str]())
     except csv.Error as error:
-        raise FormatError(f"no names of columns: {error}", path=path, position="line 1") from error
+        hint = "start with one row of names, none longer than 128 KiB"
+        raise FormatError(f"no names of columns: {error}", path=path, position="line 1", hint=hint) from error
     return [name.replace("\ufffd", "?") for name in names]
 
 

@@ -94,7 +94,9 @@ def _refused(message: str, path: str, hint: str) -> FormatError:
 def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnostics) -> Profile:
     rows = found.rows
     if not rows:
-        raise FormatError("the table has no rows", path=str(path), hint="was the measurement interrupted?")
+        raise FormatError(
+            "the table has no rows", path=str(path), position="row 1", hint="was the measurement interrupted?"
+        )
     duration_ns = _nanoseconds(found.number(chosen.duration), DURATIONS[chosen.duration])
     start_ns = found.number("start_ns")
     for name, column in ((chosen.duration, duration_ns), ("start_ns", start_ns)):
@@ -143,7 +145,12 @@ def _check_times(name: str, times_ns: FloatArray, path: str) -> None:
 
 def _small(rank: NDArray[np.int64], path: str) -> NDArray[np.int32]:
     if int(rank.max()) >= 1 << 31:
-        raise FormatError(f"rank {int(rank.max())} is too large", path=path, position="column 'rank'")
+        raise FormatError(
+            f"rank {int(rank.max())} is too large",
+            path=path,
+            position="column 'rank'",
+            hint="ranks count from 0",
+        )
     return rank.astype(np.int32)
 
 

@@ -69,6 +69,7 @@ def profile_of(facts: TraceFacts, diagnostics: Diagnostics) -> Profile:
     if not len(slices):
         raise FormatError(
             "the trace holds neither slices nor stages of a GPU", path=str(facts.path),
+            position="all packets",
             hint="was a source of track events or of GPU render stages recorded?",
         )  # fmt: skip
     places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]

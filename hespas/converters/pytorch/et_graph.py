@@ -60,7 +60,7 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
     kept = np.flatnonzero(~trace.structural & ~works)
     if not len(kept):
         raise FormatError(
-            "the execution trace holds no operation", path=rank.path,
+            "the execution trace holds no operation", path=rank.path, position="list 'nodes'",
             hint="start the observer before the step that is to be recorded",
         )  # fmt: skip
     _report(trace, works, rank, diagnostics)

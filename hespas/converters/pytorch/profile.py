@@ -35,6 +35,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
         raise FormatError(
             "the trace holds neither device events nor host operations",
             path=str(path),
+            position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )
     nesting = Nesting.of(trace.host)

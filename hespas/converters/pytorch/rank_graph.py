@@ -55,6 +55,7 @@ def read_rank(
     if not len(kineto.device) and not len(kineto.host):
         raise FormatError(
             "the trace holds neither device events nor host operations", path=path,
+            position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )  # fmt: skip
     strings = StringTableBuilder(kineto.strings)

@@ -82,8 +82,9 @@ class Agents:
 
 @dataclass(slots=True)
 class Assembly:
-    """Collects processes."""
+    """Collects processes of the file ``path``."""
 
+    path: str
     strings: StringTableBuilder = field(default_factory=StringTableBuilder)
     texts: dict[str, int] = field(default_factory=dict[str, int])
     devices: dict[str, int] = field(default_factory=dict[str, int])
@@ -98,7 +99,12 @@ class Assembly:
         """One process. Raises ``FormatError`` where there are more than a recording can have."""
         self._process_count += 1
         if self._process_count > _MOST_PROCESSES:
-            raise FormatError(f"there are more than {_MOST_PROCESSES:,} processes", hint="record again")
+            raise FormatError(
+                f"there are more than {_MOST_PROCESSES:,} processes",
+                path=self.path,
+                position=f"process {self._process_count}",
+                hint="record again",
+            )
         process = (self._process_count << 24) + (pid & 0xFFFFFF)
         self._add_calls(process, calls)
         stacks = calls.stack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ class _Document(msgspec.Struct, rename={"processes": "rocprofiler-sdk-tool"}):
     processes: msgspec.Raw
 
 
+_PLACE = re.compile(r" - at `(.*)`$|: [^:]*\(byte (\d+)\)$", re.DOTALL)
+_ROOT = "$.rocprofiler-sdk-tool"
 _DOCUMENT = msgspec.json.Decoder(_Document)
 _PROCESSES = msgspec.json.Decoder(list[Process])
 _AGENTS = msgspec.json.Decoder(list[AgentRecord])
@@ -64,11 +67,13 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         text = text.decode("utf-8", "replace").encode()
         document = _decoded_again(text, str(path))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_document(error, str(path)) from error
-    assembly = Assembly()
-    for processes in array_elements(document.processes, _PROCESSES, str(path)):
+        raise _no_document(error, str(path), len(text)) from error
+    assembly = Assembly(str(path))
+    number = 0
+    for processes in array_elements(document.processes, _PROCESSES, str(path), _ROOT):
         for process in processes:
-            _Reader(process, assembly, diagnostics, str(path)).add()
+            _Reader(process, assembly, diagnostics, str(path), f"{_ROOT}[{number}]").add()
+            number += 1
     told = "kernels tell no stream: they are ordered by hardware queue"
     diagnostics.info("rocprofv3.ordered-by-queue", str(path), told, count=assembly.by_queue)
     return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
@@ -78,13 +83,23 @@ def _decoded_again(text: bytes, path: str) -> _Document:
     try:
         return _DOCUMENT.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_document(error, path) from error
+        raise _no_document(error, path, len(text)) from error
 
 
-def _no_document(error: Exception, path: str) -> FormatError:
+def _position(place: re.Match[str] | None, told: str, size: int) -> str:
+    """The JSON path or byte that the library names; it names none for the document itself."""
+    if place:
+        return place.group(1) or f"byte {place.group(2)}"
+    return f"byte {size}" if "truncated" in told else "$"
+
+
+def _no_document(error: Exception, path: str, size: int) -> FormatError:
+    told = str(error)
+    place = _PLACE.search(told)
     return FormatError(
-        f"this is no document of rocprofv3: {error}",
+        f"this is no document of rocprofv3: {_PLACE.sub('', told)}",
         path=path,
+        position=_position(place, told, size),
         hint="was the profiler interrupted? record again with --output-format json",
     )
 
@@ -110,39 +125,48 @@ class _Columns:
 class _Reader:
     """Reads one process."""
 
-    def __init__(self, process: Process, assembly: Assembly, diagnostics: Diagnostics, path: str) -> None:
+    def __init__(
+        self, process: Process, assembly: Assembly, diagnostics: Diagnostics, path: str, where: str
+    ) -> None:
         self.process, self.assembly = process, assembly
-        self.diagnostics, self.path = diagnostics, path
-        self.kinds = self._few(process.strings.buffer_records, _KINDS)
+        self.diagnostics, self.path, self.where = diagnostics, path, where
+        self.kinds = self._few(process.strings.buffer_records, _KINDS, "strings.buffer_records")
         self.texts: list[str] = []
         self.places: dict[str, int] = {}
 
-    def _each(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]]) -> Iterator[list[_T]]:
-        return array_elements(raw, decoder, self.path)
+    def _each(
+        self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], name: str
+    ) -> Iterator[list[_T]]:
+        """The elements of the list ``name`` of this process."""
+        return array_elements(raw, decoder, self.path, f"{self.where}.{name}")
 
-    def _few(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]]) -> list[_T]:
+    def _few(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], name: str) -> list[_T]:
         """All elements of an array that is short in any real document."""
         found: list[_T] = []
-        for part in self._each(raw, decoder):
+        for part in self._each(raw, decoder, name):
             found.extend(part)
             if len(found) > _MOST_ENTRIES:
-                raise FormatError("there are too many agents or kinds", path=self.path, hint="record again")
+                message, where = f"more than {_MOST_ENTRIES:,} elements", f"{self.where}.{name}"
+                raise FormatError(message, path=self.path, position=where, hint="record again")
         return found
 
-    def _entries(self, raw: msgspec.Raw, keep: Callable[[str], int]) -> dict[int, int]:
+    def _entries(self, raw: msgspec.Raw, keep: Callable[[str], int], name: str) -> dict[int, int]:
         """Texts by number; ``keep`` stores one."""
-        return {each.key: keep(each.value) for part in self._each(raw, _ENTRIES) for each in part}
+        return {each.key: keep(each.value) for part in self._each(raw, _ENTRIES, name) for each in part}
 
     def add(self) -> None:
         """Read what ran on the device, and on the host."""
         process = self.process
         agents = Agents(0)
-        for each in self._few(process.agents, _AGENTS):
+        for each in self._few(process.agents, _AGENTS, "agents"):
             order = each.logical_node_type_id if each.logical_node_type_id >= 0 else each.node_id
             name = each.product_name or each.name
             agents.by_number[_fit(each.id.handle)] = Agent(each.type == _GPU, max(order, 0) & 0xFFFFF, name)
-        names = _Names.of(self._each(process.kernel_symbols, _SYMBOLS), self.assembly.strings)
-        ranges = self._entries(process.strings.correlation_id.external, self.assembly.strings.add)
+        names = _Names.of(
+            self._each(process.kernel_symbols, _SYMBOLS, "kernel_symbols"), self.assembly.strings
+        )
+        external = process.strings.correlation_id.external
+        ranges = self._entries(external, self.assembly.strings.add, "strings.correlation_id.external")
         self.assembly.add(
             process.metadata.pid & 0xFFFFFF,
             agents,
@@ -153,17 +177,20 @@ class _Reader:
 
     def _kernels(self, names: _Names, ranges: dict[int, int]) -> Work:
         found = _Columns()
-        for part in self._each(self.process.buffer_records.kernel_dispatch, _DISPATCHES):
+        records = self.process.buffer_records
+        for part in self._each(records.kernel_dispatch, _DISPATCHES, "buffer_records.kernel_dispatch"):
             _add_dispatches(found, part, names, ranges)
         if not len(found.get("start")):
-            for counted in self._each(self.process.callback_records.counter_collection, _COUNTED):
+            counters = self.process.callback_records.counter_collection
+            for counted in self._each(counters, _COUNTED, "callback_records.counter_collection"):
                 _add_dispatches(found, [each.dispatch_data for each in counted], names, ranges)
         return _work(found)
 
     def _copies(self) -> Work:
         found = _Columns()
         add = self.assembly.strings.add
-        for part in self._each(self.process.buffer_records.memory_copy, _COPIES):
+        copies = self.process.buffer_records.memory_copy
+        for part in self._each(copies, _COPIES, "buffer_records.memory_copy"):
             found.add(
                 start=[each.start_timestamp for each in part],
                 end=[each.end_timestamp for each in part],
@@ -177,10 +204,10 @@ class _Reader:
         return _work(found)
 
     def _calls(self) -> Calls:
-        markers = self._entries(self.process.strings.marker_api, self._place)
+        markers = self._entries(self.process.strings.marker_api, self._place, "strings.marker_api")
         found, buffers = _Columns(), self.process.buffer_records
-        for raw in (buffers.hip_api, buffers.hsa_api, buffers.marker_api, buffers.rccl_api):
-            for part in self._each(raw, _APIS):
+        for name in ("hip_api", "hsa_api", "marker_api", "rccl_api"):
+            for part in self._each(getattr(buffers, name), _APIS, f"buffer_records.{name}"):
                 # An instant is a mark, and encloses nothing.
                 spans = [each for each in part if each.end_timestamp > each.start_timestamp]
                 labels = [markers.get(each.correlation_id.internal, -1) for each in spans]

@@ -5,6 +5,7 @@ Elements of few bytes become objects of many: an array is never decoded as a who
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +19,7 @@ from hespas.graph.errors import FormatError
 __all__ = ["array_elements"]
 
 _BLOCK_BYTES = 1 << 20
+_PLACE = re.compile(r" - at `\$\[(\d+)\](.*)`$", re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA = ord('"'), ord("\\"), ord(",")
 _STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
 
@@ -54,24 +56,30 @@ class _Scan:
 
 
 def array_elements(
-    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], path: str
+    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], path: str, where: str
 ) -> Iterator[list[_T]]:
-    """The elements of one array, some at a time. Raises ``FormatError`` for what is no array of these."""
+    """The elements of the array at the JSON path ``where``, some at a time. Raises ``FormatError`` for what
+    is no array of these.
+    """
     text = memoryview(raw).cast("B") if raw else memoryview(b"[]")
     data = np.frombuffer(text, np.uint8)
     opened = _first_of(data)
     if opened < 0 or data[opened] != ord("["):
-        raise FormatError("a list is missing", path=path, hint="record again with --output-format json")
-    begin, scan = opened + 1, _Scan()
+        raise FormatError(
+            "a list is missing", path=path, position=where, hint="record again with --output-format json"
+        )
+    begin, scan, count = opened + 1, _Scan(), 0
     end = len(data) - 1 - _first_of(data[::-1])
     for start in range(begin, end, _BLOCK_BYTES):
         piece = data[start : min(start + _BLOCK_BYTES, end)]
         commas = scan.commas(piece)
         if len(commas):
             cut = start + int(commas[-1])
-            yield _decoded(text[begin:cut], decoder, path)
+            part = _decoded(text[begin:cut], decoder, path, (where, count))
+            count += len(part)
+            yield part
             begin = cut + 1
-    yield _decoded(text[begin:end], decoder, path)
+    yield _decoded(text[begin:end], decoder, path, (where, count))
 
 
 def _first_of(data: NDArray[np.uint8]) -> int:
@@ -83,21 +91,33 @@ def _first_of(data: NDArray[np.uint8]) -> int:
     return -1
 
 
-def _decoded(part: memoryview[int], decoder: msgspec.json.Decoder[list[_T]], path: str) -> list[_T]:
+def _decoded(
+    part: memoryview[int], decoder: msgspec.json.Decoder[list[_T]], path: str, at: tuple[str, int]
+) -> list[_T]:
     whole = b"".join((b"[", part, b"]"))
     try:
         return decoder.decode(whole)
     except UnicodeDecodeError:
         whole = whole.decode("utf-8", "replace").encode()
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_record(error, path) from error
+        raise _no_record(error, path, at) from error
     try:
         return decoder.decode(whole)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_record(error, path) from error
+        raise _no_record(error, path, at) from error
 
 
-def _no_record(error: Exception, path: str) -> FormatError:
+def _no_record(error: Exception, path: str, at: tuple[str, int]) -> FormatError:
+    """The error at a place of the array, whose elements are decoded some at a time: ``at`` is the first."""
+    where, first = at
+    told = str(error)
+    place = _PLACE.search(told)
+    position = f"{where}[{first}] or later"
+    if place:
+        position = f"{where}[{first + int(place.group(1))}]{place.group(2)}"
     return FormatError(
-        f"a record makes no sense: {error}", path=path, hint="was the profiler interrupted? record again"
+        f"a record makes no sense: {_PLACE.sub('', told)}",
+        path=path,
+        position=position,
+        hint="was the profiler interrupted? record again",
     )

@@ -62,7 +62,7 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
     """Read a database, also gzipped. Raises ``UnsupportedError`` for the tables of the older rpd tracer,
     ``FormatError`` for a damaged database and one without events.
     """
-    assembly = Assembly()
+    assembly = Assembly(str(path))
     with opened(path, options.max_bytes) as database:
         suffixes = _suffixes(database)
         if not suffixes:
@@ -98,10 +98,16 @@ def _suffixes(database: Database) -> list[str]:
 def _no_tables(database: Database) -> FormatError | UnsupportedError:
     if database.has("rocpd_op") or database.has("rocpd_api"):
         return UnsupportedError(
-            "this is a recording of the older rpd tracer", path=database.path, hint="record with rocprofv3"
+            "this is a recording of the older rpd tracer",
+            path=database.path,
+            position="the list of tables",
+            hint="record with rocprofv3",
         )
     return FormatError(
-        "there are no tables of kernels, copies or regions", path=database.path, hint="record with rocprofv3"
+        "there are no tables of kernels, copies or regions",
+        path=database.path,
+        position="the list of tables",
+        hint="record with rocprofv3",
     )
 
 
@@ -195,7 +201,10 @@ class _Reader:
         keys = [np.stack((each["nid"], each["pid"])) for each in (kernels, copies, regions)]
         every = np.unique(np.concatenate(keys, axis=1), axis=1)
         if every.shape[1] > _MOST_PROCESSES:
-            raise self.database.malformed(f"a set of tables is of more than {_MOST_PROCESSES:,} processes")
+            message = f"a set of tables is of more than {_MOST_PROCESSES:,} processes"
+            raise self.database.malformed(
+                message, f"tables {'kernel_dispatch, memory_copy, region'}{self.suffix}"
+            )
         for node, pid in zip(listed(every[0]), listed(every[1]), strict=True):
             of_kernels, of_copies, of_regions = (
                 np.flatnonzero((key[0] == node) & (key[1] == pid)) for key in keys

@@ -60,6 +60,7 @@ class FunctionLibrary:
             raise FormatError(
                 f"@{name} is called and has no body here",
                 path=self._path,
+                position=f"function @{name}",
                 hint="export the module with all its functions",
             )
         if len(self._frame.functions[name].regions[0].blocks) > 1:
@@ -105,6 +106,7 @@ def _cycle(active: Sequence[str], callee: str, path: str) -> FormatError:
     return FormatError(
         f"functions call one another in a cycle: {' -> '.join(f'@{name}' for name in cycle[:20])}",
         path=path,
+        position=f"function @{callee}",
         hint="StableHLO has no recursion; write the repetition as a while loop",
     )
 

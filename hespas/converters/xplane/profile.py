@@ -61,6 +61,7 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
     if not len(collected.device) and not len(collected.host):
         raise FormatError(
             "the trace holds neither device events nor host operations", path=str(path),
+            position="all planes and lines",
             hint="did the program run between start_trace and stop_trace?",
         )  # fmt: skip
     on = ranked(collected, facts.planes, options.num_devices)

@@ -16,7 +16,7 @@ from hespas.estimators.learned.stored import LearnedModel
 from hespas.estimators.learned.support import FREE_OCTAVES, MOST_OCTAVES, WIDENING, distances, octaves_of
 from hespas.estimators.operations import Labels, Operations
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, clipped
 from hespas.hardware import Device
 
 __all__ = ["Answer", "apply_model", "code_columns"]
@@ -63,7 +63,9 @@ def apply_model(
         _apply(model, choices, ops, device, answer)
     except KeyError as error:
         raise FormatError(
-            f"the card of the learned model {model.card.name!r} is damaged: nothing is called {error}",
+            f"the card of {model.card.name!r} is damaged: nothing is called {clipped(str(error))}",
+            path=str(choices[0][0].path),
+            position="$.family, $.columns or $.codes",
             hint="copy card and trees again, or fit the model again",
         ) from error
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from math import isfinite
+from typing import TypeVar
+
 import msgspec
 
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
     "SCHEMA",
@@ -21,6 +26,16 @@ __all__ = [
 ]
 
 SCHEMA = "hespas.learned/1"
+
+_T = TypeVar("_T")
+_REMEDY = "copy card and trees again, or fit the model again: hespas-validate calibrate --estimator learned"
+_PLACE = re.compile(r" - at `(.*)`$|: .*\(byte (\d+)\)$", re.DOTALL)
+_NAME = re.compile(r"[\w.+-]{1,200}")
+_CODED = frozenset({"variant", "scheme", "op"})
+_MOST_COLUMNS = 255
+_MOST_LOG = 50.0
+_MOST_CODE = 1_000_000
+_MOST_NS = 3.6e12
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,19 +164,96 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decode_card(data: bytes, path: str) -> Card:
-    """The card in ``data``. Raises ``FormatError`` for what is none, or of another version."""
-    try:
-        schema = msgspec.json.decode(data, type=_Head).schema
-    except msgspec.MsgspecError as error:
-        raise FormatError(f"not the card of a learned model: {error}", path=path) from error
+    """The card in ``data``. Raises ``FormatError`` for what is none, of another version, or no model."""
+    schema = _decoded(data, _Head, path).schema
     if schema != SCHEMA:
         raise FormatError(
-            f"the model is of schema {schema!r}", path=path, hint=f"fit it again: this version reads {SCHEMA}"
+            f"the model is of schema {clipped(repr(schema))}",
+            path=path,
+            position="$.schema",
+            hint=f"fit it again: this version reads {SCHEMA}",
         )
+    card = _decoded(data, Card, path)
+    fault = next(_faults(card), None)
+    if fault is not None:
+        position, expected = fault
+        raise FormatError(f"expected {expected}", path=path, position=position, hint=_REMEDY)
+    return card
+
+
+def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
     try:
-        return msgspec.json.decode(data, type=Card)
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        # The library counts from the start of the text it stands in.
+        start = _first_foreign(data)
+        where = f"line {data.count(bytes([10]), 0, start) + 1}, byte {start}"
+        raise FormatError("the card is not UTF-8", path=path, position=where, hint=_REMEDY) from error
+    except RecursionError as error:
+        raise FormatError(
+            "the card is nested too deeply", path=path, position="the whole card", hint=_REMEDY
+        ) from error
     except msgspec.MsgspecError as error:
-        raise FormatError(f"not the card of a learned model: {error}", path=path) from error
+        told = _PLACE.search(str(error))
+        text = clipped(str(error)[: told.start()] if told else str(error))
+        raise FormatError(
+            f"not the card of a learned model: {text}",
+            path=path,
+            position=_position(told, str(error), len(data)),
+            hint=_REMEDY,
+        ) from error
+
+
+def _first_foreign(data: bytes) -> int:
+    """The first byte that is not UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(data)
+
+
+def _position(place: re.Match[str] | None, told: str, size: int) -> str:
+    """The JSON path or byte that the library names; it names none for the document itself."""
+    if place:
+        return place.group(1) or f"byte {place.group(2)}"
+    return f"byte {size}" if "truncated" in told else "$"
+
+
+def _faults(card: Card) -> Iterator[tuple[str, str]]:
+    """Where values make no model, and what is expected there."""
+    if not (isfinite(card.overhead_ns) and 0 <= card.overhead_ns <= _MOST_NS):
+        yield "$.overhead_ns", "a time from 0 to an hour in nanoseconds"
+    if not _NAME.fullmatch(card.name) or card.name.startswith("."):
+        yield "$.name", "a name of letters, digits, '-', '.' and '_'"
+    for key, names in {
+        "columns": card.columns,
+        "transfer_columns": card.transfer_columns,
+        "support": card.support,
+    }.items():
+        least = int(key != "transfer_columns")
+        if not least <= len(names) <= _MOST_COLUMNS or len(set(names)) < len(names):
+            yield f"$.{key}", f"{least} to {_MOST_COLUMNS} names, each once"
+    if set(card.codes) - _CODED:
+        yield "$.codes", f"tables called {', '.join(sorted(_CODED))}"
+    yield from _faults_of_rows(card)
+
+
+def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
+    """The same of codes, cells and intervals."""
+    for key, codes in card.codes.items():
+        if not all(abs(code) <= _MOST_CODE for code in codes.values()):
+            yield f"$.codes.{key}", f"numbers up to {_MOST_CODE:,}"
+    for place, cell in enumerate(card.cells):
+        if any(rows < 0 for rows in cell.rows.values()):
+            yield f"$.cells[{place}].rows", "counts that are 0 or more"
+    rows = [(f"$.intervals[{place}]", each) for place, each in enumerate(card.intervals)]
+    rows += [("$.unseen", card.unseen)] if card.unseen is not None else []
+    for where, each in rows:
+        if not all(isfinite(bound) and abs(bound) <= _MOST_LOG for bound in (each.low, each.high)):
+            yield where, f"low and high within {_MOST_LOG:g} of 0, in the logarithm of time"
+    if not any((each.hardware, each.kind, each.scheme) == ("*", "*", "*") for each in card.intervals):
+        yield "$.intervals", "an interval of all operations: hardware, kind and scheme '*'"
 
 
 def encode_card(card: Card) -> bytes:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import lzma
+import stat
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
+from math import prod
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.card import Card, decode_card, encode_card
 from hespas.estimators.learned.trees import Forest
 from hespas.files.limits import limits
 from hespas.files.source import read_document
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, InvariantError, clipped
 
 __all__ = [
     "FORESTS",
@@ -51,6 +58,13 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "edges": np.float32,
     "edge_offsets": np.int32,
 }
+_SCALARS: Mapping[str, type[np.generic]] = {"scale": np.float64, "baseline": np.float64}
+_MOST_HEADER = 1 << 12
+_UNREADABLE = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(RuntimeError, NotImplementedError, OverflowError, MemoryError),  # encrypted, or packed in unknown ways
+    *(ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError),  # the literal in front of an array
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,25 +112,76 @@ def read_model(path: Path) -> LearnedModel:
     """The model of the card at ``path``. Raises ``FormatError`` where damaged or of another version."""
     card = decode_card(_bytes(path), str(path))
     trees = path.with_suffix(".npz")
-    if not trees.is_file():
-        raise FormatError("the card has no trees beside it", path=str(path), hint=f"put {trees.name} there")
-    _check_size(trees)
-    _check_unpacked(trees)
-    try:
-        with trees.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            forests = {name: _forest(name, arrays) for name in FORESTS if f"{name}.column" in arrays}
-            octaves = np.asarray(arrays["octaves"])
-    except Exception as error:  # zip, zlib and NumPy raise a dozen classes for one thing: damaged
-        raise FormatError(f"the trees are damaged: {error}", path=str(trees), hint=_REMEDY) from error
+    arrays = _arrays(trees)
+    octaves = arrays.pop("octaves", np.empty(0))
     if octaves.dtype != np.int8 or octaves.ndim != 2 or octaves.shape[1] != len(card.support):
-        raise FormatError("the support is not that of the card", path=str(trees))
-    for name, forest in forests.items():
-        wanted = len(card.transfer_columns if name == "transfer" else card.columns)
-        if len(forest.edge_offsets) - 1 != wanted:
-            raise FormatError(f"the trees {name!r} have other columns than the card", path=str(trees))
-    if not {"main", "low", "high"} <= set(forests):
-        raise FormatError("trees are missing", path=str(trees))
-    return LearnedModel(card, forests, octaves)
+        raise _damaged(trees, "octaves", "the support is not that of the card")
+    forests: dict[str, Forest] = {}
+    for name in FORESTS:
+        mine = {key.partition(".")[2]: each for key, each in arrays.items() if key.startswith(f"{name}.")}
+        if mine:
+            forests[name] = _forest(name, mine, trees)
+            wanted = len(card.transfer_columns if name == "transfer" else card.columns)
+            if len(forests[name].edge_offsets) - 1 != wanted:
+                raise _damaged(trees, f"{name}.edge_offsets", "other columns than those of the card")
+    missing = [name for name in ("main", "low", "high") if name not in forests]
+    if missing or (card.unseen is not None and "transfer" not in forests):
+        raise _damaged(trees, missing[0] if missing else "transfer", "trees are missing")
+    return LearnedModel(card, forests, np.asarray(octaves, np.int8))
+
+
+def _damaged(path: Path, position: str, why: str) -> FormatError:
+    return FormatError(f"the trees are damaged: {why}", path=str(path), position=position, hint=_REMEDY)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """The arrays of numbers in an archive. Raises ``FormatError`` for anything else: other members, objects,
+    more than the archive has room for.
+    """
+    _check_size(path, "put it beside its card")
+    wanted = {f"{name}.{column}" for name in FORESTS for column in (*_ARRAYS, *_SCALARS)} | {"octaves"}
+    found: dict[str, NDArray[np.generic]] = {}
+    where = "the list of members"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > limits().model_bytes:
+                raise _damaged(path, where, f"unpacks to more than {limits().model_bytes:,} bytes")
+            for member in members:
+                where = clipped(member.filename).removesuffix(".npy")
+                if where not in wanted or where in found:
+                    raise _damaged(path, where, "no array of a learned model, or stated twice")
+                found[where] = _array(archive, member)
+    except (OSError, EOFError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
+        raise _damaged(path, where, clipped(str(error))) from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+        struct.error,
+        TypeError,
+        tokenize.TokenError,
+    ) as error:
+        raise _damaged(path, where, clipped(str(error))) from error  # RuntimeError: encrypted, or unknown
+    return found
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.generic]:
+    """One member, which holds what its header states: the header alone would be room for any size."""
+    with archive.open(member) as stream:
+        content = stream.read(member.file_size)
+    file = BytesIO(content)
+    version = read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of an array")
+    read = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
+    shape, fortran, dtype = read(file, max_header_size=_MOST_HEADER)
+    if dtype.hasobject or dtype.kind not in "iuf" or fortran or len(shape) > 2:
+        raise ValueError(f"no plain array of numbers: {dtype} in {len(shape)} dimensions")
+    if prod(shape) * dtype.itemsize != len(content) - file.tell() or min(shape, default=0) < 0:
+        raise ValueError(f"the header states {shape} of {dtype}, not {len(content) - file.tell()} bytes")
+    found: NDArray[np.generic] = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
+    return found
 
 
 def save_model(model: LearnedModel, folder: Path) -> None:
@@ -138,47 +203,45 @@ def model_bytes(model: LearnedModel) -> tuple[bytes, bytes]:
     return encode_card(model.card), file.getvalue()
 
 
-def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
-    columns: dict[str, NDArray[np.generic]] = {}
-    for column, dtype in _ARRAYS.items():
-        found = arrays[f"{name}.{column}"]
-        if found.dtype != dtype or found.ndim != 1:
-            raise ValueError(f"{name}.{column} is of type {found.dtype}, not {np.dtype(dtype)}")
-        columns[column] = found
-    scale, baseline = (float(arrays[f"{name}.{each}"].item()) for each in ("scale", "baseline"))
+def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]], path: Path) -> Forest:
+    for column, dtype in (*_ARRAYS.items(), *_SCALARS.items()):
+        found = arrays.get(column, np.empty(0, np.object_))
+        if found.dtype != dtype or found.ndim != (column not in _SCALARS):
+            raise _damaged(path, f"{name}.{column}", f"expected {np.dtype(dtype)}, got {found.dtype}")
+    scale, baseline = (float(arrays[each].item()) for each in _SCALARS)
     if not np.isfinite(scale) or not np.isfinite(baseline):
-        raise ValueError(f"{name}: the scale is not finite")
-    if len(columns["leaf"]):
-        largest = abs(scale) * float(np.abs(columns["leaf"].astype(np.float64)).max())
-        if max(largest, abs(baseline)) > _MOST_LOG:
-            raise ValueError(f"{name}: a leaf is {largest:g} in the logarithm of time")
-    return Forest(**columns, scale=scale, baseline=baseline)  # type: ignore[arg-type]
+        raise _damaged(path, f"{name}.scale", "scale or baseline is not finite")
+    leaf = arrays["leaf"].astype(np.float64)
+    largest = max(abs(scale) * float(np.abs(leaf).max(initial=0.0)), abs(baseline))
+    if largest > _MOST_LOG:
+        raise _damaged(path, f"{name}.leaf", f"a leaf is {largest:g} in the logarithm of time")
+    try:
+        forest = Forest(**{each: arrays[each] for each in _ARRAYS}, scale=scale, baseline=baseline)  # type: ignore[arg-type]
+    except InvariantError as error:
+        raise _damaged(path, name, error.message) from error
+    return forest
 
 
 def _bytes(path: Path) -> bytes:
-    if not path.is_file():
-        hint = "put the folder of models where the hardware file says, or run hespas-validate calibrate again"
-        raise FormatError("no such learned model", path=str(path), hint=hint)
+    _check_size(
+        path, "put the folder of models where the hardware file says, or run hespas-validate calibrate again"
+    )
     return read_document(path, limits().card_bytes, "the card of a learned model")
 
 
-def _check_unpacked(path: Path) -> None:
-    """A small file may unpack to anything."""
+def _check_size(path: Path, remedy: str) -> None:
+    """Refuse what is not there, no regular file, or too large."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise FormatError(f"the trees are damaged: {error}", path=str(path), hint=_REMEDY) from error
-    most = limits().model_bytes
-    if size > most:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise FormatError("no such learned model", path=str(path), hint=remedy) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise FormatError("no such learned model: not a regular file", path=str(path), hint=remedy)
+    most = limits().card_bytes
+    if found.st_size > most:
         raise FormatError(
-            f"unpacks to {size:,} bytes: a learned model has at most {most:,}", path=str(path), hint=_REMEDY
-        )
-
-
-def _check_size(path: Path) -> None:
-    size, most = path.stat().st_size, limits().card_bytes
-    if size > most:
-        raise FormatError(
-            f"{size:,} bytes: a learned model has at most {most:,}", path=str(path), hint=_REMEDY
+            f"{found.st_size:,} bytes: a learned model has at most {most:,}",
+            path=str(path),
+            position=f"byte {most}",
+            hint="name the card of a learned model, with its trees beside it",
         )

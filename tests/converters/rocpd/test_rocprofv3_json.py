@@ -75,7 +75,7 @@ def test_a_list_cut_anywhere_is_the_list(values: list[object], block: int, space
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elements, "_BLOCK_BYTES", block)
         decoder = msgspec.json.Decoder(list[object])
-        parts = list(array_elements(msgspec.Raw(b" " + text + b" "), decoder, "here"))
+        parts = list(array_elements(msgspec.Raw(b" " + text + b" "), decoder, "here", "$.list"))
     assert [value for part in parts for value in part] == values
 
 
@@ -123,7 +123,7 @@ def test_a_list_of_many_small_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(
         f'{{"rocprofiler-sdk-tool":[{{"agents":[{many}],"buffer_records":{{}}}}]}}'
     )
-    with pytest.raises(FormatError, match="too many"):
+    with pytest.raises(FormatError, match=r"agents: more than 65,536 elements"):
         read(tmp_path / "a.json")
 
 

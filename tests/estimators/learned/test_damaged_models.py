@@ -97,6 +97,7 @@ def test_damaged_trees_are_an_error(folder: Path, damage: Callable[[bytes], byte
     with pytest.raises(FormatError, match="damaged") as caught:
         ask(folder / "copy")
     assert caught.value.path == str(trees)
+    assert caught.value.position
     assert caught.value.hint
 
 
@@ -106,3 +107,68 @@ def test_a_card_that_names_what_is_not_there_is_an_error(folder: Path, key: str,
     card.write_text(json.dumps(json.loads(card.read_text()) | {key: value}))
     with pytest.raises(FormatError, match=NAME):
         ask(folder)
+
+
+def _in_front(start: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: start + data
+
+
+def _with(**changed: object) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | changed).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "position"),
+    [
+        pytest.param(_in_front(b'{"x":' + b"[" * 100_000), "the whole card", id="nested"),
+        pytest.param(_in_front(b'{"schema":"\xff",'), "line 1, byte 11", id="not-utf-8"),
+        pytest.param(_in_front(b"["), "$", id="list"),
+        pytest.param(_cut, "byte ", id="cut"),
+        pytest.param(_in_front(b"\xef\xbb\xbf"), "byte 0", id="byte-order-mark"),
+        pytest.param(_with(name="../../elsewhere"), "$.name", id="name-of-a-path"),
+        pytest.param(_with(overhead_ns=1e300), "$.overhead_ns", id="endless-start"),
+        pytest.param(_with(columns=["m"] * 300), "$.columns", id="columns-twice"),
+        pytest.param(_with(support=[]), "$.support", id="no-support"),
+        pytest.param(_with(codes={"variant": {"": 1e308}}), "$.codes.variant", id="vast-code"),
+        pytest.param(_with(cells=[{"kind": 1}]), "$.cells[0].kind", id="cell-of-another-type"),
+        pytest.param(_with(intervals=[]), "$.intervals", id="no-interval"),
+        pytest.param(_with(schema="hespas.learned/9"), "$.schema", id="later"),
+    ],
+)
+def test_a_card_that_is_none_is_told_with_its_place(
+    folder: Path, change: Callable[[bytes], bytes], position: str
+) -> None:
+    card = folder / f"{NAME}.json"
+    card.write_bytes(change(card.read_bytes()))
+    with pytest.raises(FormatError) as caught:
+        ask(folder)
+    assert caught.value.path == str(card)
+    assert (caught.value.position or "").startswith(position)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("main.column", np.array([1], np.object_)),
+        ("main.edges", np.full(4, np.nan, np.float32)),
+        ("main.node_offsets", np.array([0, -5], np.int32)),
+        ("main.last", np.zeros((2, 2), np.uint8)),
+        ("main.scale", np.float64(np.inf)),
+        ("octaves", np.zeros(3)),
+        ("elsewhere", np.zeros(3)),
+    ],
+)
+def test_an_array_that_is_none_of_trees_is_told_by_name(folder: Path, name: str, value: object) -> None:
+    """Objects are refused by their header: nothing is unpickled."""
+    path = folder / f"{NAME}.npz"
+    with np.load(path) as arrays:
+        changed = {each: arrays[each] for each in arrays.files}
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, array in (changed | {name: np.asarray(value)}).items():
+            with archive.open(f"{each}.npy", "w") as file:
+                np.save(file, array)
+    with pytest.raises(FormatError, match="the trees are damaged") as caught:
+        ask(folder)
+    assert name.partition(".")[0] in (caught.value.position or "")
+    assert caught.value.hint
