@@ -20,7 +20,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_INTEGER = 2**63 - 1
 _LEAST, _MOST = 1e-60, 1e60
 """Real figures lie well within; beyond, products of them overflow."""
-_DEEP = re.compile(r"(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
+_DEEP = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){64}")
 
 
 def read_table(path: Path, *, what: str = "a device file") -> TableReader:

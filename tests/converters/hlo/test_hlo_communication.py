@@ -143,7 +143,8 @@ def test_sizes_are_those_of_each_kind(read_text: ReadText) -> None:
         f"ar = (f32[256]{{0}}, f32[64]{{0}}) all-reduce(full, shard), {GATHER}, to_apply=add",
         "a2a = (f32[64]{0}, f32[64]{0}) all-to-all(shard, shard), channel_id=1, replica_groups=[4,2]<=[8]",
         "cb = f32[64]{0} collective-broadcast(shard), replica_groups={{0,1}}, channel_id=1",
-        "rag = f32[256]{0} ragged-all-to-all(shard, full), replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=1",
+        "i = s32[8]{0} parameter(2)",
+        "rag = f32[256]{0} ragged-all-to-all(shard, full, i, i, i, i), channel_id=1",
     )
     workload, diagnostics = read_text(text)
     table = workload.classes[0].collectives
