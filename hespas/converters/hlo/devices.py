@@ -10,19 +10,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hespas.converters.costs import canonical_name
+from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true
 from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.converters.hlo.module import HloModule
 from hespas.converters.hlo.program import base_opcode
+from hespas.converters.hlo.scan import unquote
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.graph import Diagnostics, ExplicitGroups
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["device_counts"]
+__all__ = ["device_counts", "warn_if_global"]
 
 _COUNTS = ("replica_count", "num_partitions")
+_PARTITIONER_CALLS = frozenset(
+    {
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+    }
+)
+"""Targets of custom calls that speak to the partitioner, which leaves none of them."""
+
+_MESSAGES = frozenset({"collective-permute", "send", "recv"})
+_TILED = ("devices=", "mesh", "<=[")
 
 
 @dataclass(slots=True)
@@ -172,3 +187,51 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     else:
         highest = groups.base + groups.num_ranks
     return highest if not complete or groups.num_ranks == highest else 1
+
+
+def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> None:
+    """Say that a program is sharded but not partitioned: its shapes are those of the whole job."""
+    if partitions < 2 or not _is_global(module):
+        return
+    diagnostics.warning(
+        "hlo.global-program",
+        module.name,
+        f"the program is sharded over {partitions} partitions but not partitioned: shapes and costs are "
+        "those of the whole job, counted on each device. Read the optimised HLO instead "
+        "(--xla_dump_hlo_as_text writes it after the passes)",
+        path=module.source.path,
+    )
+
+
+def _is_global(module: HloModule) -> bool:
+    """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
+    program only parameters and results have them, and a compiled one has its schedule.
+    """
+    opcodes: set[str] = set()
+    for body in module.computations.values():
+        opcodes.update(body.opcodes)
+    if "custom-call" in opcodes and _speaks_to_partitioner(module):
+        return True
+    exchanges = any(
+        base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
+        for base in (base_opcode(opcode)[0] for opcode in opcodes)
+    )
+    scheduled = module.attributes.get("is_scheduled") == "true"
+    if "sharding=" not in module.source.text or (scheduled and exchanges):
+        return False
+    tiled = inner = False
+    for body in module.computations.values():
+        for index, given in enumerate(body.attributes):
+            sharding = given.get("sharding", "")
+            if sharding and any(mark in sharding for mark in _TILED):
+                tiled = True
+                inner |= body.opcodes[index] not in {"parameter", "tuple"} and index != body.root
+    return inner or (tiled and not exchanges and not scheduled)
+
+
+def _speaks_to_partitioner(module: HloModule) -> bool:
+    return any(
+        opcode == "custom-call" and unquote(given.get("custom_call_target", "")) in _PARTITIONER_CALLS
+        for body in module.computations.values()
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True)
+    )

@@ -14,7 +14,7 @@ from hespas.converters.hlo.bindings import proto_to_text
 from hespas.converters.hlo.bodies import Bodies
 from hespas.converters.hlo.callgraph import callees_first, check_inlined_size
 from hespas.converters.hlo.communication import Communication
-from hespas.converters.hlo.devices import device_counts
+from hespas.converters.hlo.devices import device_counts, warn_if_global
 from hespas.converters.hlo.emit import Emitter
 from hespas.converters.hlo.findings import Findings
 from hespas.converters.hlo.lower import Lowering
@@ -88,6 +88,7 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     shorten_async(module.computations)
     check_inlined_size(module, ordered)
     replicas, partitions = device_counts(module, options, diagnostics)
+    warn_if_global(module, partitions, diagnostics)
     bodies = Bodies(program)
     for computation in ordered[:-1]:
         bodies.add(computation)
