@@ -6,6 +6,7 @@ The rules are checked on the syntax tree, so a module need not be importable to 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -284,3 +285,30 @@ def test_listing_the_formats_is_cheap() -> None:
         "for name in format_names(): load_format(name)"
     )
     assert heavy_modules_after(statement) == []
+
+
+_POSSESSIVE = re.compile(r"(?<!\\)(?:[*?}]|\+)\+|\(\?>")
+"""A possessive quantifier or an atomic group, as it stands in a pattern."""
+
+
+def _is_pattern(text: str) -> bool:
+    return any(mark in text for mark in ("\\s", "\\w", "\\d", "[^", "(?", "\\."))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_pattern_needs_what_python_3_11_2_runs_wrongly(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+    ]
+    assert [line for line, text in texts if _is_pattern(text) and _POSSESSIVE.search(text)] == []
+
+
+def test_the_rule_about_patterns_sees_them() -> None:
+    wrong = [r"[^,]*+", r"\d++", r"\s?+", r"(?>a|b)", r"\d{1,3}+"]
+    right = [r"\*+", r"[^,]*", r"\d+", r"\++x", r"(?:a|b)", "C++"]
+    assert [text for text in wrong if not (_is_pattern(text) and _POSSESSIVE.search(text))] == []
+    assert [text for text in right if _is_pattern(text) and _POSSESSIVE.search(text)] == []

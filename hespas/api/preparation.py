@@ -8,9 +8,10 @@ from typing import Literal
 
 from hespas.api.substitution import SimulatedCollectives
 from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
-__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation", "rank_totals"]
+__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation", "rank_totals", "refuse_global"]
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
@@ -82,6 +83,8 @@ class Preparation:
         self, workload: Workload, ranks: range, diagnostics: Diagnostics
     ) -> tuple[Workload, Conservation]:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
+        if self.missing == "error":
+            refuse_global(diagnostics)
         counts = workload.sizes_within(ranks)
         account = _Account()
         estimate = self._estimator(workload.num_ranks)
@@ -152,6 +155,15 @@ class Preparation:
         from hespas.estimators import settle_missing
 
         return settle_missing(graph, self.missing, diagnostics)
+
+
+def refuse_global(diagnostics: Diagnostics) -> None:
+    """A strict caller does not get a program of the whole job as that of one device."""
+    if any(code.endswith(".global-program") for code in diagnostics.counts()):
+        raise UnsupportedError(
+            "the program is sharded but not partitioned: what one device does is not known",
+            hint="compile it and convert the optimised HLO; --missing warn takes it as it stands",
+        )
 
 
 def _apply(step: _Step, graph: OpGraph, ranks: int, account: _Account, diagnostics: Diagnostics) -> OpGraph:

@@ -10,6 +10,7 @@ from typing import IO
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.api.estimation import estimate
+from hespas.api.preparation import refuse_global
 from hespas.api.streams import put
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
@@ -41,6 +42,8 @@ def simulate(
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to simulate")
     found = diagnostics if diagnostics is not None else Diagnostics()
+    if missing == "error":
+        refuse_global(found)
     estimates = None
     if hardware is not None:
         done = estimate(workload, hardware, estimator=estimator, diagnostics=found, progress=progress)

@@ -264,3 +264,27 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert process.returncode in {0, 130}, errors
     left = list(tmp_path.iterdir())
     assert left == ([tmp_path / "out"] if process.returncode == 0 else [])
+
+
+@pytest.mark.parametrize("program", ["hlo", "mlir"])
+def test_a_program_of_the_whole_job_is_told_and_refused_when_strict(program: str, tmp_path: Path) -> None:
+    """Sharded and not partitioned: nobody takes it silently for what one device does."""
+    path = tmp_path / f"global.{program}"
+    path.write_text(
+        "HloModule m, num_partitions=4\nENTRY e {\n"
+        "  x = f32[64,64] parameter(0), sharding={devices=[4,1]<=[4]}\n  ROOT y = f32[64,64] negate(x)\n}\n"
+        if program == "hlo"
+        else "module @m attributes {mhlo.num_partitions = 4 : i32} {\n  func.func public @main("
+        '%x: tensor<64x64xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<64x64xf32> {\n'
+        "    %y = stablehlo.negate %x : tensor<64x64xf32>\n    return %y : tensor<64x64xf32>\n  }\n}\n"
+    )  # fmt: skip
+    told = _convert(path, tmp_path / "a", "--hardware", "L4")
+    assert told.exit_code == 0
+    assert "sharded over 4 partitions but not partitioned" in told.stderr
+    strict = _convert(path, tmp_path / "b", "--hardware", "L4", "--missing", "error")
+    assert (strict.exit_code, strict.stdout) == (4, "")
+    assert "sharded but not partitioned" in strict.stderr
+    assert not (tmp_path / "b").exists()
+    simulated = _hespas("simulate", path, "--hardware", "L4", "--missing", "error")
+    assert simulated.exit_code == 4
+    assert "sharded but not partitioned" in simulated.stderr

@@ -14,17 +14,19 @@ import msgspec
 import numpy as np
 
 from hespas.converters.costs import WindowDim
-from hespas.converters.hlo.scan import COMMENT, unquote
+from hespas.converters.hlo.scan import STRING, strip_comments, unquote
 from hespas.graph.columns import IntArray
 
 __all__ = [
     "CALLEE_KEYS",
+    "PAIRS_KEY",
     "BackendConfig",
     "backend_config",
     "callee_names",
     "dim_labels",
     "donated_parameters",
     "fields",
+    "frontend_pairs",
     "int_rows",
     "integer",
     "ints",
@@ -48,13 +50,14 @@ CALLEE_KEYS = (
 )
 """Attributes that name computations."""
 
-_FIELD = re.compile(
-    r"""([A-Za-z_][\w.\-]*+)\s*+=\s*+
-    ("[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'|\{[^{}]*+\}|[^\s,"'{}]++)""",
-    re.VERBOSE | re.DOTALL,
-)
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_ALIAS = re.compile(r"\{[\d,\s]*+\}\s*+:\s*+\(\s*+(\d++)\s*+,\s*+\{[\d,\s]*+\}")
+PAIRS_KEY = "_xla_send_recv_source_target_pairs"
+"""The frontend attribute that says who sends to whom."""
+
+_FIELD = re.compile(rf"""([A-Za-z_][\w.\-]*)(?:\s*=\s*({STRING}|\{{[^{{}}]*\}}|[^\s,"'{{}}]+))?""", re.DOTALL)
+"""A name with its value; a name without one is passed in one piece, so that its end is looked for once."""
+
+_ALIAS = re.compile(r"\{[\d,\s]*\}\s*:\s*\(\s*(\d+)\s*,\s*\{[\d,\s]*\}")
+_DONOR = re.compile(r"\(\s*(\d+)\s*,")
 _MAX_DIGITS = 18
 
 
@@ -68,7 +71,7 @@ def integer(text: str) -> int:
 
 def _inside(value: str) -> str:
     """What stands between the braces, comments removed."""
-    clean = COMMENT.sub("", value).strip() if "/" in value else value
+    clean = strip_comments(value).strip()
     if not (clean.startswith("{") and clean.endswith("}")):
         raise ValueError(f"expected a list in braces, found {value[:40]!r}")
     return clean[1:-1]
@@ -113,7 +116,20 @@ def callee_names(attributes: Mapping[str, str]) -> tuple[str, ...]:
 
 def fields(value: str) -> dict[str, str]:
     """``{op_name="a b" stack_frame_id=3}`` -> its fields, strings without quotes and escapes."""
-    return {match[1]: unquote(match[2]) for match in _FIELD.finditer(value)}
+    return {match[1]: unquote(match[2]) for match in _FIELD.finditer(value) if match[2]}
+
+
+def frontend_pairs(attributes: Mapping[str, str]) -> str | None:
+    """The pairs a send or receive states for its channel."""
+    text = attributes.get("frontend_attributes", "")
+    start = text.find(PAIRS_KEY)
+    if start < 0:
+        return None
+    rest = text[start + len(PAIRS_KEY) :].lstrip(" =")
+    if rest.startswith('"'):
+        return unquote(fields("{pairs=" + rest).get("pairs", ""))
+    end = rest.find("}}")
+    return rest[: end + 2] if end >= 0 else None
 
 
 def is_true(value: str | None) -> bool:
@@ -168,7 +184,7 @@ def dim_labels(value: str) -> tuple[dict[str, int], dict[str, int], dict[str, in
 def donated_parameters(header: Mapping[str, str]) -> frozenset[int]:
     """Numbers of entry parameters whose buffer the program may overwrite."""
     aliases = _ALIAS.findall(header.get("input_output_alias", ""))
-    donors = re.findall(r"\(\s*+(\d++)\s*+,", header.get("buffer_donor", ""))
+    donors = _DONOR.findall(header.get("buffer_donor", ""))
     return frozenset(int(number) for number in (*aliases, *donors) if len(number) <= _MAX_DIGITS)
 
 

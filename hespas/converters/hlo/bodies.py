@@ -32,8 +32,8 @@ class BodyCost:
 
     ``needs`` is the fraction of each parameter that is read; ``moved_bytes`` the traffic of its operations if
     each were a kernel; ``unknown`` and ``collectives`` list (computation, instruction) of operations whose
-    arithmetic nobody knows, and of those that communicate; ``rate_dtype`` is the type of most of the
-    arithmetic.
+    arithmetic nobody knows, each once, and of those that communicate; ``rate_dtype`` is the type of most of
+    the arithmetic.
     """
 
     flops: float = 0.0
@@ -101,7 +101,7 @@ class _Total:
     rates: dict[int, float] = field(default_factory=dict[int, float])
     contractions: list[Contraction] = field(default_factory=list[Contraction])
     contraction_class: OpClass | None = None
-    unknown: list[tuple[Computation, int]] = field(default_factory=list[tuple[Computation, int]])
+    unknown: dict[tuple[Computation, int], None] = field(default_factory=dict[tuple[Computation, int], None])
     collectives: list[tuple[Computation, int]] = field(default_factory=list[tuple[Computation, int]])
 
     def add(self, part: Cost | BodyCost) -> None:
@@ -118,7 +118,7 @@ class _Total:
         """Add a called computation."""
         self.add(body)
         self.moved_bytes += body.moved_bytes
-        self.unknown += body.unknown
+        self.unknown.update(dict.fromkeys(body.unknown))
         self.collectives += body.collectives
         self.contraction_class = self.contraction_class or body.contraction_class
 
@@ -190,7 +190,7 @@ class Bodies:
         total.add(cost)
         total.moved_bytes += cost.bytes_read + cost.bytes_written
         if isnan(cost.flops):
-            total.unknown.append((computation, index))
+            total.unknown[computation, index] = None
         if cost.op_class is OpClass.COLLECTIVE:
             total.collectives.append((computation, index))
         elif cost.contractions:

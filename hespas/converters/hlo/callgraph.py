@@ -7,10 +7,14 @@ from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.scan import shown
 from hespas.graph.errors import FormatError
 
-__all__ = ["MAX_INLINED_NODES", "callees_first", "check_inlined_size"]
+__all__ = ["MAX_FUSED_OPERATIONS", "MAX_INLINED_NODES", "callees_first", "check_inlined_size"]
 
 _ON_PATH, _DONE = 1, 2
 MAX_INLINED_NODES = 20_000_000
+MAX_FUSED_OPERATIONS = 4_000_000
+"""Of all fusions together; compilers make a computation for each fusion, so programs have one per line."""
+
+_SCALAR_BODIES = frozenset({"reduce", "sort", "map", "scatter"})
 
 
 def _callees(module: HloModule, computation: Computation) -> list[Computation]:
@@ -51,20 +55,31 @@ def callees_first(module: HloModule) -> list[Computation]:
 
 
 def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
-    """Refuse a module whose calls, written out, make more nodes than fit in memory. O(instructions)."""
-    sizes: dict[str, int] = {}
+    """Refuse a module whose calls, written out, make more nodes than fit in memory, or whose fusions, written
+    out, hold more operations than can be added up. O(instructions).
+    """
+    nodes: dict[str, int] = {}
+    fused: dict[str, int] = {}
     for computation in ordered:
-        inlined = sum(
-            sizes[name]
-            for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True)
-            if attributes and opcode not in {"fusion", "reduce", "sort", "map", "scatter"}
-            for name in callee_names(attributes)
-        )
-        sizes[computation.name] = len(computation) + inlined
-    total = sizes[module.entry.name]
-    if total > MAX_INLINED_NODES:
+        made, inside = len(computation), 0
+        for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
+            if not attributes or opcode in _SCALAR_BODIES:
+                continue
+            for name in callee_names(attributes):
+                if opcode == "fusion":
+                    inside += nodes[name] + fused[name]
+                else:
+                    made += nodes[name]
+                    inside += fused[name]
+        nodes[computation.name], fused[computation.name] = made, inside
+    _check_limit(module, "calls", nodes[module.entry.name], MAX_INLINED_NODES)
+    _check_limit(module, "fusions", fused[module.entry.name], MAX_FUSED_OPERATIONS)
+
+
+def _check_limit(module: HloModule, what: str, total: int, limit: int) -> None:
+    if total > limit:
         raise FormatError(
-            f"its calls written out make {total:,} operations (limit {MAX_INLINED_NODES:,})",
+            f"its {what} written out make {total:,} operations (limit {limit:,})",
             path=module.source.path,
             position=f"computation {shown(module.entry.name)}",
             hint="convert a smaller program, or compile it so that fewer calls repeat one another",

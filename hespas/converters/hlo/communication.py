@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name, payload
-from hespas.converters.hlo.attributes import backend_config, fields, int_rows, integer, is_true, names
+from hespas.converters.hlo.attributes import backend_config, frontend_pairs, int_rows, integer, is_true, names
 from hespas.converters.hlo.emit import Emitter
 from hespas.converters.hlo.groups import Mesh, header_meshes, parse_groups
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
-from hespas.converters.hlo.scan import unquote
 from hespas.converters.replica_groups import IdMode, group_mode, left_out, normalise_groups, normalise_pairs
 from hespas.graph import NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
@@ -28,7 +27,6 @@ _KINDS: dict[str, NodeKind] = {
     "recv": NodeKind.RECV,
 }
 _DEVICES_HINT = "state the number of devices the program was compiled for with --num-devices"
-_PAIRS_KEY = "_xla_send_recv_source_target_pairs"
 
 
 def communication_kind(opcode: str) -> NodeKind | None:
@@ -178,7 +176,7 @@ class Communication:
         row = operand_rows[0] if is_send else result_row
         host = is_true(attributes.get("is_host_transfer"))
         mode = IdMode.CROSS_PARTITION if self.num_partitions > 1 else IdMode.CROSS_REPLICA
-        pairs = None if host else self._pairs(place, _frontend_pairs(attributes), mode)
+        pairs = None if host else self._pairs(place, frontend_pairs(attributes), mode)
         if pairs is None and not host:
             self.emitter.findings.add(
                 "hlo.unknown-peer", "", place, "the program does not say who the peer is"
@@ -223,16 +221,3 @@ class Communication:
 def _total(program: Program, rows: tuple[int, ...]) -> float:
     """Bytes of all arrays; tokens count nothing."""
     return sum(tensor.bytes for row in rows for tensor in program.tensors(row))
-
-
-def _frontend_pairs(attributes: dict[str, str]) -> str | None:
-    """The pairs a send or receive states for its channel."""
-    text = attributes.get("frontend_attributes", "")
-    start = text.find(_PAIRS_KEY)
-    if start < 0:
-        return None
-    rest = text[start + len(_PAIRS_KEY) :].lstrip(" =")
-    if rest.startswith('"'):
-        return unquote(fields("{pairs=" + rest).get("pairs", ""))
-    end = rest.find("}}")
-    return rest[: end + 2] if end >= 0 else None

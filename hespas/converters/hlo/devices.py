@@ -1,40 +1,78 @@
 """How many devices a module is for: what its header says, what the caller says, or what its groups name.
 
-A serialised module states no counts (they belong to the compiler's configuration), nor does a module
-converted from StableHLO; there the largest device id that a collective names gives the count, and a
-diagnostic says so.
+XLA prints no count of one, a serialised module states none at all (they belong to the compiler's
+configuration), nor does a module converted from StableHLO. Where a count is not stated, the largest id that a
+collective names, of replicas or of partitions as its mode has it, gives the count, and a diagnostic says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name
 from hespas.converters.format import ReadOptions
-from hespas.converters.hlo.attributes import int_rows, integer
+from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true
 from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.converters.hlo.module import HloModule
-from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.converters.hlo.program import base_opcode
+from hespas.converters.hlo.scan import unquote
+from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.graph import Diagnostics, ExplicitGroups
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["device_counts"]
+__all__ = ["device_counts", "warn_if_global"]
 
 _COUNTS = ("replica_count", "num_partitions")
+_PARTITIONER_CALLS = frozenset(
+    {
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+    }
+)
+"""Targets of custom calls that speak to the partitioner, which leaves none of them."""
+
+_MESSAGES = frozenset({"collective-permute", "send", "recv"})
+_TILED = ("devices=", "mesh", "<=[")
+
+
+@dataclass(slots=True)
+class _Named:
+    """One more than the largest id that collectives name, by what the id means: a replica, a partition, a
+    device, or the peer of a message. ``channels`` says that some talk across partitions.
+    """
+
+    replicas: int = 1
+    partitions: int = 1
+    devices: int = 1
+    peers: int = 1
+    channels: bool = False
 
 
 def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
     """(replicas, partitions). Raises ``FormatError`` for faulty counts, ``UnsupportedError`` past 2**24."""
-    replicas, partitions = (_count(module, key) for key in _COUNTS)
+    stated = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
+    replicas, partitions = 1 if stated[0] is None else stated[0], 1 if stated[1] is None else stated[1]
     wanted = options.num_devices
-    if not any(key in module.attributes for key in _COUNTS):
-        number = wanted if wanted is not None else _named_devices(module)
-        if wanted is None and number > 1:
+    if None in stated:
+        named = _named_ids(module, complete=stated != [None, None])
+        replicas, partitions = _grown((replicas, partitions), (stated[0] is None, stated[1] is None), named)
+        inferred = replicas * partitions > (stated[0] or 1) * (stated[1] or 1)
+        if wanted is not None and stated == [None, None]:
+            replicas, partitions = _split(wanted, replicas, partitions, named)
+        elif wanted is None and inferred:
             diagnostics.warning(
                 "hlo.inferred-devices",
                 module.name,
-                f"the module does not say for how many devices it is; its collectives name {number}",
+                "the module does not say for how many devices it is; its collectives name "
+                f"{replicas * partitions}{_detail(replicas, partitions)}",
                 path=module.source.path,
             )
-        replicas, partitions = (1, number) if _has_channels(module) else (number, 1)
-    elif wanted is not None and wanted != replicas * partitions:
+    if wanted is not None and wanted != replicas * partitions:
         diagnostics.warning(
             "hlo.num-devices",
             module.name,
@@ -51,6 +89,34 @@ def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnost
     return replicas, partitions
 
 
+def _detail(replicas: int, partitions: int) -> str:
+    return f" ({replicas} replicas of {partitions} partitions)" if min(replicas, partitions) > 1 else ""
+
+
+def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _Named) -> tuple[int, int]:
+    """Counts that hold every id named, a stated one staying as it is."""
+    replicas, partitions = counts
+    replicas = max(replicas, named.replicas) if free[0] else replicas
+    partitions = max(partitions, named.partitions) if free[1] else partitions
+    if named.peers > (replicas if partitions == 1 else partitions):  # as messages are resolved
+        if partitions > 1 and free[1]:
+            partitions = named.peers
+        elif partitions == 1 and free[0]:
+            replicas = named.peers
+    if named.devices > replicas * partitions and all(free):  # beside a stated count XLA refuses them
+        partitions = -(-named.devices // replicas)
+    return replicas, partitions
+
+
+def _split(wanted: int, replicas: int, partitions: int, named: _Named) -> tuple[int, int]:
+    """The number of devices that the caller states, as replicas and partitions."""
+    if replicas > 1 and partitions > 1:
+        return (replicas, wanted // replicas) if wanted % replicas == 0 else (replicas, partitions)
+    if replicas > 1 or (partitions == 1 and not named.channels):
+        return wanted, 1
+    return 1, wanted
+
+
 def _count(module: HloModule, key: str) -> int:
     try:
         number = integer(module.attributes.get(key, "1"))
@@ -61,26 +127,53 @@ def _count(module: HloModule, key: str) -> int:
     return number
 
 
-def _has_channels(module: HloModule) -> bool:
-    """Whether collectives run across partitions; without a channel they run across replicas."""
-    return any("channel_id" in given for body in module.computations.values() for given in body.attributes)
-
-
-def _named_devices(module: HloModule) -> int:
-    """One more than the largest id any collective names, at least 1. Spellings that do not parse name none:
-    they are reported where the collective is read.
+def _named_ids(module: HloModule, *, complete: bool) -> _Named:
+    """What the collectives name. Spellings that do not parse name nothing: they are reported where the
+    collective is read. ``complete``: nor do groups that leave ids out, as XLA refuses them.
     """
-    found = {
-        (key, given[key])
-        for body in module.computations.values()
-        for given in body.attributes
-        for key in ("replica_groups", "source_target_pairs")
-        if key in given
-    }
-    return max((_named(module, key, text) for key, text in found), default=1)
+    found = _Named()
+    seen: set[tuple[str | None, ...]] = set()
+    for body in module.computations.values():
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True):
+            if not given:
+                continue
+            channel = given.get("channel_id")
+            found.channels |= channel is not None
+            for key in ("replica_groups", "source_target_pairs", "frontend_attributes"):
+                text = given.get(key)
+                if text is None or (key == "frontend_attributes" and PAIRS_KEY not in text):
+                    continue
+                asked = (base_opcode(opcode)[0], key, text, channel, given.get("use_global_device_ids"))
+                if asked not in seen:
+                    seen.add(asked)
+                    _note(module, found, asked[0], key, given, complete=complete)
+    return found
 
 
-def _named(module: HloModule, key: str, text: str) -> int:
+def _note(
+    module: HloModule, found: _Named, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
+) -> None:
+    """Keep the largest id that one spelling names, as what it means."""
+    if key == "frontend_attributes":
+        pairs = frontend_pairs(given) or ""
+        found.peers = max(found.peers, _named(module, "source_target_pairs", pairs, complete=False))
+        return
+    number = _named(module, key, given[key], complete=complete)
+    try:
+        channel = integer(given.get("channel_id", "-1"))
+        flat = is_true(given.get("use_global_device_ids"))
+        mode = group_mode(canonical_name(opcode), channel, use_global_device_ids=flat)
+    except ValueError:
+        return
+    if mode is IdMode.FLATTENED_IDS:
+        found.devices = max(found.devices, number)
+    elif mode is IdMode.CROSS_PARTITION:
+        found.partitions = max(found.partitions, number)
+    else:
+        found.replicas = max(found.replicas, number)
+
+
+def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     try:
         if key == "source_target_pairs":
             return max((rank for row in int_rows(text) for rank in row), default=0) + 1
@@ -90,5 +183,55 @@ def _named(module: HloModule, key: str, text: str) -> int:
     if groups is None:
         return 1
     if isinstance(groups, ExplicitGroups):
-        return max((rank for row in groups.rows for rank in row), default=0) + 1
-    return groups.base + groups.num_ranks
+        highest = max((rank for row in groups.rows for rank in row), default=0) + 1
+    else:
+        highest = groups.base + groups.num_ranks
+    return highest if not complete or groups.num_ranks == highest else 1
+
+
+def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> None:
+    """Say that a program is sharded but not partitioned: its shapes are those of the whole job."""
+    if partitions < 2 or not _is_global(module):
+        return
+    diagnostics.warning(
+        "hlo.global-program",
+        module.name,
+        f"the program is sharded over {partitions} partitions but not partitioned: shapes and costs are "
+        "those of the whole job, counted on each device. Read the optimised HLO instead "
+        "(--xla_dump_hlo_as_text writes it after the passes)",
+        path=module.source.path,
+    )
+
+
+def _is_global(module: HloModule) -> bool:
+    """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
+    program only parameters and results have them, and a compiled one has its schedule.
+    """
+    opcodes: set[str] = set()
+    for body in module.computations.values():
+        opcodes.update(body.opcodes)
+    if "custom-call" in opcodes and _speaks_to_partitioner(module):
+        return True
+    exchanges = any(
+        base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
+        for base in (base_opcode(opcode)[0] for opcode in opcodes)
+    )
+    scheduled = module.attributes.get("is_scheduled") == "true"
+    if "sharding=" not in module.source.text or (scheduled and exchanges):
+        return False
+    tiled = inner = False
+    for body in module.computations.values():
+        for index, given in enumerate(body.attributes):
+            sharding = given.get("sharding", "")
+            if sharding and any(mark in sharding for mark in _TILED):
+                tiled = True
+                inner |= body.opcodes[index] not in {"parameter", "tuple"} and index != body.root
+    return inner or (tiled and not exchanges and not scheduled)
+
+
+def _speaks_to_partitioner(module: HloModule) -> bool:
+    return any(
+        opcode == "custom-call" and unquote(given.get("custom_call_target", "")) in _PARTITIONER_CALLS
+        for body in module.computations.values()
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True)
+    )

@@ -22,15 +22,13 @@ __all__ = ["Mesh", "header_meshes", "parse_groups"]
 Mesh = dict[str, int]
 """Axis name -> extent, in order."""
 
-_IOTA = re.compile(r"\[([\d,\s]++)\]\s*+<=\s*+\[([\d,\s]++)\]\s*+(?:T\(([\d,\s]++)\))?+")
-_MESH = re.compile(r"(?:@?+mesh\s*+\[([^\]]*+)\]|@([\w.\-]++)(?:\s*+\[([^\]]*+)\])?+)\s*+")
-_DEVICE_IDS = re.compile(r",\s*+device_ids\s*+=\s*+\(([^()]*+(?:\([^()]*+\)[^()]*+)*+)\)\s*+")
-_DEVICE_IOTA = re.compile(r"\[([\d,\s]++)\]\s*+(?:T\(([\d,\s]++)\))?+")
-_AXIS = re.compile(r"""\s*+['"]?+([^'"=,\s]++)['"]?+\s*+=\s*+(\d{1,18}+)\s*+,?+""")
-_AXIS_REFERENCE = re.compile(
-    r"""\s*+['"]?+([^'":,\s{}]++)['"]?+(?:\s*+:\s*+\((\d{1,18}+)\)(\d{1,18}+))?+\s*+,?+"""
-)
-_HEADER_MESH = re.compile(r"([\w.\-]++)\s*+=\s*+#sdy\.mesh<\[([^\]]*+)\]")
+_IOTA = re.compile(r"\[([\d,\s]+)\]\s*<=\s*\[([\d,\s]+)\]\s*(?:T\(([\d,\s]+)\))?")
+_MESH = re.compile(r"(?:@?mesh\s*\[([^\]]*)\]|@([\w.\-]+)(?:\s*\[([^\]]*)\])?)\s*")
+_DEVICE_IDS = re.compile(r",\s*device_ids\s*=\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*")
+_DEVICE_IOTA = re.compile(r"\[([\d,\s]+)\]\s*(?:T\(([\d,\s]+)\))?")
+_AXIS = re.compile(r"""\s*['"]?([^'"=,\s]+)['"]?\s*=\s*(\d{1,18})\s*,?""")
+_AXIS_REFERENCE = re.compile(r"""\s*['"]?([^'":,\s{}]+)['"]?(?:\s*:\s*\((\d{1,18})\)(\d{1,18}))?\s*,?""")
+_HEADER_MESH = re.compile(r"([\w.\-]+)(?:\s*=\s*#sdy\.mesh<\[([^\]<]*)\])?")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -53,7 +51,7 @@ def _axes(text: str) -> Mesh:
 def header_meshes(header: Mapping[str, str]) -> dict[str, Mesh]:
     """The meshes a module's header names (``xla.sdy.meshes`` of its frontend attributes)."""
     text = header.get("frontend_attributes", "").replace('\\"', '"')
-    return {match[1]: _axes(match[2]) for match in _HEADER_MESH.finditer(text)}
+    return {match[1]: _axes(match[2]) for match in _HEADER_MESH.finditer(text) if match[2] is not None}
 
 
 def parse_groups(text: str | None, num_devices: int, meshes: Mapping[str, Mesh]) -> GroupSet | None:

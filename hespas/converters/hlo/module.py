@@ -18,15 +18,15 @@ class Computation:
     """One computation; the lists have one entry per instruction, in text order.
 
     ``shapes`` are rows of the module's shapes; ``operands`` instruction numbers of the same computation;
-    ``parameters`` the numbers its parameters have; ``payloads`` the number of a parameter and the text of a
-    short constant (else ``""``); ``attributes`` the values as written; ``positions`` offsets into the text.
-    ``root`` is an instruction number.
+    ``parameters`` lead from a parameter's number to its instruction; ``payloads`` are the number of a
+    parameter and the text of a short constant (else ``""``); ``attributes`` the values as written;
+    ``positions`` offsets into the text. ``root`` is an instruction number.
     """
 
     name: str
     position: int
     thread: str = ""
-    parameters: set[str] = field(default_factory=set[str])
+    parameters: dict[str, int] = field(default_factory=dict[str, int])
     root: int = -1
     names: list[str] = field(default_factory=list[str])
     opcodes: list[str] = field(default_factory=list[str])
@@ -58,7 +58,9 @@ class FrameTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HloModule:
-    """A parsed module. ``attributes`` are those of the header line, as written."""
+    """A parsed module. ``attributes`` are those of the header line, as written; ``marked`` says that the text
+    names its entry, which is the last computation otherwise.
+    """
 
     name: str
     source: Source
@@ -67,6 +69,7 @@ class HloModule:
     entry: Computation
     shapes: list[Shape]
     frames: FrameTable
+    marked: bool = True
 
     @property
     def num_instructions(self) -> int:

@@ -1,39 +1,53 @@
 """HLO text -> :class:`~hespas.converters.hlo.module.HloModule`. Needs no XLA and no jaxlib.
 
 Grammar: https://github.com/openxla/xla/blob/main/xla/hlo/parser/hlo_parser.cc. Read are the long and the
-short printer style: names with and without ``%``, operands with and without shapes, ``ROOT`` or the last
-instruction, computations with and without a signature, any blanks and comments. One pass, linear in the text.
+short printer style, and what XLA's parser takes beside: names with and without ``%``, operands with and
+without shapes or as operations in place, results without shapes where operands tell them, ``ROOT`` or the
+last instruction, ``ENTRY`` or the last computation, computations with and without a signature or inside an
+attribute, a header or none, any blanks and comments. One pass, linear in the text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TypeVar
 
 from hespas.converters.hlo.attributes import CALLEE_KEYS
 from hespas.converters.hlo.attributes import names as listed_names
+from hespas.converters.hlo.inference import same_extents
+from hespas.converters.hlo.inference_calls import Inference
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule
 from hespas.converters.hlo.operands import NUM_OPERANDS
-from hespas.converters.hlo.scan import COMMENT, Source, shown, unquote
-from hespas.converters.hlo.shapes import ShapeTable
+from hespas.converters.hlo.scan import HEADERLESS, TRUNCATED_HINT, Source, shown, strip_comments, unquote
+from hespas.converters.hlo.shapes import Shape, ShapeTable, shown_shape
 
 __all__ = ["parse_module"]
 
-_MODULE = re.compile(r"HloModule(?![\w.\-])[ \t]*+([^\s,]*+)")
-_ATTRIBUTE = re.compile(r"\s*+,\s*+([A-Za-z_][\w.\-]*+)\s*+=[ \t]*+")
-_SIGNATURE = re.compile(r"(ENTRY(?![\w.\-]))?\s*+%?+([\w.\-]*+)")
-_HEAD = re.compile(r"(ROOT\s++)?%?+([\w.\-]++)\s*+=\s*+")
-_SHAPE = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\]]*+\](?:[ \t]*+\{[^{}=%]*+\})?+")
-_OPCODE = re.compile(r"\s*+([a-z][a-z0-9\-]*+)\s*+(?=\()")
-_OPERAND_NAME = re.compile(r"\s*+%?+([\w.\-]++)\s*+")
+_Read = TypeVar("_Read")
+
+_MODULE = re.compile(r"HloModule(?![\w.\-])[ \t]*([^\s,]*)")
+_ATTRIBUTE = re.compile(r"\s*,\s*([A-Za-z_][\w.\-]*)\s*=\s*")
+_COMMENTED = re.compile(r"\s*(?:,\s*)?/[*/]")
+_NAMED_VALUE = re.compile(r"([A-Za-z_][\w.\-]*)\s*=\s*")
+_SIGNATURE = re.compile(r"(ENTRY(?![\w.\-]))?\s*%?([\w.\-]*)")
+_HEAD = re.compile(r"(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
+_SHAPE = re.compile(r"[a-z][a-z0-9]*\s*\[[^\]]*\](?:[ \t]*\{[^{}=%]*\})?")
+_OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\s*(?=\()")
+_OPERAND_NAME = re.compile(r"\s*%?([\w.\-]+)\s*")
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)(?![\w.\-])")
-_TABLE_ROW = re.compile(r'\s*+(\d++)\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|\{[^{}]*+\})')
-_FIELD = re.compile(r"(\w++)=(\d++)")
-_DEVICE_IDS = re.compile(r"\s*+,\s*+(?=device_ids\s*+=)")
+_TABLE_ROW = re.compile(r'\s*(\d+)\s*("[^"\\]*(?:\\.[^"\\]*)*"|\{[^{}]*\})')
+_DEVICE_IDS = re.compile(r"\s*,\s*(?=device_ids\s*=)")
+_PRINTED = "entry_computation_layout"
 _PAYLOAD_CHARACTERS = 64
 _MAX_PARAMETER_DIGITS = 7
 _PARAMETER_HINT = "number the parameters of a computation 0, 1, 2, ..."
+_SHAPE_HINT = "state the shape of the result in front of the operation"
+_REPEATED_HINT = "was a shape edited by hand? dump the module again"
 _OPERANDS_HINT = "was an operand lost? dump the module again"
-_INLINE_HINT = "print the module with default options: bodies written inside attributes cannot be read back"
+_MAX_NESTED = 50
+"""Operands inside operands and computations inside attributes; a tool writes one."""
 
 
 def parse_module(source: Source) -> HloModule:
@@ -41,14 +55,20 @@ def parse_module(source: Source) -> HloModule:
     return _Parser(source).module()
 
 
-def _strip_comments(text: str) -> str:
-    return COMMENT.sub("", text) if "/" in text else text
-
-
 class _Parser:
     """One parse. ``text`` is walked by offsets; nothing is copied but names and attribute values."""
 
-    __slots__ = ("computations", "entry", "frames", "shapes", "source", "text")
+    __slots__ = (
+        "computations",
+        "depth",
+        "entry",
+        "frames",
+        "inference",
+        "reserved",
+        "shapes",
+        "source",
+        "text",
+    )
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -57,44 +77,124 @@ class _Parser:
         self.frames = FrameTable()
         self.computations: dict[str, Computation] = {}
         self.entry: Computation | None = None
+        self.inference = Inference(self.computations, self.shapes.shapes)
+        self.depth = 0
+        self.reserved: dict[str, None] = {}
 
     def module(self) -> HloModule:
         source = self.source
         position = source.skip_space(0)
         match = _MODULE.match(self.text, position)
-        if match is None:
+        if match is None and not HEADERLESS.match(self.text, position):
             raise source.error(position, "'HloModule'")
         attributes: dict[str, str] = {}
-        position = source.skip_space(self._attributes(match.end(), attributes))
+        if match is not None:
+            position = source.skip_space(self._attributes(match.end(), attributes))
+        last: Computation | None = None
         while position < len(self.text):
             table = _TABLE.match(self.text, position)
-            position = self._table(table) if table else self._computation(position)
+            if table:
+                position = self._table(table)
+            else:
+                last, position = self._computation(position)
             position = source.skip_space(position)
-        if self.entry is None:
-            raise source.error(position, "an ENTRY computation")
-        return HloModule(
-            match[1], source, attributes, self.computations, self.entry, self.shapes.shapes, self.frames
-        )
+        entry = self.entry or last  # as XLA takes it where none says ENTRY
+        if entry is None:
+            raise source.error(position, "a computation")
+        if self.entry is None and _PRINTED in attributes:  # who prints that prints ENTRY: the rest is lost
+            raise source.error(position, "an ENTRY computation", TRUNCATED_HINT)
+        name = f"module_{entry.name}" if match is None else match[1]
+        shapes, marked = self.shapes.shapes, self.entry is not None
+        return HloModule(name, source, attributes, self.computations, entry, shapes, self.frames, marked)
 
     def _attributes(self, position: int, into: dict[str, str]) -> int:
         """Read ``, key=value`` pairs and return where they end."""
         text, source = self.text, self.source
         while True:
-            match = _ATTRIBUTE.match(text, position)
+            match = _ATTRIBUTE.match(text, position) or self._behind_comment(position)
             if match is None:
                 return position
             start = match.end()
+            if match[1] in CALLEE_KEYS and text.startswith("{", start) and self._is_body(start):
+                position, into[match[1]] = self._bodies(start)
+                continue
             end = source.skip_value(start)
             if text.startswith(("mesh", "@"), start):  # the one value with a comma of its own
                 more = _DEVICE_IDS.match(text, end)
                 end = source.skip_value(more.end()) if more else end
             value = text[start:end].rstrip()
             if not value:
-                raise source.error(start, f"a value for {shown(match[1])}", _INLINE_HINT)
+                raise source.error(match.start(1), f"a value for {shown(match[1])}")
             if value.startswith("{") and match[1] in CALLEE_KEYS:
                 self._check_names(start, value)
             into[match[1]] = value
             position = source.skip_space(end) if text.startswith("/", end) else end
+
+    def _behind_comment(self, position: int) -> re.Match[str] | None:
+        """An attribute with a comment between it and the comma, or in front of that."""
+        if _COMMENTED.match(self.text, position) is None:
+            return None
+        comma = self.source.skip_space(position)
+        if not self.text.startswith(",", comma):
+            return None
+        return _NAMED_VALUE.match(self.text, self.source.skip_space(comma + 1))
+
+    def _is_body(self, start: int) -> bool:
+        """Whether a brace opens a computation that stands in place, or a list of such."""
+        inner = self.source.skip_space(start + 1)
+        if self.text.startswith("{", inner):
+            inner = self.source.skip_space(inner + 1)
+        return _HEAD.match(self.text, inner) is not None
+
+    def _bodies(self, start: int) -> tuple[int, str]:
+        """Computations written inside an attribute: where they end, and the names they get."""
+        source = self.source
+        inner = source.skip_space(start + 1)
+        if not self.text.startswith("{", inner):
+            return self._nested(start, self._inner_body)
+        names: list[str] = []
+        while True:
+            if self.text.startswith("{", inner):
+                inner, name = self._nested(inner, self._inner_body)
+            else:
+                named = _OPERAND_NAME.match(self.text, inner)
+                if named is None:
+                    raise source.error(inner, "a computation")
+                inner, name = named.end(), named[1]
+            names.append(name)
+            inner = source.skip_space(inner)
+            if self.text.startswith("}", inner):
+                return inner + 1, f"{{{', '.join(names)}}}"
+            if not self.text.startswith(",", inner):
+                raise source.error(inner, "',' or '}' after a computation")
+            inner = source.skip_space(inner + 1)
+
+    def _inner_body(self, position: int) -> tuple[int, str]:
+        """``{ instructions }`` of a computation that has no name of its own."""
+        computation = Computation(self._unused("_", self.reserved), position)
+        self.reserved[computation.name] = None
+        end = self._body(computation, position + 1)
+        self.computations[computation.name] = computation
+        return end, computation.name
+
+    def _nested(self, position: int, read: Callable[[int], tuple[int, _Read]]) -> tuple[int, _Read]:
+        """Read something that stands inside what is being read."""
+        if self.depth >= _MAX_NESTED:
+            raise self.source.error(position, f"at most {_MAX_NESTED} operands or bodies inside one another")
+        self.depth += 1
+        found = read(position)
+        self.depth -= 1
+        return found
+
+    @staticmethod
+    def _unused(name: str, names: Mapping[str, object]) -> str:
+        """A name that is not among ``names``, which get longer only."""
+        if name not in names:
+            return name
+        number = len(names)
+        while f"{name}.{number}" in names:
+            number += 1
+        return f"{name}.{number}"
 
     def _check_names(self, start: int, value: str) -> None:
         """A list of computations is one, so that whoever follows it later can rely on that."""
@@ -120,13 +220,14 @@ class _Parser:
         if table == "FunctionNames":
             self.frames.functions[number] = unquote(value)
             return
-        fields = {name: _number(digits) for name, digits in _FIELD.findall(value)}
+        parts = (part.partition("=") for part in value[1:-1].split())
+        fields = {name: _number(digits) for name, _, digits in parts}
         if table == "FileLocations":
             self.frames.locations[number] = (fields.get("file_name_id", -1), fields.get("line", 0))
         else:
             self.frames.frames[number] = fields.get("file_location_id", -1)
 
-    def _computation(self, position: int) -> int:
+    def _computation(self, position: int) -> tuple[Computation, int]:
         """``[ENTRY] name [(parameters) -> shape] { instructions }[, attributes]``."""
         text, source = self.text, self.source
         match = _SIGNATURE.match(text, position)
@@ -134,17 +235,24 @@ class _Parser:
             raise source.error(position, "a computation")
         name = match[2] or f"computation.{len(self.computations)}"
         cursor = source.skip_space(match.end())
+        signature = (0, 0)
         if text.startswith("(", cursor):
             cursor = source.skip_space(source.skip_group(cursor))
             if not text.startswith("->", cursor):
                 raise source.error(cursor, "'->' and the result shape")
-            cursor = source.skip_space(self._shape_end(source.skip_space(cursor + 2)))
+            cursor = source.skip_space(cursor + 2)
+            signature = (cursor, self._shape_end(cursor))
+            cursor = source.skip_space(signature[1])
         if not text.startswith("{", cursor):
             raise source.error(cursor, f"'{{' to open the computation {shown(name)}")
-        if name in self.computations:
+        if name in self.reserved:
             raise source.error(position, f"a name no other computation has, not {shown(name)} again")
+        self.reserved[name] = None
         computation = Computation(name, position)
         cursor = self._body(computation, cursor + 1)
+        if signature[1]:
+            root = self.shapes.shapes[computation.shapes[computation.root]]
+            self._check_stated(signature, root, f"{shown(name)} to make")
         attributes: dict[str, str] = {}
         cursor = self._attributes(cursor, attributes)
         computation.thread = unquote(attributes.get("execution_thread", ""))
@@ -153,7 +261,7 @@ class _Parser:
             raise source.error(position, f"one ENTRY computation, which {shown(self.entry.name)} is already")
         if match[1]:
             self.entry = computation
-        return cursor
+        return computation, cursor
 
     def _body(self, computation: Computation, position: int) -> int:
         """Instructions up to the closing brace; the last one is the root where none says ``ROOT``."""
@@ -171,42 +279,111 @@ class _Parser:
         return position + 1
 
     def _instruction(self, computation: Computation, numbers: dict[str, int], position: int) -> int:
-        """``[ROOT] name = shape opcode(operands), attributes``."""
-        text, source = self.text, self.source
-        head = _HEAD.match(text, position)
+        """``[ROOT] name = [shape] opcode(operands), attributes``."""
+        head = _HEAD.match(self.text, position)
         if head is None:
-            raise source.error(position, "an instruction 'name = shape opcode(...)' or '}'")
-        start = head.end()
-        end = self._shape_end(start)
-        try:
-            shape = self.shapes.row(text[start:end])
-        except ValueError as error:
-            raise source.error(start, str(error).removeprefix("expected ")) from error
+            raise self.source.error(position, "an instruction 'name = shape opcode(...)' or '}'")
+        number, end = self._operation(computation, numbers, head.end(), head[2], head.start(2))
+        if head[1] and computation.root >= 0:
+            raise self.source.error(head.start(), f"one ROOT in {shown(computation.name)}, which has another")
+        if head[1]:
+            computation.root = number
+        return end
+
+    def _operation(
+        self,
+        computation: Computation,
+        numbers: dict[str, int],
+        start: int,
+        name: str,
+        named_at: int,
+    ) -> tuple[int, int]:
+        """What stands behind ``name =``, or as an operand, then without a name and attributes: the number it
+        gets, and where it ends.
+        """
+        text, source = self.text, self.source
+        shape = _SHAPE.match(text, start)
+        end, row = start if shape is None else shape.end(), -1
+        if shape is None and (text.startswith("b(", start) or _OPCODE.match(text, start) is None):
+            end = self._shape_end(start)
+        if end > start:  # it states its shape
+            row = self._shape_row(start, end)
         opcode = _OPCODE.match(text, end) or _OPCODE.match(text, source.skip_space(end))
         if opcode is None:
             raise source.error(end, "an opcode and '('")
         close = source.skip_group(opcode.end())
-        operands, payload = self._arguments(opcode[1], opcode.end() + 1, close - 1, numbers)
+        operands, payload = self._arguments(computation, opcode, close - 1, numbers)
         self._check_operands(opcode, operands)
         if opcode[1] == "parameter":
             self._check_parameter(computation, payload, opcode.start(1))
         attributes: dict[str, str] = {}
-        position = self._attributes(close, attributes)
+        literal = opcode.end() + 1, close - 1
+        if name:
+            close = self._attributes(close, attributes)
+        else:
+            name = self._unused(f"{opcode[1]}.anon", numbers)
+        if row < 0:
+            row = self._inferred(computation, opcode, operands, attributes)
+        elif opcode[1] == "constant":
+            self._check_literal(row, *literal)
         number = len(computation)
-        if numbers.setdefault(head[2], number) != number:
-            raise source.error(head.start(2), f"a name no other instruction has, not {shown(head[2])} again")
-        if head[1] and computation.root >= 0:
-            raise source.error(head.start(), f"one ROOT in {shown(computation.name)}, which has another")
-        if head[1]:
-            computation.root = number
-        computation.names.append(head[2])
+        if numbers.setdefault(name, number) != number:
+            raise source.error(named_at, f"a name no other instruction has, not {shown(name)} again")
+        computation.names.append(name)
         computation.opcodes.append(opcode[1])
-        computation.shapes.append(shape)
+        computation.shapes.append(row)
         computation.operands.append(operands)
         computation.payloads.append(payload)
         computation.attributes.append(attributes)
-        computation.positions.append(head.start(2))
-        return position
+        computation.positions.append(named_at)
+        return number, close
+
+    def _shape_row(self, start: int, end: int) -> int:
+        try:
+            return self.shapes.row(self.text[start:end])
+        except ValueError as error:
+            raise self.source.error(start, str(error).removeprefix("expected ")) from error
+
+    def _inferred(
+        self,
+        computation: Computation,
+        opcode: re.Match[str],
+        operands: tuple[int, ...],
+        attributes: Mapping[str, str],
+    ) -> int:
+        """The shape row of an operation that leaves it to its operands."""
+        shapes = self.shapes.shapes
+        given = tuple([shapes[computation.shapes[operand]] for operand in operands])
+        try:
+            made = self.inference.result(opcode[1], given, attributes)
+        except (ValueError, IndexError) as error:
+            what = str(error).removeprefix("expected ") if isinstance(error, ValueError) else "operands"
+            raise self.source.error(opcode.start(1), what, _SHAPE_HINT) from error
+        if made is None:
+            raise self.source.error(opcode.start(1), "a shape such as f32[2,3]{1,0}", _SHAPE_HINT)
+        return self.shapes.add(made)
+
+    def _check_stated(self, stated: tuple[int, int], made: Shape, what: str) -> None:
+        """A shape that the text repeats is that of what it speaks of."""
+        row = self._shape_row(*stated)
+        found = self.shapes.shapes[row]
+        if found is not made and not same_extents(made, found):
+            raise self.source.error(stated[0], f"{what} {shown_shape(made)}", _REPEATED_HINT)
+
+    def _check_literal(self, row: int, start: int, end: int) -> None:
+        """A constant lists as many values as its shape has, or is one for all. O(literal), at the speed of a
+        search.
+        """
+        shape = self.shapes.shapes[row]
+        if shape.elements is not None or not shape.leaves[0].dims:
+            return
+        leaf, find = shape.leaves[0], self.text.find
+        elements = prod(leaf.dims)
+        if elements < 1 or any(find(mark, start, end) >= 0 for mark in ("...", "/", '"', "(")):
+            return
+        found = self.text.count(",", start, end) + 1
+        if found != elements and (found > 1 or find("{", start, end) >= 0):
+            raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {found:,}")
 
     def _check_operands(self, opcode: re.Match[str], operands: tuple[int, ...]) -> None:
         expected = NUM_OPERANDS.get(opcode[1])
@@ -226,7 +403,7 @@ class _Parser:
             raise self.source.error(
                 position, f"another number, as another is parameter({payload})", _PARAMETER_HINT
             )
-        computation.parameters.add(payload)
+        computation.parameters[payload] = len(computation)
 
     def _shape_end(self, position: int) -> int:
         """Where the shape at ``position`` ends."""
@@ -240,46 +417,66 @@ class _Parser:
         return match.end()
 
     def _arguments(
-        self, opcode: str, start: int, end: int, numbers: dict[str, int]
+        self, computation: Computation, opcode: re.Match[str], end: int, numbers: dict[str, int]
     ) -> tuple[tuple[int, ...], str]:
         """What stands between the parentheses: operand numbers, or a parameter's or constant's text."""
-        if opcode in {"constant", "parameter"}:
+        start = opcode.end() + 1
+        if opcode[1] in {"constant", "parameter"}:
             payload = self.text[start : min(end, start + _PAYLOAD_CHARACTERS)] if end > start else ""
             return (), payload.strip() if end - start <= _PAYLOAD_CHARACTERS else ""
         inner = self.text[start:end]
         if not inner or inner.isspace():
             return (), ""
         if "(" in inner or "[" in inner or "{" in inner:
-            names = self._typed_operands(start, end)
-        else:
-            names = [part.split()[-1] if part.strip() else "" for part in _strip_comments(inner).split(",")]
+            return self._typed_operands(computation, start, end, numbers), ""
         operands: list[int] = []
-        for name in names:
-            number = numbers.get(name.lstrip("%"))
-            if number is None:
-                raise self.source.error(start, f"operands defined above; {shown(name)} is not")
-            operands.append(number)
+        for part in strip_comments(inner).split(","):
+            name = part.split()[-1].lstrip("%") if part.strip() else ""
+            operands.append(self._operand(name, start, numbers))
         return tuple(operands), ""
 
-    def _typed_operands(self, start: int, end: int) -> list[str]:
-        """The names in ``f32[2]{0} %a, (f32[], s32[]) %b``; an operand may also stand without its shape."""
-        source, text = self.source, self.text
-        names: list[str] = []
+    def _operand(self, name: str, position: int, numbers: dict[str, int]) -> int:
+        number = numbers.get(name)
+        if number is None:
+            raise self.source.error(position, f"operands defined above; {shown(name)} is not")
+        return number
+
+    def _typed_operands(
+        self, computation: Computation, start: int, end: int, numbers: dict[str, int]
+    ) -> tuple[int, ...]:
+        """Those of ``f32[2]{0} %a, (f32[], s32[]) %b``; one may also stand without its shape, and in place of
+        a name an operation.
+        """
+        source, text, shapes = self.source, self.text, self.shapes.shapes
+
+        def operation(place: int) -> tuple[int, int]:
+            number, after = self._operation(computation, numbers, place, "", place)
+            return after, number
+
+        operands: list[int] = []
         position = source.skip_space(start)
         while position < end:
-            if text[position] == "(" or _SHAPE.match(text, position):
-                position = source.skip_space(self._shape_end(position))
-            match = _OPERAND_NAME.match(text, position, end)
-            if match is None:
-                raise source.error(position, "the name of an operand")
-            names.append(match[1])
-            position = source.skip_space(match.end())
+            stated = (position, position)
+            if text.startswith(("(", "b("), position) or _SHAPE.match(text, position):
+                stated = (position, self._shape_end(position))
+                position = source.skip_space(stated[1])
+            if _OPCODE.match(text, position, end):
+                position, number = self._nested(stated[0], operation)
+            else:
+                match = _OPERAND_NAME.match(text, position, end)
+                if match is None:
+                    raise source.error(position, "the name of an operand")
+                number, position = self._operand(match[1], start, numbers), match.end()
+                if stated[1] > stated[0]:
+                    self._check_stated(stated, shapes[computation.shapes[number]], "an operand of shape")
+            operands.append(number)
+            position = source.skip_space(position)
             if position < end and text[position] != ",":
                 raise source.error(position, "',' or ')' after an operand")
             position = source.skip_space(position + 1)
-        return names
+        return tuple(operands)
 
 
 def _number(digits: str) -> int:
-    """A table's number; -1 where it is too long to be one."""
-    return int(digits) if len(digits) <= 18 else -1
+    """A table's number; -1 where it is none or too long to be one."""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else -1

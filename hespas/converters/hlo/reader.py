@@ -14,7 +14,7 @@ from hespas.converters.hlo.bindings import proto_to_text
 from hespas.converters.hlo.bodies import Bodies
 from hespas.converters.hlo.callgraph import callees_first, check_inlined_size
 from hespas.converters.hlo.communication import Communication
-from hespas.converters.hlo.devices import device_counts
+from hespas.converters.hlo.devices import device_counts, warn_if_global
 from hespas.converters.hlo.emit import Emitter
 from hespas.converters.hlo.findings import Findings
 from hespas.converters.hlo.lower import Lowering
@@ -24,6 +24,7 @@ from hespas.converters.hlo.program import Program
 from hespas.converters.hlo.scan import Source
 from hespas.converters.hlo.sniff import is_text, module_bytes
 from hespas.converters.hlo.sugar import shorten_async
+from hespas.converters.hlo.verify import check_shapes
 from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -74,11 +75,20 @@ def source_of(data: bytes, path: str) -> Source:
 
 def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """The workload of a parsed module: one graph that all devices run. O(instructions written out)."""
-    shorten_async(module.computations)
     ordered = callees_first(module)
+    if not module.marked and len(module.computations) > 1:
+        diagnostics.warning(
+            "hlo.no-entry",
+            module.name,
+            f"no computation is marked ENTRY; the last one, {module.entry.name}, is taken, as XLA does",
+            path=module.source.path,
+        )
+    program = Program(module)
+    check_shapes(program, ordered)
+    shorten_async(module.computations)
     check_inlined_size(module, ordered)
     replicas, partitions = device_counts(module, options, diagnostics)
-    program = Program(module)
+    warn_if_global(module, partitions, diagnostics)
     bodies = Bodies(program)
     for computation in ordered[:-1]:
         bodies.add(computation)

@@ -1,7 +1,8 @@
 """Where things end in HLO text: blanks, comments, strings, bracketed groups, attribute values.
 
-Every step is a possessive (never backtracking) match or a loop with a counter, so time is linear in the text
-and nesting depth costs nothing, whatever the input holds.
+Every step is a match whose parts begin with different characters, so that giving back never helps and is
+never tried twice, or a loop with a counter: time is linear in the text and nesting depth costs nothing,
+whatever the input holds. Possessive quantifiers would say the same, but Python 3.11.2 runs them wrongly.
 """
 
 from __future__ import annotations
@@ -11,22 +12,47 @@ from dataclasses import dataclass
 
 from hespas.graph.errors import FormatError
 
-__all__ = ["COMMENT", "PRINTED_HINT", "TRUNCATED_HINT", "Source", "shown", "unquote"]
+__all__ = [
+    "HEADERLESS",
+    "PRINTED_HINT",
+    "STRING",
+    "TRUNCATED_HINT",
+    "Source",
+    "shown",
+    "strip_comments",
+    "unquote",
+]
 
 PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
 TRUNCATED_HINT = "the text ends early: copy or dump the file again"
 
-COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*+\*/|//[^\n]*+")
-_STRING = r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
-_SPACE = re.compile(rf"(?:[ \t\r\n]++|{COMMENT.pattern})*+")
-_PLAIN = re.compile(r"""(?:[^,\n{}()\[\]"'/]++|/(?![*/]))*+""")
-_QUOTED = re.compile(_STRING, re.DOTALL)
+STRING = r""""[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'"""
+"""A quoted string, as a pattern; line ends may stand in it (``re.DOTALL``)."""
+
+HEADERLESS = re.compile(
+    r"ENTRY\s+%?[A-Za-z_][\w.\-]*\s*(?:\{|\([^(){}]*(?:\([^(){}]*\)[^(){}]*)*\)\s*->)"
+    r"|%?[A-Za-z_][\w.\-]*\s*\{\s*(?:ROOT\s+)?%?[A-Za-z_][\w.\-]*\s*=\s*(?:[a-z]\w*\[|\(|[a-z][a-z\-]*\()"
+)
+"""How a module begins that leaves its header out: with its entry, or with a computation without a
+signature.
+"""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_COMMENT_START = re.compile(r"/[*/]")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_PLAIN = re.compile(r"""[^,\s{}()\[\]"'/]*""")
+_CONTINUED = re.compile(r"[ \t]+(?=[{\[])")
+"""A blank inside a value: its list or mesh goes on behind it."""
+
+_QUOTED = re.compile(STRING, re.DOTALL)
+_MAX_PIECES = 1000
+"""Pieces matched at once: the matcher keeps some bytes for each."""
 
 
 def _run(opener: str, closer: str) -> re.Pattern[str]:
-    """Everything up to the next bracket of one kind, strings and comments in one piece."""
-    plain = f"[^{re.escape(opener + closer)}\"'/]++"
-    return re.compile(rf"(?:{plain}|{_STRING}|{COMMENT.pattern}|/(?![*/]))*+", re.DOTALL)
+    """Up to the next bracket of one kind or a slash, strings in one piece."""
+    plain = f"[^{re.escape(opener + closer)}\"'/]+"
+    return re.compile(rf"(?:{plain}|{STRING}){{0,{_MAX_PIECES}}}", re.DOTALL)
 
 
 _CLOSERS = {"{": "}", "(": ")", "[": "]"}
@@ -50,6 +76,33 @@ def _unescape(match: re.Match[str]) -> str:
 def shown(name: str) -> str:
     """A name in quotes for a message, its start where it is long."""
     return repr(name) if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]!r}..."
+
+
+def _comment_end(text: str, start: int) -> int:
+    """Where the comment at ``start`` ends, -1 where it does not."""
+    if text.startswith("//", start):
+        end = text.find("\n", start)
+        return len(text) if end < 0 else end
+    end = text.find("*/", start + 2)
+    return -1 if end < 0 else end + 2
+
+
+def strip_comments(text: str) -> str:
+    """Text without its comments. O(text)."""
+    if "/" not in text:
+        return text
+    if "//" not in text:  # each comment up to the last end has an end: no start is looked behind twice
+        end = text.rfind("*/") + 2
+        return _COMMENT.sub("", text[:end]) + text[end:] if end > 1 else text
+    parts: list[str] = []
+    position = 0
+    while match := _COMMENT_START.search(text, position):
+        end = _comment_end(text, match.start())
+        if end < 0:
+            break
+        parts.append(text[position : match.start()])
+        position = end
+    return "".join(parts) + text[position:]
 
 
 def unquote(value: str) -> str:
@@ -90,34 +143,56 @@ class Source:
 
     def skip_space(self, position: int) -> int:
         """Past blanks, line ends and comments."""
-        match = _SPACE.match(self.text, position)
-        return match.end() if match else position
+        text = self.text
+        while True:
+            match = _SPACE.match(text, position)
+            position = match.end() if match else position
+            if not text.startswith("/", position) or not _COMMENT_START.match(text, position):
+                return position
+            end = _comment_end(text, position)
+            if end < 0:
+                return position
+            position = end
 
     def skip_group(self, position: int) -> int:
         """Past the bracket at ``position`` and its partner. Raises ``FormatError`` where there is none."""
         text = self.text
         opener = text[position]
         closer, run = _CLOSERS[opener], _RUNS[opener]
-        depth, cursor = 0, position
+        depth, cursor = 1, position + 1
         while True:
             match = run.match(text, cursor)
-            cursor = match.end() if match else cursor
+            before, cursor = cursor, match.end() if match else cursor
             found = text[cursor : cursor + 1]
-            if found == opener:
-                depth += 1
-            elif found == closer:
+            if found == closer:
                 depth -= 1
                 if not depth:
                     return cursor + 1
-            elif found:
-                raise self.error(cursor, "a string or comment that ends", TRUNCATED_HINT)
-            else:
+            elif found == opener:
+                depth += 1
+            elif found == "/":
+                cursor = self._past_slash(cursor)
+                continue
+            elif not found:
                 line = self.line(position)
                 raise self.error(len(text), f"the {closer!r} for the {opener!r} of line {line}")
+            elif cursor == before:  # no progress: a quote that nothing closes
+                raise self.error(cursor, "a string or comment that ends", TRUNCATED_HINT)
+            else:
+                continue
             cursor += 1
 
+    def _past_slash(self, position: int) -> int:
+        """Past a comment, or past a slash that begins none."""
+        if not _COMMENT_START.match(self.text, position):
+            return position + 1
+        end = _comment_end(self.text, position)
+        if end < 0:
+            raise self.error(position, "a string or comment that ends", TRUNCATED_HINT)
+        return end
+
     def skip_value(self, position: int) -> int:
-        """Past an attribute's value: to the comma, comment, line end or closing bracket not part of it."""
+        """Past an attribute's value: to the comma, comment, blank or closing bracket not part of it."""
         text = self.text
         cursor = position
         while True:
@@ -127,8 +202,15 @@ class Source:
             if found and found in "{([":
                 cursor = self.skip_group(cursor)
                 continue
+            if found == "/" and not _COMMENT_START.match(text, cursor):
+                cursor += 1
+                continue
             if not found or found not in "\"'":  # a comment ends the value too
-                return cursor
+                more = _CONTINUED.match(text, cursor) if found in {" ", "\t"} else None
+                if more is None:
+                    return cursor
+                cursor = more.end()
+                continue
             quoted = _QUOTED.match(text, cursor)
             if quoted is None:
                 raise self.error(cursor, "a string that ends", TRUNCATED_HINT)

@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hespas.converters.hlo.scan import COMMENT
+from hespas.converters.hlo.scan import strip_comments
 from hespas.graph import DYNAMIC, DType, find_dtype
 
-__all__ = ["EMPTY_TUPLE", "MAX_TUPLE_DEPTH", "ArrayShape", "Shape", "ShapeTable", "parse_shape"]
+__all__ = [
+    "EMPTY_TUPLE",
+    "MAX_TUPLE_DEPTH",
+    "ArrayShape",
+    "Shape",
+    "ShapeTable",
+    "parse_shape",
+    "shown_shape",
+]
 
 MAX_TUPLE_DEPTH = 64
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 4096
 _MAX_DIGITS = 19
-_LEAF = re.compile(r"([a-z][a-z0-9]*+)\s*+\[([^\]]*+)\](?:\s*+\{([^{}]*+)\})?+")
+_SHOWN_CHARACTERS = 120
+_LEAF = re.compile(r"([a-z][a-z0-9]*)\s*\[([^\]]*)\](?:\s*\{([^{}]*)\})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ def _array(match: re.Match[str]) -> ArrayShape:
 
 def parse_shape(text: str) -> Shape:
     """One shape from its text. Raises ``ValueError`` naming what was expected. No recursion."""
-    clean = COMMENT.sub("", text) if "/" in text else text
+    clean = strip_comments(text)
     stack: list[list[Shape]] = [[]]
     cursor, end = 0, len(clean)
     while cursor < end:
@@ -113,14 +122,34 @@ def parse_shape(text: str) -> Shape:
     return stack[0][0]
 
 
+def shown_shape(shape: Shape) -> str:
+    """A shape for a message, without layouts, its start where it is long. No recursion."""
+    text, pending = "", list[Shape | str]([shape])
+    while pending and len(text) <= _SHOWN_CHARACTERS:
+        part = pending.pop()
+        if isinstance(part, str):
+            text += part
+        elif part.elements is None:
+            leaf = part.leaves[0]
+            sizes = ("?" if extent == DYNAMIC else str(extent) for extent in leaf.dims)
+            text += f"{leaf.element}[{','.join(sizes)}]"
+        else:
+            pending.append(")")
+            for place, element in enumerate(reversed(part.elements)):
+                pending += [", ", element] if place else [element]
+            pending.append("(")
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
 class ShapeTable:
     """Shapes by their text: each spelling is parsed once, however many instructions have it."""
 
-    __slots__ = ("_rows", "shapes")
+    __slots__ = ("_made", "_rows", "shapes")
 
     def __init__(self) -> None:
         """Start empty."""
         self._rows: dict[str, int] = {}
+        self._made: dict[Shape, int] = {}
         self.shapes: list[Shape] = []
 
     def row(self, text: str) -> int:
@@ -129,4 +158,12 @@ class ShapeTable:
         if row is None:
             self.shapes.append(parse_shape(text))
             row = self._rows[text] = len(self.shapes) - 1
+        return row
+
+    def add(self, shape: Shape) -> int:
+        """The row of a shape that no text states."""
+        row = self._made.get(shape)
+        if row is None:
+            self.shapes.append(shape)
+            row = self._made[shape] = len(self.shapes) - 1
         return row

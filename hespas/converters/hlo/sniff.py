@@ -6,7 +6,7 @@ Messages: ``xla/service/hlo.proto`` of openxla/xla.
 from __future__ import annotations
 
 from hespas.converters.format import Head
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.scan import HEADERLESS, Source
 
 __all__ = ["is_text", "module_bytes", "sniff"]
 
@@ -16,9 +16,17 @@ _MAX_NAME_BYTES = 4096
 
 
 def is_text(data: bytes) -> bool:
-    """Whether the bytes begin with ``HloModule``, comments and blanks aside."""
+    """Whether the bytes begin as a module does, comments and blanks aside."""
+    text, start = _beginning(data)
+    return _has_header(text, start) or HEADERLESS.match(text, start) is not None
+
+
+def _beginning(data: bytes) -> tuple[str, int]:
     text = data[: 1 << 16].decode("utf-8-sig", "replace")
-    start = Source(text, "").skip_space(0)
+    return text, Source(text, "").skip_space(0)
+
+
+def _has_header(text: str, start: int) -> bool:
     return text.startswith("HloModule", start) and not text[start + 9 : start + 10].isalnum()
 
 
@@ -67,5 +75,5 @@ def sniff(head: Head) -> int:
     if head.is_directory:
         return _NO
     if is_text(head.data):
-        return _CERTAIN
+        return _CERTAIN if _has_header(*_beginning(head.data)) else _LIKELY
     return _NO if module_bytes(head.data) is None else _LIKELY

@@ -8,7 +8,7 @@ parameter that may be overwritten counts what it touches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from hespas.converters.hlo.attributes import names
@@ -104,8 +104,12 @@ def body_aliases(program: Program, computation: Computation) -> tuple[Alias, ...
     for operands in computation.operands:
         for operand in operands:
             readers[operand] += 1
-    found = (_alias(program, computation, leaf, index, readers) for leaf, index in enumerate(leaves))
-    return tuple(alias for alias in found if alias is not None)
+    found: dict[int, Alias | None] = {}
+    for leaf, index in enumerate(leaves):
+        if index not in found:
+            found[index] = _alias(program, computation, leaf, index, readers)
+    aliases = ((leaf, found[index]) for leaf, index in enumerate(leaves))
+    return tuple(replace(alias, leaf=leaf) for leaf, alias in aliases if alias is not None)
 
 
 def _alias(

@@ -143,7 +143,8 @@ def test_sizes_are_those_of_each_kind(read_text: ReadText) -> None:
         f"ar = (f32[256]{{0}}, f32[64]{{0}}) all-reduce(full, shard), {GATHER}, to_apply=add",
         "a2a = (f32[64]{0}, f32[64]{0}) all-to-all(shard, shard), channel_id=1, replica_groups=[4,2]<=[8]",
         "cb = f32[64]{0} collective-broadcast(shard), replica_groups={{0,1}}, channel_id=1",
-        "rag = f32[256]{0} ragged-all-to-all(shard, full), replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=1",
+        "i = s32[8]{0} parameter(2)",
+        "rag = f32[256]{0} ragged-all-to-all(shard, full, i, i, i, i), channel_id=1",
     )
     workload, diagnostics = read_text(text)
     table = workload.classes[0].collectives
@@ -386,3 +387,69 @@ def test_unknown_bytes_stay_unknown(read_text: ReadText) -> None:
     workload, diagnostics = read_text(_module(", num_partitions=8", "x = f32[?]{0} parameter(0)", line))
     assert workload.classes[0].collectives.comm_bytes.tolist() == pytest.approx([nan], nan_ok=True)
     assert diagnostics.counts() == {"hlo.dynamic-shape": 1}
+
+
+ALL_FOUR = "replica_groups=[1,4]<=[4], use_global_device_ids=true"
+SHARDED = "sharding={devices=[4,1]<=[4]}"
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "is_global"),
+    [
+        ("", ("x = f32[64]{0} parameter(0), " + SHARDED, "r = f32[64]{0} negate(x)"), True),
+        (
+            "",
+            ("x = f32[64]{0} parameter(0)", "y = f32[64]{0} abs(x), " + SHARDED, "r = f32[64] abs(y)"),
+            True,
+        ),
+        (
+            "",
+            (
+                "x = f32[64]{0} parameter(0)",
+                'm = f32[16]{0} custom-call(x), custom_call_target="SPMDFullToShardShape", sharding={manual}',
+                "r = f32[16]{0} all-reduce(m), channel_id=1, replica_groups={}, to_apply=add",
+            ),
+            True,
+        ),
+        (
+            "",
+            (
+                "x = f32[64]{0} parameter(0), " + SHARDED,
+                "r = f32[64]{0} all-reduce(x), channel_id=1, replica_groups={}, to_apply=add",
+            ),
+            False,
+        ),
+        (", is_scheduled=true", ("x = f32[64]{0} parameter(0), " + SHARDED, "r = f32[64]{0} abs(x)"), False),
+        ("", ("x = f32[64]{0} parameter(0), sharding={replicated}", "r = f32[64]{0} abs(x)"), False),
+        ("", ("x = f32[64]{0} parameter(0), sharding={manual}", "r = f32[64]{0} abs(x)"), False),
+    ],
+)
+def test_a_program_of_the_whole_job_is_told_from_one_of_a_device(
+    read_text: ReadText, header: str, lines: tuple[str, ...], *, is_global: bool
+) -> None:
+    _, diagnostics = read_text(_module(", num_partitions=4" + header, *lines))
+    assert ("hlo.global-program" in diagnostics.counts()) is is_global
+    _, alone = read_text(_module(header, *lines))
+    assert "hlo.global-program" not in alone.counts()
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "devices"),
+    [
+        ("", "all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add", 4),
+        ("", "all-reduce(x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=add", 4),
+        ("", f"all-reduce(x), channel_id=1, {ALL_FOUR}, to_apply=add", 4),
+        (", num_partitions=2", "all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add", 8),
+        (", replica_count=4", "all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add", 4),
+        ("", "collective-permute(x), source_target_pairs={{0,1},{1,2}}", 3),
+        ("", "collective-permute(x), channel_id=2, source_target_pairs={{0,5}}", 6),
+    ],
+)  # fmt: skip
+def test_counts_that_a_header_leaves_out_follow_from_the_ids(
+    read_text: ReadText, header: str, line: str, devices: int
+) -> None:
+    text = _module(header, "x = f32[64]{0} parameter(0)", f"r = f32[64]{{0}} {line}")
+    workload, diagnostics = read_text(text)
+    assert workload.num_ranks == devices
+    inferred = "hlo.inferred-devices" in diagnostics.counts()
+    assert inferred is ("replica_count" not in header)

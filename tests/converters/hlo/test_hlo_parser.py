@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from hespas.converters.hlo.module import HloModule
@@ -158,13 +162,12 @@ HEAD = "HloModule m\nENTRY e {\n  x = f32[2] parameter(0)\n"
         ("", 1, "'HloModule'"),
         ("module @jit_f {}", 1, "'HloModule'"),
         ("HloModules m", 1, "'HloModule'"),
-        ("HloModule m", 1, "an ENTRY computation"),
-        ("HloModule m\nf {\n  x = f32[] parameter(0)\n}\n", 5, "an ENTRY computation"),
+        ("HloModule m", 1, "a computation"),
         ("HloModule m\nENTRY e {\n}\n", 3, "an instruction in 'e'"),
         ("HloModule m\nENTRY e (x: f32[2]) f32[2] {", 2, "'->'"),
         ("HloModule m\nENTRY e\n", 3, "'{' to open the computation 'e'"),
         (HEAD, 4, "an instruction"),
-        (HEAD + "  y = add(x, x)\n}", 4, "a shape"),
+        (HEAD + "  y = iota()\n}", 4, "a result shape"),
         (HEAD + "  y = f32[2x] add(x, x)\n}", 4, "an extent"),
         (HEAD + "  y = f32[2] (x, x)\n}", 4, "an opcode"),
         (HEAD + "  y = f32[2] add(x, x\n}", 5, "the ')' for the '(' of line 4"),
@@ -189,3 +192,155 @@ def test_errors_name_line_and_expectation(text: str, line: int, expected: str) -
     assert error.position.startswith(f"line {line}, column ")
     assert f"expected {expected}" in error.message
     assert error.hint or "found" in error.message
+
+
+OMITTED = """max {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = maximum(a, b)
+}
+ENTRY e {
+  x = f32[2,3] parameter(0)
+  w = f32[3,4] parameter(1)
+  d = dot(x, w), lhs_contracting_dims=
+      {1}, rhs_contracting_dims={0} n = exponential(add(multiply(d, d), f32[2,4] negate(d))) // one line
+  z = f32[] constant(0)
+  m = reduce(n, z), /* along */ dimensions={1}, to_apply={
+    p = f32[] parameter(0)
+    q = f32[] parameter(1)
+    ROOT r = add(p, q)
+  }
+  k = compare(m, m), direction=LT
+  b = conditional(s32[] constant(1), m, m), branch_computations={
+    { p = f32[2] parameter(0) ROOT q = negate(p) }, { p = f32[2] parameter(0) ROOT q = abs(p) } }
+  ROOT t = tuple(k, b)
+}
+"""
+
+
+def test_what_xla_reads_beside_what_it_prints() -> None:
+    module = _parse(OMITTED)
+    entry = module.entry
+    shapes = {
+        name: [(leaf.element, leaf.dims) for leaf in module.shape_of(entry, index).leaves]
+        for index, name in enumerate(entry.names)
+    }
+    assert module.name == "module_e"
+    assert shapes["d"] == shapes["multiply.anon"] == shapes["n"] == [("f32", (2, 4))]
+    assert shapes["m"] == [("f32", (2,))]
+    assert shapes["k"] == [("pred", (2,))]
+    assert shapes["t"] == [("pred", (2,)), ("f32", (2,))]
+    assert entry.operands[entry.names.index("add.anon")] == (
+        entry.names.index("multiply.anon"),
+        entry.names.index("negate.anon"),
+    )
+    assert entry.attributes[entry.names.index("m")] == {"dimensions": "{1}", "to_apply": "_"}
+    assert entry.attributes[entry.names.index("b")]["branch_computations"] == "{_.3, _.4}"
+    assert [module.computations[name].opcodes[-1] for name in ("_", "_.3", "_.4")] == ["add", "negate", "abs"]
+
+
+def test_the_last_computation_is_the_entry_where_none_says_so() -> None:
+    module = _parse("HloModule m\na {\n  x = f32[] parameter(0)\n}\nb {\n  x = f32[2] parameter(0)\n}\n")
+    assert module.entry.name == "b"
+    assert not module.marked
+
+
+def test_a_printed_module_without_its_entry_is_cut() -> None:
+    with pytest.raises(FormatError, match="expected an ENTRY computation") as caught:
+        _parse("HloModule m, entry_computation_layout={()->f32[]}\na {\n  x = f32[] parameter(0)\n}\n")
+    assert caught.value.hint == "the text ends early: copy or dump the file again"
+
+
+def test_a_splat_constant_and_a_listed_one() -> None:
+    module = _parse(
+        "HloModule m\nENTRY e {\n  a = f32[9] constant(0)\n  b = c64[2] constant({(1, 2), (3, 4)})\n"
+        "  c = s32[2,3] constant({ { 1, 2, 3 }, { 4, 5, 6 } })\n  d = f32[9] constant({...})\n"
+        "  e = f32[0] constant({})\n}\n"
+    )
+    assert module.entry.opcodes == ["constant"] * 5
+
+
+@pytest.mark.parametrize(
+    ("opener", "closer"),
+    [("negate(", ")"), ("map(x), to_apply={ x = f32[2] parameter(0) q = f32[2] ", " }")],
+)
+def test_operations_inside_operations_have_a_limit(opener: str, closer: str) -> None:
+    nested = f"{opener * 60}abs(x){closer * 60}"
+    with pytest.raises(FormatError, match="inside one another"):
+        _parse(f"HloModule m\nENTRY e {{\n  x = f32[2] parameter(0)\n  y = f32[2] {nested}\n}}\n")
+
+
+PIECES = [
+    *("a", '"', "'", "/", "/*", "{", "}", "(", "[", "\\", "=", ",", "a=", "a={", 'a="', "{}", "{ {", "/**/"),
+    *(
+        "//\n",
+        " ",
+        "\n",
+        "%",
+        "x,",
+        "f32[",
+        "f32[2]",
+        "f32[2]{",
+        "(f32[",
+        "add(x, ",
+        "0",
+        "{}:(0,{}",
+        " ROOT",
+    ),
+    *("#sdy.mesh<[", "a=#sdy.mesh<[", "1 {a=", '1 "x" '),
+]
+PLACES = [
+    "HloModule m, a=@\nENTRY e {\n  x = f32[2] parameter(0)\n}\n",
+    'HloModule m, frontend_attributes={xla.sdy.meshes="@"}\nENTRY e {\n  x = f32[2] parameter(0)\n}\n',
+    "HloModule m, input_output_alias={@}\nENTRY e {\n  x = f32[2] parameter(0)\n}\n",
+    "HloModule m\n\nFileLocations\n1 {@}\nENTRY e {\n  x = f32[2] parameter(0)\n}\n",
+    'HloModule m\n\nFileNames\n1 "@"\nENTRY e {\n  x = f32[2] parameter(0)\n}\n',
+    "HloModule m\nENTRY e (@) -> f32[2] {\n  x = f32[2] parameter(0)\n}\n",
+    *(
+        f"HloModule m\nENTRY e {{\n  x = f32[2] parameter(0)\n  y = {line}\n}}\n"
+        for line in (
+            "@ negate(x)",
+            "f32[2] add(@)",
+            "f32[9] constant({@})",
+            "f32[2] negate(x), @",
+            "f32[2] negate(x), metadata={@}",
+            "f32[2] negate(x), control-predecessors={@}",
+            "f32[2] all-reduce(x), to_apply=e, replica_groups={@}",
+            "f32[2] map(x), to_apply={@}",
+        )
+    ),
+    "@",
+]
+
+
+def test_time_grows_with_the_text_whatever_it_holds() -> None:
+    """Each piece repeated over 20 kB in each place: quadratic steps would take minutes together."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, json.dumps([PIECES, PLACES])],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == len(PIECES) * len(PLACES)
+
+
+GROWTH = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from hespas.converters.format import ReadOptions
+from hespas.converters.hlo.reader import source_of, workload_of
+from hespas.converters.hlo.parser import parse_module
+from hespas.graph import Diagnostics
+from hespas.graph.errors import HespasError
+pieces, places = json.loads(sys.argv[1])
+tried = 0
+for place in places:
+    for piece in pieces:
+        text = place.replace("@", piece * (20_000 // len(piece)), 1)
+        try:
+            workload_of(parse_module(source_of(text.encode(), "t")), ReadOptions(), Diagnostics())
+        except HespasError:
+            pass
+        tried += 1
+print(tried)
+"""

@@ -389,8 +389,8 @@ def test_calls_are_written_out_per_call(read_text: ReadText) -> None:
         ("y = f32[2] while(x), condition=one, body=missing", "'missing' is none"),
         ("y = f32[2] while(x), condition=one", "attribute body"),
         ("y = f32[2] while(x, x), condition=one, body=one", "1 operand of while"),
-        ("y = f32[2] call(x), to_apply=two", "below the 1 operands"),
-        ("y = f32[2] conditional(x, x), branch_computations={one, one}", "one operand for each branch"),
+        ("y = f32[2] call(x), to_apply=two", "to take 1 parameters, found 2"),
+        ("y = f32[2] conditional(x, x), branch_computations={one, one}", "a scalar to branch on"),
         ("y = f32[2] get-tuple-element(x), index=0", "an index below 0"),
         ("y = f32[2] get-tuple-element(x)", "attribute index"),
         ("y = f32[2] add()", "2 operands of add, which has 0"),
@@ -432,3 +432,17 @@ def test_nesting_has_a_limit_and_says_so(read_text: ReadText) -> None:
     text = f"HloModule m\nc0 {{\n  p = f32[] parameter(0)\n}}\n{bodies}ENTRY e {{\n  p = f32[] parameter(0)\n"
     with pytest.raises(UnsupportedError, match="nested more than 100 deep"):
         read_text(text + "  q = f32[] call(p), to_apply=c500\n}\n")
+
+
+def test_fusions_that_double_are_refused_and_take_no_memory(read_text: ReadText) -> None:
+    dot = "dot(p, p), lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    text = (
+        f"HloModule m\nc0 {{\n  p = f32[2] parameter(0)\n  q = f32[] {dot}\n  ROOT r = f32[2] negate(p)\n}}\n"
+    )
+    for level in range(1, 60):
+        call = f"kind=kLoop, calls=c{level - 1}"
+        text += f"c{level} {{\n  p = f32[2] parameter(0)\n  a = f32[2] fusion(p), {call}\n"
+        text += f"  ROOT b = f32[2] fusion(a), {call}\n}}\n"
+    text += "ENTRY e {\n  p = f32[2] parameter(0)\n  ROOT a = f32[2] fusion(p), kind=kLoop, calls=c59\n}\n"
+    with pytest.raises(FormatError, match="its fusions written out make"):
+        read_text(text)

@@ -1,0 +1,495 @@
+"""What shape an operation makes of its operands, and which operands fit it: XLA's shape inference.
+
+Rules are those of ``xla/service/shape_inference.cc`` and ``hlo_verifier.cc`` of openxla/xla. Extents are held
+exactly; of element types only what tells one kind from another, since optimised modules mix precisions.
+Layouts do not count. An extent that is known at run time only fits any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hespas.converters.costs import WindowDim
+from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
+from hespas.converters.hlo.shapes import ArrayShape, Shape, shown_shape
+from hespas.graph import DYNAMIC, find_dtype
+from hespas.graph.dtypes import DTypeKind
+
+__all__ = [
+    "ARRAY_RULES",
+    "COMPLEX_PARTS",
+    "ELEMENTWISE",
+    "Asked",
+    "Callee",
+    "Rule",
+    "agree",
+    "array_of",
+    "bits_of",
+    "check",
+    "check_reducer",
+    "listed",
+    "one_or_tuple",
+    "same_extents",
+    "tuple_of",
+    "with_dims",
+]
+
+_MIXED = frozenset({DTypeKind.FLOAT, DTypeKind.COMPLEX})
+"""Kinds of types whose precisions optimised modules mix."""
+COMPLEX_PARTS = {"c64": "f32", "c128": "f64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """What a computation takes, in order, and makes. A parameter that is nowhere in it is None."""
+
+    parameters: tuple[Shape | None, ...]
+    result: Shape
+
+
+class _Find(Protocol):
+    def __call__(self, key: str, place: int = 0) -> Callee:
+        """The computation at ``place`` of those that attribute ``key`` names. Raises ``ValueError``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a rule may use. ``result`` is what the program states, None where it leaves that out;
+    ``group_size`` how many devices talk to one another (1 where that is not stated).
+    """
+
+    operands: tuple[Shape, ...]
+    attributes: Mapping[str, str]
+    callee: _Find
+    result: Shape | None = None
+    group_size: int = 1
+
+    def array(self, place: int) -> ArrayShape:
+        """An operand that has to be an array."""
+        if place >= len(self.operands):
+            raise ValueError(f"expected more than {len(self.operands)} operands")
+        return array_of(self.operands[place], f"operand {place}")
+
+    def stated(self) -> Shape:
+        """The result of an operation whose result is not given by its operands."""
+        if self.result is None:
+            raise ValueError("expected a result shape: it does not follow from the operands")
+        return self.result
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        """A list attribute, empty where absent."""
+        return ints(self.attributes.get(key))
+
+    def number(self, key: str, default: int) -> int:
+        """An integer attribute."""
+        return integer(self.attributes[key]) if key in self.attributes else default
+
+    def dimension(self, key: str, rank: int, default: int | None = None) -> int:
+        """An attribute that names one of ``rank`` dimensions, alone or in a list."""
+        text = self.attributes.get(key)
+        if text is None and default is not None:
+            return default
+        given = ints(text) if text is not None and text.startswith("{") else (self.number(key, -1),)
+        if len(given) != 1 or not 0 <= given[0] < rank:
+            raise ValueError(f"expected {key} to be one of {rank} dimensions, found {text}")
+        return given[0]
+
+
+Rule = Callable[[Asked], Shape]
+
+
+def array_of(shape: Shape, what: str) -> ArrayShape:
+    """The one array a shape is. Raises ``ValueError`` for a tuple."""
+    if shape.elements is not None:
+        raise ValueError(f"expected {what} to be an array, found {shown_shape(shape)}")
+    return shape.leaves[0]
+
+
+def tuple_of(parts: Sequence[Shape]) -> Shape:
+    """A tuple of these."""
+    return Shape(tuple([leaf for part in parts for leaf in part.leaves]), tuple(parts))
+
+
+def with_dims(like: ArrayShape, dims: Sequence[int], element: str = "") -> Shape:
+    """An array of other extents, of the same type or of ``element``."""
+    if element:
+        return Shape((ArrayShape(find_dtype(element), element, tuple(dims), like.bounded),))
+    return Shape((ArrayShape(like.dtype, like.element, tuple(dims), like.bounded),))
+
+
+def one_or_tuple(parts: Sequence[Shape]) -> Shape:
+    """The shape of several values: of one, itself."""
+    return parts[0] if len(parts) == 1 else tuple_of(parts)
+
+
+def agree(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether two lists of extents fit: each equal, or known at run time only."""
+    if left == right:
+        return True
+    return len(left) == len(right) and all(
+        a == b or DYNAMIC in (a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def _alike(left: ArrayShape, right: ArrayShape) -> bool:
+    """Whether XLA lets a type stand for the other; one that nobody knows may stand for any."""
+    if left.dtype is None or right.dtype is None:
+        return True
+    return left.dtype.kind is right.dtype.kind and left.dtype.kind in _MIXED
+
+
+def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
+    """Whether two shapes have the same structure and extents and, with ``kinds``, types of the same kind. No
+    recursion.
+    """
+    pending = [(left, right)]
+    while pending:
+        a, b = pending.pop()
+        if a.elements is None and b.elements is None:
+            one, other = a.leaves[0], b.leaves[0]
+            if not agree(one.dims, other.dims):
+                return False
+            if kinds and one.element != other.element and not _alike(one, other):
+                return False
+        elif a.elements is None or b.elements is None or len(a.elements) != len(b.elements):
+            return False
+        else:
+            pending.extend(zip(a.elements, b.elements, strict=True))
+    return True
+
+
+def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
+    """Raise ``ValueError`` with the shapes found where something does not fit."""
+    if not fits:
+        shapes = [part if isinstance(part, Shape) else Shape((part,)) for part in found]
+        raise ValueError(f"expected {expected}, found {' and '.join(map(shown_shape, shapes))}")
+
+
+# --- element by element ---
+
+
+def _elementwise(asked: Asked) -> Shape:
+    first = asked.operands[0]
+    for other in asked.operands[1:]:
+        check(same_extents(first, other), "operands of the same shape", first, other)
+    return first
+
+
+def _compare(asked: Asked) -> Shape:
+    return with_dims(array_of(_elementwise(asked), "operand 0"), asked.array(0).dims, "pred")
+
+
+def _is_finite(asked: Asked) -> Shape:
+    return with_dims(asked.array(0), asked.array(0).dims, "pred")
+
+
+def _complex(asked: Asked) -> Shape:
+    first = array_of(_elementwise(asked), "operand 0")
+    return with_dims(first, first.dims, "c128" if first.element == "f64" else "c64")
+
+
+def _real(asked: Asked) -> Shape:
+    first = asked.array(0)
+    return with_dims(first, first.dims, COMPLEX_PARTS.get(first.element, ""))
+
+
+def _converted(asked: Asked) -> Shape:
+    """The operand's extents in the type the program states."""
+    return with_dims(asked.array(0), asked.array(0).dims, array_of(asked.stated(), "the result").element)
+
+
+def bits_of(array: ArrayShape) -> int:
+    """Bits of an element in memory, 0 where unknown."""
+    if array.dtype is None:
+        return 0
+    return 8 if array.dtype.kind is DTypeKind.BOOL else array.dtype.bits
+
+
+def _bitcast_convert(asked: Asked) -> Shape:
+    given, wanted = asked.array(0), array_of(asked.stated(), "the result")
+    before, after = bits_of(given), bits_of(wanted)
+    if not before or not after:
+        return asked.stated()
+    if max(before, after) % min(before, after):
+        raise ValueError(f"expected types whose bits divide, found {given.element} and {wanted.element}")
+    dims = given.dims
+    if before > after:
+        dims = (*dims, before // after)
+    elif before < after:
+        ratio = after // before
+        check(bool(dims) and dims[-1] in (ratio, DYNAMIC), f"{ratio} as the last extent", given)
+        dims = dims[:-1]
+    return with_dims(given, dims, wanted.element)
+
+
+def _select(asked: Asked) -> Shape:
+    chooser, left, right = asked.array(0), asked.array(1), asked.array(2)
+    fits = same_extents(asked.operands[1], asked.operands[2])
+    check(fits, "two values of the same shape to select from", left, right)
+    fits = not chooser.dims or agree(chooser.dims, left.dims)
+    check(fits, "a predicate that is scalar or has the extents of the values", chooser, left)
+    return asked.operands[1]
+
+
+def _clamp(asked: Asked) -> Shape:
+    low, value, high = asked.array(0), asked.array(1), asked.array(2)
+    for bound in (low, high):
+        fits = not bound.dims or agree(bound.dims, value.dims)
+        check(fits, "bounds that are scalars or have the extents of the value", bound, value)
+    return asked.operands[1]
+
+
+def _first(asked: Asked) -> Shape:
+    return asked.operands[0]
+
+
+# --- contractions ---
+
+
+def listed(asked: Asked, key: str, rank: int) -> tuple[int, ...]:
+    """Distinct dimensions of one operand."""
+    found = asked.ints(key)
+    if len(set(found)) != len(found) or any(not 0 <= each < rank for each in found):
+        raise ValueError(f"expected {key} to name some of {rank} dimensions, found {found}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Contracted:
+    batch: tuple[int, ...]
+    left_contracting: tuple[int, ...]
+    left_free: tuple[int, ...]
+    right_free: tuple[int, ...]
+
+
+def _contracted(asked: Asked) -> _Contracted:
+    """The dimensions of a product, its pairs having equal extents."""
+    left, right = asked.array(0), asked.array(1)
+    sides: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for name, array in (("lhs", left), ("rhs", right)):
+        batch = listed(asked, f"{name}_batch_dims", len(array.dims))
+        contracting = listed(asked, f"{name}_contracting_dims", len(array.dims))
+        if set(batch) & set(contracting):
+            raise ValueError(f"expected {name} batch and contracting dimensions to be different ones")
+        sides.append((batch, contracting))
+    for place, name in enumerate(("batch", "contracting")):
+        ours, theirs = sides[0][place], sides[1][place]
+        if len(ours) != len(theirs):
+            raise ValueError(f"expected as many {name} dimensions on both sides, found {ours} and {theirs}")
+        for one, other in zip(ours, theirs, strict=True):
+            expected = f"equal extents in {name} dimensions {one} and {other}"
+            check(agree((left.dims[one],), (right.dims[other],)), expected, left, right)
+    (batch, contracting), (right_batch, right_contracting) = sides
+    taken, right_taken = {*batch, *contracting}, {*right_batch, *right_contracting}
+    return _Contracted(
+        batch,
+        contracting,
+        tuple([place for place in range(len(left.dims)) if place not in taken]),
+        tuple([place for place in range(len(right.dims)) if place not in right_taken]),
+    )
+
+
+def _product_element(asked: Asked) -> str:
+    if asked.result is not None and asked.result.elements is None:
+        return asked.result.leaves[0].element
+    left, right = asked.array(0), asked.array(1)
+    return left.element if bits_of(left) >= bits_of(right) else right.element
+
+
+def _dot(asked: Asked) -> Shape:
+    if "sparsity" in asked.attributes:  # its compressed operand is shorter than what it stands for
+        return asked.stated()
+    found = _contracted(asked)
+    left, right = asked.array(0), asked.array(1)
+    dims = [left.dims[place] for place in (*found.batch, *found.left_free)]
+    return with_dims(left, dims + [right.dims[place] for place in found.right_free], _product_element(asked))
+
+
+def _scaled_dot(asked: Asked) -> Shape:
+    for place in (0, 1):
+        values, scales = asked.array(place), asked.array(place + 2)
+        if all(extent == 1 for extent in scales.dims):  # no scale, or one for everything
+            continue
+        fits = len(values.dims) == len(scales.dims) and all(
+            DYNAMIC in (extent, blocks) or (blocks and extent % blocks == 0)
+            for extent, blocks in zip(values.dims, scales.dims, strict=True)
+        )
+        check(fits, "scales for equal blocks of their operand", values, scales)
+    return _dot(asked)
+
+
+def _ragged_dot(asked: Asked) -> Shape:
+    found = _contracted(asked)
+    left, right, sizes = asked.array(0), asked.array(1), asked.array(2)
+    ragged = asked.dimension("lhs_ragged_dims", len(left.dims))
+    free = found.right_free
+    check(bool(sizes.dims), "a list of group sizes", sizes)
+    groups = sizes.dims[-1]
+    if ragged in found.batch or ragged in found.left_contracting:
+        dims = [groups] if ragged in found.left_contracting else []
+    else:
+        place = asked.dimension("rhs_group_dims", len(right.dims))
+        fits = place in free and agree((right.dims[place],), (groups,))
+        check(fits, f"as many groups as extent {place} of the right operand", sizes, right)
+        free = tuple([each for each in free if each != place])
+        dims = []
+    before = found.batch if ragged in found.batch else (*found.batch, *found.left_contracting)
+    if ragged not in found.batch and ragged not in found.left_contracting:
+        before = (*found.batch, *found.left_free)
+    if len(sizes.dims) > 1:
+        before = tuple([left.dims[place] for place in before[: before.index(ragged)]])
+        check(agree(sizes.dims[:-1], before), f"group sizes for each of {before}", sizes, left)
+    dims += [left.dims[place] for place in (*found.batch, *found.left_free)]
+    return with_dims(left, dims + [right.dims[place] for place in free], _product_element(asked))
+
+
+# --- windows ---
+
+
+def _windowed(extent: int, dim: WindowDim) -> int:
+    """How often a window fits along one dimension."""
+    if extent == DYNAMIC:
+        return DYNAMIC
+    if dim.size < 1 or dim.stride < 1 or dim.lhs_dilation < 1 or dim.rhs_dilation < 1:
+        raise ValueError("expected a window of positive sizes, strides and dilations")
+    base = (extent - 1) * dim.lhs_dilation + 1 if extent else 0
+    padded = base + dim.pad_low + dim.pad_high
+    size = (dim.size - 1) * dim.rhs_dilation + 1
+    return 0 if size > padded or padded <= 0 else (padded - size) // dim.stride + 1
+
+
+def _windows(asked: Asked, array: ArrayShape) -> list[int]:
+    """How often the window fits along each dimension of an array."""
+    dims = window(asked.attributes.get("window"))
+    if len(dims) != len(array.dims):
+        raise ValueError(f"expected a window of {len(array.dims)} dimensions, found {len(dims)}")
+    return [_windowed(extent, dim) for extent, dim in zip(array.dims, dims, strict=True)]
+
+
+def _spatial(labels: Mapping[str, int], what: str, rank: int) -> list[int]:
+    """Places of the spatial dimensions 0, 1, ... of one operand, all places being named."""
+    order = [labels[label] for label in sorted(filter(str.isdigit, labels), key=int)]
+    if sorted(labels.values()) != list(range(rank)):
+        raise ValueError(f"expected labels for {rank} dimensions of {what}, found {''.join(labels)}")
+    return order
+
+
+def _convolution(asked: Asked) -> Shape:
+    source, kernel = asked.array(0), asked.array(1)
+    taken, weights, made = dim_labels(asked.attributes.get("dim_labels", ""))
+    rank = len(source.dims)
+    check(rank == len(kernel.dims), "operands with equally many dimensions", source, kernel)
+    places = [
+        _spatial(labels, what, rank)
+        for labels, what in ((taken, "input"), (weights, "kernel"), (made, "output"))
+    ]
+    dims = window(asked.attributes.get("window"))
+    if len(dims) != len(places[0]):
+        raise ValueError(f"expected a window of {len(places[0])} dimensions, found {len(dims)}")
+    groups, batches = asked.number("feature_group_count", 1), asked.number("batch_group_count", 1)
+    if groups < 1 or batches < 1 or (groups > 1 and batches > 1):
+        raise ValueError(f"expected groups of features or of batches, found {groups} and {batches}")
+    features, depth = source.dims[taken["f"]], kernel.dims[weights["i"]]
+    output, batch = kernel.dims[weights["o"]], source.dims[taken["b"]]
+    fits = DYNAMIC in (features, depth) or features == depth * groups
+    check(fits, f"{groups} times the kernel's input features in the input", source, kernel)
+    fits = output == DYNAMIC or output % groups == output % batches == 0
+    check(fits, f"output features in {max(groups, batches)} groups", kernel)
+    check(batch == DYNAMIC or batch % batches == 0, f"a batch in {batches} groups", source)
+    sizes = [kernel.dims[place] for place in places[1]]
+    check(agree([dim.size for dim in dims], sizes), "the window's size in the kernel", kernel)
+    extents = [0] * rank
+    extents[made["b"]] = batch if batch == DYNAMIC else batch // batches
+    extents[made["f"]] = output
+    for ours, theirs, dim in zip(places[0], places[2], dims, strict=True):
+        extents[theirs] = _windowed(source.dims[ours], dim)
+    return with_dims(source, extents, _product_element(asked))
+
+
+def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
+    """A reducer takes and makes one scalar, or as many as values are reduced together."""
+    parts = callee.result.elements if callee.result.elements is not None else (callee.result,)
+    given = len(callee.parameters)
+    if given != 2 * len(values):
+        raise ValueError(f"expected a computation of {2 * len(values)} parameters, found {given}")
+    if len(parts) != len(values):
+        raise ValueError(f"expected a computation that makes {len(values)} values, found {len(parts)}")
+    for part in (*parts, *callee.parameters):
+        if part is not None:
+            fits = part.elements is None and not part.leaves[0].dims
+            check(fits, "a computation of scalars", part)
+
+
+def _halves(asked: Asked) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
+    """Values reduced together, of equal extents, and what each starts from, a scalar."""
+    body, count = asked.callee("to_apply"), len(asked.operands)
+    if count % 2 or not count:
+        raise ValueError(f"expected values and as many initial values, found {count} operands")
+    half = count // 2
+    values = [asked.array(place) for place in range(half)]
+    for other in values[1:]:
+        check(agree(values[0].dims, other.dims), "values of equal extents", values[0], other)
+    for start in asked.operands[half:]:
+        check(not array_of(start, "an initial value").dims, "a scalar to start from", start)
+    check_reducer(body, asked.operands[half:])
+    return values, asked.operands[half:]
+
+
+def _reduce(asked: Asked) -> Shape:
+    values, starts = _halves(asked)
+    dropped = set(listed(asked, "dimensions", len(values[0].dims)))
+    dims = [extent for place, extent in enumerate(values[0].dims) if place not in dropped]
+    return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
+
+
+def _reduce_window(asked: Asked) -> Shape:
+    dims = _windows(asked, asked.array(0))
+    _values, starts = _halves(asked)
+    return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
+
+
+def _select_and_scatter(asked: Asked) -> Shape:
+    operand, source = asked.array(0), asked.array(1)
+    check(not asked.array(2).dims, "a scalar to start from", asked.operands[2])
+    dims = _windows(asked, operand)
+    check(agree(dims, source.dims), f"{dims} values, one per window", source)
+    return asked.operands[0]
+
+
+_KEEPING = """
+acos acosh add add-dependency and asin asinh atan atan2 atanh cbrt ceil copy cosine cosh count-leading-zeros
+divide domain erf exponential exponential-minus-one floor log log-plus-one logistic maximum minimum multiply
+negate not opt-barrier or popcnt power reduce-precision remainder round-nearest-afz round-nearest-even rsqrt
+shift-left shift-right-arithmetic shift-right-logical sign sine sinh sqrt subtract tan tanh xor
+"""
+_NOT_ALIKE = {"add-dependency", "domain"}
+
+ELEMENTWISE = frozenset(_KEEPING.split()) - _NOT_ALIKE
+"""Operations whose operands and result all have the same shape."""
+
+ARRAY_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_NOT_ALIKE, _first),
+    "abs": _real,
+    "real": _real,
+    "imag": _real,
+    "complex": _complex,
+    "compare": _compare,
+    "is-finite": _is_finite,
+    "convert": _converted,
+    "stochastic-convert": _converted,
+    "bitcast-convert": _bitcast_convert,
+    "select": _select,
+    "clamp": _clamp,
+    "dot": _dot,
+    "scaled-dot": _scaled_dot,
+    "ragged-dot": _ragged_dot,
+    "convolution": _convolution,
+    "reduce": _reduce,
+    "reduce-window": _reduce_window,
+    "select-and-scatter": _select_and_scatter,
+}
+"""Opcode -> the shape its result has to have, of operations on arrays."""
