@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hespas.files.source import read_bytes
+from hespas.graph.errors import FormatError
 
 if TYPE_CHECKING:
     from hespas.converters.chakra.faults import Faults
@@ -14,17 +18,19 @@ __all__ = ["FILE_NAME", "parse_groups", "read_groups", "render_groups"]
 FILE_NAME = "comm_group.json"
 
 _MAX_BYTES = 1 << 30
+_MAX_RANK = (1 << 31) - 1
 
 
 def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], bytes]:
     """The groups of a folder and the file's bytes, both empty where there is no such file."""
     path = folder / FILE_NAME
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}, b""
-    if path.stat().st_size > _MAX_BYTES:
-        faults.error("ET019", f"{FILE_NAME} is larger than {_MAX_BYTES} bytes")
+    try:
+        data = read_bytes(path, _MAX_BYTES)
+    except FormatError as error:
+        faults.error("ET018", f"{FILE_NAME}: {error.message}", hint=error.hint)
         return {}, b""
-    data = path.read_bytes()
     return parse_groups(data, faults), data
 
 
@@ -34,7 +40,7 @@ def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
 
     try:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON or of other types; not UTF-8; nested without end
         faults.error(
             "ET018",
             f"{FILE_NAME} is no object of rank lists: {error}",
@@ -48,6 +54,8 @@ def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
             faults.error("ET018", f"{FILE_NAME}: group id {name!r} is no integer of at least 1")
         elif not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0:
             faults.error("ET019", f"{FILE_NAME}: group {name} is empty, or lists a rank twice or below 0")
+        elif max(ranks) > _MAX_RANK:
+            faults.error("ET019", f"{FILE_NAME}: group {name} lists rank {max(ranks)}: no job is as large")
         else:
             groups[number] = ranks
     return groups

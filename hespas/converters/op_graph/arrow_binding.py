@@ -219,11 +219,11 @@ class Arrow(Protocol):
         """A buffer over memory of ours."""
         ...
 
-    def memory_map(self, path: str) -> ArrowFile:
+    def memory_map(self, path: bytes) -> ArrowFile:
         """A file as memory."""
         ...
 
-    def OSFile(self, path: str, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name
+    def OSFile(self, path: bytes, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name
         """A file to write."""
         ...
 
