@@ -19,6 +19,7 @@ from hespas.cli.session import (
     say_diagnostics,
     version,
 )
+from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
@@ -275,4 +276,4 @@ def _report_dropped(dropped: Iterable[Dropped]) -> None:
 
 def main() -> None:
     """Entry point."""
-    app()
+    run_app(app)

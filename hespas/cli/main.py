@@ -11,6 +11,7 @@ from hespas.cli.estimate import estimate
 from hespas.cli.estimators import estimators
 from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
 from hespas.cli.session import DebugOption, command_line, emit, version
+from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
 from hespas.cli.view import view
@@ -135,4 +136,4 @@ def hardware_measure(
 
 def main() -> None:
     """Entry point."""
-    app()
+    run_app(app)

@@ -100,13 +100,21 @@ def check_once(paths: Sequence[Path]) -> None:
 
 def hardware_files(*hardware: str) -> list[Path]:
     """Those of the values of ``--hardware`` that name files which are there; the others name devices."""
-    return [Path(each) for each in hardware if each and Path(each).is_file()]
+    return [Path(each) for each in hardware if each and _is_file(Path(each))]
 
 
 def estimator_files(*spellings: str) -> list[Path]:
     """The files that options of ``--estimator`` name: tables, orders, configurations, programs."""
     options = [part.rpartition("=")[2] for spelling in spellings for part in re.split("[,+]", spelling)]
-    return [Path(each) for each in options if each and Path(each).is_file()]
+    return [Path(each) for each in options if each and _is_file(Path(each))]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a value of an option names a file; it may be no name at all, and longer than any."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def report_folder(text: str) -> Path:

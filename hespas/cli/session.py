@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -27,6 +28,7 @@ __all__ = [
     "command_line",
     "emit",
     "progress_bar",
+    "run",
     "say",
     "say_diagnostics",
     "version",
@@ -40,6 +42,30 @@ ProgressOption = typer.Option(
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """The entry point of a command: help and usage, which the parser prints, may find no room either."""
+    _fill_closed_descriptors()
+    code: str | int | None = None
+    try:
+        app()
+    except SystemExit as left:
+        code = left.code
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+            raise
+        code = exit_code(OutputError(""))
+        say(f"error: standard output cannot be written: {error.strerror}")
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except OSError as error:
+            _give_up(stream)
+            code = code or (0 if isinstance(error, BrokenPipeError) else exit_code(OutputError("")))
+    sys.exit(code)
 
 
 def version(show: bool) -> None:
@@ -94,17 +120,28 @@ def command_line(
     except Exception as error:
         if debug:
             raise
-        say(
-            (
-                f"internal error: {type(error).__name__}: {clipped(str(error))}",
-                "  try: run again with --debug and report what it prints",
-            )
-        )
-        raise typer.Exit(exit_code(error)) from error
+        raise typer.Exit(_unforeseen(error)) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
         for sentence in set_aside():
             say(f"warning: {sentence}")
+
+
+def _unforeseen(error: Exception) -> int:
+    """Tell what no part of ours has met; the exit code. A file that the system refuses is no bug of ours,
+    whoever opened it first; outputs have their own error.
+    """
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        refused = FormatError(error.strerror or str(error), path=error.filename, hint="check the path")
+        say(_told(refused))
+        return exit_code(refused)
+    say(
+        (
+            f"internal error: {type(error).__name__}: {clipped(str(error))}",
+            "  try: run again with --debug and report what it prints",
+        )
+    )
+    return exit_code(error)
 
 
 def _heed_signals() -> None:

@@ -20,6 +20,7 @@ from hespas.cli.session import (
     say,
     version,
 )
+from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -244,4 +245,4 @@ def _list_rules() -> None:
 
 def main() -> None:
     """Entry point."""
-    app()
+    run_app(app)

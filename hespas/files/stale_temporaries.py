@@ -48,8 +48,8 @@ def remove(path: Path) -> None:
 
 def _shortened(target: Path) -> str:
     """The name of the target, cut where the longest file name would be exceeded; then told by a checksum."""
-    name = target.name
-    return name if len(name.encode()) <= 100 else f"{name[:20]}~{zlib.crc32(name.encode()):08x}"
+    name, spelled = target.name, os.fsencode(target.name)
+    return name if len(spelled) <= 100 else f"{name[:20]}~{zlib.crc32(spelled):08x}"
 
 
 def _started(pid: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -18,7 +20,7 @@ from typing import Literal, TypeGuard, cast
 from hespas.files.limits import limits
 from hespas.files.source import read_document
 from hespas.graph import CollectiveKind
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, clipped
 
 __all__ = [
     "MemoryConfig",
@@ -49,6 +51,7 @@ _MEMORY_TYPES = (
     "PER_NODE_MEMORY_EXPANSION",
     "MEMORY_POOL",
 )
+_LARGEST = sys.float_info.max
 _LINE = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*\[([^\[\]]*)\]\s*$")
 
 
@@ -97,10 +100,22 @@ class MemoryConfig:
 
 
 def _read(path: Path) -> str:
+    data = read_document(path, limits().configuration_bytes, "a configuration file")
     try:
-        return read_document(path, limits().configuration_bytes, "a configuration file").decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FormatError("not UTF-8 text", path=str(path), position=f"byte {error.start}") from error
+        raise FormatError(
+            "not UTF-8 text", path=str(path), position=f"byte {error.start}", hint="save it as UTF-8"
+        ) from error
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object each of whose keys stands once: of two values nobody knows which one was meant."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {clipped(key)!r} stands twice")
+    return values
 
 
 class _Json:
@@ -109,27 +124,38 @@ class _Json:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         try:
-            loaded: object = json.loads(_read(path))
+            loaded: object = json.loads(_read(path), object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             raise FormatError(
-                f"not JSON: {error.msg}", path=self.path, position=f"line {error.lineno}"
+                f"not JSON: {error.msg}",
+                path=self.path,
+                position=f"line {error.lineno}",
+                hint="correct it there",
             ) from error
+        except ValueError as error:  # a key that stands twice, an integer of thousands of digits
+            text = str(error).partition(";")[0]
+            raise FormatError(text, path=self.path, hint="correct it in the file") from error
         except RecursionError:
-            raise FormatError("nested too deeply for a configuration file", path=self.path) from None
+            raise FormatError(
+                "nested too deeply for a configuration file", path=self.path, hint="check the path"
+            ) from None
         if not _is_object(loaded):
-            raise FormatError("expected one JSON object", path=self.path)
+            raise FormatError("expected one JSON object", path=self.path, hint='write {"key": value, ...}')
         self.values = loaded
 
     def fault(self, key: str, expected: str) -> FormatError:
         return FormatError(
-            f"{key} is {self.values.get(key)!r}", path=self.path, position=key, hint=f"expected {expected}"
+            f"{key} is {clipped(repr(self.values.get(key)))}",
+            path=self.path,
+            position=key,
+            hint=f"expected {expected}",
         )
 
     def real(self, key: str) -> float | None:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
             raise self.fault(key, "a number that is not negative")
         return float(value)
 
@@ -137,8 +163,8 @@ class _Json:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.fault(key, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise self.fault(key, "a positive integer of 31 bits")
         return value
 
     def flag(self, key: str) -> bool:
@@ -255,7 +281,12 @@ def _topology(path: Path, name: str) -> Topology:
 
 def _integer(path: Path, key: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise FormatError(f"{text!r} is no positive integer", path=str(path), position=key)
+        raise FormatError(
+            f"{text!r} is no positive integer",
+            path=str(path),
+            position=key,
+            hint="write it as 8, without a sign",
+        )
     return int(text)
 
 
@@ -265,5 +296,10 @@ def _real(path: Path, key: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not isfinite(value) or value < 0:
-        raise FormatError(f"{text!r} is no number that is not negative", path=str(path), position=key)
+        raise FormatError(
+            f"{text!r} is no number that is not negative",
+            path=str(path),
+            position=key,
+            hint="write it as 50.0",
+        )
     return value

@@ -40,6 +40,8 @@ COMMANDS = [
     ("hespas-convert", str(PROGRAM), "-", "--to", "chakra"),
     ("hespas-convert", "--list-formats"),
     ("hespas-convert", "--version"),
+    ("hespas-convert", "--help"),
+    ("hespas", "hardware", "list", "--help"),
     ("hespas", "view", str(PROGRAM)),
     ("hespas-validate", "check", str(PROGRAM)),
 ]
@@ -52,9 +54,10 @@ def test_a_full_standard_output_is_a_message(words: tuple[str, ...]) -> None:
     assert (done.returncode, "No space left" in done.stderr) == (2, True), done.stderr
     assert "internal error" not in done.stderr
     assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [COMMANDS[0], COMMANDS[3]], ids=" ".join)
+@pytest.mark.parametrize("words", [COMMANDS[0], ("hespas", "view", str(PROGRAM))], ids=" ".join)
 def test_a_closed_standard_output_is_a_message(words: tuple[str, ...]) -> None:
     done = call(*words, redirected=">&-")
     assert (done.returncode, "standard output is closed" in done.stderr) == (2, True), done.stderr
@@ -223,3 +226,121 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
     assert (tmp_path / "job.et").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["job.et"]
+
+
+def test_a_usage_error_that_nobody_hears_is_still_one() -> None:
+    for redirected in ("2>&-", "2> /dev/full"):
+        assert call("hespas-convert", "--bogus", redirected=redirected).returncode == 2
+
+
+ODD = os.fsdecode(b"na\xffme")
+"""A file name that is no UTF-8."""
+
+
+@pytest.mark.parametrize("suffix", [".et", ".json", ".arrow", ".mlir", ".dot", ".graphml"])
+def test_a_name_that_is_no_text_is_a_name(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / f"{ODD}.mlir"
+    shutil.copy(PROGRAM, source)
+    target = tmp_path / f"{ODD} out{suffix}"
+    log = tmp_path / f"{ODD}.log"
+    done = typed("hespas-convert", source, target, "--ranks", "0", "--log-json", log)
+    assert done.exit_code == 0, done.output
+    assert target.stat().st_size > 100
+    assert json.loads(log.read_text())["output"] == str(target)
+    if suffix not in {".dot", ".graphml"}:
+        done = typed("hespas-validate", "check", target, "--json", tmp_path / f"{ODD}.check")
+        assert done.exit_code == 0, done.output
+
+
+def test_reports_of_names_that_are_no_text(tmp_path: Path) -> None:
+    profile = tmp_path / f"{ODD}.xplane.pb"
+    shutil.copy(ROOT / "fixtures" / "profiles" / "tpu_v4_megacore.xplane.pb", profile)
+    documents = [tmp_path / f"{ODD}.{number}" for number in range(2)]
+    words = ["hespas-validate", "accuracy", "--measured", profile, "--hardware", "TPU-v4"]
+    done = typed(*map(str, words), "--json", documents[0], "--report", tmp_path / f"{ODD}.report")
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / f"{ODD}.report").iterdir())) == 4
+    done = typed("hespas-validate", "compare", documents[0], documents[0], "--json", documents[1])
+    assert done.exit_code == 0, done.output
+    assert json.loads(documents[1].read_text())["inputs"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("hespas-convert", str(PROGRAM), "x.et", "--ranks", "0"),
+        ("hespas", "view", str(PROGRAM), "--json", "x.json"),
+        ("hespas", "simulate", str(PROGRAM), "--hardware", "L4", "--timeline", "x.csv"),
+        ("hespas-validate", "calibrate", "--hardware", "L4", "--table", "x.csv", "--out", "x.toml"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_working_folder_that_is_gone_is_a_message(words: tuple[str, ...], tmp_path: Path) -> None:
+    code = f"from hespas.cli.{MODULES[words[0]]} import main; main()"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'cd "$2" && rmdir "$2" && exec "$0" -c "$1" "${@:3}"'
+    command = ["bash", "-c", script, sys.executable, code, str(gone), *words[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert ": the working folder is gone" in done.stderr
+
+
+INPUTS = [
+    ("hespas", "view", "{}"),
+    ("hespas-convert", "{}", "o.et"),
+    ("hespas-validate", "check", "{}"),
+    ("hespas-validate", "roundtrip", "{}"),
+    ("hespas-validate", "compare", "{}", "{}"),
+    ("hespas", "estimate", "--table", "{}", "--hardware", "L4"),
+    ("hespas", "estimate", str(PROGRAM), "--hardware", "{}.toml"),
+    ("hespas-validate", "check", str(PROGRAM), "--profile", "astra-sim", "--system-config", "{}"),
+    ("hespas-validate", "accuracy", "--table", "{}", "--hardware", "L4"),
+    ("hespas-validate", "accuracy", "--measured", "{}", "--hardware", "L4"),
+    ("hespas-validate", "accuracy", "--measured", str(PROGRAM), "--workload", "{}", "--hardware", "L4"),
+    ("hespas-validate", "calibrate", "--table", "{}", "--hardware", "L4", "--out", "o.toml"),
+    ("hespas", "simulate", str(PROGRAM), "--hardware", "L4", "--beside", "{}", "--timeline", "t.json"),
+]
+
+
+@pytest.mark.parametrize("words", INPUTS, ids=" ".join)
+def test_an_input_that_cannot_be_read_is_exit_3(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dangling").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
+    Path("dangling.toml").symlink_to("nowhere")
+    Path("loop.toml").symlink_to("loop.toml")
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+    for name in ("./absent", "./dangling", "./loop", "./" + "n" * 300):
+        done = typed(*(word.replace("{}", name) for word in words))
+        assert done.exit_code == 3, f"{name[:20]}: {done.output}"
+        assert name.removeprefix("./")[:20] in done.output
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("words", INPUTS, ids=" ".join)
+def test_an_input_that_may_not_be_read_is_exit_3(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("closed", "closed.toml"):
+        Path(name).write_text("{}")
+        Path(name).chmod(0)
+    if os.access("closed", os.R_OK):
+        pytest.skip("the superuser may read everything")
+    done = typed(*(word.replace("{}", "./closed") for word in words))
+    assert (done.exit_code, "Permission denied" in done.output) == (3, True), done.output
+
+
+def test_what_the_system_refuses_in_any_place_is_no_bug_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret.mlir")
+
+    monkeypatch.setattr("hespas.api.summary.summarise", refuse)
+    monkeypatch.setattr("hespas.api.io.find_format", refuse)
+    done = typed("hespas", "view", PROGRAM)
+    assert done.exit_code == 3, done.output
+    assert "error: secret.mlir: Permission denied\n  try: check the path" in done.stderr

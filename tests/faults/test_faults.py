@@ -194,8 +194,8 @@ def test_killed_writers_leave_whole_sets_and_the_next_one_cleans_up(tmp_path: Pa
     assert outcome.absent + outcome.old + outcome.whole == 8
 
 
-def interrupted(folder: Path) -> tuple[int, bytes]:
-    """Exit code and messages of a writer that is interrupted as soon as it has begun to write."""
+def interrupted(folder: Path, number: signal.Signals) -> tuple[int, bytes]:
+    """Exit code and messages of a writer that gets a signal as soon as it has begun to write."""
     source = ROOT / "fixtures" / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
     command = [*COMMAND, str(source), str(folder / "traces"), "--jobs", "1"]
     # Whoever looks must get the processor before the writer is done, on a busy machine too.
@@ -204,20 +204,21 @@ def interrupted(folder: Path) -> tuple[int, bytes]:
     deadline = time.monotonic() + 60
     while not any(folder.iterdir()) and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, error = child.communicate(timeout=60)
     return child.returncode, error
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     code, error, folder = 0, b"", tmp_path
     for attempt in range(10):  # a busy machine may look only when the writer is done
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        code, error = interrupted(folder)
+        code, error = interrupted(folder, number)
         if code:
             break
-    assert code in {130, -signal.SIGINT}
+    assert code in {130, -number}
     assert b"Traceback" not in error
     assert list(folder.iterdir()) == []
 

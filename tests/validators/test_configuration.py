@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from math import nan
 from pathlib import Path
@@ -310,3 +311,71 @@ def test_memory_file(tmp_path: Path) -> None:
     file.write_text('{"memory-type": "TAPE"}')
     with pytest.raises(FormatError, match="memory-type"):
         read_memory_config(file)
+
+
+HUGE = "9" * 5000
+DEEP = '{"a":' * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"local-mem-bw": 1' + b"0" * 400 + b"}", "local-mem-bw is 1000"),
+        (f'{{"local-mem-bw": {HUGE}}}'.encode(), "Exceeds the limit"),
+        (b'{"local-mem-bw": NaN}', "local-mem-bw is nan"),
+        (b'{"peak-perf": 1e999}', "peak-perf is inf"),
+        (
+            b'{"preferred-dataset-splits": 18446744073709551616}',
+            "preferred-dataset-splits is 18446744073709551616",
+        ),
+        (b'{"preferred-dataset-splits": true}', "preferred-dataset-splits is True"),
+        (b'{"scheduling-policy": ["LIFO"]}', "scheduling-policy is"),
+        (b'{"all-reduce-implementation": [1]}', "all-reduce-implementation is"),
+        (b'{"boost-mode": 0, "boost-mode": 1}', "the key 'boost-mode' stands twice"),
+        (DEEP.encode(), "nested too deeply"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[]", "expected one JSON object"),
+        (b"", "the file is empty"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": "\x00"}', "not JSON"),
+    ],
+    ids=range(16),
+)
+def test_a_damaged_configuration_is_refused_with_a_remedy(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "system.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        read_system_config(path)
+    assert message in caught.value.message
+    assert (caught.value.path, bool(caught.value.hint)) == (str(path), True)
+    assert len(str(caught.value)) < 1200
+
+
+READERS = (read_system_config, read_memory_config, read_network_config)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_configuration_that_is_no_file_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (
+        tmp_path,
+        tmp_path / "pipe",
+        tmp_path / "dangling",
+        tmp_path / "loop",
+        tmp_path / ("n" * 300),
+    ):
+        with pytest.raises(FormatError) as caught:
+            read(place)
+        assert caught.value.hint
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(SYSTEM).encode())
+    assert read_system_config(tmp_path / "s.json").dataset_splits == 4
+    (tmp_path / "n.yml").write_bytes(b"\xef\xbb\xbf" + network_text().encode())
+    assert read_network_config(tmp_path / "n.yml").num_ranks == 8

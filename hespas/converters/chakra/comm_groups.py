@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ FILE_NAME = "comm_group.json"
 def read_groups(folder: Path, faults: Faults) -> tuple[dict[int, list[int]], bytes]:
     """The groups of a folder and the file's bytes, both empty where there is no such file."""
     path = folder / FILE_NAME
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}, b""
     try:
         data = read_document(path, limits().groups_bytes, "a list of process groups")
@@ -40,7 +41,7 @@ def parse_groups(data: bytes, faults: Faults) -> dict[int, list[int]]:
 
     try:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON or of other types; not UTF-8; nested without end
         faults.error(
             "ET018",
             f"{FILE_NAME} is no object of rank lists: {error}",

@@ -210,7 +210,7 @@ class Arrow(Protocol):
         """A buffer over memory of ours."""
         ...
 
-    def OSFile(self, path: str, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name
+    def OSFile(self, path: bytes, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name
         """A file to write."""
         ...
 

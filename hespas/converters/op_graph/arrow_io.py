@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -95,7 +96,7 @@ def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowC
     arrow = load_arrow()
     schema = _schema(arrow, metadata)
     maker = _ArrayMaker(arrow)
-    with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, schema) as writer:
+    with arrow.OSFile(os.fsencode(path), "wb") as sink, arrow.ipc.new_file(sink, schema) as writer:
         for columns in classes:
             arrays = [maker.column(spec, columns) for spec in COLUMNS]
             writer.write_batch(arrow.RecordBatch.from_arrays(arrays, schema=schema))

@@ -14,6 +14,7 @@ from hespas.converters.ops_table.batches import csv_batches, parquet_batches
 from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED
 from hespas.converters.ops_table.operations import operations_of
 from hespas.converters.ops_table.rows import Collected
+from hespas.files.cells import original
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
@@ -45,8 +46,9 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         chosen.append(choose_columns(names, str(path), diagnostics))
         return chosen[0].names
 
-    collected = Collected(str(path))
-    batches = parquet_batches if _is_parquet(path) else csv_batches
+    is_parquet = _is_parquet(path)
+    collected = Collected(str(path), str if is_parquet else original)
+    batches = parquet_batches if is_parquet else csv_batches
     for batch in batches(path, options, choose):
         collected.add(batch)
     return _profile(path, chosen[0], collected, diagnostics)

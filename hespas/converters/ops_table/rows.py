@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +23,10 @@ _MOST_CHARACTERS = 1 << 20
 class Collected:
     """Columns of all batches; a column that the table does not have is unknown everywhere."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, read: Callable[[str], str] = str) -> None:
+        """``read`` gives the text of a cell."""
         self.rows = 0
+        self._read = read
         self.strings = StringTableBuilder()
         self._path = path
         self._arrow: Arrow = load_arrow()
@@ -69,7 +73,7 @@ class Collected:
             raise self._refused(name, "holds other things than texts")
         if max(map(len, strings), default=0) > _MOST_CHARACTERS:
             raise self._refused(name, f"holds a text of more than {_MOST_CHARACTERS:,} characters")
-        rows = np.array([self.strings.add(text) for text in strings] or [0], np.int32)
+        rows = np.array([self.strings.add(self._read(text)) for text in strings] or [0], np.int32)
         places = _numpy(encoded.indices.fill_null(-1)).astype(np.int64)
         return np.where(places < 0, 0, rows[places]).astype(np.int32)
 

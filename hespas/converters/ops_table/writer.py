@@ -21,6 +21,7 @@ from hespas.converters.ops_table.arrow_binding import (
     load_parquet,
 )
 from hespas.converters.ops_table.layout import COLUMNS, SCHEMA_ID, Kind
+from hespas.files.cells import inert
 from hespas.files.packed import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
@@ -55,10 +56,10 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
         with open_output(path, packed=name.endswith(".gz")) as stream:
             if name.endswith(".parquet"):
                 with load_parquet().ParquetWriter(stream, schema) as rows:
-                    _write(value, arrow, schema, rows, options)
+                    _write(value, arrow, rows, options, _utf8)
             else:
                 with load_csv().CSVWriter(stream, schema) as rows:
-                    _write(value, arrow, schema, rows, options)
+                    _write(value, arrow, rows, options, _cell)
     except arrow.ArrowException as error:
         raise OutputError(f"cannot be written: {error}", path=str(path)) from error
 
@@ -73,34 +74,41 @@ def _schema(arrow: Arrow) -> ArrowSchema:
     return arrow.schema(fields, metadata={"schema": SCHEMA_ID})
 
 
-def _write(profile: Profile, arrow: Arrow, schema: ArrowSchema, rows: Rows, options: WriteOptions) -> None:
-    total = len(profile)
+def _write(
+    profile: Profile, arrow: Arrow, rows: Rows, options: WriteOptions, spell: Callable[[str], str]
+) -> None:
+    total, schema = len(profile), _schema(arrow)
     for start in range(0, total, _CHUNK_ROWS):
         part = slice(start, min(start + _CHUNK_ROWS, total))
-        columns = _columns(profile, arrow, part)
+        columns = _columns(profile, arrow, part, spell)
         arrays = [columns[name] for name in COLUMNS]
         rows.write_batch(arrow.RecordBatch.from_arrays(arrays, schema=schema))
         if options.progress:
             options.progress(part.stop, total)
 
 
-def _columns(profile: Profile, arrow: Arrow, part: slice) -> dict[str, ArrowArray]:
+def _columns(
+    profile: Profile, arrow: Arrow, part: slice, spell: Callable[[str], str]
+) -> dict[str, ArrowArray]:
+    def inputs(text: str) -> str:
+        return spell(_on_one_line(text))
+
     strings, devices = profile.strings, (*profile.devices, "")
     device = profile.device_index[part].astype(np.int64)
     device[(device < 0) | (device >= len(profile.devices))] = len(profile.devices)
     return {
-        "hardware": _texts(arrow, devices, device),
-        "op": _texts(arrow, strings, profile.op_row[part]),
-        "op_class": _texts(arrow, _CLASSES, profile.op_class[part]),
-        "kernel": _texts(arrow, strings, profile.kernel_row[part]),
+        "hardware": _texts(arrow, devices, device, spell),
+        "op": _texts(arrow, strings, profile.op_row[part], spell),
+        "op_class": _texts(arrow, _CLASSES, profile.op_class[part], spell),
+        "kernel": _texts(arrow, strings, profile.kernel_row[part], spell),
         "rank": _whole(arrow, profile.rank[part]),
         "stream": _whole(arrow, profile.stream[part]),
         "start_ns": _numbers(arrow, profile.start_ns[part]),
         "duration_ns": _numbers(arrow, profile.duration_ns[part]),
-        "dtype": _texts(arrow, strings, profile.dtype_row[part], _inputs),
-        "shapes": _texts(arrow, strings, profile.shapes_row[part], _inputs),
-        "strides": _texts(arrow, strings, _of_host(profile, profile.host.strides_row, part), _inputs),
-        "values": _texts(arrow, strings, _of_host(profile, profile.host.values_row, part), _inputs),
+        "dtype": _texts(arrow, strings, profile.dtype_row[part], inputs),
+        "shapes": _texts(arrow, strings, profile.shapes_row[part], inputs),
+        "strides": _texts(arrow, strings, _of_host(profile, profile.host.strides_row, part), inputs),
+        "values": _texts(arrow, strings, _of_host(profile, profile.host.values_row, part), inputs),
         "operation": _whole(arrow, np.where(_is_linked(profile, part), profile.host_event[part], -1)),
     }
 
@@ -129,7 +137,7 @@ def _texts(
     arrow: Arrow,
     texts: StringTable | tuple[str, ...],
     rows: NDArray[np.integer],
-    spell: Callable[[str], str] = _utf8,
+    spell: Callable[[str], str],
 ) -> ArrowArray:
     used, place = np.unique(rows, return_inverse=True)
     listed: list[int] = used.tolist()
@@ -137,9 +145,14 @@ def _texts(
     return arrow.array(known, arrow.string()).take(arrow.array(place.reshape(-1)))
 
 
-def _inputs(text: str) -> str:
+def _cell(text: str) -> str:
+    """A text as a CSV holds it: none that a spreadsheet would calculate."""
+    return inert(_utf8(text))
+
+
+def _on_one_line(text: str) -> str:
     """A JSON list on one line: no text in it has a line break of its own."""
-    return _utf8(_BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text)
+    return _BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text
 
 
 def _whole(arrow: Arrow, column: NDArray[np.integer]) -> ArrowArray:

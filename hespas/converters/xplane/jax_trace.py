@@ -187,7 +187,9 @@ class _Reader:
         count, told = len(thread.names), np.array(thread.rows, np.int64)
         relative = np.array(thread.start_ns, np.int64) - base_ns
         duration_ns = np.array(thread.duration_ns, np.int64)
-        if bool((np.abs(relative) > _LARGEST_NS).any()) or bool((np.abs(duration_ns) > _LARGEST_NS).any()):
+        latest_ns = max(thread.start_ns, default=base_ns) - base_ns  # of whole numbers without bounds
+        beyond = (duration_ns > _LARGEST_NS) | (duration_ns < -_LARGEST_NS)
+        if latest_ns > _LARGEST_NS or bool(beyond.any()):
             raise self._error("an event lies more than 26 days from the others", "field 'ts'")
         columns = {name: _spread(values, told, count, name) for name, values in thread.args.items()}
         start_ps, duration_ps = _device_clock(

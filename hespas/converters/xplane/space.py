@@ -37,7 +37,7 @@ from hespas.schemas.xplane import (
 __all__ = ["SpaceFacts", "SpaceReader"]
 
 _CHUNK_EVENTS = 1 << 17
-_LARGEST_PS = 1 << 61
+_LARGEST_PS = (1 << 61) - 1000
 """About 26 days; a sum of two still fits 64 bits."""
 _HLO_PROTO = b"Hlo Proto"
 _CONTENT = (PlaneField.LINES, PlaneField.EVENT_METADATA, PlaneField.STATS)
@@ -204,7 +204,7 @@ class SpaceReader:
         kind = kinds.ids.find(fields.numbers(EventField.METADATA_ID, count))
         offset_ps = fields.numbers(EventField.OFFSET_PS, count)
         duration_ps = fields.numbers(EventField.DURATION_PS, count)
-        beyond = np.flatnonzero((np.abs(offset_ps) > _LARGEST_PS) | (np.abs(duration_ps) > _LARGEST_PS))
+        beyond = np.flatnonzero(_is_beyond(offset_ps) | _is_beyond(duration_ps))
         if len(beyond):
             raise WireFault("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(EventField.OCCURRENCES, count) > 0).sum())
@@ -278,3 +278,9 @@ def _device_rows(line: Line, columns: dict[str, IntArray], count: int) -> IntArr
     if not is_cpu(line.plane) or "hlo_op" not in columns:
         return np.empty(0, np.int64)
     return np.flatnonzero(columns["hlo_op"] > 0)
+
+
+def _is_beyond(times_ps: IntArray) -> BoolArray:
+    """Which times no recording has; the least integer has no absolute value of its type."""
+    beyond: BoolArray = (times_ps > _LARGEST_PS) | (times_ps < -_LARGEST_PS)
+    return beyond

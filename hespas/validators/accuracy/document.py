@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from math import nan
-from typing import cast
 
 import msgspec
 
 from hespas import __version__
 from hespas.graph import Diagnostics
 from hespas.validators.accuracy.result import Accuracy, Step, SummaryRow, Thresholds
+from hespas.validators.document import encoded
 from hespas.validators.matching import Coverage
 
-__all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "encoded", "summary_json"]
+__all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "summary_json"]
 
 SCHEMA_ID = "hespas.accuracy/1"
 """What a document of this version says in ``schema``."""
@@ -77,27 +76,6 @@ def diagnostics_json(diagnostics: Diagnostics) -> list[dict[str, object]]:
         }
         for found in diagnostics
     ]
-
-
-def encoded(document: object) -> bytes:
-    """A document as JSON; texts that UTF-8 cannot hold are escaped."""
-    try:
-        return msgspec.json.encode(document)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_writable(msgspec.to_builtins(document)))
-
-
-def _writable(value: object) -> object:
-    """The same with unpaired surrogates, which no UTF-8 holds, written as text: ``\\ud800``."""
-    match value:
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode("utf-8")
-        case list() | tuple():
-            return [_writable(each) for each in cast("Sequence[object]", value)]
-        case dict():
-            return {_writable(key): _writable(each) for key, each in cast("dict[str, object]", value).items()}
-        case _:
-            return value
 
 
 def summary_json(row: SummaryRow) -> dict[str, object]:

@@ -10,9 +10,10 @@ import msgspec
 from hespas import __version__
 from hespas.estimators.learned.stored import LearnedModel
 from hespas.hardware import Fit
-from hespas.validators.accuracy.document import diagnostics_json, encoded, summary_json
+from hespas.validators.accuracy.document import diagnostics_json, summary_json
 from hespas.validators.calibration.calibrate import Calibration
 from hespas.validators.calibration.held_out import TESTS
+from hespas.validators.document import encoded
 
 __all__ = ["SCHEMA_ID", "calibration_json"]
 

@@ -9,6 +9,7 @@ import msgspec
 
 from hespas import __version__
 from hespas.converters import format_names, load_format
+from hespas.validators.document import encoded
 from hespas.validators.roundtrip.columns import Kept
 from hespas.validators.roundtrip.pairs import FilePairs
 from hespas.validators.roundtrip.result import Cell, RoundTrips
@@ -102,7 +103,7 @@ def roundtrip_json(done: RoundTrips) -> bytes:
         cells=tuple(map(_cell, done.cells)),
         diagnostics=_findings(totals),
     )
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return msgspec.json.format(encoded(document), indent=2) + b"\n"
 
 
 def _input(file: FilePairs) -> _Input:

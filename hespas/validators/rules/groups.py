@@ -112,7 +112,7 @@ def _listed_groups(graph: OpGraph) -> tuple[str, ...]:
         return tuple(
             msgspec.json.decode(graph.attachments.get(_GROUP_FILE, b"{}"), type=dict[str, msgspec.Raw])
         )
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
         return ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,15 @@ def test_a_lenient_reader_takes_the_ranks_before_a_gap(reference: Any, tmp_path:
         ('{"1": [0, 0]}', "lists a rank twice"),
         ('{"1": []}', "is empty"),
         ('{"1": [4, 5]}', "no member"),
+        ('{"1": [0, 9223372036854775808]}', "lists rank 9223372036854775808: no job is as large"),
+        ('{"1": [0, 2147483648]}', "lists rank 2147483648"),
+        ('{"1": [0, ' + "9" * 5000 + "]}", "ET01[89]"),
+        ('{"1": ' + "[" * 100_000, "no object"),
+        ("", "the file is empty"),
+        ('{"1": [0, 1.5]}', "no object"),
+        ('{"\\ud800": [0]}', "ET018"),
     ],
+    ids=range(14),
 )
 def test_group_files(reference: Any, tmp_path: Path, text: str, message: str) -> None:
     node = reference.node(**_collective(1, {"name": "pg_name", "string_val": "1"}))
@@ -134,6 +143,19 @@ def test_group_files(reference: Any, tmp_path: Path, text: str, message: str) ->
         _read(tmp_path / "a.0.et")
     _, diagnostics = _read(tmp_path / "a.0.et", lenient=True)
     assert {"ET018", "ET019"} & set(diagnostics.counts())
+
+
+def test_a_group_file_that_is_no_file_is_told(reference: Any, tmp_path: Path) -> None:
+    node = reference.node(**_collective(1, {"name": "pg_name", "string_val": "1"}))
+    (tmp_path / "a.0.et").write_bytes(reference.file(node))
+    groups = tmp_path / "comm_group.json"
+    for make in (groups.mkdir, lambda: groups.symlink_to("nowhere"), lambda: os.mkfifo(groups)):
+        make()
+        with pytest.raises(FormatError, match=r"ET018: comm_group\.json: "):
+            _read(tmp_path / "a.0.et")
+        _, diagnostics = _read(tmp_path / "a.0.et", lenient=True)
+        assert diagnostics.counts()["ET018"]
+        groups.rmdir() if groups.is_dir() else groups.unlink()
 
 
 def test_long_chains_are_read(reference: Any, tmp_path: Path) -> None:

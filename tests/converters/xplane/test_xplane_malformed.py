@@ -49,6 +49,21 @@ def whole(number: int, value: int) -> bytes:
     return varint(number << 3) + varint(value)
 
 
+@pytest.mark.parametrize("recover", [False, True])
+@pytest.mark.parametrize("field", [2, 3])  # offset, duration
+def test_a_time_that_has_no_opposite_is_refused(field: int, recover: bool, tmp_path: Path) -> None:
+    times = whole(field, 1 << 63) + whole(5 - field, 7)
+    events = message(4, whole(1, 1) + times)
+    line = whole(1, 1) + message(2, b"python") + whole(3, 5) + events + message(4, whole(1, 1))
+    named = message(4, whole(1, 1) + message(2, whole(1, 1) + message(2, b"call")))
+    space = message(1, message(2, b"/host:CPU") + message(3, line) + named)
+    (tmp_path / "t.xplane.pb").write_bytes(space)
+    assert FORMAT.read is not None
+    with pytest.raises(FormatError, match="more than 26 days") as caught:
+        FORMAT.read(tmp_path / "t.xplane.pb", ReadOptions(recover=recover), Diagnostics())
+    assert "byte" in (caught.value.position or "")
+
+
 @pytest.mark.parametrize("data", [GPU, TPU], ids=["gpu", "tpu"])
 def test_a_cut_is_refused_unless_it_is_between_planes(data: bytes, tmp_path: Path) -> None:
     step = 9

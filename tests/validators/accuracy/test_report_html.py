@@ -17,6 +17,7 @@ import pytest
 from hespas.graph import Profile, Timeline
 from hespas.graph.columns import FloatArray, StringTable
 from hespas.graph.errors import MissingExtraError
+from hespas.validators.accuracy import report
 from hespas.validators.accuracy.report import accuracy_html, provenance_of
 from hespas.validators.accuracy.report.embedding import json_for_script
 from hespas.validators.accuracy.report.figures import MOST_POINTS
@@ -134,6 +135,17 @@ def test_hostile_names_survive_in_the_data_of_the_page() -> None:
     assert {HOSTILE[0], HOSTILE[1], HOSTILE[3]} <= set(names)
     assert "a\\u2028b\\u2029c" in names
     assert max(map(len, names)) <= 400
+
+
+def test_the_figures_take_no_name_for_markup() -> None:
+    """Plotly makes links and tags of what stands in a legend, at an axis or over a mark."""
+    script = (Path(report.__file__).parent / "templates" / "report.js").read_text()
+    names = re.findall(r'(?:scatter|bar)", [^\n]*?\bname: ([^,]*),', script)
+    assert "safe(data.classes[code])" in names
+    assert {name for name in names if not name.startswith("safe(")} == {"tone"}, names
+    lines = re.findall(r"\bline\(\[[^\]]*\], \[[^\]]*\], (.*?), (?:dashes|\")", script)
+    assert len(lines) >= 2
+    assert [each for each in lines if not each.startswith("safe(")] == []
 
 
 def test_json_in_a_script_means_the_same() -> None:

@@ -52,6 +52,7 @@ def test_csv_keeps_hostile_names() -> None:
     done = hostile_comparison()
     rows = list(csv.DictReader(io.StringIO(accuracy_csv(done), newline="")))
     labels = {row["label"] for row in rows}
+    assert {row["op_class"][:1] for row in rows} == {"<"}
     assert {name for name in HOSTILE if "\ud800" not in name} <= labels
     assert "unpaired \\ud800 surrogate" in labels
 

@@ -135,7 +135,7 @@ def _summary(row: SummaryRow, by_part: dict[tuple[str, str, str, str], SummaryRo
     keys = ((row.hardware, name, row.op_class, row.size) for name in BASELINES)
     naive = [percent(by_part[key].errors.mape) if key in by_part else UNKNOWN for key in keys]
     return (
-        row.size if row.op_class == "all" else row.op_class,
+        row.size if row.op_class == "all" else _word(row.op_class),
         f"{errors.n:,}",
         percent(errors.mape),
         _interval(errors),
@@ -170,7 +170,7 @@ def _contributions(done: Accuracy) -> str:
             _code(row.estimator),
             _code(row.label, 40),
             _code(row.shape, 80),
-            row.op_class,
+            _word(row.op_class),
             f"{row.instructions:,} : {row.operations:,}",
             f"{row.count:,}",
             time_text(row.predicted_ns),
@@ -277,6 +277,11 @@ def _interval(errors: ErrorSummary) -> str:
     if isnan(errors.ci_low) or isnan(errors.ci_high):
         return UNKNOWN
     return f"{percent(errors.ci_low)} to {percent(errors.ci_high)}"
+
+
+def _word(name: str) -> str:
+    """A name that is mostly one of ours, and stands as it is where nothing in it could be markup."""
+    return name if re.fullmatch(r"[A-Za-z0-9 _-]*", name) else _code(name)
 
 
 def _code(name: str, limit: int = 80) -> str:

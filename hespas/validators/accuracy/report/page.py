@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-import msgspec
-
 from hespas import __version__
 from hespas.graph import Profile, Timeline, Workload
 from hespas.graph.errors import UsageError
@@ -37,6 +35,7 @@ from hespas.validators.accuracy.report.steps import (
 from hespas.validators.accuracy.report.texts import percent, rate_text, shown, time_text
 from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
+from hespas.validators.document import encoded
 
 __all__ = ["accuracy_html"]
 
@@ -134,7 +133,7 @@ def accuracy_html(
         diagnostics=list(done.diagnostics),
         provenance=provenance,
         data=data,
-        json=Markup(json_for_script(msgspec.json.encode(data))),
+        json=Markup(json_for_script(encoded(data))),
         plotly=Markup(plotly),
         style=Markup(_template("report.css")),
         script=Markup(_template("report.js")),

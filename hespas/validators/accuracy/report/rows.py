@@ -10,6 +10,7 @@ from itertools import repeat
 
 import numpy as np
 
+from hespas.files.cells import inert_cell
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.result import Accuracy
@@ -44,14 +45,15 @@ def accuracy_csv(done: Accuracy) -> str:
     """Every case of every source, once per estimator and baseline; an unknown figure is an empty field.
 
     Figures are exact (the shortest text that reads back as the same number). Names stand as they are, except
-    that unpaired surrogates, which no file can hold, are written ``\\ud800``.
+    that an apostrophe stands before what a spreadsheet would calculate, and that unpaired surrogates, which
+    no file can hold, are written ``\\ud800``.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for cases in done.cases:
         for said in cases.predictions or (_nobody(cases),):
-            writer.writerows(_rows(cases, said))
+            writer.writerows([inert_cell(cell) for cell in row] for row in _rows(cases, said))
     return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
 
 

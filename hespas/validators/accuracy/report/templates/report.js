@@ -130,7 +130,7 @@
     const mine = rows.filter((row) => data.points.op_class[row] === code);
     const { color, symbol } = styleOf(code);
     return {
-      type: "scatter", mode: "markers", name: data.classes[code], x: mine.map(x), y: mine.map(y), text: mine.map(text), hoverinfo: "text",
+      type: "scatter", mode: "markers", name: safe(data.classes[code]), x: mine.map(x), y: mine.map(y), text: mine.map(text), hoverinfo: "text",
       marker: { color, symbol, size: mine.length > 1500 ? 5 : 7, opacity: mine.length > 400 ? 0.55 : 0.8 },
     };
   }).filter((trace) => trace.x.length);
