@@ -222,7 +222,7 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hespas.api.documents._write_text", full)
-    paths = [tmp_path / "job.et", "--log-json", tmp_path / "log.json"]
+    paths = [str(tmp_path / "job.et"), "--log-json", str(tmp_path / "log.json")]
     done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
     assert (tmp_path / "job.et").read_text() == "old"
