@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test test-slow fuzz lint bench fixtures docs clean
+.PHONY: demo test test-slow fuzz lint bench fixtures docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,23 +16,24 @@ help:
 	@echo "make lint       ruff, mypy strict, pyright strict"
 	@echo "make bench      speed and memory as ratios against a floor measured in the same run"
 	@echo "make docs       make the outputs shown in README.md and docs/ again"
+	@echo "make constraints  pin the newest versions of all that the tests install, in constraints.txt"
 	@echo "make fixtures   make the inputs in fixtures/ again (installs JAX)"
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[stablehlo]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[stablehlo,report]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo,report]' --group dev
 	@touch $@
 
 $(VENV)/.installed-jax: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[jax,report]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[jax,report]'
 	@touch $@
 
 demo: $(VENV)/.installed-jax
@@ -65,5 +66,15 @@ docs: $(VENV)/.installed-jax
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m docs.roundtrip
 
+# Of Python 3.11, the oldest that is supported: what is pinned is there for later ones too.
+constraints:
+	rm -rf $(VENV)-constraints
+	$(PYTHON) -m venv $(VENV)-constraints
+	$(VENV)-constraints/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-constraints/bin/python -m pip install --quiet --editable '.[jax,report,learned]' --group dev
+	@{ echo "# Versions that the tests run with; made by: make constraints"; \
+	  $(VENV)-constraints/bin/python -m pip list --format=freeze --exclude pip --exclude setuptools --exclude hespas; } > constraints.txt
+	rm -rf $(VENV)-constraints
+
 clean:
-	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-constraints demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

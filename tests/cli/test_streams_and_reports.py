@@ -203,7 +203,8 @@ LISTS = [("hespas", "hardware", "list"), ("hespas", "estimators"), ("hespas-conv
 
 @pytest.mark.parametrize("words", LISTS, ids=" ".join)
 def test_lists_are_json_on_standard_output_or_in_a_file(words: tuple[str, ...], tmp_path: Path) -> None:
-    told = [typed(*words, "--json", *where) for where in ((), ("-",), (tmp_path / "list.json",))]
+    file = str(tmp_path / "list.json")
+    told = [typed(*words, "--json", *where) for where in (list[str](), ["-"], [file])]
     assert [done.exit_code for done in told] == [0, 0, 0], told[-1].output
     assert json.loads(told[0].stdout)
     assert told[0].stdout == told[1].stdout == (tmp_path / "list.json").read_text()
@@ -221,7 +222,7 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hespas.api.documents._write_text", full)
-    paths = [tmp_path / "job.et", "--log-json", tmp_path / "log.json"]
+    paths = [str(tmp_path / "job.et"), "--log-json", str(tmp_path / "log.json")]
     done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
     assert (tmp_path / "job.et").read_text() == "old"

@@ -149,8 +149,13 @@ def test_a_group_file_that_is_no_file_is_told(reference: Any, tmp_path: Path) ->
     node = reference.node(**_collective(1, {"name": "pg_name", "string_val": "1"}))
     (tmp_path / "a.0.et").write_bytes(reference.file(node))
     groups = tmp_path / "comm_group.json"
-    for make in (groups.mkdir, lambda: groups.symlink_to("nowhere"), lambda: os.mkfifo(groups)):
-        make()
+    for kind in ("folder", "dangling", "pipe"):
+        if kind == "folder":
+            groups.mkdir()
+        elif kind == "dangling":
+            groups.symlink_to("nowhere")
+        else:
+            os.mkfifo(groups)
         with pytest.raises(FormatError, match=r"ET018: comm_group\.json: "):
             _read(tmp_path / "a.0.et")
         _, diagnostics = _read(tmp_path / "a.0.et", lenient=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_plain_pyarrow_reads_the_file(make_graph: MakeGraph, tmp_path: Path) -> 
     graph = make_graph(3, 50)
     path = write(Workload.spmd(graph, 4), tmp_path / "graph.opgraph")
     arrow = load_arrow()
-    reader = arrow.ipc.open_file(arrow.memory_map(str(path)).read_buffer())
+    reader = arrow.ipc.open_file(arrow.memory_map(os.fsencode(path)).read_buffer())
     assert reader.schema.names == [spec.name for spec in COLUMNS]
     kinds = reader.get_batch(0).column(reader.schema.names.index("kind"))
     assert len(kinds.values) == 50
