@@ -335,7 +335,7 @@ DEEP = '{"a":' * 100_000
         (DEEP.encode(), "nested too deeply"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "expected one JSON object"),
-        (b"", "the file is empty"),
+        (b"", "not JSON"),
         (b'{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
         (b'{"a": "\x00"}', "not JSON"),
