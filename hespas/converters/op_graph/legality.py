@@ -37,9 +37,10 @@ _RANK_HINT = "state num_ranks, with every rank once in a group set at most and b
 
 
 def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
-    """Costs are neither negative nor infinite, loops carry values within themselves, what communicates is of a
-    kind that does, groups and permutations fit ``num_ranks``. O(size). Passes, simulators and writers rely on
-    it.
+    """Costs are neither negative nor infinite, loops carry values within themselves, what communicates
+    is of a kind that does, groups and permutations fit ``num_ranks``. O(size).
+
+    Passes, simulators and writers rely on it.
 
     ``where`` leads to a table of the graph in positions: ``$.`` or ``field``.
     """
