@@ -62,7 +62,8 @@ def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
 
 def flatten(graph: OpGraph, blocks: tuple[Block, ...]) -> Program:
     """All loops unrolled, trip after trip. ``graph`` comes from :func:`prepared`."""
-    flat = UnrollLoops(max_nodes=int(graph.multiplicity.sum()) + 1)(graph, Diagnostics())
+    executions = region_multiplicity(graph.regions, graph.region)  # a graph may state others
+    flat = UnrollLoops(max_nodes=int(executions.sum()) + 1)(graph, Diagnostics())
     tasks = Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat))
     node = flat.source_row
     return Program(

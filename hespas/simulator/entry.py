@@ -19,6 +19,9 @@ from hespas.simulator.result import Simulation
 
 __all__ = ["simulate"]
 
+_MOST_TRIPS = 2.0**53
+"""Up to here floats count."""
+
 
 def simulate(
     workload: Workload,
@@ -36,7 +39,7 @@ def simulate(
     known: ``error`` raises ``UnsupportedError``, ``warn`` counts the time as none and the loop as one trip
     and marks the result as a lower bound, ``zero`` counts both as none. ``simulator`` is a
     :class:`ListScheduler` unless given. Raises ``UnsupportedError`` for times and trip counts that are
-    negative or infinite, ``FormatError`` where dependencies form a cycle.
+    negative or past counting, ``FormatError`` where dependencies form a cycle.
     """
     if estimates is not None and len(estimates) != len(workload.classes):
         raise InvariantError(f"{len(estimates)} estimates are not those of {len(workload.classes)} classes")
@@ -102,7 +105,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
     table = graph.regions
     trips = np.rint(table.trips)
     unknown = np.isnan(trips)
-    broken = (trips < 0) | np.isinf(trips)
+    broken = (trips < 0) | (trips > _MOST_TRIPS)
     if broken.any():
         label = graph.strings[int(table.label[np.flatnonzero(broken)[0]])]
         raise UnsupportedError(f"{graph.name or 'the graph'}: loop {label} has no countable number of trips")

@@ -97,7 +97,7 @@ def rest_of_loop(
     """
     some = _Trips(loop, region, blocks, priority)
     first = some.run(1)
-    size = max(float(loop.multiplicity.sum()) / trips, 1.0)
+    size = max(float((loop.multiplicity / trips).sum()), 1.0)
     seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
     if trips <= seen + 2 * _LONGEST_PERIOD:
         whole = some.run(trips)

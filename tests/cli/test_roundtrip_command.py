@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hespas import api
 from hespas.cli.convert import app as convert
 from hespas.cli.validate import app
+from hespas.graph.errors import FormatError
 from hespas.validators.roundtrip import ColumnResult, result
 
 ROOT = Path(__file__).parents[2]
@@ -100,3 +102,30 @@ def test_files_beside_a_set_of_traces_are_told(tmp_path: Path) -> None:
         assert (done.exit_code, "input.left-out" in done.stderr) == (0, True), done.output
     done = CliRunner().invoke(convert, [str(set_of_one), str(tmp_path / "g.json")])
     assert "read as chakra, without a.mlir (stablehlo) [input.left-out]" in done.stderr
+
+
+def test_one_rank_of_a_job_comes_back_from_every_format(tmp_path: Path) -> None:
+    alone = tmp_path / "rank3.et"
+    program = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+    api.convert(program, alone, ranks=range(3, 4), granularity="region")
+    done = CliRunner().invoke(app, ["roundtrip", str(alone), "--formats", "op-graph,op-graph-arrow,chakra"])
+    assert done.exit_code == 0, done.output
+    assert "refused" not in done.stdout
+    assert "UNREADABLE" not in done.stdout
+
+
+def test_a_writer_whose_output_its_reader_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise FormatError("not what was written", path="job.arrow")
+
+    monkeypatch.setattr("hespas.converters.op_graph.arrow_reader.read_arrow", refuse)
+    command = ["roundtrip", str(PROGRAM), "--formats", "op-graph,op-graph-arrow", "--jobs", "1"]
+    done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "kept.json")])
+    assert done.exit_code == 1
+    assert "wrote 1 file that is UNREADABLE: not what was written" in done.stdout
+    assert "1 file: what was written cannot be read back" in done.stdout
+    document = json.loads((tmp_path / "kept.json").read_text())
+    assert document["valid"] is False
+    assert {"not what was written": 1} in [cell["unreadable"] for cell in document["cells"]]

@@ -28,7 +28,7 @@ from tests.fuzzing.law import (
 )
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-FEW, MANY = 40, 4_000
+FEW, MANY = 20, 4_000
 SMALL = (
     "hlo/while_unknown.hlo.txt", "hlo/hand_control.hlo.txt", "hlo/hand_groups.hlo.txt",
     "hlo/scan_nested.hlo.txt",
@@ -96,7 +96,7 @@ def test_what_is_accepted_comes_back(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["op-graph", "op-graph-arrow", "chakra-json"])
 def test_much_of_what_is_accepted_comes_back(kind: str, tmp_path: Path) -> None:
-    assert _broken(kind, range(FEW, MANY), tmp_path, (*WRITTEN, "stablehlo"))[0] == []
+    assert _broken(kind, range(FEW, MANY), tmp_path, WRITTEN)[0] == []
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -11,7 +11,7 @@ import pytest
 
 from hespas import api
 from hespas.estimators import MissingPolicy
-from hespas.graph import Diagnostics, Profile, StringTable, Workload
+from hespas.graph import Diagnostics, GraphBuilder, OpClass, Profile, RegionKind, StringTable, Workload
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.frames import to_pandas
 from hespas.graph.passes import UnrollLoops, totals
@@ -213,3 +213,13 @@ def test_a_flat_program_read_with_its_times_runs_as_the_looped_one() -> None:
     one, other = (simulate(Workload.spmd(graph, 1)) for graph in (estimated, flat))
     assert one.step_ns == other.step_ns > 0
     assert len(one.timeline) == len(other.timeline) <= totals(flat).ops
+
+
+def test_more_trips_than_can_be_counted_are_refused() -> None:
+    graph = GraphBuilder("g")
+    region = graph.add_region(RegionKind.LOOP_BODY, trips=1e300)
+    row = graph.strings.add("add")
+    node = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region)
+    graph.set(node, duration_ns=1.0)
+    with pytest.raises(UnsupportedError, match="no countable number of trips"):
+        simulate(Workload.spmd(graph.build(), 1))

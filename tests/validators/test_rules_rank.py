@@ -13,8 +13,10 @@ from hespas.graph import (
     CollectiveKind,
     Csr,
     ExplicitGroups,
+    GraphBuilder,
     GroupSet,
     NodeKind,
+    OpClass,
     Permutation,
     RegionKind,
     StridedGroups,
@@ -501,3 +503,13 @@ def test_merged_ranks_give_the_verdict_of_ranks_one_by_one(job: Workload) -> Non
             for result in (merged, apart)
         ]
         assert levels[0] == levels[1], rule
+
+
+def test_a_set_without_groups_is_told_and_no_fault_of_ours() -> None:
+    builder = GraphBuilder("g")
+    empty = builder.group_set(ExplicitGroups(()))
+    row = builder.strings.add("reduce")
+    node = builder.add_node(name_row=row, op_row=row, op_class=OpClass.COLLECTIVE, kind=NodeKind.COLLECTIVE)
+    builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=empty, comm_bytes=8)
+    found = check_workload(Workload.spmd(builder.build(), 2))
+    assert "ET019" in {each.code for each in found.violations}

@@ -81,6 +81,7 @@ _LOSSES = {
     "chakra.host-transfer": ("kind", "op_class", "p2p"),
     "chakra.rounded-counts": _COSTS,
     "chakra.unknown-collective": ("collectives",),
+    "chakra.unknown-message": ("p2p",),
     "chakra.ragged-bound": ("collectives",),
     "chakra.foreign-attribute": ("extra",),
 }

@@ -21,9 +21,10 @@ _UNKNOWN = "?"
 _LARGEST = 1 << 62
 _FLOPS_PER_MULTIPLY_ADD = 2
 _ELEMENT = r"(\?|[A-Za-z0-9_]+(?:<f\d+>)?)"
+_FIGURE = r"nan|-?\d{1,400}(?:\.\d{1,400})?(?:e[+-]?\d{1,3})?"
 _TEXT = re.compile(
     rf"(-?\d{{1,19}})x(-?\d{{1,19}})x(-?\d{{1,19}})x(-?\d{{1,19}}) {_ELEMENT}\*{_ELEMENT}>{_ELEMENT}"
-    r"(?: flops=([0-9.e+]+|nan))?(?: useful=([0-9.e+]+|nan))?(?: products=(\d{1,3}))?"
+    rf"(?: flops=({_FIGURE}))?(?: useful=({_FIGURE}))?(?: products=(\d{{1,3}}))?"
 )
 
 

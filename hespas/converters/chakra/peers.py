@@ -256,7 +256,8 @@ def _by_rank(patterns: Sequence[_Pattern]) -> list[list[int]]:
     """The values of each rank, one for each distinct vector over all ranks."""
     if not patterns[0].which:
         return [[] for _ in patterns]
-    return np.stack(_vectors(patterns)[0], axis=1).tolist()
+    values: list[list[int]] = np.stack(_vectors(patterns)[0], axis=1).tolist()
+    return values
 
 
 def highest_rank(ranks: Sequence[RankPeers], groups: Groups) -> int:

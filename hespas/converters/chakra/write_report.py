@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 
 import numpy as np
@@ -12,7 +13,7 @@ from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = ["report"]
 
@@ -42,9 +43,16 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
             ),
         ):
             nodes = table.node[table.kind == kind]
+            if kind == CollectiveKind.UNKNOWN:
+                nodes = np.concatenate([nodes, _undescribed(graph, (NodeKind.COLLECTIVE,), table.node)])
             if len(nodes):
                 name = graph.node_name(int(nodes[0])) or graph.op_name(int(nodes[0]))
                 diagnostics.warning(code, name, f"{name} {message}", count=len(nodes))
+        bare = _undescribed(graph, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE), graph.p2p.node)
+        message = (
+            "messages state neither peer nor size; a trace cannot tell that from one that states nothing"
+        )
+        diagnostics.warning("chakra.unknown-message", graph.name, message, count=len(bare))
         untimed = np.isnan(graph.duration_ns) & (graph.kind == NodeKind.COMPUTE) & (graph.multiplicity != 0)
         message = "operations have no duration; a trace cannot tell that from 0"
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
@@ -62,6 +70,13 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
         message = "attributes of another format are left out: their names or types mean something else here"
         diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
+
+
+def _undescribed(graph: OpGraph, kinds: Sequence[NodeKind], described: SmallIntArray) -> IntArray:
+    """Communicating nodes without a row that says with whom."""
+    bare = np.isin(graph.kind, [int(kind) for kind in kinds])
+    bare[described] = False
+    return np.flatnonzero(bare)
 
 
 def _broken_counts(graph: OpGraph) -> int:
@@ -85,7 +100,8 @@ def _said(count: FloatArray) -> FloatArray:
 
 
 def _differ(before: FloatArray, after: FloatArray) -> BoolArray:
-    return (before != after) & ~(np.isnan(before) & np.isnan(after))
+    differ: BoolArray = (before != after) & ~(np.isnan(before) & np.isnan(after))
+    return differ
 
 
 def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:

@@ -170,9 +170,10 @@ class _Checks:
         for name in _SORTED:
             if _falls(flat[name]):
                 raise self._error(f"{name} is not sorted", f"field {name!r}")
-        collectives = flat["collectives.node"]
-        if len(np.unique(collectives)) < len(collectives):
-            raise self._error("a node has two rows in collectives", "field 'collectives.node'")
+        for table in ("collectives", "p2p"):
+            owners = flat[f"{table}.node"]
+            if len(np.unique(owners)) < len(owners):
+                raise self._error(f"a node has two rows in {table}", f"field '{table}.node'")
         parent = flat["regions.parent"].astype(np.int64)
         wrong = np.flatnonzero((parent < -1) | (parent >= np.arange(len(parent))))
         if len(wrong):

@@ -12,7 +12,7 @@ import numpy as np
 from hespas.converters.op_graph.spelling import MAX_ELEMENTS
 from hespas.converters.op_graph.structure import Fault
 from hespas.converters.replica_groups import check_groups
-from hespas.graph import OpGraph, TensorTypes
+from hespas.graph import NodeKind, OpGraph, TensorTypes
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.passes import leaves_loop
 
@@ -37,8 +37,10 @@ _RANK_HINT = "state num_ranks, with every rank once in a group set at most and b
 
 
 def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> None:
-    """Costs are neither negative nor infinite, loops carry values within themselves, groups and permutations
-    fit ``num_ranks``. O(size). Passes, simulators and writers rely on it.
+    """Costs are neither negative nor infinite, loops carry values within themselves, what communicates
+    is of a kind that does, groups and permutations fit ``num_ranks``. O(size).
+
+    Passes, simulators and writers rely on it.
 
     ``where`` leads to a table of the graph in positions: ``$.`` or ``field``.
     """
@@ -50,6 +52,7 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
     if oversized >= 0:
         fault.report(f"{where}types[{oversized}]", "the tensor has more than 2**63 elements", _SHAPE_HINT)
     _check_carried(graph, fault)
+    _check_communication(graph, fault)
     _check_group_sets(graph, num_ranks, fault, where)
     for row, permutation in enumerate(graph.permutations):
         if permutation.num_ranks > num_ranks:
@@ -85,6 +88,29 @@ def _check_carried(graph: OpGraph, fault: Fault) -> None:
         f"loop {label or region} carries a value from node {maker} to node {user}, and not both are in it",
         "carried values join nodes of one loop: correct the regions of the nodes, or drop the entry",
     )
+
+
+def _check_communication(graph: OpGraph, fault: Fault) -> None:
+    """Who is described as communicating does, and streams are numbers."""
+    tables = (
+        ("a collective", graph.collectives.node, (NodeKind.COLLECTIVE,)),
+        ("a message", graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)),
+    )
+    for what, nodes, kinds in tables:
+        other = np.flatnonzero(~np.isin(graph.kind[nodes], [int(kind) for kind in kinds]))
+        if len(other):
+            node = int(nodes[other[0]])
+            kind = NodeKind(int(graph.kind[node])).name.lower()
+            names = ", ".join(each.name.lower() for each in kinds)
+            message = f"{what} is described for a node of kind {kind}"
+            fault.report(
+                f"node {graph.id[node]}", message, f"state one of the kinds {names}, or leave it out"
+            )
+    below = np.flatnonzero(graph.stream < -1)
+    if len(below):
+        node = int(below[0])
+        message = f"stream is {int(graph.stream[node])}"
+        fault.report(f"node {graph.id[node]}", message, "streams are 0 or more; -1 says any")
 
 
 def _first_illegal(values: FloatArray) -> int:

@@ -38,7 +38,8 @@ class UnrollLoops:
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The flat graph: no regions, multiplicity 1."""
         graph = self._settle_trips(graph, diagnostics)
-        total = float(graph.multiplicity.sum())
+        with np.errstate(over="ignore"):  # infinitely many are too many, too
+            total = float(region_multiplicity(graph.regions, graph.region).sum())
         if total > self.max_nodes:
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: unrolling all loops makes {total:,.0f} operations "

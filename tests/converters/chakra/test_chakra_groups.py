@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def _set(
     """Rank files of all-reduces one after the other; ``ranks`` lists the group names of each."""
     folder.mkdir()
     for rank, names in enumerate(ranks):
-        nodes = []
+        nodes: list[Any] = []
         for number, name in enumerate(names):
             node = reference.node(id=number, name=f"reduce{number}", type=7)
             node.attr.add(name="is_cpu_op", bool_val=False)

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.codec import iter_columns
+from hespas.converters.chakra.contraction_texts import parse_contractions
 from hespas.converters.chakra.group_ids import check_listing
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import (
@@ -169,3 +171,17 @@ def test_a_folder_of_millions_of_files_is_refused(tmp_path: Path) -> None:
         FORMAT.write(job, tmp_path / "set", WriteOptions(name="set", directory=True), Diagnostics())
     assert "--ranks" in (caught.value.hint or "")
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("figure", ["1.2.3", "1e5e5", ".", "e", "+", "-", "1e-9-9", "inf", "1e9999"])
+def test_figures_of_a_contraction_that_are_no_numbers_stay_an_attribute(figure: str) -> None:
+    nodes, place = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    table, foreign = parse_contractions(nodes, [f"1x2x3x4 f32*f32>f32 flops={figure}"], place)
+    assert (len(table), foreign.tolist()) == (0, [0])
+
+
+@pytest.mark.parametrize("figure", ["5e-324", "1e-05", "0.5", "1e+22", "nan"])
+def test_figures_of_a_contraction_are_read_as_they_are_written(figure: str) -> None:
+    nodes, place = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    table, foreign = parse_contractions(nodes, [f"1x2x3x4 f32*f32>f32 flops={figure}"], place)
+    assert (len(foreign), repr(float(table.flops[0]))) == (0, figure)

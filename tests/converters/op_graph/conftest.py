@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from hespas.graph import (
 )
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import FloatArray, SmallIntArray
+from hespas.graph.passes import leaves_loop
 
 _TEXTS = ("", "dot", "été", "\udc80\ud800", "\x00nul", "😀", "", 'q"\\\n', "b", "x" * 300, "add", "src.py:3")
 _GROUPS = (
@@ -40,6 +42,8 @@ _GROUPS = (
     ExplicitGroups(((0, 1), (2, 3))),
     ExplicitGroups(((5, 0, 2), (1,))),
     ExplicitGroups(()),
+    ExplicitGroups(((0, 1), (2, 3)), 1),
+    replace(StridedGroups.all_ranks(8), communicator=2),
 )
 _PERMUTATIONS = (
     Permutation(8, (8, 1), 1, True),
@@ -134,7 +138,7 @@ class GraphMaker:
         )
 
     def regions(self) -> RegionTable:
-        count, carried = int(self.rng.integers(0, 5)), 3 if self.nodes else 0
+        count, carried = int(self.rng.integers(0, 5)), 12 if self.nodes else 0
         carried = carried if count else 0
         return RegionTable(
             parent=np.array([self.rng.integers(-1, row) for row in range(count)], np.int32),
@@ -168,8 +172,14 @@ class GraphMaker:
         regions = self.regions()
         region = self.ints(-1, max(len(regions), 1)) if len(regions) else np.full(self.nodes, -1, np.int32)
         flops, types, texts = self.costs(), self.types(), len(_TEXTS)
+        collectives, p2p = self.collectives(), self.p2p()
+        told = np.isin(p2p.node, collectives.node, invert=True)
+        p2p = P2pTable(**{entry.name: getattr(p2p, entry.name)[told] for entry in fields(p2p)})
+        kind = self.rng.integers(0, len(NodeKind), self.nodes).astype(np.uint8)
+        kind[collectives.node] = NodeKind.COLLECTIVE
+        kind[p2p.node] = self.rng.integers(NodeKind.SEND, NodeKind.PERMUTE + 1, len(p2p.node))
         multiplicity = region_multiplicity(regions, region)
-        return OpGraph(
+        graph = OpGraph(
             name="g\x00raph\udcff",
             strings=StringTable.from_strings(_TEXTS),
             types=types,
@@ -178,7 +188,7 @@ class GraphMaker:
             id=self.ids(),
             name_row=self.ints(0, texts),
             op_row=self.ints(0, texts),
-            kind=self.rng.integers(0, len(NodeKind), self.nodes).astype(np.uint8),
+            kind=kind,
             op_class=self.rng.integers(0, len(OpClass), self.nodes).astype(np.uint8),
             resource=self.rng.integers(0, 2, self.nodes).astype(np.uint8),
             stream=np.broadcast_to(np.int32(-1), (self.nodes,)),
@@ -197,13 +207,21 @@ class GraphMaker:
             control_deps=self.deps() if self.rng.random() < 0.5 else Csr.empty(self.nodes),
             operands=self.ragged(len(types)),
             results=self.ragged(len(types)),
-            collectives=self.collectives(),
-            p2p=self.p2p(),
+            collectives=collectives,
+            p2p=p2p,
             contractions=self.contractions(),
             regions=regions,
             extra=self.extra() if self.nodes else ExtraTable.empty(),
             attachments={"module.bc": self.rng.bytes(20), "é\udc80": b""},
         )
+        inside = ~leaves_loop(graph)  # values that leave their loop are refused
+        kept = replace(
+            regions,
+            carried_region=regions.carried_region[inside],
+            carried_producer=regions.carried_producer[inside],
+            carried_consumer=regions.carried_consumer[inside],
+        )
+        return replace(graph, regions=kept)
 
 
 @pytest.fixture(scope="session")

@@ -253,6 +253,25 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
             "depends on node 5",
         ),
         (
+            '{"nodes":[{"op":"a","deps":[],"kind":"compute","collective":{"kind":"all_reduce"}}]}',
+            "node 0",
+            "a collective is described for a node of kind compute",
+        ),
+        ('{"nodes":[{"op":"a","deps":[],"stream":-2}]}', "node 0", "stream is -2"),
+        (
+            (
+                '{"regions":[{"kind":"loop_body","label":"loop"}],"carried":[[0,0,1]],'
+                '"nodes":[{"op":"a","deps":[],"region":0},{"op":"b","deps":[]}]}'
+            ),
+            "node 1",
+            "loop loop carries a value from node 0 to node 1, and not both are in it",
+        ),
+        (
+            '{"rank_class":[[-1,4]],"nodes":[{"op":"a","deps":[]}]}',
+            "header",
+            "no rank of the job is here",
+        ),
+        (
             '{"nodes":[{"op":"a","deps":[],"collective":{"kind":"all_reduce","group_set":0}}]}',
             "line 1, byte 10, node 0",
             "group_set 0 does not exist",
