@@ -51,11 +51,11 @@ a configuration are checked when it is given (`--system-config`, `--network-conf
 
 
 _LIMIT_NOTES = f"""
-Inputs are regular files: a pipe, device or socket is refused (exit 3) before it is opened, except standard input
-as `-`. `{VARIABLE}=N` in the environment says that inputs of N bytes are trusted: it replaces the first row and
-raises every other limit in bytes that is lower; a gzip stream may then expand to N bytes whatever its ratio.
-What runs out of memory all the same, under a limit set on the process or not, ends with exit code 3 and the
-name of the input. Files are read, never mapped: one that is cut while it is read is refused.
+Inputs are regular files: a pipe, device or socket is refused (exit 3) before it is opened, except standard
+input as `-`. `{VARIABLE}=N` in the environment says that inputs of N bytes are trusted: it replaces
+the first row and raises every other limit in bytes that is lower; a gzip stream may then expand to N bytes
+whatever its ratio. What runs out of memory all the same, under a limit set on the process or not, ends with
+exit code 3 and the name of the input. Files are read, never mapped: one that is cut meanwhile is refused.
 """
 _LIMITS: dict[str, tuple[str, str]] = {
     "input_bytes": ("every format", "one file, decompressed"),
@@ -68,6 +68,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "table_bytes": ("tables of measured operations (`--table`)", "one file, decompressed"),
     "card_bytes": ("learned models", "card, and trees as they lie on disk"),
     "model_bytes": ("learned models", "trees, unpacked"),
+    "cell_bytes": ("`nsys`, `rocpd`", "one cell of a database"),
     "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
@@ -138,7 +139,8 @@ def formats_document() -> str:
     return (
         f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
         f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
-        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
+        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}"
+        f"\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from hespas.converters.gpu_trace.database_file import HEADER_BYTES, refuse_cut_off, unpack_database
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
+from hespas.files.limits import limits
 from hespas.files.source import refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
@@ -42,7 +43,6 @@ MISSING = -(1 << 63)
 _BATCH_ROWS = 16_384
 _MIN_ROW_BYTES = 6
 """Two bytes of the page, two of the cell, and a header of at least two."""
-_MAX_CELL_BYTES = 16 << 20
 _FREE_STEPS = 10_000_000
 _STEPS_PER_BYTE = 100
 _SLACK_BYTES = 1 << 20
@@ -301,7 +301,7 @@ def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
 
 def _guarded(connection: sqlite3.Connection, path: str, size: int) -> Database:
     connection.text_factory = bytes
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(limits().cell_bytes, (1 << 31) - 1))
     connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1 << 20)
     connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)

@@ -1,0 +1,377 @@
+"""Small inputs that ask for much: each command answers within a gigabyte, 20 times the input and ten seconds.
+
+Every bomb runs through the real command in a child whose address space and processor time are limited, so a
+reader that takes too much fails here however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.malformed_command import FIXTURES
+from tests.malformed_inputs import et_file, et_node, json_graph, varint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+
+_SPARE_BYTES, _BYTES_PER_BYTE = 1 << 30, 20
+_CPU_S = 10
+_PROCESS = """
+import resource, sys
+size = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv.pop(1)),) * 2)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from importlib import import_module
+import_module("hespas.cli." + sys.argv.pop(1)).app()
+"""
+_LARGEST = 2**31 - 1
+_PROGRAM = str(FIXTURES / "stablehlo/mlp.mlir")
+_DEVICE = "H100-SXM"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bomb:
+    """A file, a command on it (``{src}``, ``{out}``, ``{dir}``), its exit code and a part of what it says."""
+
+    name: str
+    make: Callable[[], bytes]
+    arguments: tuple[str, ...]
+    code: int
+    says: str
+    module: str = "convert"
+
+
+def _run(folder: Path, bomb: _Bomb) -> subprocess.CompletedProcess[str]:
+    source = folder / bomb.name
+    source.write_bytes(bomb.make())
+    (folder / "out").mkdir()
+    places = {"src": str(source), "out": str(folder / "out"), "dir": str(folder)}
+    arguments = [part.format(**places) for part in bomb.arguments]
+    return _limited(source.stat().st_size, bomb.module, arguments)
+
+
+def _limited(size: int, module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    limits = [str(_SPARE_BYTES + _BYTES_PER_BYTE * size), str(_CPU_S)]
+    return subprocess.run(
+        [sys.executable, "-c", _PROCESS, *limits, module, *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+        check=False,
+    )
+
+
+def _squeezed(head: bytes, unit: bytes, mebibytes: int = 4096) -> bytes:
+    """Gzip of ``unit`` again and again behind ``head``."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    start = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(unit * ((16 << 20) // len(unit))) + packer.flush(zlib.Z_FULL_FLUSH)
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + start + block * (mebibytes // 16) + b"\x03\0" + bytes(8)
+
+
+def _zeros() -> bytes:
+    return _squeezed(b"", b"\0")
+
+
+_HEADS: dict[str, tuple[bytes, bytes]] = {
+    "stablehlo": (b"module {", b" "),
+    "hlo": (b"HloModule m\n", b"\n"),
+    "op-graph": (b'{"schema": "hespas.op-graph/1", "nodes": [', b" "),
+    "op-graph-arrow": (b"ARROW1\0\0", b"\0"),
+    "chakra": (et_file(et_node(1)) + b"\x80\x80\x80\x80\x04", b"\0"),
+    "chakra-json": (b'{"schema": "0.0.4", "nodes": [', b" "),
+    "astra-text": (b"DATA\n1\n", b"\n"),
+    "kineto": (b'{"schemaVersion": 1, "traceEvents": [', b" "),
+    "pytorch-et": (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": [', b" "),
+    "jax-trace": (b'{"displayTimeUnit": "ns", "traceEvents": [', b" "),
+    "chrome-trace": (b'{"traceEvents": [', b" "),
+    "rocprofv3": (b'{"rocprofiler-sdk-tool": [', b" "),
+    "ops-table": (b"hardware,op,duration_ns\n", b"\n"),
+    "xplane": (b"\x0a\x02\x08\x01", b"\x0a\0"),
+    "perfetto": (b"\x0a\x02\x08\x01", b"\x0a\0"),
+    "nsys": (b"SQLite format 3\0", b"\0"),
+    "rocpd": (b"SQLite format 3\0", b"\0"),
+}
+"""How a file of each format begins, and what can follow without end."""
+
+
+@pytest.mark.parametrize("form", _HEADS)
+@pytest.mark.parametrize("content", ["zeros", "format"])
+def test_a_gzip_bomb_is_refused_early(tmp_path: Path, form: str, content: str) -> None:
+    make = _zeros if content == "zeros" else lambda: _squeezed(*_HEADS[form])
+    arguments = ("{src}", "{out}/o.json", "--from", form)
+    done = _run(tmp_path, _Bomb("bomb.gz", make, arguments, 3, ""))
+    assert done.returncode == 3, done.stderr
+    assert f"error: {tmp_path / 'bomb.gz'}: " in done.stderr
+    assert "asks for more memory" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def _number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def _attribute(name: str, field: int, value: int) -> bytes:
+    inner = varint(1 << 3 | 2) + varint(len(name)) + name.encode() + _number(field, value)
+    return varint(10 << 3 | 2) + varint(len(inner)) + inner
+
+
+def _message(kind: int, **attributes: int) -> bytes:
+    fields = {"comm_src": 7, "comm_dst": 7}
+    rest = b"".join(_attribute(name, fields.get(name, 9), value) for name, value in attributes.items())
+    return et_file(et_node(1, kind=kind, rest=rest))
+
+
+def _node(**fields: object) -> dict[str, object]:
+    return {"id": 0, "op": "x", "deps": [], **fields}
+
+
+def _nodes(count: int, node: dict[str, object]) -> bytes:
+    text = json.dumps(node, separators=(",", ":"))
+    return f'{{"schema":"hespas.op-graph/1","nodes":[{",".join([text] * count)}]}}'.encode()
+
+
+def _shifted() -> bytes:
+    shift = {"ranks": 16_000_000, "digit": [16_000_000, 1], "shift": 1}
+    return json_graph(
+        _node(kind="permute", p2p={"permutation": 0}), num_ranks=16_000_000, permutations=[shift]
+    )
+
+
+def _split() -> bytes:
+    groups = {"kind": "all_reduce", "groups": "[250000,64]<=[64,250000]T(1,0)"}
+    return json_graph(_node(collective=groups), num_ranks=16_000_000)
+
+
+def _nested_loops() -> bytes:
+    loops = [{"kind": "loop_body", "trips": 1000, "parent": number - 1} for number in range(20)]
+    return json_graph(_node(region=19), regions=loops)
+
+
+_TO_MLIR = ("{src}", "{out}/o.mlir")
+_LOOP = [{"kind": "loop_body", "trips": 1e12}]
+_REPLAY = "a StableHLO replay of it has"
+_FOLDER = ("{src}", "{out}/ranks/", "--to", "chakra")
+_HARDWARE = ("estimate", _PROGRAM, "--hardware", "{src}")
+_CHECK = ("check", "{dir}/x.et")
+
+_BOMBS: dict[str, _Bomb] = {
+    "replay of a peer of billions": _Bomb(
+        "x.et", lambda: _message(6, comm_src=_LARGEST, comm_size=8), _TO_MLIR, 4, "too many to list"
+    ),
+    "transcendentals": _Bomb(
+        "g.json", lambda: json_graph(_node(transcendentals=1e12)), _TO_MLIR, 4, f"{_REPLAY} more than 200,000"
+    ),
+    "transcendentals of a trace": _Bomb(
+        "x.et", lambda: _message(4, num_ops=2**60, transcendentals=10**12), _TO_MLIR, 4, _REPLAY
+    ),
+    "many transcendentals": _Bomb(
+        "g.json", lambda: _nodes(3000, _node(transcendentals=6e6) | {"id": None}), _TO_MLIR, 4, _REPLAY
+    ),
+    "a replay of 300,000 operations": _Bomb(
+        "g.json", lambda: _nodes(300_000, {"op": "", "deps": []}), _TO_MLIR, 4, f"{_REPLAY} 300,000"
+    ),
+    "a replay of a million operands": _Bomb(
+        "g.json",
+        lambda: _nodes(10, {"op": "add", "deps": [], "operands": ["f32[1]"] * 100_000}),
+        _TO_MLIR,
+        4,
+        f"{_REPLAY} 1,000,000 operands",
+    ),
+    "a replay of endless trips": _Bomb(
+        "g.json", lambda: json_graph(_node(region=0), regions=_LOOP), _TO_MLIR, 4, "unroll"
+    ),
+    "endless trips as a trace": _Bomb(
+        "g.json", lambda: json_graph(_node(region=0), regions=_LOOP), _FOLDER, 4, "unroll"
+    ),
+    "trips of trips as a trace": _Bomb("g.json", _nested_loops, _FOLDER, 4, "unroll"),
+    "ranks": _Bomb(
+        "g.json",
+        lambda: json_graph(_node(), num_ranks=_LARGEST),
+        ("{src}", "{out}/o.arrow"),
+        3,
+        "ranks; from 1 to",
+    ),
+    "a permutation of millions as rank files": _Bomb("g.json", _shifted, _FOLDER, 4, "ranks"),
+    "groups of millions as rank files": _Bomb("g.json", _split, _FOLDER, 4, "ranks"),
+    "groups of millions as a program": _Bomb("g.json", _split, _TO_MLIR, 4, "too many to list"),
+    "attributes by the million": _Bomb(
+        "x.et",
+        lambda: et_file(et_node(1, rest=b"\x52\x00" * 12_000_000)),
+        ("{src}", "{out}/o.json"),
+        3,
+        "memory",
+    ),
+    "text workload of many ranks": _Bomb(
+        "a.txt",
+        lambda: (
+            b"HYBRID_TRANSFORMER model_parallel_NPU_group: 2147483647\n1\n"
+            b"x -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 1 1\n"
+        ),
+        ("{src}", "{out}/o.json", "--from", "astra-text"),
+        4,
+        "limit 16,777,216",
+    ),
+    "text workload that is long": _Bomb(
+        "a.txt",
+        lambda: b"DATA\n1\n" + b"\n" * (9 << 20),
+        ("{src}", "{out}/o.json", "--from", "astra-text"),
+        3,
+        "more than the limit of 8,388,608",
+    ),
+    "an event of megabytes": _Bomb(
+        "k.json",
+        lambda: b'{"schemaVersion":1,"traceEvents":[{"name":"' + b"\\" * 30_000_000,
+        ("{src}", "{out}/o.json", "--from", "kineto"),
+        3,
+        "byte 30000043",
+    ),
+    "events of nothing": _Bomb(
+        "k.json",
+        lambda: b'{"schemaVersion":1,"traceEvents":[' + b"{}," * 2_000_000 + b"{}]}",
+        ("{src}", "{out}/o.json", "--from", "kineto"),
+        3,
+        "neither device events",
+    ),
+    "lists in lists of an execution trace": _Bomb(
+        "p.json",
+        lambda: b'{"schema":"1.1.1-chakra.0.0.4","nodes":' + b"[" * 1_000_000,
+        ("{src}", "{out}/o.json", "--from", "pytorch-et"),
+        3,
+        "recursion",
+    ),
+    "lists in lists of a JSON trace": _Bomb(
+        "c.json",
+        lambda: b'{"nodes":[{"id":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+        ("{src}", "{out}/o.json", "--from", "chakra-json"),
+        3,
+        "nested too deep",
+    ),
+    "groups in groups": _Bomb(
+        "comm_group.json", lambda: b'{"1":' + b"[" * 1_000_000, ("{dir}/x.et", "{out}/o.json"), 3, "ET018"
+    ),
+    "a group of zeros": _Bomb(
+        "comm_group.json",
+        lambda: b'{"1":[' + b"0," * 5_000_000 + b"0]}",
+        ("{dir}/x.et", "{out}/o.json"),
+        3,
+        "ET019",
+    ),
+    **{
+        f"hardware: {name}": _Bomb("h.toml", make, _HARDWARE, 3, says, module="main")
+        for name, make, says in (
+            ("a word", lambda: b"a" * 1_000_000, "not TOML"),
+            ("quotes that stay open", lambda: b'"\\' * 500_000, "not TOML"),
+            ("a key of keys", lambda: b"a." * 500_000, "nested too deeply"),
+            ("a key of quoted keys", lambda: b'"a b".' * 160_000 + b"c=1", "nested too deeply"),
+            ("tables in tables", lambda: b"[" + b"a." * 100_000 + b"b]", "nested too deeply"),
+            ("lists in lists", lambda: b"a=" + b"[" * 1_000_000, "nested too deeply"),
+            ("inline tables", lambda: b"a=" + b"{a=" * 300_000, "nested too deeply"),
+            ("a number", lambda: b"a=" + b"1" * 1_000_000, "not TOML"),
+            ("a large file", lambda: b"#" * (50 << 20), "more than the limit of 1,048,576"),
+            ("rows of fits", lambda: b"[[fits]]\n" * 100_000, "missing key"),
+        )
+    },
+    **{
+        f"{what}: {name}": _Bomb(
+            "c.cfg", make, (*_CHECK, f"--{what}-config", "{src}"), 3, says, module="validate"
+        )
+        for what in ("system", "memory")
+        for name, make, says in (
+            ("lists in lists", lambda: b"[" * 1_000_000, "nested too deeply"),
+            ("objects in objects", lambda: b'{"a":' * 200_000, "nested too deeply"),
+            ("a large file", lambda: b" " * (100 << 20), "more than the limit of 16,777,216"),
+        )
+    },
+    **{
+        f"network: {name}": _Bomb(
+            "c.yml", make, (*_CHECK, "--network-config", "{src}"), 3, says, module="validate"
+        )
+        for name, make, says in (
+            ("an alias", lambda: b"topology: &a [Ring]\nnpus_count: *a\n", "line 1"),
+            ("lists in lists", lambda: b"topology: " + b"[" * 1_000_000, "line 1"),
+            ("a word", lambda: b"a" * 1_000_000 + b" " * 1_000_000 + b":", "line 1"),
+            ("a long list", lambda: b"topology: [" + b"Ring," * 2_000_000 + b"Ring]\n", "is missing"),
+            ("a large file", lambda: b"#" * (100 << 20), "more than the limit of 16,777,216"),
+        )
+    },
+    **{
+        f"compare: {name}": _Bomb("r.json", make, ("compare", "{src}", "{src}"), 3, says, module="validate")
+        for name, make, says in (
+            ("a large file", lambda: b" " * (100 << 20), "more than the limit of 67,108,864"),
+            ("lists in lists", lambda: b"[" * 1_000_000, "expected an accuracy report"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", _BOMBS)
+def test_a_bomb_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
+    bomb = _BOMBS[name]
+    done = _run(tmp_path, bomb)
+    assert (done.returncode, bomb.says in done.stderr) == (bomb.code, True), done.stderr[-600:]
+    assert f"error: {tmp_path}" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+_SPECIAL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hardware": ("main", ("estimate", _PROGRAM, "--hardware", "{special}")),
+    "table": ("main", ("estimate", "--hardware", _DEVICE, "--table", "{special}")),
+    "system": ("validate", (*_CHECK, "--system-config", "{special}")),
+    "network": ("validate", (*_CHECK, "--network-config", "{special}")),
+    "memory": ("validate", (*_CHECK, "--memory-config", "{special}")),
+    "compare": ("validate", ("compare", "{special}", "{special}")),
+    "input": ("convert", ("{special}", "{dir}/o.json")),
+}
+
+
+@pytest.mark.parametrize("what", _SPECIAL)
+@pytest.mark.parametrize("kind", ["pipe.toml", "/dev/zero", "folder.toml"])
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, what: str, kind: str) -> None:
+    (tmp_path / "x.et").write_bytes(et_file(et_node(1)))
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    module, arguments = _SPECIAL[what]
+    special = str(tmp_path / kind)
+    done = _limited(0, module, [part.format(special=special, dir=tmp_path) for part in arguments])
+    assert done.returncode == 3, done.stderr
+    assert special in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "peer"), [(0, _LARGEST), (1, _LARGEST), (999_999_999, 1_999_999_999), (999_999_998, 999_999_999)]
+)
+@pytest.mark.parametrize(("kind", "side"), [(6, "comm_src"), (5, "comm_dst")])
+def test_a_peer_of_billions_takes_no_memory(
+    tmp_path: Path, kind: int, side: str, rank: int, peer: int
+) -> None:
+    """Whether the pairs are a shift by one digit is found without counting through the ranks between."""
+    path = tmp_path / f"x.{rank}.et"
+    path.write_bytes(_message(kind, **{side: peer, "comm_size": 8}))
+    done = _limited(0, "convert", [str(path), str(tmp_path / "o.json")])
+    assert done.returncode == 0, done.stderr
+    pair = [peer, rank] if kind == 6 else [rank, peer]
+    assert json.loads((tmp_path / "o.json").read_text())["rank_classes"][0]["permutations"] == [
+        {"ranks": peer + 1, "pairs": [pair]}
+    ]
+
+
+def test_memory_that_runs_out_is_told_of_the_input(tmp_path: Path) -> None:
+    path = tmp_path / "x.et"
+    path.write_bytes(et_file(et_node(1, rest=b"\x52\x00" * 12_000_000)))
+    done = _limited(0, "main", ["view", str(path)])
+    assert done.returncode == 3, done.stderr
+    assert f"error: {path}: " in done.stderr
+    assert "memory" in done.stderr
+    assert "try: " in done.stderr
