@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hespas.converters.chakra import FORMAT
@@ -168,3 +169,16 @@ def test_a_folder_of_millions_of_files_is_refused(tmp_path: Path) -> None:
         FORMAT.write(job, tmp_path / "set", WriteOptions(name="set", directory=True), Diagnostics())
     assert "--ranks" in (caught.value.hint or "")
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63), 1 << 62, (1 << 62) - 1, (1 << 53) + 1, -1])
+@pytest.mark.parametrize("name", ["num_ops", "tensor_size", "bytes_written", "duration_nanos"])
+def test_a_count_that_a_float_does_not_hold_stays_an_attribute(
+    reference: Any, tmp_path: Path, name: str, value: int
+) -> None:
+    attributes = [_FLAG, {"name": name, "int64_val": value}]
+    workload, diagnostics = _read(_file(reference, tmp_path / "a.et", _node(1, attr=attributes)))
+    graph = workload.classes[0]
+    assert np.isnan([graph.flops[0], graph.bytes_read[0], graph.duration_ns[0]]).all()
+    assert name in {graph.strings[row] for row in graph.extra.key.tolist()}
+    assert any(name in found.message for found in diagnostics)
