@@ -29,7 +29,6 @@ from hespas.estimators.learned.stored import (
 )
 from hespas.estimators.learned.trees import Forest
 from hespas.estimators.measurements import read_measurements
-from hespas.estimators.measurements.asked import read_asked
 from hespas.estimators.operations import Labels, build
 from hespas.graph import Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -287,7 +286,7 @@ def _use_table(name: str) -> Stages:
         options: list[str | Path]
         path, place = folder / name, judged.place()
         estimator = ESTIMATORS[number // 3 % len(ESTIMATORS)]
-        judged.attempt("asked", lambda: read_asked(path), (FormatError,), str(path))
+        judged.attempt("asked", lambda: api.estimate_table(path, "TPU-v4"), (FormatError,), str(path))
         judged.attempt("measured", lambda: read_measurements(path), (FormatError,), str(path))
         shared: list[str | Path] = ["--table", path, "--json", place / "figures.json"]
         shared += ["--hardware", "H100-SXM"]

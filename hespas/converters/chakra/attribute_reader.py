@@ -43,8 +43,9 @@ class AttributeReader:
     def find(self, name: str, low: int = 0) -> Integers:
         """An integer attribute from ``low`` on that a float holds exactly; others are refused."""
         found = self.facts.integers(name)
-        exact = found.value.astype(np.float64).astype(np.int64) == found.value
-        return self._within(name, found, (found.value >= low) & (found.value <= _LARGEST) & exact)
+        fits = (found.value >= low) & (found.value <= _LARGEST)
+        exact = np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value
+        return self._within(name, found, fits & exact)
 
     def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
         """The good ones; all others of the nodes marked are refused."""

@@ -185,3 +185,16 @@ def test_figures_of_a_contraction_are_read_as_they_are_written(figure: str) -> N
     nodes, place = np.zeros(1, np.int64), np.zeros(1, np.int64)
     table, foreign = parse_contractions(nodes, [f"1x2x3x4 f32*f32>f32 flops={figure}"], place)
     assert (len(foreign), repr(float(table.flops[0]))) == (0, figure)
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63), 1 << 62, (1 << 62) - 1, (1 << 53) + 1, -1])
+@pytest.mark.parametrize("name", ["num_ops", "tensor_size", "bytes_written", "duration_nanos"])
+def test_a_count_that_a_float_does_not_hold_stays_an_attribute(
+    reference: Any, tmp_path: Path, name: str, value: int
+) -> None:
+    attributes = [_FLAG, {"name": name, "int64_val": value}]
+    workload, diagnostics = _read(_file(reference, tmp_path / "a.et", _node(1, attr=attributes)))
+    graph = workload.classes[0]
+    assert np.isnan([graph.flops[0], graph.bytes_read[0], graph.duration_ns[0]]).all()
+    assert name in {graph.strings[row] for row in graph.extra.key.tolist()}
+    assert any(name in found.message for found in diagnostics)
