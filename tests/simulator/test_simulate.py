@@ -223,3 +223,15 @@ def test_more_trips_than_can_be_counted_are_refused() -> None:
     graph.set(node, duration_ns=1.0)
     with pytest.raises(UnsupportedError, match="no countable number of trips"):
         simulate(Workload.spmd(graph.build(), 1))
+
+
+def test_dependencies_that_leave_a_loop_and_come_back_are_refused() -> None:
+    graph = GraphBuilder("g")
+    region = graph.add_region(RegionKind.LOOP_BODY, trips=3)
+    row = graph.strings.add("add")
+    first = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region)
+    outside = graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, data_deps=[first])
+    graph.add_node(name_row=row, op_row=row, op_class=OpClass.ELEMENTWISE, region=region, data_deps=[outside])
+    graph.add_carried(region, 2, 0)
+    with pytest.raises(UnsupportedError, match="leave a loop and come back"):
+        UnrollLoops()(graph.build(), Diagnostics())

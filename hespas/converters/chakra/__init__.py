@@ -82,6 +82,7 @@ _LOSSES = {
     "chakra.rounded-counts": _COSTS,
     "chakra.unknown-collective": ("collectives",),
     "chakra.unknown-message": ("p2p",),
+    "chakra.large-product": ("contractions",),
     "chakra.ragged-bound": ("collectives",),
     "chakra.foreign-attribute": ("extra",),
 }

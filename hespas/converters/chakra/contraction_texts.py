@@ -15,10 +15,10 @@ import numpy as np
 from hespas.converters.chakra.spans import Longs
 from hespas.graph import DTYPES, ContractionTable, OpGraph, find_dtype
 
-__all__ = ["contraction_texts", "parse_contractions"]
+__all__ = ["LARGEST_EXTENT", "contraction_texts", "parse_contractions"]
 
 _UNKNOWN = "?"
-_LARGEST = 1 << 62
+LARGEST_EXTENT = 1 << 62
 _FLOPS_PER_MULTIPLY_ADD = 2
 _ELEMENT = r"(\?|[A-Za-z0-9_]+(?:<f\d+>)?)"
 _FIGURE = r"nan|-?\d{1,400}(?:\.\d{1,400})?(?:e[+-]?\d{1,3})?"
@@ -64,7 +64,7 @@ class _Contraction:
             return None
         batch, m, n, k = (int(part) for part in match.groups()[:4])
         lhs, rhs, accumulator = (_code(part) for part in match.groups()[4:7])
-        too_large = max(abs(batch), abs(m), abs(n), abs(k)) > _LARGEST
+        too_large = max(abs(batch), abs(m), abs(n), abs(k)) > LARGEST_EXTENT
         if lhs is None or rhs is None or accumulator is None or too_large:
             return None
         row = cls(batch, m, n, k, lhs, rhs, accumulator, 0.0, 0.0, int(match[10] or 1))

@@ -9,6 +9,7 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
+from hespas.converters.chakra.contraction_texts import LARGEST_EXTENT
 from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
@@ -58,6 +59,17 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
         large = int((graph.p2p.tag >= _TAG_SPACE).sum())
         diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
+        products = graph.contractions
+        past = np.zeros(len(products), np.bool_)
+        for extents in (products.batch, products.m, products.n, products.k):
+            past |= np.abs(extents.astype(np.float64)) > LARGEST_EXTENT
+        message = f"extents of products past {LARGEST_EXTENT:,} are written and read as text only"
+        diagnostics.warning(
+            "chakra.large-product",
+            graph.name,
+            message,
+            count=int(np.isin(products.node, products.node[past]).sum()),
+        )
         lost = int((graph.source_row > 0).sum())
         diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
         diagnostics.info(

@@ -91,7 +91,7 @@ def _check_carried(graph: OpGraph, fault: Fault) -> None:
 
 
 def _check_communication(graph: OpGraph, fault: Fault) -> None:
-    """Who is described as communicating does, and streams are numbers."""
+    """Who is described as communicating does; streams, channels and tags are numbers."""
     tables = (
         ("a collective", graph.collectives.node, (NodeKind.COLLECTIVE,)),
         ("a message", graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)),
@@ -106,11 +106,17 @@ def _check_communication(graph: OpGraph, fault: Fault) -> None:
             fault.report(
                 f"node {graph.id[node]}", message, f"state one of the kinds {names}, or leave it out"
             )
-    below = np.flatnonzero(graph.stream < -1)
-    if len(below):
-        node = int(below[0])
-        message = f"stream is {int(graph.stream[node])}"
-        fault.report(f"node {graph.id[node]}", message, "streams are 0 or more; -1 says any")
+    numbers: tuple[tuple[str, SmallIntArray, SmallIntArray | IntArray], ...] = (
+        ("stream", np.arange(len(graph), dtype=np.int32), graph.stream),
+        ("channel", graph.collectives.node, graph.collectives.channel),
+        ("tag", graph.p2p.node, graph.p2p.tag),
+    )
+    for name, owners, values in numbers:
+        below = np.flatnonzero(values < -1)
+        if len(below):
+            row = int(below[0])
+            message = f"{name} is {int(values[row])}"
+            fault.report(f"node {graph.id[owners[row]]}", message, "state a number from 0 on; -1 says none")
 
 
 def _first_illegal(values: FloatArray) -> int:

@@ -14,10 +14,13 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.kinds import RegionKind
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.order import find_cycle
 from hespas.graph.passes.rewrite import bypass, take_nodes
 from hespas.graph.tables import RegionTable
 
 __all__ = ["UnrollLoops"]
+
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class UnrollLoops:
     only; nodes with more operands keep that dependency in every trip, because the graph does not say which
     operand is carried. ``unknown_trips`` stands in where a count is not known (None: an error). Exact in
     FLOPs, bytes and collectives; ids are new where a node is repeated. Raises ``UnsupportedError`` past
-    ``max_nodes``. O(nodes out).
+    ``max_nodes``, and where a dependency leaves a loop and comes back. O(nodes out).
     """
 
     max_nodes: int = 5_000_000
@@ -52,6 +55,8 @@ class UnrollLoops:
             trips = int(graph.regions.trips[region])
             if trips > 1 and int(graph.regions.kind[region]) == RegionKind.LOOP_BODY:
                 graph = _repeat(graph, region, trips)
+        if len(graph.regions):
+            _refuse_cycle(graph)
         nodes = len(graph)
         return replace(
             graph,
@@ -82,6 +87,19 @@ class UnrollLoops:
         )
         settled = replace(table, trips=np.where(unknown, float(self.unknown_trips), table.trips))
         return replace(graph, regions=settled, multiplicity=region_multiplicity(settled, graph.region))
+
+
+def _refuse_cycle(graph: OpGraph) -> None:
+    """Raise ``UnsupportedError`` where a trip waits for a later one: dependencies that leave a loop and come
+    back make a cycle once it is unrolled.
+    """
+    cycle = find_cycle(graph)
+    if cycle:
+        ids = " -> ".join(str(int(graph.id[node])) for node in cycle[:_SHOWN])
+        raise UnsupportedError(
+            f"{graph.name or 'the graph'}: dependencies leave a loop and come back into it: {ids}",
+            hint="a loop ends before what waits for it begins: correct the regions or the dependencies",
+        )
 
 
 class _Copies(NamedTuple):

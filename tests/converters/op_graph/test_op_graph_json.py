@@ -259,6 +259,11 @@ def test_multiplicity_follows_regions_and_may_be_stated(tmp_path: Path) -> None:
         ),
         ('{"nodes":[{"op":"a","deps":[],"stream":-2}]}', "node 0", "stream is -2"),
         (
+            '{"nodes":[{"op":"a","deps":[],"collective":{"kind":"all_reduce","channel":-7}}]}',
+            "node 0",
+            "channel is -7",
+        ),
+        (
             (
                 '{"regions":[{"kind":"loop_body","label":"loop"}],"carried":[[0,0,1]],'
                 '"nodes":[{"op":"a","deps":[],"region":0},{"op":"b","deps":[]}]}'
