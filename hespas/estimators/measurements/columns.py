@@ -185,5 +185,7 @@ def _refuse_repeated(names: list[str], path: Path) -> None:
 
 def _too_large(path: Path) -> FormatError:
     return FormatError(
-        "larger than 4 GiB: not a table of operations", path=str(path), hint="give a part of its rows"
+        f"larger than {limits().table_bytes:,} bytes: not a table of operations",
+        path=str(path),
+        hint="give a part of its rows",
     )
