@@ -66,7 +66,7 @@ def test_columns_are_the_bytes_of_the_file(make_graph: MakeGraph, tmp_path: Path
         assert not column.flags.writeable
     assert isinstance(graph.strings.buffer, memoryview)
     path.unlink()
-    assert graph.strings.find("été") == 2, "the columns keep the mapping alive"
+    assert graph.strings.find("été") == 2, "the columns keep the bytes alive"
 
 
 def test_constant_columns_take_no_room(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_writer_refuses_what_it_cannot_hold(make_graph: MakeGraph, tmp_path: Pat
 
 def test_a_file_that_is_cut_later_leaves_what_was_read(make_graph: MakeGraph, tmp_path: Path) -> None:
     """Columns over a mapped file would end the process at the first touch of what is gone."""
-    path = write(Workload.spmd(make_graph(3, 50_000), 8), tmp_path / "graph.opgraph")
+    path = write(Workload.spmd(make_graph(3, 50_000), 16), tmp_path / "graph.opgraph")
     value = read(path)
     expected = make_graph(3, 50_000)
     os.truncate(path, 100)
