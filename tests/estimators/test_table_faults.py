@@ -16,6 +16,7 @@ import pytest
 from hespas.estimators.measurements import LeftOut, columns, read_measurements
 from hespas.estimators.measurements.asked import read_asked
 from hespas.estimators.operations import Labels
+from hespas.files.limits import Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.validators.accuracy.tables import devices_of_tables
@@ -196,11 +197,12 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
         assert sum(len(asked.ops) for asked in read_asked(path)) == 1000
     monkeypatch.setattr(columns, "_FREE_BYTES", 0)
     monkeypatch.setattr(columns, "_FREE_ROWS", 0)
-    monkeypatch.setattr(columns, "_MOST_BYTES", 5500)
+    monkeypatch.setattr(columns, "limits", lambda: Limits(table_bytes=5500))
+    monkeypatch.setattr("hespas.files.packed.limits", lambda: Limits(packed_free_bytes=5500, packed_ratio=0))
     monkeypatch.setattr(columns, "_LEAST_ROW_BYTES", 10)
     for path in (packed, parquet):
         assert path.stat().st_size < 5500
-        with pytest.raises(FormatError, match="larger than") as caught:
+        with pytest.raises(FormatError, match="more than|larger than") as caught:
             list(read_asked(path))
         assert caught.value.hint
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hespas.files.source import read_bytes
-from hespas.graph.errors import FormatError
+from hespas.files.limits import VARIABLE, Limits, limits
+from hespas.files.source import read_bytes, read_document
+from hespas.graph.errors import FormatError, UsageError
 
 LIMIT = 1 << 30
 
@@ -54,3 +55,28 @@ def test_a_broken_gzip_stream_is_told(tmp_path: Path) -> None:
     data[500] ^= 0xFF
     with pytest.raises(FormatError, match="gzip"):
         read_bytes(_write(tmp_path, bytes(data)), LIMIT)
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = _write(tmp_path, b"{}")
+    with path.open("r+b") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(FormatError, match="more than the limit"):
+        read_bytes(path, LIMIT)
+    with pytest.raises(FormatError, match="more than the limit") as caught:
+        read_document(path, 1000, "a configuration")
+    assert (caught.value.position, VARIABLE in (caught.value.hint or "")) == ("byte 1000", True)
+
+
+def test_the_environment_raises_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = _write(tmp_path, gzip.compress(b"\0" * (100 << 20), compresslevel=1))
+    with pytest.raises(FormatError, match="decompresses to more than"):
+        read_bytes(bomb, LIMIT)
+    monkeypatch.setenv(VARIABLE, str(200 << 20))
+    assert len(read_bytes(bomb, LIMIT)) == 100 << 20
+    assert limits().input_bytes == limits().device_bytes == 200 << 20
+    assert limits().table_bytes == Limits().table_bytes
+    assert limits().packed_ratio == Limits().packed_ratio
+    monkeypatch.setenv(VARIABLE, "-1")
+    with pytest.raises(UsageError, match=VARIABLE):
+        limits()
