@@ -208,7 +208,11 @@ class ExplicitGroups:
 
     def is_world(self, num_ranks: int) -> bool:
         """Whether this is one group holding ranks 0..num_ranks-1 in ascending order."""
-        return len(self.rows) == 1 and self.rows[0] == tuple(range(num_ranks))
+        if (
+            len(self.rows) != 1 or len(self.rows[0]) != num_ranks
+        ):  # a job may be said to be larger than memory
+            return False
+        return self.rows[0] == tuple(range(num_ranks))
 
     def __iter__(self) -> Iterator[IntArray]:
         return (self.members(group) for group in range(self.num_groups))

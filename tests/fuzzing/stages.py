@@ -89,12 +89,9 @@ class Judged:
         """Do ``work``; None where it ends in an error. One that is not ``allowed``, or that does not name
         ``path`` or says nothing, is a failure; so is all that is slow.
         """
-        signal.signal(signal.SIGPROF, _slow)
         try:
-            signal.setitimer(signal.ITIMER_PROF, max(LEAST_SECONDS, self.size / BYTES_PER_SECOND))
-            done = work()
+            done = self._in_time(work)
         except allowed as error:
-            signal.setitimer(signal.ITIMER_PROF, 0)
             told = type(error).__name__
             if isinstance(error, InvariantError) or not error.message:
                 self._fail(stage, error)
@@ -105,15 +102,21 @@ class Judged:
         except _TooSlowError as error:
             self.failures.append(f"{stage}: slow for {self.size:,} bytes at {_place(error)}")
         except BaseException as error:  # whatever it is, it is a finding
-            signal.setitimer(signal.ITIMER_PROF, 0)
             self._fail(stage, error)
         else:
             self.answer = self.answer or "read"
             return done
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
         self.answer = self.answer or "failure"
         return None
+
+    def _in_time(self, work: Callable[[], _T]) -> _T:
+        """Do ``work``. No alarm is left behind, however it ends."""
+        signal.signal(signal.SIGPROF, _slow)
+        try:
+            signal.setitimer(signal.ITIMER_PROF, max(LEAST_SECONDS, self.size / BYTES_PER_SECOND))
+            return work()
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     def place(self) -> Path:
         """An empty folder to write to."""

@@ -11,6 +11,7 @@ from math import isnan, nan
 from typing import Any
 
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
+from hespas.converters.pytorch.groups import Members
 from hespas.converters.pytorch.names import C10D, C10dOp, Named, named
 from hespas.converters.pytorch.tensors import Tensor, argument, tensors_of
 from hespas.graph import CollectiveKind, DType, NodeKind, find_dtype
@@ -35,7 +36,7 @@ class Communication:
     operand_bytes: float = nan
     result_bytes: float = nan
     group: str = ""
-    ranks: tuple[int, ...] = ()
+    ranks: Members = ()
     group_size: int = -1
     local_peer: int = -1
     peer: int = -1
@@ -150,7 +151,7 @@ def _stated(elements: str, element: DType | None) -> float:
     return float(element.storage_bytes(int(elements)))
 
 
-def _group(value: object, facts: dict[str, str]) -> tuple[str, tuple[int, ...], int]:
+def _group(value: object, facts: dict[str, str]) -> tuple[str, Members, int]:
     """Name, members and size of a process group, as far as stated."""
     name = facts.get("pg_name", "")
     if not name and is_list(value) and value:
@@ -162,7 +163,7 @@ def _group(value: object, facts: dict[str, str]) -> tuple[str, tuple[int, ...], 
         for key in ("pg_size", "global_rank_start", "global_rank_stride")
     )
     listed = start >= 0 and stride > 0 and 0 < size <= _MOST_RANKS
-    return name, tuple(range(start, start + stride * size, stride)) if listed else (), size
+    return name, range(start, start + stride * size, stride) if listed else (), size
 
 
 def merged(facts: Communication, others: Communication | None) -> Communication:

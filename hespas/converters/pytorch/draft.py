@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from hespas.converters.measured_ops import EventCosts
 from hespas.converters.pytorch.communication import Communication, payload_bytes
 from hespas.converters.pytorch.dataflow import Edges
-from hespas.converters.pytorch.groups import Groups
+from hespas.converters.pytorch.groups import Groups, Members
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
     ContractionTable,
     Csr,
     Diagnostics,
+    ExplicitGroups,
     ExtraTable,
     GroupSet,
     NodeKind,
@@ -32,10 +33,13 @@ from hespas.graph import (
     TensorTypes,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
+from hespas.graph.errors import FormatError
 
 __all__ = ["Draft", "Rank", "Work", "assembled"]
 
 _Number = TypeVar("_Number", bound=np.generic)
+_MOST_LISTED = 1 << 23
+"""Members of all groups that have to be listed one by one."""
 _FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
@@ -216,6 +220,8 @@ class _Tables:
         self._collectives: list[tuple[int, int, int, float, float, float]] = []
         self._messages: list[tuple[int, int, float, int]] = []
         self._no_group: dict[str, int] = {}
+        self._rows: dict[Members, int] = {}
+        self._listed = 0
         self._no_kind = self._no_peer = self._assumed = 0
 
     def add(self, node: int, talk: Communication) -> None:
@@ -231,7 +237,7 @@ class _Tables:
         if talk.meaning.node is NodeKind.COLLECTIVE:
             row = -1
             if members is not None:
-                row = self.group_sets.setdefault(groups.group_set(members), len(self.group_sets))
+                row = self._group_row(members)
             kind = talk.meaning.collective
             if talk.ragged and kind is CollectiveKind.ALL_TO_ALL:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
@@ -241,7 +247,22 @@ class _Tables:
             return
         self._messages.append((node, self._way(talk, members), payload_bytes(talk, size), max(talk.tag, 0)))
 
-    def _way(self, talk: Communication, members: tuple[int, ...] | None) -> int:
+    def _group_row(self, members: Members) -> int:
+        """The row of the group set of these members. Raises ``FormatError`` for far too many."""
+        row = self._rows.get(members)
+        if row is None:
+            found = self.rank.groups.group_set(members)
+            self._listed += len(members) if isinstance(found, ExplicitGroups) else 0
+            if self._listed > _MOST_LISTED:
+                raise FormatError(
+                    f"its process groups have more than {_MOST_LISTED:,} members",
+                    path=self.rank.path,
+                    hint="was the trace edited? record it again",
+                )
+            row = self._rows[members] = self.group_sets.setdefault(found, len(self.group_sets))
+        return row
+
+    def _way(self, talk: Communication, members: Members | None) -> int:
         """The permutation of a message, -1 where the peer is not known."""
         peer, world, own = talk.peer, self.rank.groups.world, self.rank.number
         if peer < 0 and members is not None:

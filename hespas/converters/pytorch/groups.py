@@ -10,10 +10,14 @@ import numpy as np
 
 from hespas.graph import ExplicitGroups, GroupSet, StridedGroups, compress_groups
 
-__all__ = ["GROUPS_NODE", "Groups", "ProcessGroup", "listed_groups"]
+__all__ = ["GROUPS_NODE", "Groups", "Members", "ProcessGroup", "listed_groups"]
 
 GROUPS_NODE = "## process_group:init ##"
 _MOST_RANKS = 1 << 20
+
+
+Members = tuple[int, ...] | range
+"""Global ranks in ring order; what a step says is not written out, as a few bytes may stand for a million."""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +55,11 @@ def listed_groups(document: bytes | str) -> tuple[ProcessGroup, ...]:
         return ()
 
 
+def _is_everybody(members: Members, world: int) -> bool:
+    """Whether these are all ranks in order; a job may be said to be larger than memory."""
+    return len(members) == world and all(rank == place for place, rank in enumerate(members))
+
+
 class Groups(NamedTuple):
     """The groups of a job by name. ``world`` is the number of ranks."""
 
@@ -65,7 +74,7 @@ class Groups(NamedTuple):
         largest = max((max(ranks) + 1 for ranks in found.values() if ranks), default=1)
         return cls(found, max(world, largest, *stated, 1))
 
-    def find(self, name: str, ranks: tuple[int, ...], size: int) -> tuple[int, ...] | None:
+    def find(self, name: str, ranks: Members, size: int) -> Members | None:
         """The members of a group; None where nobody says. An empty list is all ranks.
 
         A name that no list holds is all ranks where its size says so; a communication without a name belongs
@@ -81,9 +90,12 @@ class Groups(NamedTuple):
             return next(iter(self.members.values()))
         return None
 
-    def group_set(self, members: tuple[int, ...]) -> GroupSet:
+    def group_set(self, members: Members) -> GroupSet:
         """The group set that has this group only."""
-        if not members or members == tuple(range(self.world)):
+        if not members or _is_everybody(members, self.world):
             return StridedGroups.all_ranks(self.world)
+        if isinstance(members, range) and members.step == 1:
+            return StridedGroups((), ((len(members), 1),), members.start)
+        members = tuple(members)
         rows = np.array([members], np.int64)
         return compress_groups(rows) if len(set(members)) == len(members) else ExplicitGroups((members,))

@@ -12,6 +12,7 @@ import pytest
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch import FORMAT, FORMAT_ET, FORMAT_KINETO
+from hespas.files.sandbox import bounded_memory
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 from tests.converters.pytorch.test_pytorch_linked import (
@@ -22,7 +23,16 @@ from tests.converters.pytorch.test_pytorch_linked import (
     OPERATIONS,
     gloo_nodes,
 )
-from tests.converters.pytorch.traces import Json, kernel, read_et, write_et, write_kineto
+from tests.converters.pytorch.traces import (
+    Json,
+    groups_node,
+    kernel,
+    read_et,
+    recorded,
+    tensor,
+    write_et,
+    write_kineto,
+)
 
 WAIT: Json = {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 90}
 SYNC: Json = {
@@ -130,3 +140,45 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"nodes": [' + b" " * (80 << 20)))
     with pytest.raises(FormatError, match="decompresses to more"):
         read_et(tmp_path / "a.json.gz")
+
+
+_FLOATS = (tensor(1, 64, 2),)
+
+
+def _sums(count: int, *, stride: int) -> list[Json]:
+    """Collectives over groups of half a million ranks each, every one said in a few bytes."""
+    return [
+        recorded(
+            number, (1, number), _FLOATS, _FLOATS,
+            {
+                "collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 8, "out_msg_nelems": 8,
+                "pg_name": str(number), "pg_size": 1 << 19, "global_rank_start": number,
+                "global_rank_stride": stride,
+            },
+        )
+        for number in range(10, 10 + count)
+    ]  # fmt: skip
+
+
+def test_groups_that_are_said_in_a_few_bytes_take_few(tmp_path: Path) -> None:
+    path = write_et(tmp_path / "a.et.json", _sums(300, stride=1))
+    with bounded_memory(1 << 30):
+        graph, _ = read_et(path)
+    assert [groups.group_size for groups in graph.group_sets] == [1 << 19] * 300
+    assert [groups.members(0)[0] for groups in graph.group_sets] == [*range(10, 310)]
+
+
+def test_groups_of_too_many_members_are_refused(tmp_path: Path) -> None:
+    path = write_et(tmp_path / "a.et.json", _sums(300, stride=2))
+    with bounded_memory(1 << 30), pytest.raises(FormatError, match="8,388,608 members") as caught:
+        read_et(path)
+    assert caught.value.path == str(path)
+    assert caught.value.hint
+
+
+def test_a_rank_of_two_billion_takes_no_memory(tmp_path: Path) -> None:
+    listed = groups_node({"pg_name": "0", "ranks": [0, (1 << 31) - 1], "group_size": 2, "group_count": 1})
+    facts: Json = {"collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 8, "pg_name": "0"}
+    path = write_et(tmp_path / "a.et.json", [listed, recorded(12, (11, 4), _FLOATS, _FLOATS, facts)])
+    with bounded_memory(1 << 30):
+        survives(path)
