@@ -312,7 +312,7 @@ HLO: dict[str, bytes] = {
     "dangling name": _hlo("ROOT b = f32[4] add(zz, a)"),
     "duplicate computation": _hlo("ROOT b = f32[4] add(a, a)", before=_SUM * 2),
     "two entries": _hlo("ROOT b = f32[4] add(a, a)", before="ENTRY " + _SUM),
-    "no entry": b"HloModule m\n\n" + _SUM.encode(),
+    "no entry": b"HloModule m, entry_computation_layout={()->f32[]}\n\n" + _SUM.encode(),
     "empty entry": b"HloModule m\n\nENTRY e {\n}\n",
     "only a header": b"HloModule m\n",
     "recursion": _hlo(
