@@ -202,7 +202,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(columns, "_LEAST_ROW_BYTES", 10)
     for path in (packed, parquet):
         assert path.stat().st_size < 5500
-        with pytest.raises(FormatError, match="more than|larger than") as caught:
+        with pytest.raises(FormatError, match=r"more than|larger than") as caught:
             list(read_asked(path))
         assert caught.value.hint
 
