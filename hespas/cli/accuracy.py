@@ -22,7 +22,15 @@ from hespas.cli.reports import (
     report_folder,
     write_document,
 )
-from hespas.cli.session import DebugOption, ProgressOption, command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.session import (
+    DebugOption,
+    ProgressOption,
+    TrustOption,
+    command_line,
+    emit,
+    progress_bar,
+    say_diagnostics,
+)
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,6 +107,7 @@ def accuracy(
     min_coverage: _CoverageOption = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
@@ -320,6 +329,7 @@ def compare(
     ] = None,
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """What got better or worse between two accuracy reports.

@@ -24,6 +24,7 @@ from hespas.cli.reports import (
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -103,6 +104,7 @@ def calibrate(
         bool, typer.Option("--overwrite", help="Replace FILE.toml, its models, files of DIR, and FILE.")
     ] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Fit estimators on measurements and write a hardware file that holds the fits.

@@ -12,6 +12,7 @@ from hespas.cli.reports import check_reports, list_file
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -122,6 +123,7 @@ def convert(
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
     show_version: _Version = False,
 ) -> None:

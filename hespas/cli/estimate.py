@@ -19,6 +19,7 @@ from hespas.cli.reports import (
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -72,6 +73,7 @@ def estimate(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Time per operation class of one step on a device, or of each operation of a table."""

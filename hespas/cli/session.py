@@ -18,6 +18,7 @@ import typer
 
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
+from hespas.files.limits import VARIABLE
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import set_aside
@@ -25,6 +26,7 @@ from hespas.graph.plugins import set_aside
 __all__ = [
     "DebugOption",
     "ProgressOption",
+    "TrustOption",
     "command_line",
     "emit",
     "progress_bar",
@@ -35,6 +37,23 @@ __all__ = [
 ]
 
 DebugOption = typer.Option("--debug", help="Show the traceback of an error.")
+
+
+def _trust(number: int | None) -> None:
+    """Raise the limits on inputs, of this process and its children."""
+    if number is not None:
+        os.environ[VARIABLE] = str(number)
+
+
+TrustOption = typer.Option(
+    "--max-input-bytes",
+    metavar="N",
+    min=1,
+    max=10**18 - 1,
+    callback=_trust,
+    expose_value=False,
+    help="Trust inputs of N bytes: raises the limits on their size, memory and time (docs/formats.md).",
+)
 ProgressOption = typer.Option(
     "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."
 )

@@ -14,6 +14,7 @@ from hespas.cli.reports import JsonOption, OverwriteOption, check_apart, check_r
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -64,6 +65,7 @@ def simulate(
     ] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """How long one step takes: compute, communication and copies side by side, and the critical path.

@@ -14,6 +14,7 @@ from hespas.cli.reports import JsonOption, OverwriteOption, check_reports, write
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -86,6 +87,7 @@ def check(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
@@ -164,6 +166,7 @@ def roundtrip(
     overwrite: Annotated[bool, OverwriteOption] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Take files through every pair of formats and back: what each pair keeps, as a matrix.

@@ -13,6 +13,7 @@ from hespas.cli.reports import JsonOption, OverwriteOption, check_reports
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
+    TrustOption,
     command_line,
     emit,
     progress_bar,
@@ -57,6 +58,7 @@ def view(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """What a file holds: ranks, operations by class, communication by group, loops, depth and width.

@@ -1,7 +1,8 @@
 """How much an input may ask for: every limit of the readers and writers, in one place.
 
-``HESPAS_MAX_INPUT_BYTES`` in the environment states how many bytes of one input are trusted: it replaces
-``input_bytes`` and raises every other limit in bytes that lies below it, of this process and its children.
+``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, states how many bytes
+of one input are trusted: it replaces ``input_bytes`` and raises every other limit in bytes that lies below
+it, of this process and its children. Native parsers then get what an input of that size would.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ class Limits:
     """Limits in bytes end in ``_bytes``; only these are raised by :data:`VARIABLE`.
 
     A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
-    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. The graph
+    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. How
+    ``parser_bytes``, ``program_bytes`` and ``program_cpu_s`` grow with a program says
+    :func:`hespas.files.sandbox.allowance`. The graph
     of a text workload takes up to 140 times its text. XLA takes hours for programs of fewer operations than a
     replay may have.
     """
 
     input_bytes: int = 64 << 30
+    trusted_bytes: int = 0
     packed_free_bytes: int = 64 << 20
     packed_ratio: int = 100
     configuration_bytes: int = 16 << 20
@@ -40,6 +44,9 @@ class Limits:
     model_bytes: int = 512 << 20
     text_workload_bytes: int = 8 << 20
     cell_bytes: int = 16 << 20
+    parser_bytes: int = 150 << 20
+    program_bytes: int = 10**9
+    program_cpu_s: int = 6
     replayed_operations: int = 200_000
     replayed_edges: int = 500_000
     replayed_characters: int = 32 << 20

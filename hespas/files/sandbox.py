@@ -23,6 +23,7 @@ from threading import Lock, current_thread
 from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
+from hespas.files.limits import limits
 from hespas.graph.errors import HespasError, UnsupportedError
 
 __all__ = [
@@ -51,6 +52,8 @@ _START_S = 60.0
 _JOBS_OF_A_CHILD = 500
 _LAST_WORDS = 500
 _MOST_WRITTEN_BYTES = 1 << 26
+_ALL = 1 << 62
+_YEAR_S = 31_536_000
 _STATM = Path("/proc/self/statm")
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl(2)."""
@@ -94,19 +97,21 @@ class Allowance(NamedTuple):
     wall_s: float
 
 
-def allowance(size: int, factor: float = 1.0) -> Allowance:
+def allowance(size: int) -> Allowance:
     """For an input of ``size`` bytes: a parser gets 150 MiB and 64 bytes a byte (200,000 operations, each at
     a place of its own, take 39 for each byte of their bytecode), all of it 1 GB and 20 bytes a byte (calls
     may make a small program a large graph), 6 s of CPU time and a second more for every 200 kB (the slowest
-    program seen takes a second for 3 MB). ``factor`` raises all of them.
+    program seen takes a second for 3 MB). An input of any size gets what one of ``trusted_bytes`` would.
     """
-    parser = (150 << 20) + 64 * size
-    cpu_s = int(factor * (6 + size / 200_000)) + 1
+    bounds = limits()
+    size = max(size, bounds.trusted_bytes)
+    parser = bounds.parser_bytes + 64 * size
+    cpu_s = bounds.program_cpu_s + size // 200_000 + 1
     return Allowance(
-        parser_bytes=int(factor * parser),
-        total_bytes=int(factor * max(10**9 + 20 * size, parser)),
-        cpu_s=cpu_s,
-        wall_s=20.0 + 4.0 * cpu_s,  # a busy machine gives a process a part of its time only
+        parser_bytes=min(parser, _ALL),
+        total_bytes=min(max(bounds.program_bytes + 20 * size, parser), _ALL),
+        cpu_s=min(cpu_s, _YEAR_S),
+        wall_s=20.0 + 4.0 * min(cpu_s, _YEAR_S),  # a busy machine gives a process a part of its time only
     )
 
 
@@ -306,38 +311,38 @@ def _say(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> Non
 # --- in the parent
 
 
-def run_contained(task: str, data: bytes, parser: str, *arguments: str, factor: float = 1.0) -> bytes:
+def run_contained(task: str, data: bytes, parser: str, *arguments: str) -> bytes:
     """What ``task`` (``package.module:function``, called with the input, the bytes its parser may ask for and
     ``arguments``) answers to ``data`` in a child.
 
-    Raises :class:`ParserFailedError` where it crashes, hangs or takes more than :func:`allowance` times
-    ``factor`` says; ``parser`` is whose fault that is. Raises ``UnsupportedError`` where the child does not
+    Raises :class:`ParserFailedError` where it crashes, hangs or takes more than :func:`allowance` says;
+    ``parser`` is whose fault that is. Raises ``UnsupportedError`` where the child does not
     start: nothing is then parsed without.
 
     The child is kept for the next input: starting it takes longer than most programs take to read.
     """
-    limits = allowance(len(data), factor)
+    granted = allowance(len(data))
     head = {
         "task": task,
         "size": len(data),
         "arguments": arguments,
-        "cpu_s": limits.cpu_s,
-        "parser_bytes": limits.parser_bytes,
-        "total_bytes": limits.total_bytes,
+        "cpu_s": granted.cpu_s,
+        "parser_bytes": granted.parser_bytes,
+        "total_bytes": granted.total_bytes,
     }
     with _LOCK:
-        status, answer = _answer(head, data, parser, limits)
+        status, answer = _answer(head, data, parser, granted)
     if status == "done":
         return answer
-    most = limits.parser_bytes if status == "parser-memory" else limits.total_bytes
+    most = granted.parser_bytes if status == "parser-memory" else granted.total_bytes
     who = parser if status == "parser-memory" else "its reader"
     raise ParserFailedError(f"makes {who} ask for more than {most:,} bytes of memory")
 
 
-def _answer(head: Mapping[str, object], data: bytes, parser: str, limits: Allowance) -> tuple[str, bytes]:
+def _answer(head: Mapping[str, object], data: bytes, parser: str, granted: Allowance) -> tuple[str, bytes]:
     child = _Child.ready(parser)
     try:
-        return child.ask(head, data, limits.wall_s)
+        return child.ask(head, data, granted.wall_s)
     except TimeoutError:
         child.end()
         raise ParserFailedError(f"keeps {parser} busy without end") from None
@@ -345,19 +350,19 @@ def _answer(head: Mapping[str, object], data: bytes, parser: str, limits: Allowa
         status = child.end()
         if status == -signal.SIGKILL and not child.starter.is_alive():
             # Linux ends a child with the thread that started it.
-            return _answer(head, data, parser, limits)
-        raise ParserFailedError(_fate(status, parser, limits)) from None
+            return _answer(head, data, parser, granted)
+        raise ParserFailedError(_fate(status, parser, granted)) from None
     except BaseException:
         child.end()  # interrupted: what it answers now is no answer to the next job
         raise
 
 
-def _fate(status: int, parser: str, limits: Allowance) -> str:
+def _fate(status: int, parser: str, granted: Allowance) -> str:
     if status >= 0:
         return f"makes {parser} end its process with status {status}"
     number = signal.Signals(-status)
     if sys.platform != "win32" and number is signal.SIGXCPU:
-        return f"keeps {parser} busy for more than {limits.cpu_s} s"
+        return f"keeps {parser} busy for more than {granted.cpu_s} s"
     return f"makes {parser} end with {number.name}"
 
 

@@ -36,7 +36,7 @@ def own_child(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 
 def _allow(monkeypatch: pytest.MonkeyPatch, limits: Allowance) -> None:
-    def allowance(size: int, factor: float) -> Allowance:
+    def allowance(size: int) -> Allowance:
         return limits
 
     monkeypatch.setattr(sandbox, "allowance", allowance)
@@ -129,6 +129,16 @@ def test_a_process_that_forks_has_a_child_of_its_own(tmp_path: Path, monkeypatch
     os.close(reader)
     os.close(writer)
     assert int(run_contained(number, b"", "X")) == os.getpid()
+
+
+def test_a_trusted_input_gets_what_one_of_its_size_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    few, many = sandbox.allowance(100), sandbox.allowance(10**9)
+    assert few == (157_292_800, 1_000_002_000, 7, 48.0)
+    monkeypatch.setenv("HESPAS_MAX_INPUT_BYTES", str(10**9))
+    assert sandbox.allowance(100)[:3] == (10**9 + 64 * 10**9, 10**9 + 64 * 10**9, many.cpu_s)
+    monkeypatch.setenv("HESPAS_MAX_INPUT_BYTES", str(10**18 - 1))
+    assert sandbox.allowance(100).parser_bytes == 1 << 62
 
 
 _PARENT = """

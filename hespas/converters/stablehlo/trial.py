@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
+from hespas.files.limits import VARIABLE
 from hespas.files.sandbox import ParserFailedError, parser_memory, run_contained
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
@@ -31,6 +32,7 @@ def survive(data: bytes, path: str) -> None:
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
+        hint = f"{hint}; if you trust it, {VARIABLE} (or --max-input-bytes) raises the limits"
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
         ) from None
