@@ -21,6 +21,7 @@ __all__ = ["TESTED_JAXLIB", "print_text", "proto_to_text"]
 _STDERR = 2
 _XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError)
 """What its exceptions become: XlaRuntimeError is a RuntimeError, the others are those of the C++ library."""
+_REFUSED = b"\0"
 _FEW_IDS = 1 << 20
 """Local ids that any module may have; beyond them, no more than it has bytes."""
 TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
@@ -74,27 +75,26 @@ def proto_to_text(data: bytes, path: str) -> str:
     _module_class()
     _check_ids(data, path)
     try:
-        text = run_contained(f"{__name__}:print_text", data, "XLA", path)
+        text = run_contained(f"{__name__}:print_text", data, "XLA")
     except ParserFailedError as error:
         raise _no_module(data, path, f"it {error}") from None
-    return text.decode("utf-8", "surrogateescape") or _text_here(data, path)  # why there is none is told here
+    if text.startswith(_REFUSED):
+        raise _no_module(data, path, text.removeprefix(_REFUSED).decode("utf-8", "replace"))
+    return text.decode("utf-8", "surrogateescape")
 
 
-def print_text(data: bytes, parser_bytes: int, path: str) -> bytes:
-    """In the child: the text of a serialised module."""
-    with parser_memory(parser_bytes):
-        text = _text_here(data, path)
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _text_here(data: bytes, path: str) -> str:
+def print_text(data: bytes, parser_bytes: int) -> bytes:
+    """In the child: the text of a serialised module; why there is none, behind a NUL, which no text begins
+    with.
+    """
     parse = _module_class().from_serialized_hlo_module_proto
     try:
-        with _silence():
-            return parse(data).to_string()
+        with _silence(), parser_memory(parser_bytes):
+            text = parse(data).to_string()
     except _XLA_RAISES as error:
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
-        raise _no_module(data, path, reason) from error
+        return _REFUSED + reason.encode("utf-8", "replace")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _check_ids(data: bytes, path: str) -> None:

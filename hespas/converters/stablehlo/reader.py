@@ -31,7 +31,7 @@ from hespas.graph import Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
-__all__ = ["read", "read_here", "read_program"]
+__all__ = ["parsing", "read", "read_here", "read_program"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
 _NEWLINE = b"\n"
@@ -55,8 +55,13 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
     from hespas.converters.stablehlo.trial import survive
 
     load_bindings()  # without them there is nothing to try
-    survive(data, path)
-    return read_here(data, path, options, diagnostics)
+    program = survive(data, path, options)
+
+    def parse(_data: bytes, path: str, bindings: Bindings) -> Parsed:
+        module = parse_program(program.bytecode, path, bindings).module
+        return Parsed(module, Form(program.form), program.producer, program.has_locations)
+
+    return read_here(data, path, options, diagnostics, parse=parse)
 
 
 def read_here(
@@ -65,14 +70,20 @@ def read_here(
     options: ReadOptions,
     diagnostics: Diagnostics,
     *,
-    parse: Callable[[bytes, str, Bindings], Parsed] = parse_program,
+    parse: Callable[[bytes, str, Bindings], Parsed],
 ) -> Workload:
-    """Read a program that cannot harm: one that a child has survived, or that this package has written."""
+    """Read a program that ``parse`` parses; ``data`` is the program as it came."""
     bindings = load_bindings()
-    try:
+    with parsing(data, path), _without_collector():
         parsed = parse(data, path, bindings)
-        with _without_collector():
-            return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
+        return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
+
+
+@contextmanager
+def parsing(data: bytes, path: str) -> Generator[None]:
+    """What jaxlib's bindings raise within becomes a ``FormatError`` that says where, if it can."""
+    try:
+        yield
     except (RecursionError, RuntimeError, MemoryError, UnicodeDecodeError, TypeError) as error:
         finding = _stopped(error, data, path)
         if finding is None:

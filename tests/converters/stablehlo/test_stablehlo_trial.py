@@ -63,9 +63,14 @@ def test_a_parser_that_asks_for_gigabytes_is_told(name: str, tmp_path: Path) -> 
 
 
 def test_what_else_is_wrong_is_told_by_whoever_reads() -> None:
-    survive(b"ML\xefR", "x.mlirbc")
+    """What the parser says is the child's word, what stands in the program is found by its reader."""
     with pytest.raises(FormatError, match=r"x.mlirbc: .*bytecode"):
-        read_program(b"ML\xefR", "x.mlirbc", ReadOptions(), Diagnostics())
+        survive(b"ML\xefR", "x.mlirbc", ReadOptions())
+    empty = survive(b"module {}", "x.mlir", ReadOptions())
+    assert empty.form == "text"
+    assert empty.bytecode.startswith(b"ML\xefR")
+    with pytest.raises(FormatError, match=r"x.mlir: .*no function"):
+        read_program(b"module {}", "x.mlir", ReadOptions(), Diagnostics())
 
 
 # --- a few hundred bytes that stand for gigabytes or minutes

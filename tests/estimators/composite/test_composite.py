@@ -213,7 +213,7 @@ def test_a_file_orders_kinds_by_themselves(tmp_path: Path) -> None:
         ("order = " + "[" * 5000, "too deeply"),
         ("a" + ".a" * 100 + " = 1", "too deeply"),
         ("order = " + "9" * 5000, "not TOML"),
-        ("#" * (2 << 20), "more than 1 MiB"),
+        ("#" * (2 << 20), "more than the limit of 1,048,576"),
     ],
 )
 def test_a_wrong_file_is_told_where(tmp_path: Path, text: str, message: str) -> None:

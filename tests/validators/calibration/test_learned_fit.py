@@ -209,7 +209,7 @@ def test_damaged_and_newer_files_are_errors(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(FormatError, match=r"hespas\.learned/99"):
         load_model(tmp_path / "newer.json")
     (tmp_path / "alone.json").write_text(json.dumps(whole))
-    with pytest.raises(FormatError, match="no trees"):
+    with pytest.raises(FormatError, match="no such learned model"):
         load_model(tmp_path / "alone.json")
     data = trees.read_bytes()
     for cut in (0, 10, len(data) // 2, len(data) - 5):
