@@ -53,7 +53,7 @@ a configuration are checked when it is given (`--system-config`, `--network-conf
 _LIMIT_NOTES = f"""
 Inputs are regular files: a pipe, device or socket is refused (exit 3) before it is opened, except standard
 input as `-`. `--max-input-bytes N` of a command, or `{VARIABLE}=N` in the environment, says that
-inputs of N bytes are trusted: it replaces the first row and raises every other limit in bytes that is lower;
+inputs of N bytes are trusted: it raises every limit in bytes that is lower;
 a gzip stream may then expand to N bytes whatever its ratio, and a program gets the memory and time that one
 of N bytes would. What runs out of memory all the same, under a limit set on the process or not, ends with
 exit code 3 and the name of the input. Files are read, never mapped: one that is cut meanwhile is refused.
@@ -74,7 +74,10 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
     "parser_bytes": ("`stablehlo`, `hlo` (binary)", "memory of the native parser, and 64 times the program"),
     "program_bytes": ("`stablehlo`, `hlo` (binary)", "memory of reading, and 20 times the program"),
-    "program_cpu_s": ("`stablehlo`, `hlo` (binary)", "CPU seconds of reading, and one more for every 200 kB"),
+    "program_cpu_s": (
+        "`stablehlo`, `hlo` (binary)",
+        "CPU seconds of reading, and one for every 200 kB; 20 s and 4 times that of wall time",
+    ),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
     "replayed_characters": ("writing `stablehlo` as a replay", "text of the program (exit 4)"),

@@ -35,8 +35,6 @@ __all__ = [
     "write_table_estimates",
 ]
 
-_TEXT_SUFFIXES = (".csv", ".gz")
-
 
 @runtime_checkable
 class _Predicts(Protocol):
@@ -316,7 +314,7 @@ def _named_columns(path: Path) -> list[str]:
     for frame in text_batches(path):
         names = [str(name) for name in frame.columns]
         nameless = [name for name in names if name.startswith("Unnamed:") and name not in used]
-        if not nameless or path.suffix not in _TEXT_SUFFIXES:
+        if not nameless or path.suffix == ".parquet":
             return names
         used.update(name for name in nameless if bool((frame[name] != "").any()))
     return [name for name in names if not name.startswith("Unnamed:") or name in used]

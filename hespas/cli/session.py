@@ -39,10 +39,20 @@ __all__ = [
 DebugOption = typer.Option("--debug", help="Show the traceback of an error.")
 
 
-def _trust(number: int | None) -> None:
-    """Raise the limits on inputs, of this process and its children."""
-    if number is not None:
-        os.environ[VARIABLE] = str(number)
+def _trust(context: typer.Context, number: int | None) -> None:
+    """Raise the limits on inputs, of this process and its children, until the command ends."""
+    if number is None:
+        return
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(number)
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+    context.call_on_close(restore)
 
 
 TrustOption = typer.Option(
@@ -52,7 +62,7 @@ TrustOption = typer.Option(
     max=10**18 - 1,
     callback=_trust,
     expose_value=False,
-    help="Trust inputs of N bytes: raises the limits on their size, memory and time (docs/formats.md).",
+    help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
 )
 ProgressOption = typer.Option(
     "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."

@@ -1,8 +1,8 @@
 """How much an input may ask for: every limit of the readers and writers, in one place.
 
 ``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, states how many bytes
-of one input are trusted: it replaces ``input_bytes`` and raises every other limit in bytes that lies below
-it, of this process and its children. Native parsers then get what an input of that size would.
+of one input are trusted: it raises every limit in bytes that lies below it, of this process and its children.
+Native parsers then get what an input of that size would.
 """
 
 from __future__ import annotations
@@ -67,4 +67,4 @@ def _stated(text: str) -> Limits:
         )
     size, own = int(text), Limits()
     names = [field.name for field in fields(own) if field.name.endswith("_bytes")]
-    return replace(own, **{name: max(size, getattr(own, name)) for name in names} | {"input_bytes": size})
+    return replace(own, **{name: max(size, getattr(own, name)) for name in names})

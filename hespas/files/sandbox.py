@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -24,7 +25,7 @@ from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from hespas.files.limits import limits
-from hespas.graph.errors import HespasError, UnsupportedError
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError
 
 __all__ = [
     "ROOT",
@@ -61,7 +62,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _START = """
 import json, os, sys
 package, paths, parent, module = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-sys.path.extend(path for path in paths if path not in sys.path)
+sys.path[:] = paths
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location(
     "hespas", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
@@ -159,7 +160,7 @@ def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]
     """The command that runs a text in ``python``, or in this one with all that it imports."""
     if python:
         return [python, "-I", "-c", script, *arguments]
-    prelude = f"import sys\nsys.path.extend(path for path in {_import_path()!r} if path not in sys.path)\n"
+    prelude = f"import sys\nsys.path[:] = {_import_path()!r}\n"
     return [_executable(), "-I", "-c", prelude + script, *arguments]
 
 
@@ -289,6 +290,10 @@ def _done(job: Mapping[str, Any], data: bytes) -> tuple[str, bytes]:
     except HespasError as error:
         # What else is wrong with the input is told by whoever reads it.
         return ("memory" if isinstance(error.__cause__, MemoryError) else "done"), b""
+    except Exception as error:  # a bug of ours is the parent's to tell, not a fault of the input
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        return "bug", text.encode("utf-8", "backslashreplace")
 
 
 def _no_files_left() -> None:
@@ -334,6 +339,8 @@ def run_contained(task: str, data: bytes, parser: str, *arguments: str) -> bytes
         status, answer = _answer(head, data, parser, granted)
     if status == "done":
         return answer
+    if status == "bug":
+        raise InvariantError(f"in the process that reads programs: {answer.decode('utf-8')}")
     most = granted.parser_bytes if status == "parser-memory" else granted.total_bytes
     who = parser if status == "parser-memory" else "its reader"
     raise ParserFailedError(f"makes {who} ask for more than {most:,} bytes of memory")
@@ -366,6 +373,13 @@ def _fate(status: int, parser: str, granted: Allowance) -> str:
     return f"makes {parser} end with {number.name}"
 
 
+def _not_started(parser: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the process that {parser} runs in does not start: {problem}",
+        hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
+    )
+
+
 _LOCK = Lock()
 
 
@@ -380,24 +394,28 @@ class _Child:
         self.starter = current_thread()
         self._jobs = 0
         self._unread = b""
-        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # One thread: a pool reserves address space for each, and is no use to a parser.
         one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, cwd=ROOT, env=clean_environment(one_thread),
-        )  # fmt: skip
+        try:
+            self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        except OSError as error:
+            raise _not_started(parser, str(error)) from error
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self._errors, cwd=ROOT, env=clean_environment(one_thread),
+            )  # fmt: skip
+        except OSError as error:
+            self._errors.close()
+            raise _not_started(parser, str(error)) from error
         try:
             head, _ = self._answer(monotonic() + _START_S)
             problem = "" if head == "ready" else f"it says {head!r}"
-        except (EOFError, OSError, TimeoutError, ValueError) as error:
+        except (EOFError, OSError, ValueError) as error:
             problem = f"{type(error).__name__}{self._last_words()}"
         if problem:
             self.end()
-            raise UnsupportedError(
-                f"the process that {parser} runs in does not start: {problem}",
-                hint="check the installation (python -m pip check), and the limits of the shell (ulimit -a)",
-            )
+            raise _not_started(parser, problem)
 
     @classmethod
     def ready(cls, parser: str) -> _Child:

@@ -82,7 +82,7 @@ class PluginTable:
             return use()
         except HespasError:
             raise
-        except Exception as error:  # other people's code may raise anything
+        except (Exception, SystemExit) as error:  # other people's code may raise anything
             raise self.unusable(name, f"{type(error).__name__}: {clipped(str(error))}") from error
 
     def unusable(self, name: str, why: str) -> UnsupportedError:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from hespas import __version__
 from hespas.cli import convert, main, validate
+from hespas.files.limits import VARIABLE
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 STEP = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
@@ -288,3 +289,14 @@ def test_a_program_of_the_whole_job_is_told_and_refused_when_strict(program: str
     simulated = _hespas("simulate", path, "--hardware", "L4", "--missing", "error")
     assert simulated.exit_code == 4
     assert "sharded but not partitioned" in simulated.stderr
+
+
+def test_trusting_an_input_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "large.toml").write_text("#" * (2 << 20))
+    given = ["estimate", MLP, "--hardware", tmp_path / "large.toml"]
+    small, trusted = _hespas(*given), _hespas(*given, "--max-input-bytes", "4000000")
+    assert (small.exit_code, trusted.exit_code) == (3, 3)
+    assert "more than the limit of 1,048,576" in small.stderr
+    assert "missing key" in trusted.stderr
+    assert VARIABLE not in os.environ

@@ -17,7 +17,7 @@ import pytest
 
 from hespas.files import sandbox
 from hespas.files.sandbox import Allowance, ParserFailedError, run_contained
-from hespas.graph.errors import UnsupportedError
+from hespas.graph.errors import InvariantError, UnsupportedError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
 TASK = """import os, sys, time
@@ -95,14 +95,33 @@ def test_one_child_does_many_jobs_and_what_it_prints_is_no_answer(
     assert run_contained(number, b"", "X") == first
 
 
-def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", sys.executable)
     monkeypatch.setattr(sandbox, "_START", "raise ImportError('no module named numpy')")
     with pytest.raises(UnsupportedError, match=r"does not start: .*no module named numpy"):
         run_contained("any:task", b"", "X")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    with pytest.raises(UnsupportedError, match=r"does not start: .*No such file"):
+        run_contained("any:task", b"", "X")
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(UnsupportedError, match="cannot start another"):
         run_contained("any:task", b"", "X")
+
+
+def test_a_bug_of_ours_is_no_fault_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong, good = _task(tmp_path, monkeypatch, "return {}['absent']", "return data")
+    with pytest.raises(InvariantError, match=r"KeyError: 'absent' \(parser_of_tests_0.py:\d+\)"):
+        run_contained(wrong, b"", "X")
+    assert run_contained(good, b"1", "X") == b"1"
+
+
+def test_a_child_imports_what_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two installations, not that of the Python itself."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "colorsys.py").write_text("NAME = 'ours'")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), *sys.path])
+    (task,) = _task(tmp_path, monkeypatch, "import colorsys\nreturn colorsys.NAME.encode()")
+    assert run_contained(task, b"", "X") == b"ours"
 
 
 def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

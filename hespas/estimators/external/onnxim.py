@@ -15,6 +15,8 @@ from hespas.estimators.external.binaries import binary_availability, binary_of
 from hespas.estimators.external.commands import CommandError, run_command
 from hespas.estimators.external.onnx_text import matmul_model
 from hespas.estimators.external.problems import Product
+from hespas.files.limits import limits
+from hespas.files.source import read_document
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -88,8 +90,4 @@ class Onnxim(External):
         if not self.config:
             hint = "--estimator onnxim:command=PATH/Simulator,config=FILE.json"
             raise UsageError("onnxim: a configuration is needed", hint=hint)
-        try:
-            return Path(self.config).read_bytes()
-        except OSError as error:
-            text = f"onnxim: the configuration cannot be read: {error.strerror or error}"
-            raise UsageError(text, path=self.config) from error
+        return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")

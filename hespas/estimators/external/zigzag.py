@@ -14,7 +14,9 @@ from hespas.estimators.external.adapter import External, Simulated
 from hespas.estimators.external.commands import CommandError, read_answer, run_command
 from hespas.estimators.external.problems import Product
 from hespas.estimators.external.python_packages import package_availability
+from hespas.files.limits import limits
 from hespas.files.sandbox import isolated_script
+from hespas.files.source import read_document
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -113,7 +115,4 @@ def _layer(product: Product) -> dict[str, object]:
 
 
 def _content(path: str, role: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"zigzag: {role} cannot be read: {error.strerror or error}", path=path) from error
+    return read_document(Path(path), limits().configuration_bytes, f"ZigZag's {role}")

@@ -171,8 +171,7 @@ def column_batches(path: Path) -> Iterator[Columns]:
 
 def text_batches(path: Path) -> Iterator[pd.DataFrame]:
     """The same as they are written: nothing of a CSV file is read as a number and back."""
-    is_text = path.suffix in (".csv", ".gz")
-    for columns in _batches(path, _text_frames if is_text else _parquet_frames):
+    for columns in _batches(path, _parquet_frames if path.suffix == ".parquet" else _text_frames):
         yield columns._frame  # pyright: ignore[reportPrivateUsage]
 
 

@@ -19,7 +19,7 @@ from hespas.estimators.external.onnx_text import matmul_model
 from hespas.estimators.operations import Labels, Operations
 from hespas.estimators.operations.build import matmuls
 from hespas.graph import Diagnostics
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import load_device
 
 TPU = load_device("TPU-v4")
@@ -133,7 +133,7 @@ def test_zigzag_searches_on_the_users_accelerator(tmp_path: Path, log: Path) -> 
     assert runs(log) == 2, "another accelerator under the same name is another question"
     with pytest.raises(UsageError, match="an accelerator and a mapping are needed"):
         replace(model, mapping="").predict(products((2, 3, 4)), TPU)
-    with pytest.raises(UsageError, match="mapping cannot be read"):
+    with pytest.raises(FormatError, match=r"none.yaml: No such file"):
         replace(model, mapping=str(tmp_path / "none.yaml")).predict(products((2, 3, 4)), TPU)
 
 
