@@ -336,7 +336,7 @@ def compare(
 
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
-    with command_line(debug, documents=[json_file]):
+    with command_line(debug, source=f"{base}, {new}", documents=[json_file]):
         from hespas.validators.accuracy import compare_reports, comparison_json
 
         limit = limit_of("--max-regression", max_regression)

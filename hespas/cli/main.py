@@ -107,7 +107,7 @@ def hardware_show(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """A device as the TOML file that describes it, sources included."""
-    with command_line(debug):
+    with command_line(debug, source=name):
         from hespas.hardware import device_to_toml, load_device
 
         device = load_device(name)

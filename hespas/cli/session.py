@@ -124,6 +124,8 @@ def command_line(
     ``documents`` is standard output, it holds that alone, and :func:`emit` writes to standard error.
     """
     _heed_signals()
+    # Arrow's own pool reserves a gigabyte of address space at first: too much where a limit is set on it.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     gc.set_threshold(200_000, 20, 20)  # readers make many objects at once and no cycles
     _fill_closed_descriptors()
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
@@ -136,8 +138,7 @@ def command_line(
         if debug:
             raise
         known = error if isinstance(error, HespasError) else _too_much(source)
-        say(_told(known))
-        raise typer.Exit(exit_code(known)) from error
+        raise typer.Exit(_ended_by(known)) from error
     except KeyboardInterrupt as error:
         say("interrupted: nothing was left half-written")
         raise typer.Exit(130) from error
@@ -149,21 +150,29 @@ def command_line(
     except Exception as error:
         if debug:
             raise
-        raise typer.Exit(_unforeseen(error)) from error
+        raise typer.Exit(_unforeseen(error, source)) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
         for sentence in set_aside():
             say(f"warning: {sentence}")
 
 
-def _unforeseen(error: Exception) -> int:
+def _ended_by(error: HespasError) -> int:
+    """Tell an error; the exit code."""
+    say(_told(error))
+    return exit_code(error)
+
+
+def _unforeseen(error: Exception, source: str) -> int:
     """Tell what no part of ours has met; the exit code. A file that the system refuses is no bug of ours,
-    whoever opened it first; outputs have their own error.
+    whoever opened it first, nor is memory that it does not give; outputs have their own error.
     """
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return _ended_by(_too_much(source))
     if isinstance(error, OSError) and isinstance(error.filename, str):
-        refused = FormatError(error.strerror or str(error), path=error.filename, hint="check the path")
-        say(_told(refused))
-        return exit_code(refused)
+        return _ended_by(
+            FormatError(error.strerror or str(error), path=error.filename, hint="check the path")
+        )
     say(
         (
             f"internal error: {type(error).__name__}: {clipped(str(error))}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,7 +95,7 @@ def check(
 
     hespas-validate check traces/ --profile astra-sim
     """
-    with command_line(debug, documents=[json_file]):
+    with command_line(debug, source=_named(paths), documents=[json_file]):
         if list_rules:
             _list_rules()
             return
@@ -173,7 +174,7 @@ def roundtrip(
 
     hespas-validate roundtrip step.mlir --html kept.html
     """
-    with command_line(debug, documents=[json_file, html_file]):
+    with command_line(debug, source=_named(paths), documents=[json_file, html_file]):
         check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
         from hespas.files.output import placed_together
         from hespas.validators import roundtrip as run
@@ -192,6 +193,11 @@ def roundtrip(
         _show_matrix(done)
         if not done.valid:
             raise typer.Exit(1)
+
+
+def _named(paths: Sequence[Path] | None) -> str:
+    """The inputs that are named where memory runs out."""
+    return ", ".join(map(str, paths or ()))
 
 
 def _tell_inputs(done: RoundTrips) -> None:

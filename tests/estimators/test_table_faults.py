@@ -39,6 +39,7 @@ def written(tmp_path: Path, text: str, name: str = "t.csv") -> Path:
         ("m,m,n,k\n1,2,3,4\n", "header", "called 'm'"),
         ("m,M,n,k\n1,2,3,4\n", "header", "called 'm'"),
         ("m,n,k\n1,2,3\nx,2,3\n", "row 2", "no numbers"),
+        pytest.param(f"m,n,k\n1,2,3\n{'9' * 401},2,3\n", "row 2", "no numbers", id="past all reals"),
         ("m,n,k\nTrue,False,True\n", "row 1", "true and false"),
         ("m,n,k\n1,2,3\n1e300,1e300,2\n", "row 2", "1e\\+300"),
         ("m,n,k\n-1,2,3\n", "row 1", "m is -1"),

@@ -83,6 +83,7 @@ _LOSSES = {
     "chakra.unknown-collective": ("collectives",),
     "chakra.unknown-message": ("p2p",),
     "chakra.large-product": ("contractions",),
+    "chakra.tensor-size": ("operands", "results"),
     "chakra.ragged-bound": ("collectives",),
     "chakra.foreign-attribute": ("extra",),
 }

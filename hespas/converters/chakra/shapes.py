@@ -1,7 +1,7 @@
 """Tensor types as ``IOInfo`` text and back: shapes ``[[16, 128]]``, types ``["bf16"]``, values ``[]``.
 
 What a type says beside its element type stands behind that: ``f32{1,0}`` has the layout ``1,0``, the extents
-of ``f32<=`` are upper bounds, and ``i8+64B`` takes 64 bytes more than its elements.
+of ``f32<=`` are upper bounds, ``i8+64B`` takes 64 bytes more than its elements and ``i8-64B`` as many fewer.
 
 The texts are JSON and, as Chakra's readers want them, Python literals. Texts of other tools are kept
 verbatim.
@@ -12,19 +12,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import isfinite, nan, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.columns import ByteRows, IoColumns
 from hespas.converters.chakra.spans import Longs
-from hespas.graph import Csr, DType, OpGraph, StringTableBuilder, TensorTypesBuilder, find_dtype
+from hespas.graph import (
+    DYNAMIC,
+    Csr,
+    DType,
+    OpGraph,
+    StringTableBuilder,
+    TensorTypes,
+    TensorTypesBuilder,
+    find_dtype,
+)
 
-__all__ = ["TypeTexts", "parse_io", "type_texts"]
+__all__ = ["TypeTexts", "nodes_of_odd_sizes", "parse_io", "type_texts"]
 
 _VALUES = b"[]"
-_TYPE = re.compile(r"([A-Za-z0-9_]*(?:<f[0-9]+>)?)(?:\{(.+)\})?(<=)?(?:\+([1-9][0-9]{0,15})B)?", re.DOTALL)
+_TYPE = re.compile(r"([A-Za-z0-9_]*(?:<f[0-9]+>)?)(?:\{(.+)\})?(<=)?(?:([+-][1-9][0-9]{0,15})B)?", re.DOTALL)
+_MOST_EXTRA_BYTES = 10**16
 _MAX_TEXT = 1 << 16
 """A longer text is no list of shapes of ours; it is not parsed."""
 
@@ -53,7 +63,7 @@ class _Type(NamedTuple):
         text = self.element.name if self.element else ""
         text += f"{{{self.encoding}}}" if self.encoding else ""
         text += "<=" if self.bounded else ""
-        text += f"+{self.extra_bytes}B" if self.extra_bytes else ""
+        text += f"{self.extra_bytes:+}B" if self.extra_bytes else ""
         return json.dumps(text)
 
     @classmethod
@@ -96,6 +106,31 @@ def type_texts(graph: OpGraph, operands: Csr) -> IoColumns:
     )
 
 
+def nodes_of_odd_sizes(graph: OpGraph) -> int:
+    """Nodes whose tensors have a size that the texts do not bring back: one of an unknown shape, none of a
+    known one, or parts of a byte.
+    """
+    types = graph.types
+    back = np.array([_size_read(types, row) for row in range(len(types))], np.float64)
+    is_odd = (types.bytes != back) & ~(np.isnan(types.bytes) & np.isnan(back))
+    if not is_odd.any():
+        return 0
+    odd = np.zeros(len(graph), np.bool_)
+    for rows in (graph.operands, graph.results):
+        odd[np.repeat(np.arange(len(graph)), rows.lengths)[is_odd[rows.values]]] = True
+    return int(odd.sum())
+
+
+def _size_read(types: TensorTypes, row: int) -> float:
+    """The size that is read where the type of ``row`` was written."""
+    element, shape, size = types.dtype_of(row), types.shape(row), float(types.bytes[row])
+    if element is None or DYNAMIC in shape:
+        return nan
+    elements = element.storage_bytes(prod(shape))
+    extra = int(size - elements) if isfinite(size) else 0
+    return float(elements + extra) if abs(extra) < _MOST_EXTRA_BYTES else nan
+
+
 def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
     """Shape and type of one tensor type."""
     types = graph.types
@@ -103,8 +138,17 @@ def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
     size = float(types.bytes[row])
     elements = element.storage_bytes(prod(shape)) if element and isfinite(size) else size
     extra = int(size - elements) if isfinite(size) else 0
-    told = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), max(extra, 0))
+    told = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), extra)
     return _shape_text(shape), told.text()
+
+
+def _fits(told: _Type, shape: Sequence[int]) -> bool:
+    """Whether bytes beside the elements, or fewer than them, stand for a size that there can be."""
+    if not told.extra_bytes:
+        return True
+    if told.element is None or DYNAMIC in shape:
+        return False
+    return told.element.storage_bytes(prod(shape)) + told.extra_bytes >= 0
 
 
 class _Parser:
@@ -136,6 +180,8 @@ class _Parser:
         known = [each for each in told if each is not None]
         negative = any(extent < -1 or extent > 1 << 62 for shape in extents for extent in shape)
         if len(known) != len(told) or negative or len(extents) != len(names) or not extents:
+            return None
+        if not all(_fits(each, shape) for each, shape in zip(known, extents, strict=True)):
             return None
         spelled = [(_shape_text(shape), each.text()) for shape, each in zip(extents, known, strict=True)]
         if _joined(spelled) != TypeTexts(shapes, types):

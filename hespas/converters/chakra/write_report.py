@@ -13,6 +13,7 @@ from hespas.converters.chakra.contraction_texts import LARGEST_EXTENT
 from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.shapes import nodes_of_odd_sizes
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
@@ -70,6 +71,8 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
             message,
             count=int(np.isin(products.node, products.node[past]).sum()),
         )
+        message = "tensors state a size that their shape does not bring back"
+        diagnostics.warning("chakra.tensor-size", graph.name, message, count=nodes_of_odd_sizes(graph))
         lost = int((graph.source_row > 0).sum())
         diagnostics.info("chakra.source-location", graph.name, "source locations are not written", count=lost)
         diagnostics.info(

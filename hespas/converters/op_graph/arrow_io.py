@@ -159,6 +159,8 @@ class ArrowSource:
             self._schema = self._reader.schema
             self._names = self._schema.names
             self.metadata: dict[bytes, bytes] = self._schema.metadata or {}
+        except MemoryError:  # Arrow's is one of its own errors, too
+            raise
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             raise self._broken(error) from error
 
@@ -199,6 +201,8 @@ class ArrowSource:
             try:
                 batch = self._reader.get_batch(index)
                 batch.validate(full=True)
+            except MemoryError:  # Arrow's is one of its own errors, too
+                raise
             except (self._arrow.ArrowException, OSError) as error:
                 raise self._broken(error) from error
             if batch.num_rows != 1:

@@ -65,6 +65,8 @@ def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[Ar
                 null_values=[""],
             ),
         )
+    except MemoryError:  # Arrow's is one of its own errors, too
+        raise
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise FormatError(
             _first_line(error), path=str(path),
@@ -117,6 +119,8 @@ def parquet_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterato
     arrow = load_arrow()
     try:
         yield from _parquet_batches(arrow, path, choose)
+    except MemoryError:  # Arrow's is one of its own errors, too
+        raise
     except (arrow.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise FormatError(
             _first_line(error), path=str(path), position="Parquet metadata or pages",

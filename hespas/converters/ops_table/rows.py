@@ -38,6 +38,8 @@ class Collected:
         """
         try:
             batch.validate(full=True)
+        except MemoryError:  # Arrow's is one of its own errors, too
+            raise
         except self._arrow.ArrowException as error:
             raise FormatError(
                 f"broken table: {str(error)[:300]}", path=self._path, position=f"row {self.rows} or later",
@@ -48,6 +50,8 @@ class Collected:
                 continue
             try:
                 values = self._values(name, batch.column(index), found)
+            except MemoryError:  # Arrow's is one of its own errors, too
+                raise
             except (self._arrow.ArrowException, UnicodeDecodeError) as error:
                 raise self._refused(name, f"makes no sense: {error}") from error
             self._parts.setdefault(name, []).append(values)

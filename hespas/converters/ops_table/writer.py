@@ -60,6 +60,8 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
             else:
                 with load_csv().CSVWriter(stream, schema) as rows:
                     _write(value, arrow, rows, options, _cell)
+    except MemoryError:  # Arrow's is one of its own errors, too
+        raise
     except arrow.ArrowException as error:
         raise OutputError(f"cannot be written: {error}", path=str(path)) from error
 

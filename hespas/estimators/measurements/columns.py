@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import import_module
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
@@ -152,7 +153,7 @@ def _is_no_number(value: object) -> bool:
     if value is None or isinstance(value, float):
         return False
     try:
-        return isinstance(value, bool) or not isinstance(float(str(value)), float)
+        return isinstance(value, bool) or isinf(float(str(value)))  # an integer past every real number
     except ValueError:
         return True
 
@@ -188,6 +189,8 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
         for frame in read(path):
             yield Columns(path, frame)
             rows += len(frame)
+    except MemoryError:  # Arrow's is one of its own errors, too
+        raise
     except (ArrowException, ValueError, OSError, EOFError, OverflowError) as error:
         told = (str(error).splitlines() or ["unreadable"])[0]
         where = f"after row {rows}" if rows else "the first rows"

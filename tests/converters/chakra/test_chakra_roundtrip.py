@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, find_dtype
 from hespas.schemas.chakra.messages import ATTRIBUTE
 from hespas.schemas.chakra.tables import Kind
+from tests.converters.chakra.conftest import Reference
 
 _ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"
 
@@ -199,3 +203,42 @@ def test_gzip_in_and_out(reference: Any, tmp_path: Path) -> None:
     assert (tmp_path / "partial").read_bytes()[:2] == b"\x1f\x8b"
     _write(_read(tmp_path / "partial"), tmp_path / "b.et")
     assert (tmp_path / "b.et").read_bytes() == (tmp_path / "a.et").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("element", "size", "told"),
+    [
+        ("f32", 96.0, 0),
+        ("f32", 160.0, 0),
+        ("f32", 32.0, 0),
+        ("f32", nan, 1),
+        ("f32", 97.5, 1),
+        ("f32", 1e30, 1),
+        ("", nan, 0),
+        ("", 96.0, 1),
+    ],
+)
+def test_sizes_of_tensors_come_back_or_are_told(tmp_path: Path, element: str, size: float, told: int) -> None:
+    builder = GraphBuilder("x")
+    row = builder.types.add(find_dtype(element) if element else None, (4, 6))
+    builder.add_node(name_row=0, op_row=0, op_class=OpClass.ELEMENTWISE, operands=[row, row])
+    graph = builder.build()
+    graph = replace(graph, types=replace(graph.types, bytes=np.array([size])))
+    found = Diagnostics()
+    assert FORMAT.write is not None
+    FORMAT.write(Workload.spmd(graph, 1), tmp_path / "x.et", WriteOptions(name="x.et"), found)
+    assert found.counts().get("chakra.tensor-size", 0) == told
+    after = _read(tmp_path / "x.et").classes[0]
+    if not told:
+        assert np.array_equal(after.types.bytes, [size], equal_nan=True)
+
+
+@pytest.mark.parametrize("text", ['["f32-97B"]', '["+64B"]'])
+def test_a_size_that_no_tensor_has_is_kept_as_it_is(tmp_path: Path, reference: Reference, text: str) -> None:
+    node = reference.node(id=0, name="a", type=4)
+    node.inputs.values, node.inputs.shapes, node.inputs.types = "[]", "[[4, 6]]", text
+    (tmp_path / "x.et").write_bytes(reference.file(node))
+    workload = _read(tmp_path / "x.et")
+    assert not len(workload.classes[0].types)
+    _write(workload, tmp_path / "y.et", "y.et")
+    assert text.encode() in (tmp_path / "y.et").read_bytes()
