@@ -254,9 +254,12 @@ _BOMBS: dict[str, _Bomb] = {
                 ),
                 "nsys.not-stored",
             ),
-            ("x.json", "lists", lambda: b'{"rocprofiler-sdk-tool": ' + b"[" * 1_000_000, "nested"),
+            ("x.json", "lists", lambda: b'{"rocprofiler-sdk-tool": ' + b"[" * 1_000_000, "recursion"),
         )
     },
+    "names of columns that are empty": _Bomb(
+        "t.csv", lambda: b"hardware,op,duration_ns" + b"," * 500_000, _TABLE, 3, "columns", module="validate"
+    ),
     "columns by the thousand": _Bomb("t.csv", _many_columns, _TABLE, 3, "50,004 columns", module="validate"),
     "replay of a peer of billions": _Bomb(
         "x.et", lambda: _message(6, comm_src=_LARGEST, comm_size=8), _TO_MLIR, 4, "too many to list"
@@ -471,7 +474,7 @@ def test_a_long_text_of_many_rows_is_held_once(tmp_path: Path) -> None:
     """Equal texts take no space in a Parquet file: 100,000 of a megabyte are 4 kB."""
     count, path = 100_000, tmp_path / "t.parquet"
     texts = {"hardware": _DEVICE, "kind": "matmul", "dtype": "bf16", "op": "x" * 1_000_000}
-    columns = {name: pd.Categorical.from_codes([0] * count, [text]) for name, text in texts.items()}
+    columns = {name: pd.Series([text] * count, dtype="category") for name, text in texts.items()}
     sizes = dict.fromkeys(("m", "n", "k", "duration_ns"), [64.0] * count)
     pd.DataFrame({**columns, **sizes}).to_parquet(path)
     done = _limited(0, "validate", ["accuracy", "--hardware", _DEVICE, "--table", str(path)])

@@ -329,7 +329,7 @@ def _header(path: Path) -> list[str]:
             raise FormatError(
                 f"no names of columns: {error}", path=str(path), position="header", hint=_HINT
             ) from error
-    _check_columns([name for name in header if name], path)
+    _check_columns(header, path)
     return header
 
 
@@ -341,7 +341,7 @@ def _check_columns(names: list[str], path: Path) -> None:
             position="header",
             hint=_HINT,
         )
-    _refuse_repeated(names, path)
+    _refuse_repeated([name for name in names if name], path)
 
 
 def _opened(path: Path) -> BinaryIO:
