@@ -76,7 +76,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "program_bytes": ("`stablehlo`, `hlo` (binary)", "memory of reading, and 20 times the program"),
     "program_cpu_s": (
         "`stablehlo`, `hlo` (binary)",
-        "CPU seconds of reading, and one for every 200 kB; 20 s and 4 times that of wall time",
+        "CPU seconds, one more for every 200 kB; four times that and 20 s on the clock",
     ),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import zlib
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from hespas.converters.perfetto.wire import field_bytes
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
 
@@ -118,7 +121,7 @@ _HEADS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("form", _HEADS)
-@pytest.mark.parametrize("content", ["zeros", "format"])
+@pytest.mark.parametrize("content", ["zeros", pytest.param("format", marks=pytest.mark.slow)])
 def test_a_gzip_bomb_is_refused_early(tmp_path: Path, form: str, content: str) -> None:
     make = _zeros if content == "zeros" else lambda: _squeezed(*_HEADS[form])
     arguments = ("{src}", "{out}/o.json", "--from", form)
@@ -170,6 +173,66 @@ def _nested_loops() -> bytes:
     return json_graph(_node(region=19), regions=loops)
 
 
+def _space(*planes: bytes) -> bytes:
+    return b"".join(field_bytes(1, plane) for plane in planes)
+
+
+def _plane(*lines: bytes) -> bytes:
+    kind = field_bytes(4, field_bytes(1, 1) + field_bytes(2, field_bytes(1, 1) + field_bytes(2, b"a")))
+    return field_bytes(2, b"/device:TPU:0") + kind + b"".join(field_bytes(3, line) for line in lines)
+
+
+def _line(events: bytes) -> bytes:
+    return field_bytes(1, 1) + field_bytes(2, b"XLA Ops") + events
+
+
+_EVENT = field_bytes(4, field_bytes(1, 1) + field_bytes(2, 0) + field_bytes(3, 10))
+
+
+def _inflating(unit: bytes, count: int) -> bytes:
+    """A Perfetto trace of one packet, in which are many."""
+    return field_bytes(1, field_bytes(50, zlib.compress(unit * count, 9)))
+
+
+def _stage() -> bytes:
+    stage = field_bytes(1, 1) + field_bytes(2, 5) + field_bytes(3, 1)
+    return field_bytes(1, field_bytes(8, 5) + field_bytes(10, 1) + field_bytes(53, stage))
+
+
+def _database(*statements: str) -> bytes:
+    with sqlite3.connect(":memory:") as connection:
+        for statement in ("CREATE TABLE StringIds(id INTEGER PRIMARY KEY, value TEXT)", *statements):
+            connection.execute(statement)
+        connection.commit()
+        found = connection.serialize()
+    connection.close()
+    return found
+
+
+_ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT"
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+def _communication() -> bytes:
+    facts = {"Collective name": "allreduce", "In msg nelems": 1, "Group size": -(1 << 63), "dtype": "Float"}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "ncclDevKernel_AllReduce",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 1,
+    }
+    event = kernel | {"args": {"stream": 7, "device": 0, "correlation": 1, **facts}}
+    return json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [event]}).encode()
+
+
+def _many_columns() -> bytes:
+    names = ",".join(f"c{number}" for number in range(50_000))
+    return f"hardware,kind,dtype,duration_ns,{names}\nx,matmul,bf16,1{',1' * 50_000}\n".encode()
+
+
 _TO_MLIR = ("{src}", "{out}/o.mlir")
 _LOOP = [{"kind": "loop_body", "trips": 1e12}]
 _REPLAY = "a StableHLO replay of it has"
@@ -177,7 +240,39 @@ _FOLDER = ("{src}", "{out}/ranks/", "--to", "chakra")
 _HARDWARE = ("estimate", _PROGRAM, "--hardware", "{src}")
 _CHECK = ("check", "{dir}/x.et")
 
+_VIEW = ("view", "{src}")
+_TABLE = ("accuracy", "--hardware", _DEVICE, "--table", "{src}")
+
 _BOMBS: dict[str, _Bomb] = {
+    **{
+        f"{name}: {what}": _Bomb(name, make, _VIEW, 3, says, module="main")
+        for name, what, make, says in (
+            ("x.xplane.pb", "planes", lambda: _space(_plane(_line(_EVENT))) * 30_000, "30,000 planes"),
+            ("x.xplane.pb", "lines", lambda: _space(_plane(*[_line(_EVENT)] * 50_000)), "50,000 lines"),
+            (
+                "x.xplane.pb",
+                "a length",
+                lambda: _space(_plane(_line(_EVENT))) + b"\x0a" + varint(1 << 62),
+                "byte",
+            ),
+            ("x.pftrace", "packets", lambda: _inflating(b"\x0a\0", 4_000_000), "has room for"),
+            ("x.pftrace", "stages", lambda: _inflating(_stage(), 300_000), "has room for"),
+            ("x.pftrace", "zeros", lambda: _inflating(b"\0", 1 << 28), "take more than"),
+            (
+                "x.sqlite",
+                "a view without end",
+                lambda: _database(
+                    f"CREATE VIEW {_KERNELS}(start, end, deviceId) AS {_ENDLESS} x, x, 0 FROM r"
+                ),
+                "nsys.not-stored",
+            ),
+            ("x.json", "lists", lambda: b'{"rocprofiler-sdk-tool": ' + b"[" * 1_000_000, "recursion"),
+        )
+    },
+    "names of columns that are empty": _Bomb(
+        "t.csv", lambda: b"hardware,op,duration_ns" + b"," * 500_000, _TABLE, 3, "columns", module="validate"
+    ),
+    "columns by the thousand": _Bomb("t.csv", _many_columns, _TABLE, 3, "50,004 columns", module="validate"),
     "replay of a peer of millions": _Bomb(
         "x.et", lambda: _message(6, comm_src=_LAST, comm_size=8), _TO_MLIR, 4, "too many to list"
     ),
@@ -375,6 +470,25 @@ def test_a_peer_of_millions_takes_no_memory(
     assert json.loads((tmp_path / "o.json").read_text())["rank_classes"][0]["permutations"] == [
         {"ranks": peer + 1, "pairs": [pair]}
     ]
+
+
+def test_a_group_of_less_than_nothing_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "k.json"
+    path.write_bytes(_communication())
+    done = _limited(0, "main", ["view", str(path)])
+    assert done.returncode == 0, done.stderr
+    assert "1 device event" in done.stdout
+
+
+def test_a_long_text_of_many_rows_is_held_once(tmp_path: Path) -> None:
+    """Equal texts take no space in a Parquet file: 100,000 of a megabyte are 4 kB."""
+    count, path = 100_000, tmp_path / "t.parquet"
+    texts = {"hardware": _DEVICE, "kind": "matmul", "dtype": "bf16", "op": "x" * 1_000_000}
+    columns = {name: pd.Series([text] * count, dtype="category") for name, text in texts.items()}
+    sizes = dict.fromkeys(("m", "n", "k", "duration_ns"), [64.0] * count)
+    pd.DataFrame({**columns, **sizes}).to_parquet(path)
+    done = _limited(0, "validate", ["accuracy", "--hardware", _DEVICE, "--table", str(path)])
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_far_peer_of_a_lone_rank_makes_round_trips(tmp_path: Path) -> None:

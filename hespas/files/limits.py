@@ -35,6 +35,8 @@ class Limits:
     trusted_bytes: int = 0
     packed_free_bytes: int = 64 << 20
     packed_ratio: int = 100
+    compressed_packets_bytes: int = 8 << 20
+    compressed_packets_ratio: int = 50
     configuration_bytes: int = 16 << 20
     device_bytes: int = 1 << 20
     report_bytes: int = 64 << 20

@@ -23,6 +23,8 @@ __all__ = ["Packet", "Sequence", "packets", "text"]
 
 _INTERNED = frozenset(int(member) for member in InternedDataField)
 _DEMANGLED = (InternedDataField.COMPUTE_KERNELS, ComputeKernelField.DEMANGLED_NAME)
+_USUAL_BYTES = 80
+"""Of a packet that is not compressed, about."""
 
 
 @dataclass(slots=True)
@@ -41,8 +43,7 @@ class Packet:
 
 def packets(data: bytes) -> Iterator[Packet]:
     """All packets in the order of the file. Raises ``WireError``; ``UnsupportedError`` for zstd."""
-    bounds = limits()
-    allowed = max(bounds.packed_free_bytes, bounds.packed_ratio * len(data))
+    allowed, left = _allowed(len(data))
     for packet in _plain(data):
         squeezed = [span for span in packet.messages if span[0] == PacketField.COMPRESSED_PACKETS]
         if any(number == PacketField.ZSTD_COMPRESSED_PACKETS for number, _, _ in packet.messages):
@@ -55,7 +56,20 @@ def packets(data: bytes) -> Iterator[Packet]:
         for _, start, end in squeezed:
             inner = _inflated(data[start:end], allowed, start)
             allowed -= len(inner)
-            yield from _inner(inner, start)
+            for each in _inner(inner, start):
+                left -= 1
+                if left < 0:
+                    raise WireError("compressed packets are more than the file has room for", start)
+                yield each
+
+
+def _allowed(size: int) -> tuple[int, int]:
+    """How many bytes and packets the compressed ones of a trace may hold: each packet takes a byte of the
+    file at least. Without a bound 20 kB hold ten million packets, and each takes its time.
+    """
+    bounds = limits()
+    free = bounds.compressed_packets_bytes
+    return max(free, bounds.compressed_packets_ratio * size), free // _USUAL_BYTES + size
 
 
 def _inner(data: bytes, position: int) -> Iterator[Packet]:

@@ -181,7 +181,7 @@ def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder
             [strings.add(str(list(each.ranks)) if each and each.ranks else "") for each in facts], np.int32
         ),
         group_size=np.array(
-            [each.group_size if each and each.group_size < 1 << 31 else -1 for each in facts], np.int32
+            [each.group_size if each and 0 < each.group_size < 1 << 31 else -1 for each in facts], np.int32
         ),
         sequence=np.array([each.sequence if each else -1 for each in facts], np.int64),
     )

@@ -39,6 +39,10 @@ __all__ = ["SpaceFacts", "SpaceReader"]
 _CHUNK_EVENTS = 1 << 17
 _LARGEST_PS = (1 << 61) - 1000
 """About 26 days; a sum of two still fits 64 bits."""
+_MOST_PLANES, _MOST_LINES = 4096, 16_384
+"""Of a recording, which has a plane per core and a line per stream or thread; each takes its time, also where
+it is of a few bytes.
+"""
 _HLO_PROTO = b"Hlo Proto"
 _CONTENT = (PlaneField.LINES, PlaneField.EVENT_METADATA, PlaneField.STATS)
 _ASSIGNS = " = "
@@ -81,6 +85,7 @@ class SpaceReader:
         self.strings = strings
         self.facts = SpaceFacts()
         self._recover = recover
+        self._lines = 0
 
     def lines(self) -> Iterator[LineEvents]:
         """All lines that hold something of ours, plane by plane."""
@@ -89,6 +94,9 @@ class SpaceReader:
         fields = split(self.data, planes.start, planes.value)
         names = self._texts(*fields.spans(PlaneField.NAME, count))
         filled: list[int] = np.unique(fields.owner[np.isin(fields.number, _CONTENT)]).tolist()
+        if len(filled) > _MOST_PLANES:
+            byte = int(planes.start[filled[_MOST_PLANES]])
+            raise WireFault(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
         for place in filled:
             yield from self._opened(names[place], fields.of(place))
 
@@ -135,6 +143,10 @@ class SpaceReader:
         all_events = inside.messages(LineField.EVENTS)
         kinds: _Kinds | None = None
         filled: list[int] = np.unique(all_events.owner).tolist()
+        self._lines += len(filled)
+        if self._lines > _MOST_LINES:
+            byte = int(spans.start[filled[-1]])
+            raise WireFault(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
         for place in filled:
             name, events = names[place], all_events.of(place)
             kind = line_kind(plane, name, truth)

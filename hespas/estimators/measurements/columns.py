@@ -46,6 +46,8 @@ _TEXTS = frozenset(
     )
 )
 """Columns of CSV files that are texts whatever they hold, so that version 1.10 is not 1.1."""
+_PLAIN_TEXTS = frozenset(("string", "large_string"))
+"""Types of Parquet columns of texts."""
 
 
 class Columns:
@@ -118,8 +120,15 @@ class Columns:
             if default is None:
                 raise self._absent(name)
             return Labels.constant(default, len(self))
+        column = self._frame[name]
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            # By number: a long text is not compared row by row.
+            places, used = pd.factorize(column.cat.codes.to_numpy())
+            names: list[object] = [*column.cat.categories.tolist(), ""]
+            listed: list[int] = used.tolist()
+            return Labels(np.asarray(places, np.int32), tuple(str(names[code]) for code in listed))
         try:
-            codes, values = pd.factorize(self._frame[name].astype("object"))
+            codes, values = pd.factorize(column.astype("object"))
         except TypeError as error:
             raise FormatError(
                 f"column {name!r} holds no texts: {error}",
@@ -212,6 +221,10 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
         _check_columns(names, path)
         _check_unpacked(file.metadata, path)
         start = 0
+        kinds = zip(names, file.schema_arrow.types, strict=True)
+        texts = [name for name, kind in kinds if _folded(name) in _TEXTS and str(kind) in _PLAIN_TEXTS]
+    # A text that many rows repeat is said once, as in the file.
+    with closing(opened(path, memory_map=False, read_dictionary=texts)) as file:
         for batch in file.iter_batches(batch_size=_rows_at_once(len(names)), use_threads=False):
             frame = batch.to_pandas(ignore_metadata=True)
             frame.index = pd.RangeIndex(start, start + len(frame))
@@ -243,6 +256,7 @@ class _Metadata(Protocol):
 
 class _Schema(Protocol):
     names: list[str]
+    types: list[object]
 
 
 class _Batch(Protocol):
@@ -317,7 +331,7 @@ def _header(path: Path) -> list[str]:
             raise FormatError(
                 f"no names of columns: {error}", path=str(path), position="header", hint=_HINT
             ) from error
-    _check_columns([name for name in header if name], path)
+    _check_columns(header, path)
     return header
 
 
@@ -329,7 +343,7 @@ def _check_columns(names: list[str], path: Path) -> None:
             position="header",
             hint=_HINT,
         )
-    _refuse_repeated(names, path)
+    _refuse_repeated([name for name in names if name], path)
 
 
 def _opened(path: Path) -> BinaryIO:
