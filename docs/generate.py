@@ -63,6 +63,8 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "trusted_bytes": ("every input", "treated as if it had at least so many bytes"),
     "packed_free_bytes": ("every gzip stream", "decompressed, whatever the ratio"),
     "packed_ratio": ("every gzip stream", "decompressed to compressed bytes read so far, beyond that"),
+    "compressed_packets_bytes": ("`perfetto`", "bytes of compressed packets"),
+    "compressed_packets_ratio": ("`perfetto`", "compressed packets to bytes of the file, beyond that"),
     "configuration_bytes": ("system, network and memory configurations", "one file"),
     "device_bytes": ("hardware, fits and orders of estimators (TOML)", "one file; keys at most 64 deep"),
     "report_bytes": ("reports given to `compare`", "one file"),

@@ -26,9 +26,8 @@ class Limits:
     A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
     bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. How
     ``parser_bytes``, ``program_bytes`` and ``program_cpu_s`` grow with a program says
-    :func:`hespas.files.sandbox.allowance`. The graph
-    of a text workload takes up to 140 times its text. XLA takes hours for programs of fewer operations than a
-    replay may have.
+    :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times its text. XLA
+    takes hours for programs of fewer operations than a replay may have.
     """
 
     input_bytes: int = 64 << 30

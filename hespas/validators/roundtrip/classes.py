@@ -46,7 +46,7 @@ def _seen_by(graph: OpGraph, ranks: IntArray, num_ranks: int) -> OpGraph:
     return replace(
         graph,
         collectives=collectives,
-        group_sets=tuple(_groups_of(groups, chosen) for groups in graph.group_sets),
+        group_sets=tuple(_groups_of(groups, chosen, num_ranks) for groups in graph.group_sets),
         permutations=tuple(_peers_of(each, chosen, num_ranks) for each in graph.permutations),
     )
 
@@ -55,10 +55,13 @@ def _is_unnamed(groups: GroupSet, num_ranks: int) -> bool:
     return groups.is_world(num_ranks) and not groups.communicator
 
 
-def _groups_of(groups: GroupSet, ranks: Sequence[int]) -> GroupSet:
+def _groups_of(groups: GroupSet, ranks: Sequence[int], num_ranks: int) -> GroupSet:
+    """The groups of ``ranks``. One of all ranks in another order than theirs always has a name: the first."""
+    is_ordered_anew = groups.num_groups == 1 and groups.max_group_size == num_ranks
+    is_named = is_ordered_anew and not groups.is_world(num_ranks)
     numbers = dict.fromkeys(groups.group_of(rank) for rank in ranks)
     rows = [sorted(groups.members(number).tolist()) for number in numbers if number >= 0]
-    return replace(ExplicitGroups.from_rows(rows), communicator=groups.communicator)
+    return replace(ExplicitGroups.from_rows(rows), communicator=groups.communicator or int(is_named))
 
 
 def _peers_of(permutation: Permutation, ranks: Sequence[int], num_ranks: int) -> Permutation:
