@@ -233,6 +233,29 @@ def _many_columns() -> bytes:
     return f"hardware,kind,dtype,duration_ns,{names}\nx,matmul,bf16,1{',1' * 50_000}\n".encode()
 
 
+def _doubled(levels: int, *rest: str, first: str = "f32[4] parameter(0)") -> bytes:
+    lines = [f"t{level + 1} = tuple(t{level}, t{level})" for level in range(levels)]
+    return "\n".join(["HloModule m", "ENTRY e {", f"t0 = {first}", *lines, *rest, "}"]).encode()
+
+
+def _stated() -> bytes:
+    return _doubled(0, f"t1 = ({'u8[],' * 140_000}) tuple()")
+
+
+def _header() -> bytes:
+    layout = f"{{(f32[4])->({'u8[],' * 140_000})}}".encode()
+    return _doubled(0).replace(b" m\n", b" m, entry_computation_layout=" + layout + b"\n", 1)
+
+
+def _nested_tuples() -> bytes:
+    return _doubled(0, *[f"t{place + 1} = tuple(t{place})" for place in range(65)])
+
+
+def _handed_on(line: str, levels: int = 15, count: int = 20_000) -> bytes:
+    return _doubled(levels, *[f"u{number} = {line}" for number in range(count)])
+
+
+_TO_JSON = ("{src}", "{out}/o.json")
 _TO_MLIR = ("{src}", "{out}/o.mlir")
 _LOOP = [{"kind": "loop_body", "trips": 1e12}]
 _REPLAY = "a StableHLO replay of it has"
@@ -364,6 +387,22 @@ _BOMBS: dict[str, _Bomb] = {
         3,
         "nested too deep",
     ),
+    **{
+        f"hlo: {name}": _Bomb("m.hlo", make, _TO_JSON, 4, says)
+        for name, make, says in (
+            ("tuples of tuples", lambda: _doubled(24), "a tuple of 262,143 values (limit 131,072)"),
+            ("tuples of tuples of tuples", lambda: _doubled(64), "line 20, column 7: a tuple of"),
+            ("tuples of nothing", lambda: _doubled(24, first="tuple()"), "a tuple of 262,143 values"),
+            ("a stated tuple", _stated, "a tuple of 140,001"),
+            ("a header of a large tuple", _header, "entry_computation_layout: a tuple of 140,001"),
+            ("a tuple in tuples", _nested_tuples, "more than 64"),
+            ("a tuple handed on", lambda: _handed_on("opt-barrier(t15)"), "values in all (limit 16,777,216)"),
+            ("a tuple in many tuples", lambda: _handed_on("tuple(t15, t0)"), "values in all"),
+            ("a tuple copied", lambda: _handed_on("copy-start(t15)"), "values in all"),
+            ("a tuple fed out", lambda: _handed_on("token[] outfeed(t15, t0)"), "values in all"),
+            ("a tuple copied and doubled", lambda: _handed_on("copy-start(t16)", 16), "a tuple of 262,14"),
+        )
+    },
     "groups in groups": _Bomb(
         "comm_group.json", lambda: b'{"1":' + b"[" * 1_000_000, ("{dir}/x.et", "{out}/o.json"), 3, "ET018"
     ),
@@ -430,6 +469,29 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str) -> None:
     assert (done.returncode, bomb.says in done.stderr) == (bomb.code, True), done.stderr[-600:]
     assert f"error: {tmp_path}" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("get-tuple-element(t16), index=0", 1),
+        ("opt-barrier(t16)", 4),
+        ("call(t16), to_apply=same", 4),
+        ("fusion(t16), kind=kLoop, calls=same", 4),
+        ("while(t16), condition=holds, body=same", 2),
+        ("conditional(c, t16, t16), true_computation=same, false_computation=same", 2),
+    ],
+)
+def test_a_large_tuple_is_read(tmp_path: Path, line: str, count: int) -> None:
+    shape = "f32[4]"
+    for _ in range(16):
+        shape = f"({shape},{shape})"
+    heads = f"same {{\np = {shape} parameter(0)\n}}\nholds {{\np = {shape} parameter(0)\n"
+    heads += "ROOT c = pred[] constant(true)\n}\nENTRY"
+    lines = [f"u{number} = {line}" for number in range(count)]
+    text = _doubled(16, "c = pred[] parameter(1)", *lines).replace(b"ENTRY", heads.encode())
+    done = _run(tmp_path, _Bomb("m.hlo", lambda: text, ("{src}", "{out}/o.arrow"), 0, ""))
+    assert done.returncode == 0, done.stderr[-600:]
 
 
 _SPECIAL: dict[str, tuple[str, tuple[str, ...]]] = {

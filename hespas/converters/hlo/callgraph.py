@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hespas.converters.hlo.attributes import callee_names
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.scan import shown
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UnsupportedError
 
-__all__ = ["MAX_FUSED_OPERATIONS", "MAX_INLINED_NODES", "callees_first", "check_inlined_size"]
+__all__ = [
+    "MAX_FUSED_OPERATIONS",
+    "MAX_INLINED_NODES",
+    "MAX_TUPLE_USES",
+    "callees_first",
+    "check_inlined_size",
+]
 
 _ON_PATH, _DONE = 1, 2
 MAX_INLINED_NODES = 20_000_000
+MAX_TUPLE_USES = 1 << 24
 MAX_FUSED_OPERATIONS = 4_000_000
 """Of all fusions together; compilers make a computation for each fusion, so programs have one per line."""
 
@@ -56,12 +65,17 @@ def callees_first(module: HloModule) -> list[Computation]:
 
 def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
     """Refuse a module whose calls, written out, make more nodes than fit in memory, or whose fusions, written
-    out, hold more operations than can be added up. O(instructions).
+    out, hold more operations than can be added up, or which hands large tuples around too often.
+    O(instructions).
     """
     nodes: dict[str, int] = {}
     fused: dict[str, int] = {}
+    uses: dict[str, int] = {}
+    values = {row: shape.values for row, shape in enumerate(module.shapes) if shape.array is None}
+    stated = 0
     for computation in ordered:
-        made, inside = len(computation), 0
+        made, inside, used = len(computation), 0, _tuple_uses(computation, values)
+        stated += used
         for opcode, attributes in zip(computation.opcodes, computation.attributes, strict=True):
             if not attributes or opcode in _SCALAR_BODIES:
                 continue
@@ -70,10 +84,32 @@ def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
                     inside += nodes[name] + fused[name]
                 else:
                     made += nodes[name]
+                    used += uses[name]
                     inside += fused[name]
-        nodes[computation.name], fused[computation.name] = made, inside
+        nodes[computation.name], fused[computation.name], uses[computation.name] = made, inside, used
     _check_limit(module, "calls", nodes[module.entry.name], MAX_INLINED_NODES)
     _check_limit(module, "fusions", fused[module.entry.name], MAX_FUSED_OPERATIONS)
+    most = max(stated, uses[module.entry.name])
+    if most > MAX_TUPLE_USES:
+        raise UnsupportedError(
+            f"instructions that take and make tuples of {most:,} values in all (limit {MAX_TUPLE_USES:,})",
+            path=module.source.path,
+            position=f"computation {shown(module.entry.name)}",
+            hint="check the tuple types of the program",
+        )
+
+
+def _tuple_uses(computation: Computation, values: Mapping[int, int]) -> int:
+    """Values in the tuples that instructions make and take, each as often as it is handed on whole."""
+    made = {index: values[row] for index, row in enumerate(computation.shapes) if row in values}
+    if not made:
+        return 0
+    return sum(made.values()) + sum(
+        made.get(operand, 0)
+        for opcode, operands in zip(computation.opcodes, computation.operands, strict=True)
+        if opcode != "get-tuple-element"
+        for operand in operands
+    )
 
 
 def _check_limit(module: HloModule, what: str, total: int, limit: int) -> None:

@@ -157,5 +157,7 @@ class Emitter:
 
     def in_host_memory(self, row: int) -> bool:
         """Whether a shape's first array lives in host memory."""
-        leaves = self.program.shapes[row].leaves
-        return bool(leaves) and _HOST_MEMORY in leaves[0].layout
+        shape = self.program.shapes[row]
+        while shape.elements:
+            shape = shape.elements[0]
+        return shape.array is not None and _HOST_MEMORY in shape.array.layout

@@ -8,7 +8,7 @@ Layouts do not count. An extent that is known at run time only fits any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hespas.converters.costs import WindowDim
@@ -43,10 +43,15 @@ COMPLEX_PARTS = {"c64": "f32", "c128": "f64"}
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """What a computation takes, in order, and makes. A parameter that is nowhere in it is None."""
+    """What a computation takes, in order, and makes. A parameter that is nowhere in it is None.
+
+    ``known`` are operands found to fit a parameter, by its place, so that a large tuple passed many times is
+    walked through once; at -1 stand results found to fit its own.
+    """
 
     parameters: tuple[Shape | None, ...]
     result: Shape
+    known: set[tuple[int, Shape]] = field(default_factory=set[tuple[int, Shape]])
 
 
 class _Find(Protocol):
@@ -103,21 +108,21 @@ Rule = Callable[[Asked], Shape]
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
     """The one array a shape is. Raises ``ValueError`` for a tuple."""
-    if shape.elements is not None:
+    if shape.array is None:
         raise ValueError(f"expected {what} to be an array, found {shown_shape(shape)}")
-    return shape.leaves[0]
+    return shape.array
 
 
 def tuple_of(parts: Sequence[Shape]) -> Shape:
     """A tuple of these."""
-    return Shape(tuple([leaf for part in parts for leaf in part.leaves]), tuple(parts))
+    return Shape(None, tuple(parts))
 
 
 def with_dims(like: ArrayShape, dims: Sequence[int], element: str = "") -> Shape:
     """An array of other extents, of the same type or of ``element``."""
     if element:
-        return Shape((ArrayShape(find_dtype(element), element, tuple(dims), like.bounded),))
-    return Shape((ArrayShape(like.dtype, like.element, tuple(dims), like.bounded),))
+        return Shape(ArrayShape(find_dtype(element), element, tuple(dims), like.bounded))
+    return Shape(ArrayShape(like.dtype, like.element, tuple(dims), like.bounded))
 
 
 def one_or_tuple(parts: Sequence[Shape]) -> Shape:
@@ -146,17 +151,21 @@ def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
     recursion.
     """
     pending = [(left, right)]
+    seen: set[tuple[int, int]] = set()
     while pending:
         a, b = pending.pop()
-        if a.elements is None and b.elements is None:
-            one, other = a.leaves[0], b.leaves[0]
+        if a is b:
+            continue
+        if a.array is not None and b.array is not None:
+            one, other = a.array, b.array
             if not agree(one.dims, other.dims):
                 return False
             if kinds and one.element != other.element and not _alike(one, other):
                 return False
         elif a.elements is None or b.elements is None or len(a.elements) != len(b.elements):
             return False
-        else:
+        elif (id(a), id(b)) not in seen:  # elements are shared: each pair once
+            seen.add((id(a), id(b)))
             pending.extend(zip(a.elements, b.elements, strict=True))
     return True
 
@@ -164,7 +173,7 @@ def same_extents(left: Shape, right: Shape, *, kinds: bool = True) -> bool:
 def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
     """Raise ``ValueError`` with the shapes found where something does not fit."""
     if not fits:
-        shapes = [part if isinstance(part, Shape) else Shape((part,)) for part in found]
+        shapes = [part if isinstance(part, Shape) else Shape(part) for part in found]
         raise ValueError(f"expected {expected}, found {' and '.join(map(shown_shape, shapes))}")
 
 
@@ -293,8 +302,8 @@ def _contracted(asked: Asked) -> _Contracted:
 
 
 def _product_element(asked: Asked) -> str:
-    if asked.result is not None and asked.result.elements is None:
-        return asked.result.leaves[0].element
+    if asked.result is not None and asked.result.array is not None:
+        return asked.result.array.element
     left, right = asked.array(0), asked.array(1)
     return left.element if bits_of(left) >= bits_of(right) else right.element
 
@@ -419,7 +428,7 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
         raise ValueError(f"expected a computation that makes {len(values)} values, found {len(parts)}")
     for part in (*parts, *callee.parameters):
         if part is not None:
-            fits = part.elements is None and not part.leaves[0].dims
+            fits = part.array is not None and not part.array.dims
             check(fits, "a computation of scalars", part)
 
 

@@ -27,8 +27,8 @@ from hespas.graph import DYNAMIC, find_dtype
 
 __all__ = ["Inference"]
 
-_TOKEN = Shape((ArrayShape(find_dtype("token"), "token", ()),))
-_U32 = Shape((ArrayShape(find_dtype("u32"), "u32", ()),))
+_TOKEN = Shape(ArrayShape(find_dtype("token"), "token", ()))
+_U32 = Shape(ArrayShape(find_dtype("u32"), "u32", ()))
 
 
 def _first(asked: Asked) -> Shape:
@@ -60,8 +60,18 @@ def _check_arguments(callee: Callee, given: Sequence[Shape], what: str, *, all_u
         raise ValueError(f"expected {what} to take {len(given)} parameters, found {count}")
     for place, (parameter, operand) in enumerate(zip(callee.parameters, given, strict=False)):
         if parameter is not None:
-            fits = same_extents(parameter, operand)
+            fits = _fits(callee, place, parameter, operand)
             check(fits, f"parameter {place} of {what} and its operand to be alike", parameter, operand)
+
+
+def _fits(callee: Callee, place: int, wanted: Shape, given: Shape) -> bool:
+    """Whether what is given is what a computation takes at a place or, at -1, makes."""
+    if (place, given) in callee.known:
+        return True
+    if not same_extents(wanted, given):
+        return False
+    callee.known.add((place, given))
+    return True
 
 
 def _call(asked: Asked) -> Shape:
@@ -82,7 +92,7 @@ def _while(asked: Asked) -> Shape:
     body, condition = asked.callee("body"), asked.callee("condition")
     _check_arguments(body, state, "the body")
     _check_arguments(condition, state, "the condition")
-    scalar = condition.result.elements is None and not condition.result.leaves[0].dims
+    scalar = condition.result.array is not None and not condition.result.array.dims
     check(scalar, "a condition that makes one truth value", condition.result)
     return body.result
 
@@ -97,7 +107,7 @@ def _conditional(asked: Asked) -> Shape:
     branches = [asked.callee(key, place) for key, place in keys]
     for place, branch in enumerate(branches):
         _check_arguments(branch, asked.operands[place + 1 : place + 2], f"branch {place}")
-        fits = same_extents(branches[0].result, branch.result)
+        fits = _fits(branches[0], -1, branches[0].result, branch.result)
         check(fits, "branches that make the same", branches[0].result, branch.result)
     return branches[0].result
 
@@ -242,9 +252,8 @@ def _copy_done(asked: Asked) -> Shape:
 def _handle(asked: Asked) -> Shape:
     """The number by which a backend knows a message, of whatever type."""
     elements = asked.stated().elements
-    return (
-        elements[1] if elements is not None and len(elements) > 1 and not elements[1].leaves[0].dims else _U32
-    )
+    handle = elements[1] if elements is not None and len(elements) > 1 else _U32
+    return handle if handle.array is not None and not handle.array.dims else _U32
 
 
 def _send(asked: Asked) -> Shape:

@@ -28,7 +28,7 @@ from hespas.graph import DYNAMIC, find_dtype
 __all__ = ["MOVING_RULES"]
 
 _SLICE = re.compile(r"\[(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\]")
-_S32 = Shape((ArrayShape(find_dtype("s32"), "s32", ()),))
+_S32 = Shape(ArrayShape(find_dtype("s32"), "s32", ()))
 
 
 def _broadcast(asked: Asked) -> Shape:
@@ -60,9 +60,9 @@ def _bitcast(asked: Asked) -> Shape:
     tiles pad them or small types are packed.
     """
     result, given = asked.stated(), asked.operands[0]
-    if result.elements is not None or given.elements is not None:
+    before, after = given.array, result.array
+    if before is None or after is None:
         return result
-    before, after = given.leaves[0], result.leaves[0]
     bits = bits_of(before), bits_of(after)
     counts = _elements(before), _elements(after)
     layouts = before.layout + after.layout
@@ -228,7 +228,7 @@ def _sort(asked: Asked) -> Shape:
         raise ValueError(f"expected a comparison of {2 * len(asked.operands)} values, found {count}")
     for part in (*compare.parameters, compare.result):
         if part is not None:
-            check(part.elements is None and not part.leaves[0].dims, "a comparison of scalars", part)
+            check(part.array is not None and not part.array.dims, "a comparison of scalars", part)
     return one_or_tuple(asked.operands)
 
 
@@ -244,7 +244,7 @@ def _map(asked: Asked) -> Shape:
         raise ValueError(f"expected a computation of {len(asked.operands)} parameters, found {count}")
     for part in (*body.parameters, body.result):
         if part is not None:
-            check(part.elements is None and not part.leaves[0].dims, "a computation of scalars", part)
+            check(part.array is not None and not part.array.dims, "a computation of scalars", part)
     return with_dims(first, first.dims, made.element)
 
 
@@ -274,7 +274,7 @@ def _rng_bits(asked: Asked) -> Shape:
 
 
 def _rng_state(_asked: Asked) -> Shape:
-    return Shape((ArrayShape(find_dtype("u64"), "u64", (2,)),))
+    return Shape(ArrayShape(find_dtype("u64"), "u64", (2,)))
 
 
 def _fft(asked: Asked) -> Shape:

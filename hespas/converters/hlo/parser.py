@@ -22,6 +22,7 @@ from hespas.converters.hlo.module import Computation, FrameTable, HloModule
 from hespas.converters.hlo.operands import NUM_OPERANDS
 from hespas.converters.hlo.scan import HEADERLESS, TRUNCATED_HINT, Source, shown, strip_comments, unquote
 from hespas.converters.hlo.shapes import Shape, ShapeTable, shown_shape
+from hespas.graph.errors import UnsupportedError
 
 __all__ = ["parse_module"]
 
@@ -51,7 +52,9 @@ _MAX_NESTED = 50
 
 
 def parse_module(source: Source) -> HloModule:
-    """Parse a whole module. Raises ``FormatError`` with line and column. O(text)."""
+    """Parse a whole module. Raises ``FormatError`` with line and column, ``UnsupportedError`` for a tuple
+    past the limits. O(text).
+    """
     return _Parser(source).module()
 
 
@@ -343,6 +346,9 @@ class _Parser:
             return self.shapes.row(self.text[start:end])
         except ValueError as error:
             raise self.source.error(start, str(error).removeprefix("expected ")) from error
+        except UnsupportedError as error:
+            error.path, error.position = self.source.path, self.source.place(start)
+            raise
 
     def _inferred(
         self,
@@ -359,6 +365,9 @@ class _Parser:
         except (ValueError, IndexError) as error:
             what = str(error).removeprefix("expected ") if isinstance(error, ValueError) else "operands"
             raise self.source.error(opcode.start(1), what, _SHAPE_HINT) from error
+        except UnsupportedError as error:
+            error.path, error.position = self.source.path, self.source.place(opcode.start(1))
+            raise
         if made is None:
             raise self.source.error(opcode.start(1), "a shape such as f32[2,3]{1,0}", _SHAPE_HINT)
         return self.shapes.add(made)
@@ -374,10 +383,10 @@ class _Parser:
         """A constant lists as many values as its shape has, or is one for all. O(literal), at the speed of a
         search.
         """
-        shape = self.shapes.shapes[row]
-        if shape.elements is not None or not shape.leaves[0].dims:
+        shape, find = self.shapes.shapes[row], self.text.find
+        leaf = shape.array
+        if leaf is None or not leaf.dims:
             return
-        leaf, find = shape.leaves[0], self.text.find
         elements = prod(leaf.dims)
         if elements < 1 or any(find(mark, start, end) >= 0 for mark in ("...", "/", '"', "(")):
             return

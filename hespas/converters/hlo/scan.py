@@ -128,16 +128,20 @@ class Source:
         """The line of a position, from 1. O(position): for messages."""
         return self.text.count("\n", 0, position) + 1
 
+    def place(self, position: int) -> str:
+        """Line and column of a position, for messages."""
+        column = position - self.text.rfind("\n", 0, position)
+        return f"{self.origin}line {self.line(position)}, column {column}"
+
     def error(self, position: int, expected: str, hint: str | None = None) -> FormatError:
         """What to raise where ``expected`` does not stand at ``position``."""
         ended = position >= len(self.text)
         found = "the end" if ended else repr(self.text[position : position + _SHOWN_CHARACTERS])
         on_last_line = self.text.find("\n", position) < 0
-        column = position - self.text.rfind("\n", 0, position)
         return FormatError(
             f"expected {expected}, found {found}",
             path=self.path,
-            position=f"{self.origin}line {self.line(position)}, column {column}",
+            position=self.place(position),
             hint=TRUNCATED_HINT if on_last_line else hint or PRINTED_HINT,
         )
 

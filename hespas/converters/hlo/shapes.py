@@ -7,14 +7,16 @@ size) is kept as text; bytes are those of the logical shape, so padding by tiles
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hespas.converters.hlo.scan import strip_comments
 from hespas.graph import DYNAMIC, DType, find_dtype
+from hespas.graph.errors import UnsupportedError
 
 __all__ = [
     "EMPTY_TUPLE",
     "MAX_TUPLE_DEPTH",
+    "MAX_TUPLE_VALUES",
     "ArrayShape",
     "Shape",
     "ShapeTable",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 MAX_TUPLE_DEPTH = 64
+MAX_TUPLE_VALUES = 1 << 17
+"""Arrays and tuples in a tuple: one within another, each named twice, doubles with every level."""
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 4096
 _MAX_DIGITS = 19
@@ -41,12 +45,57 @@ class ArrayShape:
     layout: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """An array (``elements`` is None, one leaf) or a tuple; ``leaves`` are all arrays in order."""
+    """An array (``elements`` is None) or a tuple, which keeps no list of its arrays: tuples share elements,
+    and a short text can name each many times.
 
-    leaves: tuple[ArrayShape, ...]
+    ``values`` counts the arrays and tuples in it, itself among them. Making one raises ``UnsupportedError``
+    where that is past the limit or tuples are nested too deep. Hashing takes O(1), so does comparing what
+    differs or is the same object.
+    """
+
+    array: ArrayShape | None
     elements: tuple[Shape, ...] | None = None
+    values: int = field(init=False)
+    depth: int = field(init=False)
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Count, and refuse what is too large to be walked through."""
+        parts = self.elements
+        values = 1 if parts is None else 1 + sum([part.values for part in parts])
+        depth = 0 if parts is None else 1 + max([part.depth for part in parts], default=0)
+        hint = "check the tuple types of the program"
+        if values > MAX_TUPLE_VALUES:
+            raise UnsupportedError(f"a tuple of {values:,} values (limit {MAX_TUPLE_VALUES:,})", hint=hint)
+        if depth > MAX_TUPLE_DEPTH:
+            raise UnsupportedError(f"tuples nested more than {MAX_TUPLE_DEPTH} deep", hint=hint)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "_hash", hash((self.array, parts)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Shape) or (self._hash, self.values) != (other._hash, other.values):
+            return False
+        return self.array == other.array and self.elements == other.elements
+
+    @property
+    def leaves(self) -> tuple[ArrayShape, ...]:
+        """All arrays in order, made anew. O(values); no recursion."""
+        found: list[ArrayShape] = []
+        pending: list[Shape] = [self]
+        while pending:
+            part = pending.pop()
+            if part.array is not None:
+                found.append(part.array)
+            pending.extend(reversed(part.elements or ()))
+        return tuple(found)
 
     def element(self, index: int) -> Shape:
         """One element of a tuple. Raises ``IndexError`` where there is none."""
@@ -55,7 +104,7 @@ class Shape:
         return self.elements[index]
 
 
-EMPTY_TUPLE = Shape((), ())
+EMPTY_TUPLE = Shape(None, ())
 
 
 def _extent(text: str) -> tuple[int, bool]:
@@ -87,7 +136,9 @@ def _array(match: re.Match[str]) -> ArrayShape:
 
 
 def parse_shape(text: str) -> Shape:
-    """One shape from its text. Raises ``ValueError`` naming what was expected. No recursion."""
+    """One shape from its text. Raises ``ValueError`` naming what was expected, ``UnsupportedError`` for a
+    tuple past the limits. No recursion.
+    """
     clean = strip_comments(text)
     stack: list[list[Shape]] = [[]]
     cursor, end = 0, len(clean)
@@ -96,16 +147,13 @@ def parse_shape(text: str) -> Shape:
         if found in " \t\r\n,":
             cursor += 1
         elif found == "(":
-            if len(stack) > MAX_TUPLE_DEPTH:
-                raise ValueError(f"expected tuples nested at most {MAX_TUPLE_DEPTH} deep")
             stack.append([])
             cursor += 1
         elif found == ")":
             if len(stack) < 2:
                 raise ValueError("expected a shape, found ')'")
             parts = stack.pop()
-            leaves = tuple(leaf for part in parts for leaf in part.leaves)
-            stack[-1].append(Shape(leaves, tuple(parts)))
+            stack[-1].append(Shape(None, tuple(parts)))
             cursor += 1
         elif clean.startswith("b(", cursor):  # a buffer: one array that lives in a named place
             cursor += 1
@@ -115,7 +163,7 @@ def parse_shape(text: str) -> Shape:
                 raise ValueError(
                     f"expected a shape such as f32[2,3]{{1,0}}, found {clean[cursor : cursor + 40]!r}"
                 )
-            stack[-1].append(Shape((_array(match),)))
+            stack[-1].append(Shape(_array(match)))
             cursor = match.end()
     if len(stack) != 1 or len(stack[0]) != 1:
         raise ValueError(f"expected one shape, found {text[:60]!r}")
@@ -129,13 +177,13 @@ def shown_shape(shape: Shape) -> str:
         part = pending.pop()
         if isinstance(part, str):
             text += part
-        elif part.elements is None:
-            leaf = part.leaves[0]
+        elif part.array is not None:
+            leaf = part.array
             sizes = ("?" if extent == DYNAMIC else str(extent) for extent in leaf.dims)
             text += f"{leaf.element}[{','.join(sizes)}]"
         else:
             pending.append(")")
-            for place, element in enumerate(reversed(part.elements)):
+            for place, element in enumerate(reversed(part.elements or ())):
                 pending += [", ", element] if place else [element]
             pending.append("(")
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -176,8 +176,8 @@ def _inferred(
 
 def _values(state: Shape, element: int) -> range:
     """What the counter's type holds: past its last value a count starts over, and trips are not inferred."""
-    leaves = state.leaves if element < 0 else state.element(element).leaves
-    dtype = leaves[0].dtype if leaves else None
+    array = (state if element < 0 else state.element(element)).array
+    dtype = None if array is None else array.dtype
     if dtype is None or dtype.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
         return range(0)
     low = -(1 << dtype.bits - 1) if dtype.kind is DTypeKind.SIGNED else 0

@@ -20,10 +20,15 @@ from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.hlo.shapes import Shape, parse_shape, shown_shape
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
+from hespas.graph.errors import UnsupportedError
 
 __all__ = ["check_shapes"]
 
 _HINT = "was an extent edited by hand? dump the module again; XLA refuses these shapes too"
+_GROUPS_HINT = (
+    "was an extent edited by hand, or replica_groups, replica_count or num_partitions? dump the module "
+    "again; XLA refuses shards that are not one for each device of a group"
+)
 _GROUPS = ("replica_groups", "channel_id", "use_global_device_ids", "dimensions")
 _CALLED = ("to_apply", "calls", "dimensions", "window")
 _NONE_READ = """
@@ -68,8 +73,22 @@ class _Checker:
         self._fitting: set[tuple[object, ...]] = set()
         self._sizes: dict[tuple[str | None, ...], int] = {}
         self._meshes: Mapping[str, Mesh] | None = None
-        known: dict[object, int] = {}
-        self._numbers = [known.setdefault(_structure(shape), len(known)) for shape in self.module.shapes]
+        self._known: dict[Shape, int] = {}
+        self._structures: dict[object, int] = {}
+        self._numbers = [self._number(shape) for shape in self.module.shapes]
+
+    def _number(self, shape: Shape) -> int:
+        """The number of a shape's types and extents without its layouts. An element that tuples share is
+        numbered once; recursion is as deep as tuples may be.
+        """
+        number = self._known.get(shape)
+        if number is None:
+            leaf = shape.array
+            parts = () if shape.elements is None else tuple([self._number(part) for part in shape.elements])
+            structure = parts if leaf is None else (leaf.element, leaf.dims)
+            number = self._structures.setdefault(structure, len(self._structures))
+            self._known[shape] = number
+        return number
 
     def computation(self, computation: Computation) -> None:
         """Check every instruction. O(instructions)."""
@@ -127,7 +146,11 @@ class _Checker:
             made = self.inference.result(opcode, operands, attributes, stated, size)
         except (ValueError, IndexError) as error:
             what = str(error) if isinstance(error, ValueError) else "expected operands that fit the operation"
-            raise self.program.error(computation, index, what, _HINT) from error
+            hint = _GROUPS_HINT if opcode in _GROUPED else _HINT
+            raise self.program.error(computation, index, what, hint) from error
+        except UnsupportedError as error:
+            error.path, error.position = self.module.source.path, self.program.location(computation, index)
+            raise
         if made is not None and not same_extents(made, stated):
             expected = f"expected the result {shown_shape(made)}, which its operands and attributes make"
             raise self.program.error(computation, index, f"{expected}, found {shown_shape(stated)}", _HINT)
@@ -170,6 +193,10 @@ class _Checker:
             result = parse_shape(made)
         except ValueError:
             return
+        except UnsupportedError as error:
+            error.path = self.module.source.path
+            error.position = f"{self.module.source.origin}line 1, entry_computation_layout"
+            raise
         if not arrow or given is None:
             return
         if len(given) != len(entry.parameters):
@@ -182,14 +209,6 @@ class _Checker:
                 what = "the result" if number is None else f"parameter {number}"
                 message = f"expected {what} to be {shown_shape(wanted)}, as the header says"
                 raise self.program.error(entry, index, f"{message}, found {shown_shape(stated)}", _HINT)
-
-
-def _structure(shape: Shape) -> object:
-    """Types and extents of a shape without its layouts."""
-    if shape.elements is None:
-        leaf = shape.leaves[0]
-        return (leaf.element, leaf.dims)
-    return tuple([_structure(element) for element in shape.elements])
 
 
 def check_shapes(program: Program, ordered: Sequence[Computation]) -> None:

@@ -36,12 +36,12 @@ def _changed(shape: Shape) -> Iterator[Shape]:
         leaf = shape.leaves[0]
         for place, extent in enumerate(leaf.dims):
             dims = (*leaf.dims[:place], extent + 1, *leaf.dims[place + 1 :])
-            yield Shape((replace(leaf, dims=dims),))
+            yield Shape(replace(leaf, dims=dims))
         return
     for place, element in enumerate(shape.elements):
         for other in _changed(element):
             parts = (*shape.elements[:place], other, *shape.elements[place + 1 :])
-            yield Shape(tuple(leaf for part in parts for leaf in part.leaves), parts)
+            yield Shape(None, parts)
 
 
 def _fits(module: HloModule, ordered: list[Computation]) -> bool:
@@ -205,6 +205,14 @@ def test_what_does_not_fit_says_what_was_expected(line: str, message: str) -> No
     assert error.position == "line 30"
     assert error.path == "t.hlo"
     assert error.hint
+
+
+def test_shards_that_are_not_one_per_device_may_be_a_fault_of_the_groups() -> None:
+    line = "f32[16,512] all-gather(x), dimensions={0}, channel_id=1, GLOBAL"
+    module = parse_module(Source(_module(line), "t.hlo"))
+    with pytest.raises(FormatError) as caught:
+        check_shapes(Program(module), callees_first(module))
+    assert "replica_groups, replica_count or num_partitions" in str(caught.value.hint)
 
 
 def test_a_wrong_contraction_is_refused_by_the_reader(read_text: ReadText) -> None:
