@@ -137,10 +137,10 @@ class Command:
             pytest.fail(f"does not end on {source} {' '.join(options)}")
         return Outcome(done.returncode, done.stderr, self._left(out)), int(done.stdout or 0) >> 10
 
-    def refuse(self, source: Path, *options: str) -> str:
-        """Assert a proper refusal with exit code 3; returns the message."""
+    def refuse(self, source: Path, *options: str, code: int = 3) -> str:
+        """Assert a proper refusal; returns the message."""
         outcome = self.run(source, *options)
-        assert (outcome.code, outcome.complaints(source)) == (3, []), outcome.start
+        assert (outcome.code, outcome.complaints(source)) == (code, []), outcome.start
         return outcome.said
 
     def _out(self) -> Path:

@@ -137,12 +137,11 @@ def convert(
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return
         _check(source, destination, log_json, overwrite=overwrite)
-        from hespas.api import conversion_document, write_json
-        from hespas.api import convert as run
+        from hespas import api
         from hespas.files.output import placed_together
 
         with placed_together(), progress_bar("converting", progress) as callback:
-            done = run(
+            done = api.convert(
                 source,
                 destination,
                 source_format=source_format or None,
@@ -162,7 +161,7 @@ def convert(
                 diagnostics=diagnostics,
             )
             if log_json:
-                write_json(conversion_document(done), log_json, overwrite=overwrite)
+                api.write_json(api.conversion_document(done), log_json, overwrite=overwrite)
         _report(done)
 
 

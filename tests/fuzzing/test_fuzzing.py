@@ -24,7 +24,7 @@ from tests.fuzzing.subjects import SUBJECTS, Subject, seeds, warm_up
 from tests.fuzzing.trees import Group, changed, copied
 from tests.fuzzing.worker import Job, fuzz, judge
 
-FEW: dict[Kind, int] = {"fields": 120, "bytes": 40}
+FEW: dict[Kind, int] = {"fields": 60, "bytes": 20}
 MANY: dict[Kind, int] = {"fields": 1_500, "bytes": 500}
 FOUND = Path(__file__).parent / "found"
 

@@ -81,6 +81,7 @@ _LOSSES = {
     "chakra.host-transfer": ("kind", "op_class", "p2p"),
     "chakra.rounded-counts": _COSTS,
     "chakra.unknown-collective": ("collectives",),
+    "chakra.process-groups": ("collectives",),
     "chakra.unknown-message": ("p2p",),
     "chakra.large-product": ("contractions",),
     "chakra.tensor-size": ("operands", "results"),

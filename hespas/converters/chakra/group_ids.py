@@ -83,6 +83,21 @@ class GroupIds(NamedTuple):
     def _is_unnamed(self, groups: GroupSet) -> bool:
         return groups.is_world(self.num_ranks) and not groups.communicator
 
+    def is_named_apart(self, groups: GroupSet) -> bool:
+        """Whether one of these groups is named beside an earlier one of the same ranks in another order: a
+        reader takes what was one communicator for two process groups.
+        """
+        if not isinstance(groups, ExplicitGroups) or self.by_members:
+            return False
+        earlier = [each for each in self.base if self.base[each] < self.base[groups]]
+        alike = [each for each in earlier if each.communicator == groups.communicator]
+        return any(
+            sorted(each.members(place).tolist()) == sorted(row)
+            for row in groups.rows
+            for each in alike
+            if row and (place := each.group_of(row[0])) >= 0 and not self._is_unnamed(each)
+        )
+
     def of_rank(self, rank: int) -> dict[int, list[int]]:
         """The groups a rank belongs to."""
         found: dict[int, list[int]] = {}

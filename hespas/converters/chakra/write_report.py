@@ -50,6 +50,7 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
             if len(nodes):
                 name = graph.node_name(int(nodes[0])) or graph.op_name(int(nodes[0]))
                 diagnostics.warning(code, name, f"{name} {message}", count=len(nodes))
+        _report_process_groups(graph, groups, diagnostics)
         bare = _undescribed(graph, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE), graph.p2p.node)
         message = (
             "messages state neither peer nor size; a trace cannot tell that from one that states nothing"
@@ -85,6 +86,13 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
         message = "attributes of another format are left out: their names or types mean something else here"
         diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
+
+
+def _report_process_groups(graph: OpGraph, groups: GroupIds, diagnostics: Diagnostics) -> None:
+    apart = np.array([groups.is_named_apart(each) for each in graph.group_sets] + [False])
+    message = "collectives over ranks listed in another order get a process group of their own"
+    count = int(apart[graph.collectives.group_set].sum())
+    diagnostics.info("chakra.process-groups", graph.name, message, count=count)
 
 
 def _undescribed(graph: OpGraph, kinds: Sequence[NodeKind], described: SmallIntArray) -> IntArray:

@@ -41,6 +41,7 @@ class Place:
     rank: int
     stream: int
     is_device: bool
+    is_host: bool = False
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class Descriptions:
             int(told[1] or -1) if told else 0,
             _stream(names, number),
             is_device=any(_DEVICE.search(name.lower()) for name in names) and not _host(names),
+            is_host=_host(names),
         )
 
     def _names(self, uuid: int) -> Iterator[str]:

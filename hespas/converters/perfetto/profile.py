@@ -122,11 +122,14 @@ def _device(facts: TraceFacts, slices: _Slices, places: list[Place], diagnostics
     found = by_track | np.isin(category, rows)
     if found.any():
         return found
+    other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
+    taken = other if other.any() else np.ones(len(slices), np.bool_)
     diagnostics.warning(
         "perfetto.no-device-track", str(facts.path),
-        "no track says it is a device, so all slices are taken for device events", count=len(slices),
+        "no track says it is a device, so all slices but those of a host are taken for device events",
+        count=int(taken.sum()),
     )  # fmt: skip
-    return np.ones(len(slices), np.bool_)
+    return taken
 
 
 def _profile(
