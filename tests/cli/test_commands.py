@@ -294,7 +294,7 @@ def test_a_program_of_the_whole_job_is_told_and_refused_when_strict(program: str
 def test_trusting_an_input_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     (tmp_path / "large.toml").write_text("#" * (2 << 20))
-    given = ["estimate", MLP, "--hardware", tmp_path / "large.toml"]
+    given: list[str | Path] = ["estimate", MLP, "--hardware", tmp_path / "large.toml"]
     small, trusted = _hespas(*given), _hespas(*given, "--max-input-bytes", "4000000")
     assert (small.exit_code, trusted.exit_code) == (3, 3)
     assert "more than the limit of 1,048,576" in small.stderr
