@@ -22,7 +22,7 @@ _MAX_INTEGER = 2**63 - 1
 _LEAST, _MOST = 1e-60, 1e60
 """Real figures lie well within; beyond, products of them overflow."""
 _MOST_PARTS = 64
-_KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[\w-]+)[ \t]*(\.?)[ \t]*""")
+_KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _DIGITS = re.compile(r"[\d_]+")
 _MOST_DIGITS = 4000

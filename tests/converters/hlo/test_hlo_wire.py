@@ -68,5 +68,6 @@ def test_what_ends_xla_is_a_message(tmp_path: Path) -> None:
     path.write_bytes(data)
     read = load_format("hlo").read
     assert read is not None
-    with pytest.raises(FormatError, match="makes XLA end with SIG"):
+    # What the damage does depends on what lies in memory: a signal, or words of XLA. Either is the child's.
+    with pytest.raises(FormatError, match="expected a serialised HloModuleProto: "):
         read(path, ReadOptions(), Diagnostics())
