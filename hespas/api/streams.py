@@ -82,7 +82,7 @@ def put(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
             with spool.open("rb") as content, path.open("wb") as stream:
                 shutil.copyfileobj(content, stream)
         except BrokenPipeError:
-            raise
+            return  # who reads has seen enough
         except OSError as error:
             raise OutputError(
                 f"cannot be written: {error.strerror or error}",
@@ -140,7 +140,7 @@ def spooled_output(stack: ExitStack) -> Generator[Path]:
             shutil.copyfileobj(content, stream)
             stream.flush()
         except BrokenPipeError:
-            raise
+            return  # who reads has seen enough
         except OSError as error:
             raise OutputError(
                 f"standard output cannot be written: {error.strerror or error}",

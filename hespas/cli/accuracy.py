@@ -206,7 +206,6 @@ def _check_files(asked: _Asked) -> None:
 
 def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics) -> Accuracy:
     """Read, compare, write the reports."""
-    from hespas.files.output import placed_together
     from hespas.validators.accuracy import accuracy as run
     from hespas.validators.accuracy import accuracy_json
 
@@ -220,22 +219,21 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
         inputs=[str(path) for path in asked.inputs],
         diagnostics=diagnostics,
     )
-    with placed_together():
-        if asked.json_file:
-            write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
-        if asked.report:
-            from hespas.validators.accuracy.folder import write_report
+    if asked.json_file:
+        write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
+    if asked.report:
+        from hespas.validators.accuracy.folder import write_report
 
-            write_report(
-                done,
-                limits,
-                asked.report,
-                overwrite=asked.overwrite,
-                hardware=asked.hardware,
-                estimators=asked.models,
-                profiles=profiles,
-                workload=program,
-            )
+        write_report(
+            done,
+            limits,
+            asked.report,
+            overwrite=asked.overwrite,
+            hardware=asked.hardware,
+            estimators=asked.models,
+            profiles=profiles,
+            workload=program,
+        )
     return done
 
 
@@ -243,7 +241,6 @@ def _compared_tables(
     asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics
 ) -> Accuracy:
     """The same for tables."""
-    from hespas.files.output import placed_together
     from hespas.validators.accuracy import accuracy_json, accuracy_of_tables
 
     done = accuracy_of_tables(
@@ -254,21 +251,20 @@ def _compared_tables(
         inputs=[str(path) for path in asked.inputs],
         diagnostics=diagnostics,
     )
-    with placed_together():
-        if asked.json_file:
-            write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
-        if asked.report:
-            from hespas.validators.accuracy.folder import write_report
+    if asked.json_file:
+        write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
+    if asked.report:
+        from hespas.validators.accuracy.folder import write_report
 
-            devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
-            write_report(
-                done,
-                limits,
-                asked.report,
-                overwrite=asked.overwrite,
-                hardware=devices,
-                estimators=asked.models,
-            )
+        devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
+        write_report(
+            done,
+            limits,
+            asked.report,
+            overwrite=asked.overwrite,
+            hardware=devices,
+            estimators=asked.models,
+        )
     return done
 
 

@@ -301,17 +301,16 @@ def _percent(share: float | None) -> str:
 
 def _write(asked: _Asked, done: Calibration) -> None:
     """Documents first: once the hardware file is there, all is."""
-    from hespas.files.output import placed_together
+    from hespas.files.output import once_placed
     from hespas.validators.calibration import FitMemory, calibration_json, models_folder, write_calibration
 
-    with placed_together():
-        if asked.json_file:
-            document = calibration_json(done, [str(path) for path in asked.inputs])
-            write_document(document, asked.json_file, overwrite=asked.overwrite)
-        if asked.report:
-            _write_reports(asked, done)
-        write_calibration(done, asked.out, overwrite=asked.overwrite)
-    FitMemory.beside(asked.out).forget()
+    if asked.json_file:
+        document = calibration_json(done, [str(path) for path in asked.inputs])
+        write_document(document, asked.json_file, overwrite=asked.overwrite)
+    if asked.report:
+        _write_reports(asked, done)
+    write_calibration(done, asked.out, overwrite=asked.overwrite)
+    once_placed(FitMemory.beside(asked.out).forget)
     rows = sum(table.fitted for table in done.tables)
     parts = [counted(len(done.fits), "fit")] if done.fits else []
     if done.models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ import typer
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
 from hespas.files.limits import VARIABLE
+from hespas.files.output import placed_together
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
 from hespas.graph.plugins import set_aside
@@ -76,13 +78,15 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def run(app: typer.Typer) -> NoReturn:
     """The entry point of a command: help and usage, which the parser prints, may find no room either."""
     _fill_closed_descriptors()
+    if sys.stdout is None:
+        sys.stdout = _Closed()
     code: str | int | None = None
     try:
         app()
     except SystemExit as left:
         code = left.code
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}:
             raise
         code = exit_code(OutputError(""))
         say(f"error: standard output cannot be written: {error.strerror}")
@@ -95,6 +99,13 @@ def run(app: typer.Typer) -> NoReturn:
             _give_up(stream)
             code = code or (0 if isinstance(error, BrokenPipeError) else exit_code(OutputError("")))
     sys.exit(code)
+
+
+class _Closed(io.TextIOBase):
+    """Standard output where the caller has closed it. Python would let what is printed go nowhere."""
+
+    def write(self, _: str, /) -> int:
+        raise OSError(errno.EBADF, "it is closed")
 
 
 def version(show: bool) -> None:
@@ -121,7 +132,8 @@ def command_line(
     """Run a command's body: an error becomes one message on standard error and its class's exit code.
 
     What ``diagnostics`` holds by then about ``source`` is told first: it often says why. Where one of
-    ``documents`` is standard output, it holds that alone, and :func:`emit` writes to standard error.
+    ``documents`` is standard output, it holds that alone, and :func:`emit` writes to standard error. Files
+    that the body writes are put in place once all it prints has been written.
     """
     _heed_signals()
     # Arrow's own pool reserves a gigabyte of address space at first: too much where a limit is set on it.
@@ -130,7 +142,7 @@ def command_line(
     _fill_closed_descriptors()
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
-        with _flushed_output():
+        with _results_last():
             yield
     except (HespasError, MemoryError) as error:
         if diagnostics is not None:
@@ -222,14 +234,19 @@ def _fill_closed_descriptors() -> None:
 
 
 @contextmanager
-def _flushed_output() -> Generator[None]:
-    """Whether all could be written is known once it is flushed, and by then a command has no say any more."""
-    try:
-        yield
-    except typer.Exit:
+def _results_last() -> Generator[None]:
+    """Results replace nothing before all that is printed has been written, which is known once it is flushed.
+    An exit code of the body's own is an answer, no failure.
+    """
+    answer: typer.Exit | None = None
+    with placed_together():
+        try:
+            yield
+        except typer.Exit as ended:
+            answer = ended
         _flush()
-        raise
-    _flush()
+    if answer is not None:
+        raise answer
 
 
 def _flush() -> None:
@@ -238,12 +255,14 @@ def _flush() -> None:
 
 
 def _written(stream: TextIO, text: str) -> None:
+    """Write a text, or flush where there is none. Who reads may stop doing so: the work goes on without."""
     try:
-        stream.write(text)
-        if not text:
+        if text:
+            stream.write(text)
+        else:
             stream.flush()
     except BrokenPipeError:
-        raise
+        _give_up(stream)
     except OSError as error:
         _give_up(stream)
         raise OutputError(
@@ -252,7 +271,7 @@ def _written(stream: TextIO, text: str) -> None:
         ) from error
 
 
-def _give_up(stream: TextIO) -> None:
+def _give_up(stream: TextIO | io.TextIOBase) -> None:
     """Let what a stream still holds go nowhere, or Python would try again and complain on its way out."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -270,7 +289,7 @@ def emit(text: str | Iterable[str]) -> None:
     if _RESULT_ON_OUTPUT.get():
         say(text)
         return
-    if sys.stdout is None:
+    if sys.stdout is None or isinstance(sys.stdout, _Closed):
         raise OutputError("standard output is closed", hint="add > FILE")
     _written(sys.stdout, _lines(text))
 

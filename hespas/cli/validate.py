@@ -176,19 +176,17 @@ def roundtrip(
     """
     with command_line(debug, source=_named(paths), documents=[json_file, html_file]):
         check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
-        from hespas.files.output import placed_together
         from hespas.validators import roundtrip as run
         from hespas.validators import roundtrip_html, roundtrip_json
 
         names = [name.strip() for name in formats.split(",") if name.strip()]
         with progress_bar("round trips", progress) as callback:
             done = run(paths, names, jobs=jobs, progress=callback)
-        with placed_together():
-            if json_file:
-                write_document(roundtrip_json(done), json_file, overwrite=overwrite)
-            if html_file:
-                page = roundtrip_html(done).encode("utf-8", "replace")
-                write_document(page, html_file, overwrite=overwrite)
+        if json_file:
+            write_document(roundtrip_json(done), json_file, overwrite=overwrite)
+        if html_file:
+            page = roundtrip_html(done).encode("utf-8", "replace")
+            write_document(page, html_file, overwrite=overwrite)
         _tell_inputs(done)
         _show_matrix(done)
         if not done.valid:

@@ -7,16 +7,16 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hespas.files.exchange import exchange
 from hespas.files.stale_temporaries import remove, remove_leftovers, temporary_beside
 from hespas.graph.errors import HespasError, OutputError
 
-__all__ = ["check_destination", "placed_at_once", "placed_together", "write_atomically"]
+__all__ = ["check_destination", "once_placed", "placed_at_once", "placed_together", "write_atomically"]
 
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 _FEW_FILES = 16
@@ -36,8 +36,47 @@ class _Written:
         with _named(self.destination, self.temporary):
             _put_in_place(self.temporary, self.target, overwrite=self.overwrite)
 
+    def files(self) -> list[tuple[Path, Path]]:
+        """Each file that is put in place: where it is now, and where it will be."""
+        if not self.temporary.is_dir():
+            return [(self.temporary, self.target)]
+        return [(file, self.target / file.name) for file in self.temporary.iterdir()]
 
-_WAITING: ContextVar[list[_Written] | None] = ContextVar("_WAITING", default=None)
+    def keep(self, aside: Path, way_back: ExitStack) -> None:
+        """Give what will be replaced another name in ``aside``; closing ``way_back`` restores it."""
+        with _named(self.destination, aside):
+            aside.mkdir()
+            if self.temporary.is_dir() and not self.target.exists():
+                way_back.callback(_remove_empty, self.target)
+            for file, target in self.files():
+                kept = aside / target.name
+                if os.path.lexists(target):
+                    _give_second_name(target, kept)
+                way_back.callback(_restore, target, kept, _identity(file))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What waits for the end of a block: results, and what is done once they are in place."""
+
+    results: list[_Written] = field(default_factory=list[_Written])
+    afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+    def put_in_place(self) -> None:
+        """All of the results, or none: where one cannot be, those before it go back."""
+        with ExitStack() as asides, ExitStack() as way_back:
+            for result in self.results:
+                if len(self.results) > 1:
+                    aside = temporary_beside(result.target)
+                    asides.callback(remove, aside)
+                    result.keep(aside, way_back)
+                result.put_in_place()
+            way_back.pop_all()
+        for action in self.afterwards:
+            action()
+
+
+_WAITING: ContextVar[_Waiting | None] = ContextVar("_WAITING", default=None)
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
@@ -131,28 +170,37 @@ def write_atomically(
     if waiting is None:
         remove(temporary)  # what was there has this name now, where both changed places
     else:
-        waiting.append(result)
+        waiting.results.append(result)
     return written
 
 
 @contextmanager
 def placed_together() -> Generator[None]:
-    """What is written within is put in place at the end, and nothing of it where an error ends the block:
-    the results of a command that fails replace nothing. A block within another is a part of it.
+    """What is written within is put in place at the end, and nothing of it where an error ends the block or
+    one of the results cannot be placed: those of a command that fails replace nothing. A block within another
+    is a part of it.
     """
     if _WAITING.get() is not None:
         yield
         return
-    waiting: list[_Written] = []
+    waiting = _Waiting()
     before = _WAITING.set(waiting)
     try:
         yield
-        for result in waiting:
-            result.put_in_place()
+        waiting.put_in_place()
     finally:
         _WAITING.reset(before)
-        for result in waiting:
+        for result in waiting.results:
             remove(result.temporary)
+
+
+def once_placed(action: Callable[[], None]) -> None:
+    """Do something when the results are in place: now, or at the end of :func:`placed_together`."""
+    waiting = _WAITING.get()
+    if waiting is None:
+        action()
+    else:
+        waiting.afterwards.append(action)
 
 
 @contextmanager
@@ -231,6 +279,35 @@ def _flush(path: Path) -> int:
         return os.fstat(handle).st_size
     finally:
         os.close(handle)
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """Which file of which disk, whatever its name."""
+    found = file.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _give_second_name(file: Path, other: Path) -> None:
+    try:
+        os.link(file, other, follow_symlinks=False)
+    except OSError:  # a file system without hard links, or somebody else's file
+        shutil.copy2(file, other, follow_symlinks=False)
+
+
+def _restore(target: Path, kept: Path, placed: tuple[int, int]) -> None:
+    """Put back what stood at ``target``, if what stands there now is what we have placed."""
+    with suppress(OSError):  # the error that led here is the one to tell
+        if _identity(target) != placed:
+            return
+        if os.path.lexists(kept):
+            kept.replace(target)
+        else:
+            target.unlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _put_in_place(temporary: Path, target: Path, *, overwrite: bool) -> None:

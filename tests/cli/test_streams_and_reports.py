@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hespas.cli import convert, main, validate
+from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -57,10 +58,81 @@ def test_a_full_standard_output_is_a_message(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [COMMANDS[0], ("hespas", "view", str(PROGRAM))], ids=" ".join)
+ON_H100 = ("--hardware", "H100-SXM")
+TABLE = ("--table", "{table}", *ON_H100)
+RESULTS = [
+    ("hespas", "view", "{src}", "--json"),
+    ("hespas", "estimate", "{src}", *ON_H100, "--json", "{other}", "--out"),
+    ("hespas", "estimate", *TABLE, "--json", "{other}", "--out"),
+    ("hespas", "simulate", "{src}", *ON_H100, "--timeline", "{other}", "--json"),
+    ("hespas-validate", "check", "{src}", "--json"),
+    ("hespas-validate", "roundtrip", "{src}", "--formats", "chakra", "--html", "{other}", "--json"),
+    ("hespas-validate", "accuracy", *TABLE, "--report", "{report}", "--json"),
+    ("hespas-validate", "calibrate", *TABLE, "--json", "{other}", "--out"),
+    ("hespas-validate", "compare", "{base}", "{base}", "--json"),
+]
+"""Every command that prints and writes files; the last option names a document."""
+
+
+def _tabled(folder: Path) -> Path:
+    rows = vectors("H100-SXM", ("add",), lambda _, moved: 4 + moved / 2.01e6, split="calib")
+    return write_table(folder / "table.csv", rows)
+
+
+@needs_full
+@pytest.mark.parametrize("words", RESULTS, ids=" ".join)
+def test_nothing_is_replaced_where_standard_output_is_full(words: tuple[str, ...], tmp_path: Path) -> None:
+    result, other, report = tmp_path / "result.json", tmp_path / "other.json", tmp_path / "report"
+    report.mkdir()
+    written = [result, other, report / "report.csv"]
+    if words[-1] == "--out" and "calibrate" in words:
+        result = tmp_path / "result.toml"
+        written[0] = result
+    table, base = _tabled(tmp_path), tmp_path / "base.json"
+    if "compare" in words:
+        made = typed("hespas-validate", "accuracy", "--table", table, *ON_H100, "--json", base)
+        assert made.exit_code == 0, made.output
+    for path in written:
+        path.write_text("old")
+    names = {"src": PROGRAM, "table": table, "base": base, "other": other, "report": report}
+    command, *rest = [word.format(**names) for word in words]
+    done = call(command, *rest, result, "--overwrite", redirected="> /dev/full")
+    assert (done.returncode, "No space left" in done.stderr) == (2, True), done.stderr
+    assert [path.read_text() for path in written] == ["old"] * 3
+    assert not list(tmp_path.rglob("*.partial"))
+    done = call(command, *rest, result, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert result.read_text() != "old"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_results_are_written_where_the_reader_of_the_text_has_gone(tmp_path: Path) -> None:
+    done = call("hespas", "view", PROGRAM, "--json", tmp_path / "j.json", redirected="> >(true)")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "j.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        COMMANDS[0],
+        ("hespas", "view", str(PROGRAM)),
+        ("hespas", "--help"),
+        ("hespas", "hardware", "list", "--help"),
+        ("hespas-convert", "--help"),
+        ("hespas-validate", "--version"),
+    ],
+    ids=" ".join,
+)
 def test_a_closed_standard_output_is_a_message(words: tuple[str, ...]) -> None:
     done = call(*words, redirected=">&-")
-    assert (done.returncode, "standard output is closed" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "standard output" in done.stderr, "closed" in done.stderr) == (2, True, True)
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+
+
+def test_what_prints_nothing_needs_no_standard_output(tmp_path: Path) -> None:
+    done = call("hespas-convert", PROGRAM, tmp_path / "x.et", redirected=">&-")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_closed_standard_input_is_a_message(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hespas.files import output
 from hespas.files.exchange import exchange
-from hespas.files.output import check_destination, write_atomically
+from hespas.files.output import check_destination, once_placed, placed_together, write_atomically
 from hespas.graph.errors import OutputError
 
 
@@ -261,3 +262,69 @@ def test_several_ranks_do_not_replace_a_file(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="several ranks are as many files") as caught:
         write_atomically(tmp_path / "out", _fill_set, overwrite=True, directory=True)
     assert "--ranks" in (caught.value.hint or "")
+
+
+def _together(write_all: Callable[[], None]) -> None:
+    with placed_together():
+        write_all()
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_results_go_back_where_one_of_them_cannot_be_placed(
+    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not linked:
+        monkeypatch.setattr(os, "link", _cannot_link)
+    old, new, last = tmp_path / "old.csv", tmp_path / "new.csv", tmp_path / "last.csv"
+    filled, fresh = tmp_path / "filled", tmp_path / "fresh"
+    old.write_text("old")
+    old.chmod(0o640)
+    filled.mkdir()
+    for name in ("job.0.et", "notes"):
+        (filled / name).write_text("old")
+    afterwards: list[str] = []
+
+    def write_all() -> None:
+        for file in (old, new, last):
+            write_atomically(file, _fill, overwrite=True, directory=False)
+        for folder in (filled, fresh):
+            write_atomically(folder, _fill_set, overwrite=True, directory=True)
+        once_placed(lambda: afterwards.append("done"))
+        write_atomically(tmp_path / "taken", _fill, overwrite=True, directory=False)
+        (tmp_path / "taken" / "of others").mkdir(parents=True)  # in the meantime
+
+    with pytest.raises(OutputError, match="Is a directory"):
+        _together(write_all)
+    assert (old.read_text(), stat.S_IMODE(old.stat().st_mode)) == ("old", 0o640)
+    assert {path.name: path.read_text() for path in filled.iterdir()} == {"job.0.et": "old", "notes": "old"}
+    assert _names(tmp_path) == ["filled", "old.csv", "taken"]
+    assert afterwards == []
+
+
+def test_what_others_write_in_the_meantime_stays_where_results_go_back(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def write_all() -> None:
+        for file in (first, second):
+            write_atomically(file, _fill, overwrite=False, directory=False)
+        second.write_text("theirs")
+
+    with pytest.raises(OutputError, match="another program has just written it"):
+        _together(write_all)
+    assert _names(tmp_path) == ["second"]
+    assert second.read_text() == "theirs"
+
+
+def test_what_waits_for_the_results_is_done_once_they_are_placed(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+    with placed_together():
+        for name in ("a", "b"):
+            write_atomically(tmp_path / name, _fill, overwrite=False, directory=False)
+        once_placed(lambda: seen.append(_names(tmp_path)))
+        assert seen == []
+    assert len(seen) == 1
+    assert {"a", "b"} <= set(seen[0])
+
+
+def _cannot_link(*_: object, **__: object) -> None:
+    raise OSError(1, "no hard links here")

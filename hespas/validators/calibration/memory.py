@@ -15,7 +15,7 @@ from hespas import __version__
 from hespas.estimators.learned.stored import LearnedModel, model_bytes, read_model
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
-from hespas.files.output import write_atomically
+from hespas.files.output import placed_at_once, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.fits_file import fits_to_toml, read_fits
@@ -105,7 +105,8 @@ class FitMemory:
                 path=str(self.folder),
                 hint="remove what is there, or name another --out",
             ) from error
-        write_atomically(path, fill, overwrite=True, directory=False)
+        with placed_at_once():
+            write_atomically(path, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
         """Remove all of it: the work is done. Files of others stay, and so does what a link leads to."""
