@@ -118,7 +118,9 @@ def accuracy(
 
     diagnostics = Diagnostics()
     inputs = [*(measured or ()), *(table or ())]
-    with command_line(debug, diagnostics, str(inputs[0]) if inputs else "", documents=[json_file]):
+    source = str(inputs[0]) if inputs else ""
+    reads = [workload, *inputs, *(hardware or ()), *(estimator or ())]
+    with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
         limits = _limits(max_mape, max_e2e, min_coverage)
         asked = _Asked(
             measured=measured or [],
@@ -332,7 +334,7 @@ def compare(
 
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
-    with command_line(debug, source=f"{base}, {new}", documents=[json_file]):
+    with command_line(debug, source=f"{base}, {new}", documents=[json_file], reads=[base, new]):
         from hespas.validators.accuracy import compare_reports, comparison_json
 
         limit = limit_of("--max-regression", max_regression)

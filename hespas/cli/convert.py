@@ -132,7 +132,8 @@ def convert(
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, source, documents=[log_json]):
+    reads, writes = [source, hardware, estimator], [destination]
+    with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=writes):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return

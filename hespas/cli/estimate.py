@@ -80,7 +80,8 @@ def estimate(
     from hespas.graph import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(table or source), documents=[out, json_file]):
+    reads, documents = [source, table, hardware, estimator], [out, json_file]
+    with command_line(debug, diagnostics, str(table or source), documents=documents, reads=reads):
         model = _with_array(estimator, array, dataflow)
         asked = _Asked(hardware, model, out, json_file, overwrite, diagnostics)
         if table is not None:

@@ -19,7 +19,7 @@ def estimators(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """The estimators: what each is, whether it can be used here, and what to install."""
-    with command_line(debug):
+    with command_line(debug, writes=[json_file]):
         place = list_file(json_file, as_json=as_json, overwrite=overwrite)
         from hespas.estimators.listing import list_estimators
 

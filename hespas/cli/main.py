@@ -61,7 +61,7 @@ def hardware_list(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """The devices that ship with the package."""
-    with command_line(debug):
+    with command_line(debug, writes=[json_file]):
         place = list_file(json_file, as_json=as_json, overwrite=overwrite)
         from hespas.hardware import device_names, load_device
 
@@ -107,7 +107,7 @@ def hardware_show(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """A device as the TOML file that describes it, sources included."""
-    with command_line(debug, source=name):
+    with command_line(debug, source=name, reads=[name]):
         from hespas.hardware import device_to_toml, load_device
 
         device = load_device(name)
@@ -123,7 +123,7 @@ def hardware_measure(
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Measure this machine's CPU (some ten seconds) and write it as a hardware file."""
-    with command_line(debug):
+    with command_line(debug, writes=[out]):
         from hespas.files.output import check_destination
         from hespas.hardware import write_device
         from hespas.hardware.measure import measure_cpu

@@ -6,11 +6,13 @@ import errno
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -128,12 +130,17 @@ def command_line(
     source: str = "",
     *,
     documents: Sequence[Path | None] = (),
+    reads: Sequence[Path | str | None] = (),
+    writes: Sequence[Path | str | None] = (),
 ) -> Generator[None]:
     """Run a command's body: an error becomes one message on standard error and its class's exit code.
 
     What ``diagnostics`` holds by then about ``source`` is told first: it often says why. Where one of
     ``documents`` is standard output, it holds that alone, and :func:`emit` writes to standard error. Files
     that the body writes are put in place once all it prints has been written.
+
+    ``reads`` and ``writes`` are the files that the user has named, as options spell them: what the system
+    refuses of those is told as an error of the input or the output, whoever opened it first.
     """
     _heed_signals()
     # Arrow's own pool reserves a gigabyte of address space at first: too much where a limit is set on it.
@@ -162,7 +169,8 @@ def command_line(
     except Exception as error:
         if debug:
             raise
-        raise typer.Exit(_unforeseen(error, source)) from error
+        files = _Files(tuple(filter(None, reads)), tuple(filter(None, (*documents, *writes))))
+        raise typer.Exit(_unforeseen(error, source, files)) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
         for sentence in set_aside():
@@ -175,16 +183,43 @@ def _ended_by(error: HespasError) -> int:
     return exit_code(error)
 
 
-def _unforeseen(error: Exception, source: str) -> int:
-    """Tell what no part of ours has met; the exit code. A file that the system refuses is no bug of ours,
-    whoever opened it first, nor is memory that it does not give; outputs have their own error.
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the user has named."""
+
+    reads: tuple[Path | str, ...]
+    writes: tuple[Path | str, ...]
+
+    def refused(self, error: OSError) -> HespasError | None:
+        """The error about a file of the user; None where it is one of ours."""
+        if not isinstance(error.filename, str):
+            return None
+        why = error.strerror or str(error)
+        if any(_leads_to(error.filename, named) for named in self.writes):
+            return OutputError(why, path=error.filename, hint="choose another destination")
+        if any(_leads_to(error.filename, named) for named in self.reads):
+            return FormatError(why, path=error.filename, hint="check the path")
+        return None
+
+
+def _leads_to(filename: str, named: Path | str) -> bool:
+    """Whether a file is the one that is named, or lies in a folder that is; options name some in their parts:
+    ``zigzag:mapping=FILE``.
+    """
+    found = os.path.realpath(filename)
+    parts = {str(named), *re.split("[:,+=]", str(named))}
+    places = [os.path.realpath(part) for part in parts if part and "\0" not in part]
+    return any(found == place or found.startswith(place + os.sep) for place in places)
+
+
+def _unforeseen(error: Exception, source: str, files: _Files) -> int:
+    """Tell what no part of ours has met; the exit code. A file of the user that the system refuses is no bug
+    of ours, nor is memory that it does not give.
     """
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return _ended_by(_too_much(source))
-    if isinstance(error, OSError) and isinstance(error.filename, str):
-        return _ended_by(
-            FormatError(error.strerror or str(error), path=error.filename, hint="check the path")
-        )
+    if isinstance(error, OSError) and (known := files.refused(error)):
+        return _ended_by(known)
     say(
         (
             f"internal error: {type(error).__name__}: {clipped(str(error))}",

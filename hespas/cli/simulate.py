@@ -75,7 +75,8 @@ def simulate(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(source), documents=[json_file]):
+    reads, writes = [source, hardware, estimator, beside], [timeline]
+    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=writes):
         from hespas import api
         from hespas.converters import ReadOptions
         from hespas.files.output import placed_together

@@ -95,7 +95,8 @@ def check(
 
     hespas-validate check traces/ --profile astra-sim
     """
-    with command_line(debug, source=_named(paths), documents=[json_file]):
+    reads = [*(paths or ()), system_config, network_config, memory_config]
+    with command_line(debug, source=_named(paths), documents=[json_file], reads=reads):
         if list_rules:
             _list_rules()
             return
@@ -174,7 +175,7 @@ def roundtrip(
 
     hespas-validate roundtrip step.mlir --html kept.html
     """
-    with command_line(debug, source=_named(paths), documents=[json_file, html_file]):
+    with command_line(debug, source=_named(paths), documents=[json_file, html_file], reads=paths):
         check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
         from hespas.validators import roundtrip as run
         from hespas.validators import roundtrip_html, roundtrip_json

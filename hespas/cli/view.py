@@ -68,7 +68,7 @@ def view(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    with command_line(debug, diagnostics, str(source), documents=[json_file]):
+    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=[source]):
         from hespas import api
         from hespas.converters import ReadOptions, find_format
 

@@ -408,12 +408,42 @@ def test_an_input_that_may_not_be_read_is_exit_3(
     assert (done.exit_code, "Permission denied" in done.output) == (3, True), done.output
 
 
-def test_what_the_system_refuses_in_any_place_is_no_bug_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("job.mlir", 3),
+        ("traces/job.0.et", 3),
+        ("report.json", 2),
+        ("own.toml", 70),
+        ("job.mlir.d/x", 70),
+    ],
+)
+def test_what_the_system_refuses_of_the_users_files_is_no_bug_of_ours(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "secret.mlir")
+        raise PermissionError(13, "Permission denied", str(tmp_path / name))
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    shutil.copy(PROGRAM, tmp_path / "job.mlir")
     monkeypatch.setattr("hespas.api.summary.summarise", refuse)
     monkeypatch.setattr("hespas.api.io.find_format", refuse)
-    done = typed("hespas", "view", PROGRAM)
+    source = "traces" if name.startswith("traces") else "job.mlir"
+    monkeypatch.setattr("hespas.converters.find_format", refuse)
+    done = typed("hespas", "view", source, "--json", "report.json")
+    assert done.exit_code == code, done.output
+    assert (f"error: {tmp_path / name}: Permission denied\n  try: " in done.stderr) == (code != 70)
+    assert ("internal error: PermissionError" in done.stderr) == (code == 70)
+
+
+def test_a_file_that_an_option_names_in_its_parts_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "times.csv"))
+
+    monkeypatch.setattr("hespas.api.estimate", refuse)
+    spelled = f"database:table={tmp_path / 'times.csv'},interpolate=no"
+    done = typed("hespas", "estimate", PROGRAM, "--hardware", "H100-SXM", "--estimator", spelled)
     assert done.exit_code == 3, done.output
-    assert "error: secret.mlir: Permission denied\n  try: check the path" in done.stderr
