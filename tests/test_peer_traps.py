@@ -222,7 +222,7 @@ def test_trap_05_durations_below_a_microsecond_add_up(bench: Bench) -> None:
             last = f"%m{block}_{place}"
     text = module(body, "%x: tensor<3000xf32>", f"{last}: tensor<3000xf32>", replicas=4)
     device = bench.file(TOY, "toy.toml")
-    graph = bench.traces(text, "--hardware", str(device)).classes[0]
+    graph = bench.traces(text, "--hardware", str(device), "--granularity", "op").classes[0]
     assert len(graph) == 800
     assert graph.duration_ns.min() >= 60
     assert graph.duration_ns.sum() == pytest.approx(75_988, abs=1)
@@ -233,7 +233,7 @@ def test_trap_05_durations_below_a_microsecond_add_up(bench: Bench) -> None:
 
 
 def test_trap_05_no_costly_node_takes_zero_time(bench: Bench) -> None:
-    graph = bench.traces(LLAMA, "--hardware", "H100-SXM").classes[0]
+    graph = bench.traces(LLAMA, "--hardware", "H100-SXM", "--granularity", "op").classes[0]
     costly = (graph.flops > 0) | (graph.bytes_moved > 0)
     costly[graph.collectives.node] = True
     assert costly.sum() > 400

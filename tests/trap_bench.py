@@ -101,14 +101,14 @@ def only(graph: OpGraph, op: str) -> int:
 
 def times_us(graph: OpGraph, hardware: str = A100) -> dict[str, float]:
     """Operation -> time without launch overhead; the last one of each name."""
-    done = hespas.estimate(Workload.spmd(graph, 1), hardware)
+    done = hespas.estimate(Workload.spmd(graph, 1), hardware, estimator="roofline")
     launch_ns = load_device(hardware).launch_overhead_ns
     times: list[float] = ((done.estimates[0].duration_ns - launch_ns) / 1e3).tolist()
     return {graph.op_name(node).removeprefix("stablehlo."): time for node, time in enumerate(times)}
 
 
 def total_us(graph: OpGraph) -> float:
-    done = hespas.estimate(Workload.spmd(graph, 1), A100)
+    done = hespas.estimate(Workload.spmd(graph, 1), A100, estimator="roofline")
     return float(done.estimates[0].duration_ns.sum()) / 1e3
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "read",
     "simulate",
     "simulation_document",
+    "step_of",
     "summarise",
     "summary_document",
     "table_estimate_document",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     )
     from hespas.api.io import read, write
     from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
-    from hespas.api.simulation import simulate, simulation_document, write_simulation_json
+    from hespas.api.simulation import simulate, simulation_document, step_of, write_simulation_json
     from hespas.api.summary import Summary, summarise, summary_document
     from hespas.api.table_estimation import (
         KindTotals,
@@ -108,7 +109,7 @@ _HOMES = {
     ),
     "hespas.api.io": ("read", "write"),
     "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
-    "hespas.api.simulation": ("simulate", "simulation_document", "write_simulation_json"),
+    "hespas.api.simulation": ("simulate", "simulation_document", "step_of", "write_simulation_json"),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),
     "hespas.api.table_estimation": (
         "KindTotals",

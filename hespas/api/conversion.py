@@ -10,7 +10,15 @@ from pathlib import Path
 
 from hespas.api.events_account import EventConservation, event_account
 from hespas.api.io import check_version, read, write
-from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation, rank_totals
+from hespas.api.preparation import (
+    DEFAULT_ESTIMATOR,
+    Conservation,
+    Dropped,
+    Granularity,
+    Missing,
+    Preparation,
+    rank_totals,
+)
 from hespas.api.streams import STANDARD_STREAM, check_streams, spooled_input, spooled_output
 from hespas.converters import (
     Format,
@@ -62,7 +70,7 @@ def convert(
     target_version: str = "",
     recover: bool = False,
     hardware: str | None = None,
-    estimator: str = "roofline",
+    estimator: str = DEFAULT_ESTIMATOR,
     ranks: range | None = None,
     num_devices: int | None = None,
     granularity: Granularity | None = None,
@@ -75,9 +83,10 @@ def convert(
     """Convert ``source`` to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations; ``missing`` is what to do about those of unknown time or trip count. ``..._version`` is that
-    of a format to read or write; ``recover`` keeps the records before a cut. Findings go to ``diagnostics``
-    also where it fails: what :func:`hespas.api.read` and ``write`` raise, nothing written.
+    operations (by default those of an unoptimised program that gets times); ``missing`` is what to do about
+    those of unknown time or trip count. ``..._version`` is that of a format to read or write; ``recover``
+    keeps the records before a cut. Findings go to ``diagnostics`` also where it fails: what
+    :func:`hespas.api.read` and ``write`` raise, nothing written.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
@@ -85,7 +94,7 @@ def convert(
     reading = ReadOptions(num_devices=num_devices, version=source_version, recover=recover, progress=progress)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     preparation = Preparation(
-        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, flat=target.flat
+        granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
     )
     with ExitStack() as stack:
         value, origin = _opened(source, source_format, reading, found, stack)

@@ -16,6 +16,7 @@ from hespas.api.streams import put
 from hespas.estimators.listing import ListedEstimator
 from hespas.graph import Diagnostics
 from hespas.hardware import Device
+from hespas.simulator import Simulation
 
 __all__ = [
     "Json",
@@ -127,13 +128,23 @@ def _dropped_rows(dropped: Iterable[Dropped]) -> list[Json]:
 
 
 def estimate_document(
-    done: NodeEstimates, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
+    done: NodeEstimates,
+    step: Simulation | None,
+    *,
+    source: str,
+    hardware: str,
+    estimator: str,
+    diagnostics: Diagnostics,
 ) -> Mapping[str, Json]:
-    """Times per operation class of each rank class: ``hespas.estimate/1``."""
+    """Times per operation class of each rank class, and the ``step`` they make: ``hespas.estimate/1``."""
     document = header("estimate", [source])
     document["hardware"] = hardware
     document["estimator"] = estimator
+    document["granularity"] = done.granularity or ""
     document["diagnostics"] = diagnostics_rows(diagnostics)
+    document["step_ns"] = finite(step.step_ns) if step else None
+    document["step_low_ns"] = finite(step.low_ns) if step else None
+    document["step_high_ns"] = finite(step.high_ns) if step else None
     classes: list[Json] = []
     of_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
     for index, (graph, estimated, energy) in enumerate(of_class):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan
 
 import numpy as np
 
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
 from hespas.estimators.energy import StepEnergy, step_energy
 from hespas.estimators.settings import for_job, with_option
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import UsageError
-from hespas.graph.passes import known_sum
+from hespas.graph.passes import GroupRegions, known_sum, with_durations
 from hespas.hardware import load_device
 
 __all__ = [
@@ -30,11 +31,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NodeEstimates:
-    """The estimate of each rank class of a workload, in order of the classes, and the energy of a step."""
+    """The estimate of each rank class of a workload, in order of the classes, and the energy of a step.
+
+    ``workload`` is what was estimated: its operations merged as ``granularity`` says (None: as they stood).
+    """
 
     workload: Workload
     estimates: tuple[Estimate, ...]
     energies: tuple[StepEnergy, ...]
+    granularity: Granularity | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +87,65 @@ def estimate(
     workload: Workload | Profile,
     hardware: str,
     *,
-    estimator: str = "roofline",
+    estimator: str = DEFAULT_ESTIMATOR,
+    granularity: Granularity | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NodeEstimates:
     """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
 
-    Raises ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
+    ``granularity`` says which operations are one (by default an unoptimised program is fused first). Raises
+    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
     """
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to estimate")
     device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     found = diagnostics if diagnostics is not None else Diagnostics()
+    chosen = granularity_of(workload, granularity)
+    workload = merged(workload, chosen, found)
     estimates: list[Estimate] = []
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
         estimates.append(model.estimate(graph, device, found))
+    if chosen == "region":
+        workload, estimates = _grouped(workload, estimates, model.name)
     energies = [
         step_energy(graph, device, total_duration_ns(class_totals(graph, each)))
         for graph, each in zip(workload.classes, estimates, strict=True)
     ]
-    return NodeEstimates(workload, tuple(estimates), tuple(energies))
+    return NodeEstimates(workload, tuple(estimates), tuple(energies), chosen)
+
+
+def _grouped(workload: Workload, estimates: Sequence[Estimate], name: str) -> tuple[Workload, list[Estimate]]:
+    """One node per region between collectives, which takes as long as its operations together. Those without
+    an interval err as the others do; a region most of whose time has none has none.
+    """
+    group = GroupRegions()
+    sums: list[Estimate] = []
+    for graph, said in zip(workload.classes, estimates, strict=True):
+        bounded = ~(np.isnan(said.low_ns) | np.isnan(said.high_ns))
+        widths = (said.duration_ns, said.duration_ns - said.low_ns, said.high_ns - said.duration_ns)
+        columns = (said.duration_ns, *(np.where(bounded, width, 0.0) for width in widths))
+        parts = (group(with_durations(graph, column), Diagnostics()) for column in columns)
+        duration, known, below, above = (part.duration_ns for part in parts)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.where(known > duration / 2, duration / known, np.nan)
+        nobody = np.full(len(duration), -1, np.int8)
+        sums.append(
+            replace(
+                said,
+                estimators=(name,),
+                bounds=(),
+                duration_ns=duration,
+                low_ns=np.maximum(duration - below * share, 0.0),
+                high_ns=duration + above * share,
+                said_by=np.where(np.isnan(duration), nobody, np.int8(0)).astype(np.int8),
+                bound=nobody,
+            )
+        )
+    return replace(workload, classes=tuple(group(graph, Diagnostics()) for graph in workload.classes)), sums
 
 
 def total_duration_ns(rows: Sequence[ClassTotals]) -> float:
@@ -117,7 +158,15 @@ def _longest_first(row: ClassTotals) -> float:
 
 
 def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
-    """Sums per operation class of one step, longest first; durations of the graph where none is given."""
+    """Sums per operation class of one step, longest first; durations of the graph where none is given.
+
+    Raises ``UsageError`` for an estimate of another graph.
+    """
+    if estimated is not None and len(estimated) != len(graph):
+        raise UsageError(
+            f"an estimate of {len(estimated)} nodes is not one of a graph of {len(graph)}",
+            hint="the graphs that were estimated are in the estimates' own workload",
+        )
     durations = graph.duration_ns if estimated is None else estimated.duration_ns
     runs = graph.multiplicity
     rows: list[ClassTotals] = []

@@ -7,11 +7,26 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from hespas.api.substitution import SimulatedCollectives
-from hespas.graph import Diagnostics, OpGraph, Workload
+from hespas.converters import Format
+from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
-__all__ = ["Conservation", "Dropped", "Granularity", "Missing", "Preparation", "rank_totals", "refuse_global"]
+__all__ = [
+    "DEFAULT_ESTIMATOR",
+    "Conservation",
+    "Dropped",
+    "Granularity",
+    "Missing",
+    "Preparation",
+    "granularity_of",
+    "merged",
+    "rank_totals",
+    "refuse_global",
+]
+
+DEFAULT_ESTIMATOR = "composite"
+"""Who is asked where nobody says: fits of the device where it has some, else its roofline."""
 
 Granularity = Literal["op", "fused", "region"]
 Missing = Literal["error", "warn", "zero"]
@@ -66,17 +81,53 @@ class _Account:
         )
 
 
+def granularity_of(workload: Workload, stated: Granularity | None) -> Granularity | None:
+    """What is merged before operations get times: what the caller states, else elementwise work where no
+    compiler has been at the program yet, which would fuse it. None: operations are taken as they stand.
+    """
+    return stated or ("fused" if _is_unoptimised(workload) else None)
+
+
+def _is_unoptimised(workload: Workload) -> bool:
+    """Whether it is a program as a framework writes it, in whatever format it was kept since."""
+    form, scheduled = (workload.metadata.get(key, "") for key in ("format", "is_scheduled"))
+    program = form == "stablehlo" or (form == "hlo" and scheduled != "true")
+    return program and not any((graph.op_class == OpClass.FUSION).any() for graph in workload.classes)
+
+
+def merged(
+    workload: Workload, granularity: Granularity | None, diagnostics: Diagnostics | None = None
+) -> Workload:
+    """The workload of which operations are estimated: what every command does before it asks a device."""
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    classes = workload.classes
+    for step in _before(granularity, folds=granularity is not None):
+        classes = tuple(step.rewrite(graph, found) for graph in classes)
+    return replace(workload, classes=classes)
+
+
+def _before(granularity: Granularity | None, *, folds: bool) -> list[_Step]:
+    """What stands before the estimate."""
+    steps: list[_Step] = []
+    if granularity in {"fused", "region"}:
+        steps.append(_Step("pass.fused", "merged into the operation that uses them", FuseElementwise()))
+    if folds:
+        steps.append(_Step("pass.folded-free", "cost nothing (views, constants, tuples)", FoldFree()))
+    return steps
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """How to prepare. A ``flat`` target wants loops unrolled and, with ``folds``, no free operations and only
-    collectives that simulators have an algorithm for.
+    """How to prepare. A flat ``target`` wants loops unrolled and, with ``folds``, no free operations and only
+    collectives that simulators have an algorithm for. With ``hardware`` an unoptimised program is fused where
+    ``granularity`` says nothing (see :func:`granularity_of`) and the target holds times.
     """
 
     granularity: Granularity | None
     missing: Missing
     hardware: str | None
     estimator: str
-    flat: bool
+    target: Format
     folds: bool = True
 
     def run(
@@ -85,6 +136,14 @@ class Preparation:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
         if self.missing == "error":
             refuse_global(diagnostics)
+        if self.hardware and self.target.timed:
+            stated = granularity_of(workload, self.granularity)
+            return replace(self, granularity=stated)._run(workload, ranks, diagnostics)
+        return self._run(workload, ranks, diagnostics)
+
+    def _run(
+        self, workload: Workload, ranks: range, diagnostics: Diagnostics
+    ) -> tuple[Workload, Conservation]:
         counts = workload.sizes_within(ranks)
         account = _Account()
         estimate = self._estimator(workload.num_ranks)
@@ -103,20 +162,16 @@ class Preparation:
 
     def _steps(self) -> tuple[list[_Step], list[_Step]]:
         """What stands before the estimate and what behind it."""
-        before: list[_Step] = []
-        if self.granularity in {"fused", "region"}:
-            before.append(_Step("pass.fused", "merged into the operation that uses them", FuseElementwise()))
-        if (self.flat and self.folds) or self.granularity:
-            before.append(_Step("pass.folded-free", "cost nothing (views, constants, tuples)", FoldFree()))
+        before = _before(self.granularity, folds=bool((self.target.flat and self.folds) or self.granularity))
         after: list[_Step] = []
         if self.granularity == "region":
             after.append(_Step("pass.grouped", "merged into regions between collectives", GroupRegions()))
-        if self.flat:
+        if self.target.flat:
             trips = {"error": None, "warn": 1, "zero": 0}[self.missing]
             after.append(
                 _Step("pass.unrolled", "stand in loops that never run", UnrollLoops(unknown_trips=trips))
             )
-        if self.flat and self.folds:
+        if self.target.flat and self.folds:
             after.append(
                 _Step(
                     "pass.substituted-collective", "have no algorithm in simulators", SimulatedCollectives()
@@ -150,7 +205,7 @@ class Preparation:
 
     def _settle(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """Without a device nobody is asked for durations; a strict caller still hears of missing ones."""
-        if self.missing == "warn" or not self.flat:
+        if self.missing == "warn" or not self.target.flat:
             return graph
         from hespas.estimators import settle_missing
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from hespas.api.documents import Json, diagnostics_rows, finite, header
-from hespas.api.estimation import estimate
-from hespas.api.preparation import refuse_global
+from hespas.api.estimation import NodeEstimates, estimate
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.api.streams import put
 from hespas.estimators import MissingPolicy
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.graph.passes import with_durations
 from hespas.simulator import ClassResult, CriticalPath, Simulation, Simulator
 from hespas.simulator import simulate as run
 
-__all__ = ["simulate", "simulation_document", "write_simulation_json"]
+__all__ = ["simulate", "simulation_document", "step_of", "write_simulation_json"]
 
 _ROWS_AT_ONCE = 4096
 
@@ -27,7 +31,8 @@ def simulate(
     workload: Workload | Profile,
     hardware: str | None = None,
     *,
-    estimator: str = "roofline",
+    estimator: str = DEFAULT_ESTIMATOR,
+    granularity: Granularity | None = None,
     simulator: Simulator | None = None,
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
@@ -36,8 +41,8 @@ def simulate(
     """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
 
     With ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else
-    that of the workload itself. Raises ``UsageError`` for an unknown name, and for a profile, which holds
-    measurements and no program.
+    that of the workload itself. ``granularity`` is that of :func:`hespas.api.estimate`. Raises
+    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
     """
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to simulate")
@@ -45,10 +50,32 @@ def simulate(
     if missing == "error":
         refuse_global(found)
     estimates = None
-    if hardware is not None:
-        done = estimate(workload, hardware, estimator=estimator, diagnostics=found, progress=progress)
-        estimates = done.estimates
+    if hardware is None:
+        workload = merged(workload, granularity, found)
+    else:
+        done = estimate(
+            workload,
+            hardware,
+            estimator=estimator,
+            granularity=granularity,
+            diagnostics=found,
+            progress=progress,
+        )
+        workload, estimates = done.workload, done.estimates
     return run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
+
+
+def step_of(done: NodeEstimates) -> Simulation | None:
+    """What the estimates alone add up to where operations overlap as the device lets them: times that the
+    workload brings along do not count. None where they cannot be scheduled (a time without end, a cycle),
+    which :func:`simulate` would say.
+    """
+    graphs = done.workload.classes
+    bare = tuple(with_durations(graph, np.full(len(graph), np.nan)) for graph in graphs)
+    try:
+        return run(replace(done.workload, classes=bare), done.estimates)
+    except (UnsupportedError, FormatError):
+        return None
 
 
 def simulation_document(
@@ -64,6 +91,7 @@ def simulation_document(
     document["simulator"] = done.simulator
     document["num_ranks"] = sum(found.num_ranks for found in done.classes)
     document["step_ns"] = finite(done.step_ns)
+    document["step_low_ns"], document["step_high_ns"] = finite(done.low_ns), finite(done.high_ns)
     document["is_lower_bound"] = done.is_lower_bound
     document["is_mixed"] = done.is_mixed
     document["rank_classes"] = [_class_row(found) for found in done.classes]

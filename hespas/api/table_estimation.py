@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
@@ -82,7 +83,7 @@ def estimate_table(
     path: str | Path,
     hardware: str,
     *,
-    estimator: str = "roofline",
+    estimator: str = DEFAULT_ESTIMATOR,
     diagnostics: Diagnostics | None = None,
 ) -> TableEstimates:
     """What ``estimator`` says of each operation of a table (CSV, CSV.gz, Parquet) on ``hardware``.

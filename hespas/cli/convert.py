@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import check_reports, list_file
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped, Granularity, Missing
+from hespas.cli.reports import EstimatorOption, GranularityOption, MissingOption, check_reports, list_file
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from hespas.api import Conversion, Json
     from hespas.api.events_account import EventConservation
-    from hespas.api.preparation import Dropped
 
 __all__ = ["app", "convert", "main"]
 
@@ -42,18 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class _Granularity(StrEnum):
-    OP = "op"
-    FUSED = "fused"
-    REGION = "region"
-
-
-class _Missing(StrEnum):
-    ERROR = "error"
-    WARN = "warn"
-    ZERO = "zero"
 
 
 _Source = Annotated[
@@ -72,17 +59,9 @@ _Recover = Annotated[bool, typer.Option("--recover", help="Keep what is whole of
 _Hardware = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="Give operations the time they take on this device.")
 ]
-_Estimator = Annotated[str, typer.Option(metavar="NAME", help="Which estimator says so.")]
 _Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")]
 _NumDevices = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the program does not say.")
-]
-_GranularityOption = Annotated[
-    _Granularity | None,
-    typer.Option(help="One node per operation, per elementwise chain, or per region between collectives."),
-]
-_MissingOption = Annotated[
-    _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
 ]
 _Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace DST, and the file of --log-json, where it exists.")
@@ -112,11 +91,11 @@ def convert(
     to_version: _ToVersion = "",
     recover: _Recover = False,
     hardware: _Hardware = "",
-    estimator: _Estimator = "roofline",
+    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
     ranks: _Ranks = "",
     num_devices: _NumDevices = None,
-    granularity: _GranularityOption = None,
-    missing: _MissingOption = _Missing.WARN,
+    granularity: Annotated[Granularity | None, GranularityOption] = None,
+    missing: Annotated[Missing, MissingOption] = "warn",
     overwrite: _Overwrite = False,
     jobs: _Jobs = 2,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -154,16 +133,22 @@ def convert(
                 estimator=estimator,
                 ranks=_parse_ranks(ranks),
                 num_devices=num_devices,
-                granularity=granularity.value if granularity else None,
-                missing=missing.value,
+                granularity=granularity,
+                missing=missing,
                 overwrite=overwrite,
                 jobs=jobs,
                 progress=callback,
                 diagnostics=diagnostics,
             )
-            if log_json:
-                api.write_json(api.conversion_document(done), log_json, overwrite=overwrite)
+            _write_log(done, log_json, overwrite=overwrite)
         _report(done)
+
+
+def _write_log(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
+    from hespas import api
+
+    if log_json:
+        api.write_json(api.conversion_document(done), log_json, overwrite=overwrite)
 
 
 def _check(source: str, destination: str, log_json: Path | None, *, overwrite: bool) -> None:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity
 from hespas.cli.reports import (
+    EstimatorOption,
+    GranularityOption,
     JsonOption,
     OverwriteOption,
     check_reports,
@@ -31,6 +34,7 @@ from hespas.cli.text import (
     counted,
     energy_text,
     flops_text,
+    step_text,
     table_text,
     time_text,
 )
@@ -52,9 +56,8 @@ def estimate(
         Path | None,
         typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
     ] = None,
-    estimator: Annotated[
-        str, typer.Option(metavar="NAME", help="Which estimator says how long.")
-    ] = "roofline",
+    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
+    granularity: Annotated[Granularity | None, GranularityOption] = None,
     array: Annotated[
         str, typer.Option(metavar="RxC", help="Shape of a systolic array, instead of the device's.")
     ] = "",
@@ -85,12 +88,20 @@ def estimate(
         model = _with_array(estimator, array, dataflow)
         asked = _Asked(hardware, model, out, json_file, overwrite, diagnostics)
         if table is not None:
-            _refuse_with_table({"SRC": source, "--from": source_format, "--num-devices": num_devices})
+            _refuse_with_table(
+                {
+                    "SRC": source,
+                    "--from": source_format,
+                    "--num-devices": num_devices,
+                    "--granularity": granularity,
+                }
+            )
             _estimate_table(table, asked)
             return
         if source is None:
             raise UsageError("nothing to estimate", hint="name a workload (SRC) or a table (--table FILE)")
-        _estimate_program(source, source_format or None, num_devices, asked, progress)
+        reading = (source_format or None, num_devices)
+        _estimate_program(source, reading, granularity, asked, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +145,11 @@ def _refuse_with_table(given: dict[str, Path | str | int | None]) -> None:
 
 
 def _estimate_program(
-    source: Path, source_format: str | None, num_devices: int | None, asked: _Asked, progress: bool | None
+    source: Path,
+    reading: tuple[str | None, int | None],
+    granularity: Granularity | None,
+    asked: _Asked,
+    progress: bool | None,
 ) -> None:
     from hespas import api
     from hespas.converters import ReadOptions
@@ -142,19 +157,35 @@ def _estimate_program(
 
     asked.check_reports("SRC", source)
     diagnostics = asked.diagnostics
+    source_format, num_devices = reading
     with progress_bar("estimating", progress) as callback:
         options = ReadOptions(num_devices=num_devices, progress=callback)
         value = api.read(source, format=source_format, options=options, diagnostics=diagnostics)
         done = api.estimate(
-            value, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics, progress=callback
+            value,
+            asked.hardware,
+            estimator=asked.estimator,
+            granularity=granularity,
+            diagnostics=diagnostics,
+            progress=callback,
         )
+    step = api.step_of(done)
     with placed_together():
         if asked.out:
             api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
         if asked.json_file:
-            document = api.estimate_document(done, str(source), asked.hardware, asked.estimator, diagnostics)
+            document = api.estimate_document(
+                done,
+                step,
+                source=str(source),
+                hardware=asked.hardware,
+                estimator=asked.estimator,
+                diagnostics=diagnostics,
+            )
             api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
+    if step is not None:
+        emit(step_text(step, asked.hardware))
     _show_estimates(done)
 
 
@@ -223,8 +254,8 @@ def _show_estimates(done: NodeEstimates) -> None:
         names = [name for name in estimated.estimators if name in spoke] or estimated.estimators
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
-            f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware} "
-            f"({', '.join(names)}; overlap not considered)"
+            f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware}, one operation "
+            f"after another ({', '.join(names)})"
         )
         lines = [
             (

@@ -14,9 +14,12 @@ import typer
 from hespas.graph.errors import OutputError, UsageError
 
 __all__ = [
+    "EstimatorOption",
+    "GranularityOption",
     "JsonOption",
     "ListFile",
     "ListOption",
+    "MissingOption",
     "OverwriteOption",
     "check_apart",
     "check_once",
@@ -38,6 +41,13 @@ ListFile = Annotated[
     typer.Argument(metavar="[FILE|-]", help="With --json: where to write it.", show_default=False),
 ]
 ListOption = typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
+EstimatorOption = typer.Option(metavar="NAME", help="Which estimator says how long: see 'hespas estimators'.")
+GranularityOption = typer.Option(
+    help="One node per operation, per elementwise chain, or per region between collectives (default: fused "
+    "where no compiler has fused the program yet and it gets times).",
+    show_default=False,
+)
+MissingOption = typer.Option(help="What to do where a time or a trip count is not known.")
 OverwriteOption = typer.Option("--overwrite", help="Replace files that the options name.")
 
 

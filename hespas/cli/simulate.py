@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import JsonOption, OverwriteOption, check_apart, check_reports, hardware_files
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Missing
+from hespas.cli.reports import (
+    EstimatorOption,
+    GranularityOption,
+    JsonOption,
+    MissingOption,
+    OverwriteOption,
+    check_apart,
+    check_reports,
+    hardware_files,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -20,19 +29,13 @@ from hespas.cli.session import (
     progress_bar,
     say_diagnostics,
 )
-from hespas.cli.text import counted, ranks_text, table_text, time_text
+from hespas.cli.text import counted, step_text, table_text, time_text
 
 if TYPE_CHECKING:
-    from hespas.graph import Diagnostics, Profile, Workload
+    from hespas.graph import Diagnostics, Profile
     from hespas.simulator import ClassResult, Simulation
 
 __all__ = ["simulate"]
-
-
-class _Missing(StrEnum):
-    ERROR = "error"
-    WARN = "warn"
-    ZERO = "zero"
 
 
 _MOST_CLASSES = 8
@@ -44,18 +47,15 @@ def simulate(
     hardware: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Times of this device (default: those in SRC).")
     ] = "",
-    estimator: Annotated[
-        str, typer.Option(metavar="NAME", help="Which estimator says how long.")
-    ] = "roofline",
+    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
+    granularity: Annotated[Granularity | None, GranularityOption] = None,
     source_format: Annotated[
         str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
     ] = "",
     num_devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
     ] = None,
-    missing: Annotated[
-        _Missing, typer.Option(help="What to do where a time or a trip count is not known.")
-    ] = _Missing.WARN,
+    missing: Annotated[Missing, MissingOption] = "warn",
     json_file: Annotated[Path | None, JsonOption] = None,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
@@ -91,15 +91,16 @@ def simulate(
                 value,
                 hardware or None,
                 estimator=estimator,
-                missing=missing.value,
+                granularity=granularity,
+                missing=missing,
                 diagnostics=diagnostics,
                 progress=callback,
             )
         with placed_together():
-            drawn.write(done, value, measured, hardware, diagnostics)
+            drawn.write(done, measured, hardware, diagnostics)
             drawn.write_json(done, str(source), hardware, estimator, diagnostics)
         say_diagnostics(diagnostics, source)
-        _show(done)
+        _show(done, hardware)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +149,17 @@ class _Drawn:
     def write(
         self,
         done: Simulation,
-        value: Workload | Profile,
         measured: Profile | None,
         hardware: str,
         diagnostics: Diagnostics,
     ) -> None:
         """Write the timeline, if one is asked for."""
         from hespas import api
-        from hespas.graph import Workload
 
-        if self.file and isinstance(value, Workload):
+        if self.file:
             api.write_timeline(
                 done.timeline,
-                value,
+                done.workload,
                 self.file,
                 beside=measured,
                 hardware=hardware,
@@ -179,11 +178,8 @@ class _Drawn:
             api.write_simulation_json(document, done.timeline, self.json_file, overwrite=self.overwrite)
 
 
-def _show(done: Simulation) -> None:
-    least = "at least " if done.is_lower_bound else ""
-    here = sum(found.num_ranks for found in done.classes)
-    ranks = ranks_text(here, len(done.timeline.finish_ns))
-    emit(f"{least}{time_text(done.step_ns)} per step, {ranks} in {counted(len(done.classes), 'class')}")
+def _show(done: Simulation, hardware: str) -> None:
+    emit(step_text(done, hardware))
     if done.is_mixed:
         kept = counted(sum(found.kept for found in done.classes), "operation")
         emit(f"mixed: times that were recorded, on whatever device, of {kept} stand beside estimates")

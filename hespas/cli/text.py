@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hespas.simulator import Simulation
 
 __all__ = [
     "bytes_text",
@@ -13,6 +17,7 @@ __all__ = [
     "flops_text",
     "plain_text",
     "ranks_text",
+    "step_text",
     "table_text",
     "time_text",
 ]
@@ -63,6 +68,26 @@ def energy_text(energy_j: float) -> str:
 def time_text(duration_ns: float) -> str:
     """A duration with the unit that suits it."""
     return _scaled(duration_ns, ("ns", "us", "ms", "s"), 1000)
+
+
+def step_text(done: Simulation, hardware: str) -> str:
+    """The answer in a line: the time of a step, its 90 % interval, where and of how many ranks."""
+    here = sum(found.num_ranks for found in done.classes)
+    nothing = done.is_lower_bound and not done.step_ns
+    least = "at least " if done.is_lower_bound and not nothing else ""
+    return (
+        f"{least}{time_text(nan if nothing else done.step_ns)} per step"
+        f"{_interval_text(done, hardware)}, {ranks_text(here, len(done.timeline.finish_ns))} "
+        f"in {counted(len(done.classes), 'class')}"
+    )
+
+
+def _interval_text(done: Simulation, hardware: str) -> str:
+    if not hardware:
+        return ""
+    if isnan(done.low_ns):
+        return f" on {hardware} (no interval: its estimators give none)"
+    return f" on {hardware} (90 % interval: {time_text(done.low_ns)} to {time_text(done.high_ns)})"
 
 
 def count_text(count: float) -> str:

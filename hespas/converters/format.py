@@ -81,6 +81,7 @@ class Format:
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
     ``profiles`` says that what is written is a ``Profile`` and not a ``Workload``.
+    In a format that is not ``timed`` operations have no durations, so that nobody estimates them for it.
     A ``flat`` format knows no loops, branches or free operations: callers unroll and fold before they write.
     ``read_versions`` and ``write_versions`` list what can be named as version, oldest first; empty where a
     format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
@@ -100,6 +101,7 @@ class Format:
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
     profiles: bool = False
     flat: bool = False
+    timed: bool = True
     read_versions: tuple[str, ...] = ()
     write_versions: tuple[str, ...] = ()
     losses: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

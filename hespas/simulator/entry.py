@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 
 from hespas.estimators import MissingPolicy, apply_estimate, kept_durations
-from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Workload
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph, Workload
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
@@ -63,7 +64,43 @@ def simulate(
         replace(result, unknown=unknown[result.rank_class], kept=kept[result.rank_class])
         for result in done.classes
     )
-    return replace(done, classes=results)
+    low_ns, high_ns = _interval(done, estimates)
+    return replace(done, workload=workload, classes=results, low_ns=low_ns, high_ns=high_ns)
+
+
+def _interval(done: Simulation, estimates: Sequence[Estimate] | None) -> tuple[float, float]:
+    """The bounds of the step: those of all work of the rank class that ends last, in proportion."""
+    if estimates is None or not done.classes:
+        return nan, nan
+    last = max(done.classes, key=lambda found: found.finish_ns).rank_class
+    below, above = _relative_bounds(done.workload.classes[last], estimates[last])
+    return done.step_ns * below, done.step_ns * above
+
+
+def _relative_bounds(timed: OpGraph, said: Estimate) -> tuple[float, float]:
+    """The 90 % interval of the sum of a graph's times, over that sum.
+
+    What one model says of one class of operations errs alike, so these half-widths add up; those of
+    different models or classes add up as squares. Times without an interval err as the others do, but
+    recorded ones not at all; NaN where most of the time has none.
+    """
+    runs = timed.multiplicity
+    total = timed.duration_ns * runs
+    told = said.duration_ns > 0
+    bounded = told & ~np.isnan(said.low_ns) & ~np.isnan(said.high_ns)
+    whole, known, silent = (float(np.nansum(total[rows])) for rows in (runs != 0, bounded, told & ~bounded))
+    if not known > silent:
+        return nan, nan
+    source = said.said_by[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
+    widths = (
+        np.nan_to_num((bound[bounded] - said.duration_ns[bounded]) * runs[bounded])
+        for bound in (said.low_ns, said.high_ns)
+    )
+    below, above = (
+        float(np.sqrt((np.bincount(source, weights=width) ** 2).sum())) * (known + silent) / known / whole
+        for width in widths
+    )
+    return max(1.0 - below, 0.0), 1.0 + above
 
 
 def _says_nothing(graph: OpGraph) -> Estimate:

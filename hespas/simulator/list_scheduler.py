@@ -69,6 +69,7 @@ class ListScheduler:
         done = {index: self._scheduled(workload, index, counts[index], diagnostics) for index in used}
         return Simulation(
             simulator=self.name,
+            workload=workload,
             timeline=_timeline(workload, done),
             classes=tuple(found.result for found in done.values()),
         )

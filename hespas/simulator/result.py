@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import nan
 
-from hespas.graph import Timeline
+from hespas.graph import Timeline, Workload
 
 __all__ = ["ClassResult", "CriticalPath", "Simulation"]
 
@@ -49,11 +50,18 @@ class ClassResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """The timeline of all ranks, and one summary per rank class, in order of the classes."""
+    """The timeline of all ranks, and one summary per rank class, in order of the classes.
+
+    ``workload`` is what ran. ``low_ns`` and ``high_ns`` bound the step with 90 % confidence, as far as the
+    estimates of its operations can tell (NaN: they cannot).
+    """
 
     simulator: str
+    workload: Workload
     timeline: Timeline
     classes: tuple[ClassResult, ...]
+    low_ns: float = nan
+    high_ns: float = nan
 
     @property
     def step_ns(self) -> float:

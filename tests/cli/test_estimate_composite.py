@@ -47,7 +47,7 @@ def test_who_said_what_is_printed_and_written(tmp_path: Path) -> None:
 
 
 def test_one_estimator_needs_no_column() -> None:
-    done = runner.invoke(app, ["estimate", str(PROGRAM), "--hardware", "H100-SXM"])
+    done = runner.invoke(app, ["estimate", str(PROGRAM), "--hardware", "P4", "--estimator", "roofline"])
     assert done.exit_code == 0, done.output
     assert "said by" not in done.stdout
 
@@ -58,7 +58,7 @@ def test_only_who_spoke_is_named() -> None:
     done = runner.invoke(app, [*asked, "composite:order=systolic+roofline"])
     assert done.exit_code == 0, done.output
     assert "said by" not in done.stdout
-    assert "(roofline; overlap" in done.stdout
+    assert "(roofline)" in done.stdout
 
 
 def test_a_wrong_order_exits_2_and_a_missing_table_3(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_a_topology_of_the_simulator(tmp_path: Path) -> None:
 def test_rooflines_of_a_tidy_table(tmp_path: Path) -> None:
     table = written(tmp_path, TIDY)
     done = run(
-        "--table", table, "--hardware", "H200-SXM", "--out", tmp_path / "o.csv", "--json", tmp_path / "j"
+        *("--table", table, "--hardware", "H200-SXM", "--estimator", "roofline"),
+        *("--out", tmp_path / "o.csv", "--json", tmp_path / "j"),
     )
     assert done.exit_code == 0, done.output
     rows = rows_of(tmp_path / "o.csv")
@@ -186,7 +187,7 @@ def test_unknown_stays_empty_and_is_counted(tmp_path: Path) -> None:
         ((STEP, "--table", "t.csv"), 2, "SRC and --table exclude each other"),
         (("--table", "t.csv", "--from", "hlo"), 2, "--from and --table"),
         (("--table", "t.csv", "--num-devices", "2"), 2, "--num-devices and --table"),
-        (("--table", "t.csv", "--array", "4x4"), 2, "--array: estimator 'roofline' has no such option"),
+        (("--table", "t.csv", "--array", "4x4"), 2, "--array: estimator 'composite' has no such option"),
         (("--table", "t.csv", "--estimator", "systolic", "--array", "4by4"), 2, "no shape of an array"),
         (("--table", "t.csv", "--estimator", "systolic", "--dataflow", "rs"), 2, "no dataflow"),
         (("--table", "t.csv", "--estimator", "nobody"), 2, "nobody"),

@@ -50,7 +50,7 @@ def test_a_step_with_its_document(tmp_path: Path) -> None:
     [found] = expected.classes
     assert document["step_ns"] == expected.step_ns
     assert document["inputs"] == [str(STEP)]
-    assert (document["hardware"], document["estimator"]) == ("H100-SXM", "roofline")
+    assert (document["hardware"], document["estimator"]) == ("H100-SXM", "composite")
     rows = cast("list[dict[str, float]]", document["ranks"])
     assert [row["rank"] for row in rows] == list(range(8))
     assert rows[5] == {
@@ -60,9 +60,46 @@ def test_a_step_with_its_document(tmp_path: Path) -> None:
         "compute_ns": found.busy_ns["compute"],
         "comm_ns": found.busy_ns["communication"],
     }
-    assert "per step, 8 ranks in 1 class" in done.stdout
+    low_ns, high_ns = (cast("float", document[f"step_{end}_ns"]) for end in ("low", "high"))
+    assert low_ns < expected.step_ns < high_ns
+    assert re.search(r"per step on H100-SXM \(90 % interval: .*\), 8 ranks in 1 class", done.stdout)
     assert re.search(r"^communication +\d", done.stdout, re.MULTILINE)
     assert re.search(r"^contraction +\d", done.stdout, re.MULTILINE)
+
+
+SOURCES = [STEP, FIXTURES / "stablehlo" / "scan_nested.mlir", FIXTURES / "hlo" / "moe_all_to_all.hlo.txt"]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_every_command_gives_one_answer(source: Path, tmp_path: Path) -> None:
+    """The step of a program is the same by estimate, by simulate, and by simulate of what convert made."""
+    device = ("--hardware", "H100-SXM")
+    assert run(source, *device, "--json", tmp_path / "simulate.json").exit_code == 0
+    asked = ["estimate", source, *device, "--json", tmp_path / "estimate.json"]
+    assert CliRunner().invoke(app, [str(each) for each in asked]).exit_code == 0
+    simulated, estimated = (
+        json.loads((tmp_path / f"{command}.json").read_text()) for command in ("simulate", "estimate")
+    )
+    ends = ("step_ns", "step_low_ns", "step_high_ns")
+    assert [simulated[end] for end in ends] == [estimated[end] for end in ends]
+    for name, tolerance in (("graph.json", 1e-12), ("traces", 1e-3)):
+        api.convert(source, tmp_path / name, hardware="H100-SXM")
+        again = api.simulate(api.read(tmp_path / name))
+        assert again.step_ns == pytest.approx(simulated["step_ns"], rel=tolerance)
+
+
+def test_a_compiled_program_stays_as_it_stands(tmp_path: Path) -> None:
+    """What a compiler has scheduled is not fused again; a program kept as a graph still is."""
+    compiled = api.estimate(api.read(FIXTURES / "hlo" / "moe_all_to_all.hlo.txt"), "H100-SXM")
+    assert compiled.granularity is None
+    api.convert(STEP, tmp_path / "plain.json")
+    kept = api.estimate(api.read(tmp_path / "plain.json"), "H100-SXM")
+    assert kept.granularity == "fused"
+    api.convert(STEP, tmp_path / "fused.json", granularity="fused")
+    assert api.estimate(api.read(tmp_path / "fused.json"), "H100-SXM").granularity is None
+    done = api.convert(STEP, tmp_path / "same.mlir", hardware="H100-SXM")
+    assert done.conservation is not None
+    assert done.conservation.before.ops == done.conservation.after.ops
 
 
 def test_times_of_the_file_itself(tmp_path: Path) -> None:

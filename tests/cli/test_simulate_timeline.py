@@ -36,7 +36,8 @@ def run(*arguments: str | Path) -> Result:
 def simulated_step(source: Path = STEP) -> tuple[Timeline, Workload]:
     workload = api.read(source)
     assert isinstance(workload, Workload)
-    return api.simulate(workload, "H100-SXM").timeline, workload
+    done = api.simulate(workload, "H100-SXM")
+    return done.timeline, done.workload
 
 
 def times_of(path: Path) -> list[tuple[float, float]]:

@@ -21,7 +21,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from hespas import api
-from hespas.converters import WriteOptions
+from hespas.converters import WriteOptions, load_format
 from hespas.graph import Diagnostics, Workload
 
 __all__ = ["Outcome", "kill_writers", "main"]
@@ -77,7 +77,11 @@ def kill_writers(folder: Path, *, kills: int, num_bytes: float, seed: int = 0) -
 def _prepared(source: Workload, hardware: str) -> Workload:
     """The step with the times of a device, as a trace holds it."""
     ready = api.Preparation(
-        granularity=None, missing="warn", hardware=hardware, estimator="roofline", flat=True
+        granularity="op",
+        missing="warn",
+        hardware=hardware,
+        estimator="roofline",
+        target=load_format("chakra"),
     )
     return ready.run(source, range(source.num_ranks), Diagnostics())[0]
 

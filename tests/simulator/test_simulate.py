@@ -187,17 +187,21 @@ PROGRAMS = (
 )
 
 
+@pytest.mark.parametrize("granularity", ["op", "fused", "region"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(program: str) -> None:
+def test_the_step_lies_between_its_bounds_and_is_that_of_the_flat_program(
+    program: str, granularity: api.Granularity
+) -> None:
     workload = api.read(FIXTURES / program)
     assert isinstance(workload, Workload)
     given = [graph.duration_ns.copy() for graph in workload.classes]
-    done = api.simulate(workload, "H100-SXM")
+    done = api.simulate(workload, "H100-SXM", granularity=granularity)
     for graph, before in zip(workload.classes, given, strict=True):
         np.testing.assert_array_equal(graph.duration_ns, before)
-    estimates = api.estimate(workload, "H100-SXM").estimates
+    estimated = api.estimate(workload, "H100-SXM", granularity=granularity)
+    estimates = estimated.estimates
     for found in done.classes:
-        graph = workload.classes[found.rank_class]
+        graph = estimated.workload.classes[found.rank_class]
         work = np.nansum(estimates[found.rank_class].duration_ns * graph.multiplicity)
         assert sum(found.busy_ns.values()) == pytest.approx(work)
         assert max(found.busy_ns.values()) <= found.finish_ns * (1 + 1e-12) <= work * (1 + 1e-9)

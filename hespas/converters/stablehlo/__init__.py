@@ -81,6 +81,7 @@ FORMAT = Format(
     write=_write,
     writes_directory=_writes_directory,
     write_versions=_VERSIONS,
+    timed=False,
     losses=_LOSSES,
     extra="stablehlo",
 )

@@ -17,12 +17,16 @@ from hespas.graph.tables import ContractionTable, RegionTable
 __all__ = ["merge_nodes"]
 
 
+_PRODUCTS = (int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION), int(OpClass.ATTENTION))
+
+
 def merge_nodes(
     graph: OpGraph, group: IntArray, roots: IntArray, op_name: str, *, keeps_traffic: bool
 ) -> OpGraph:
     """A graph with one node per group. ``group[n]`` is the new number of old node ``n``, ``roots[g]`` the old
     node that lends group ``g`` its name, kind and provenance.
 
+    A group with one product is that product with something beside it, others are fusions called ``op_name``.
     FLOPs, transcendentals, durations and contractions of a group add up. Bytes add up where
     ``keeps_traffic``; else a tensor made and used inside a group moves none. Results are those of members
     that are used outside, or by nobody. The rate is that of the member with most work. Groups of one node
@@ -38,12 +42,14 @@ def merge_nodes(
     else:
         read, written = _traffic(graph, group, groups, leaves)
     strings = StringTableBuilder(graph.strings)
-    op_row = strings.add(op_name)
+    product = _lone_products(graph, group, groups)
+    op_class = np.where(product < 0, int(OpClass.FUSION), graph.op_class[product])
+    op_row = np.where(product < 0, strings.add(op_name), graph.op_row[product])
     return replace(
         merged,
         strings=strings.build(),
         op_row=np.where(several, op_row, merged.op_row).astype(np.int32),
-        op_class=np.where(several, int(OpClass.FUSION), merged.op_class).astype(np.uint8),
+        op_class=np.where(several, op_class, merged.op_class).astype(np.uint8),
         rate_dtype=_busiest_rate(graph, group, groups),
         flops=_sum(graph.flops, group, groups),
         useful_flops=_sum(graph.useful_flops, group, groups),
@@ -56,6 +62,15 @@ def merge_nodes(
         contractions=_merge_contractions(graph, group),
         regions=_merge_carried(graph, group),
     )
+
+
+def _lone_products(graph: OpGraph, group: IntArray, groups: int) -> IntArray:
+    """The one product of each group; -1 where it has none or several."""
+    products = np.flatnonzero(np.isin(graph.op_class, _PRODUCTS))
+    lone = np.full(groups, -1, np.int64)
+    lone[group[products]] = products
+    lone[np.bincount(group[products], minlength=groups) > 1] = -1
+    return lone
 
 
 def _leaves(graph: OpGraph, group: IntArray) -> BoolArray:
@@ -112,8 +127,22 @@ def _traffic(
     saved = np.minimum(result_bytes[producer[inside]], graph.bytes_read[consumer[inside]])
     read = _sum(graph.bytes_read, group, groups)
     read -= np.bincount(group[consumer[inside]], weights=saved, minlength=groups)
+    read -= _read_again(graph, group, groups, result_bytes)
     written = _sum(np.where(leaves, graph.bytes_written, 0.0), group, groups)
     return np.maximum(read, 0.0), written
+
+
+def _read_again(graph: OpGraph, group: IntArray, groups: int, result_bytes: FloatArray) -> FloatArray:
+    """Bytes per group that several members read of one tensor from outside: the group reads it once."""
+    consumer, producer = graph.data_deps.row_ids, graph.data_deps.values.astype(np.int64)
+    outside = np.flatnonzero(group[consumer] != group[producer])
+    consumer, producer = consumer[outside], producer[outside]
+    taken = np.minimum(result_bytes[producer], graph.bytes_read[consumer])
+    order = np.lexsort((-taken, producer, group[consumer]))
+    owner, producer, taken = group[consumer][order], producer[order], taken[order]
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = (owner[1:] == owner[:-1]) & (producer[1:] == producer[:-1])
+    return np.bincount(owner[again], weights=taken[again], minlength=groups).astype(np.float64, copy=False)
 
 
 def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> Csr:

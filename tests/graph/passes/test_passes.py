@@ -39,7 +39,15 @@ from hespas.graph.passes import (
     totals,
 )
 
-CLASSES = (OpClass.FREE, OpClass.ELEMENTWISE, OpClass.CONTRACTION, OpClass.COLLECTIVE)
+CLASSES = {
+    "reshape": OpClass.FREE,
+    "add": OpClass.ELEMENTWISE,
+    "convert": OpClass.ELEMENTWISE,
+    "transpose": OpClass.MOVE,
+    "dynamic_slice": OpClass.SLICE,
+    "dot": OpClass.CONTRACTION,
+    "all_reduce": OpClass.COLLECTIVE,
+}
 
 
 @st.composite
@@ -51,11 +59,12 @@ def graphs(draw: st.DrawFn) -> OpGraph:
     for node in range(draw(st.integers(1, 24))):
         deps = sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else []
         waits: list[int] = sorted(draw(st.sets(st.integers(0, node - 1), max_size=2))) if node else []
-        op_class = draw(st.sampled_from(CLASSES))
+        name = draw(st.sampled_from(sorted(CLASSES)))
+        op_class = CLASSES[name]
         free, collective = op_class is OpClass.FREE, op_class is OpClass.COLLECTIVE
         builder.add_node(
             name_row=builder.strings.add(f"n{node}"),
-            op_row=builder.strings.add(op_class.name),
+            op_row=builder.strings.add(name),
             op_class=op_class,
             kind=NodeKind.COLLECTIVE if collective else NodeKind.COMPUTE,
             data_deps=deps,
@@ -299,6 +308,66 @@ def test_a_chain_fuses_into_one_node_that_moves_its_ends_once() -> None:
     assert fused.op_name(0) == "fusion"
     assert (fused.flops[0], fused.bytes_read[0], fused.bytes_written[0]) == (3072, 4096, 4096)
     assert fused.operands.to_lists() == [[kind]]
+
+
+def _program(*rows: tuple[str, Sequence[int]]) -> OpGraph:
+    """Operations on tensors of 4 KiB that each read their operands and write their result."""
+    builder = GraphBuilder("program")
+    kind = builder.types.add(dtype("f32"), (1024,))
+    for place, (name, deps) in enumerate(rows):
+        builder.add_node(
+            name_row=builder.strings.add(f"n{place}"),
+            op_row=builder.strings.add(name),
+            op_class=CLASSES[name],
+            data_deps=list(deps),
+            operands=[kind] * max(len(deps), 1),
+            results=[kind],
+            flops=1024,
+            transcendentals=0,
+            bytes_read=4096.0 * max(len(deps), 1),
+            bytes_written=4096,
+        )
+    return builder.build()
+
+
+Rows = Sequence[tuple[str, Sequence[int]]]
+FUSIONS: Sequence[tuple[Rows, Sequence[tuple[str, float, float]]]] = [
+    # x * sigmoid(x): both uses of the first are in one group.
+    ([("add", []), ("add", [0]), ("add", [0, 1])], [("fusion", 4096, 4096)]),
+    # Two consumers that are apart: the first takes it in and writes it for the other.
+    (
+        [("add", []), ("add", [0]), ("dot", [1]), ("add", [0, 2])],
+        [("fusion", 4096, 8192), ("dot", 4096, 4096), ("add", 8192, 4096)],
+    ),
+    # Operands of a product have strides and offsets, its result a type.
+    ([("transpose", []), ("dot", [0])], [("dot", 4096, 4096)]),
+    ([("dynamic_slice", []), ("transpose", [0]), ("dot", [1])], [("dot", 4096, 4096)]),
+    ([("dot", []), ("convert", [0]), ("add", [1])], [("dot", 4096, 4096), ("add", 4096, 4096)]),
+    (
+        [("dot", []), ("transpose", [0]), ("all_reduce", [1])],
+        [("dot", 4096, 4096), ("all_reduce", 4096, 4096)],
+    ),
+    # Arithmetic is no part of a product, and two products are no fusion.
+    ([("add", []), ("dot", [0])], [("add", 4096, 4096), ("dot", 4096, 4096)]),
+    ([("dot", []), ("dot", [0])], [("dot", 4096, 4096), ("dot", 4096, 4096)]),
+    # What two operations of a fusion read from outside is read once.
+    (
+        [("dot", []), ("add", [0]), ("add", [0]), ("add", [1, 2])],
+        [("dot", 4096, 4096), ("fusion", 4096, 4096)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("rows", "fused"), FUSIONS)
+def test_what_a_compiler_fuses(rows: Rows, fused: Sequence[tuple[str, float, float]]) -> None:
+    graph = FuseElementwise()(_program(*rows), Diagnostics())
+    moved = zip(graph.bytes_read.tolist(), graph.bytes_written.tolist(), strict=True)
+    assert [(graph.op_name(node), *each) for node, each in enumerate(moved)] == [*fused]
+
+
+def test_a_product_with_its_transpose_is_a_product() -> None:
+    graph = FuseElementwise()(_program(("transpose", []), ("dot", [0])), Diagnostics())
+    assert graph.op_class.tolist() == [OpClass.CONTRACTION]
 
 
 def test_a_cycle_is_found_and_named_in_order() -> None:
