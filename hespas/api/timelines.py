@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from hespas.converters import WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.files.output import check_destination, write_atomically
+from hespas.files.packed import open_input
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError, UsageError
 
@@ -79,7 +80,7 @@ def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False)
 def _is_timeline(path: Path) -> bool:
     """Whether a file was written by :func:`write_timeline`."""
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(_HEAD_BYTES)
         if data.startswith(b"\x1f\x8b"):
             data = zlib.decompressobj(wbits=31).decompress(data, _HEAD_BYTES)

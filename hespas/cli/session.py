@@ -149,7 +149,7 @@ def command_line(
     _fill_closed_descriptors()
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
-        with _results_last():
+        with _plugins_told(), _results_last():
             yield
     except (HespasError, MemoryError) as error:
         if diagnostics is not None:
@@ -173,8 +173,6 @@ def command_line(
         raise typer.Exit(_unforeseen(error, source, files)) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
-        for sentence in set_aside():
-            say(f"warning: {sentence}")
 
 
 def _ended_by(error: HespasError) -> int:
@@ -266,6 +264,16 @@ def _fill_closed_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+@contextmanager
+def _plugins_told() -> Generator[None]:
+    with set_aside() as sentences:
+        try:
+            yield
+        finally:
+            for sentence in sentences.values():
+                say(f"warning: {sentence}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
+from hespas.files.packed import open_input
 from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.plugins import PluginTable
@@ -120,7 +121,7 @@ def _read_head(path: Path) -> Head:
             raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
         return Head(path, b"", (), is_directory=True, names=tuple(names))
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(HEAD_BYTES)
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error

@@ -1,9 +1,12 @@
-"""Gzip streams in and out, through isal: several times as fast as zlib. What is read is bounded, and equal
-content makes equal files; this is the one place that knows isal's types.
+"""Files as streams, gzip through isal: several times as fast as zlib. What is read is a regular file and
+bounded, and equal content makes equal files; this is the one place that knows isal's types.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,7 +16,7 @@ from typing import BinaryIO, Protocol, cast
 from hespas.files.limits import VARIABLE, limits
 from hespas.graph.errors import FormatError, OutputError
 
-__all__ = ["GZIP_MAGIC", "PackedInput", "before_damage", "damage_errors", "open_output"]
+__all__ = ["GZIP_MAGIC", "PackedInput", "damage_errors", "open_input", "open_output", "same_file"]
 
 GZIP_MAGIC = b"\x1f\x8b"
 _LEVEL = 2
@@ -30,15 +33,40 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
+def open_input(path: Path, buffering: int = -1) -> BinaryIO:
+    """The bytes of a file. Raises ``OSError`` where it cannot be opened, and for pipes, devices, sockets and
+    folders: the wait for a pipe's other end would be forever.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb", buffering)
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def same_file(stream: BinaryIO, path: Path) -> str:
+    """A path for libraries that open files themselves: on Linux that of the open file, whatever may stand at
+    its ``path`` by now.
+    """
+    link = f"/proc/self/fd/{stream.fileno()}"
+    return link if os.path.exists(link) else str(path)  # noqa: PTH110 - it stays a string
+
+
 class PackedInput:
     """The decompressed bytes of a gzip file, in order, with the one bound on them that all readers share:
     :class:`hespas.files.limits.Limits` and ``max_bytes``. ``done`` is how many have been read.
     """
 
-    def __init__(self, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
-        """Open the file; raises ``OSError``. ``code`` is put before what is said of a bomb."""
+    def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
+        """Read an open file, which is closed with this, from its start. ``path`` is how errors call it,
+        ``code`` is put before what is said of a bomb.
+        """
         self._path = path
-        self._raw = path.open("rb")
+        self._raw = stream
+        self._raw.seek(0)
         opener = cast("Callable[[BinaryIO, str], BinaryIO]", import_module("isal.igzip").open)
         self._stream = opener(self._raw, "rb")
         self._most = limits().input_bytes if max_bytes is None else max_bytes
@@ -61,6 +89,27 @@ class PackedInput:
             )
         return data
 
+    def before_damage(self, skip: int, size: int) -> bytes:
+        """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what :meth:`read` had
+        when it raised, and kept for itself. Decompresses from the start; nothing else can be read after.
+        """
+        library = import_module("isal.isal_zlib")
+        make = cast("Callable[..., _Inflater]", library.decompressobj)
+        inflater, position = make(wbits=31), 0
+        found = bytearray()
+        self._raw.seek(0)
+        while len(found) < size and (packed := self._raw.read(_PIECE_BYTES)):
+            while packed:
+                try:
+                    data = inflater.decompress(packed)
+                except damage_errors():
+                    return bytes(found[:size])
+                found += data[max(0, skip - position) :]
+                position += len(data)
+                packed = inflater.unused_data
+                inflater = make(wbits=31) if inflater.eof else inflater
+        return bytes(found[:size])
+
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
@@ -71,28 +120,6 @@ class PackedInput:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def before_damage(path: Path, skip: int, size: int) -> bytes:
-    """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what a stream that raises
-    had already, and kept for itself. Decompresses from the start.
-    """
-    library = import_module("isal.isal_zlib")
-    make = cast("Callable[..., _Inflater]", library.decompressobj)
-    inflater, position = make(wbits=31), 0
-    found = bytearray()
-    with path.open("rb") as stream:
-        while len(found) < size and (packed := stream.read(_PIECE_BYTES)):
-            while packed:
-                try:
-                    data = inflater.decompress(packed)
-                except damage_errors():
-                    return bytes(found[:size])
-                found += data[max(0, skip - position) :]
-                position += len(data)
-                packed = inflater.unused_data
-                inflater = make(wbits=31) if inflater.eof else inflater
-    return bytes(found[:size])
 
 
 def damage_errors() -> tuple[type[Exception], ...]:

@@ -2,7 +2,8 @@
 
 A child never runs code from where it is started: it is isolated (``python -I``: no current folder, no
 ``PYTHON*`` variables, no start-up files of the user), works in ``/``, takes what the parent imports from
-where the parent does, and ends with its parent, however that ends.
+where the parent does, and ends with its parent, however that ends. Programs that the user names have their
+own libraries, and work in a folder that nobody else can write to.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ sys.exit(import_module(module).main())
 """The package is loaded from its own folder, which never is on the child's path as a whole: other modules
 may lie beside it.
 """
+_WITHOUT_HERE = "import sys\nsys.path[:] = [path for path in sys.path if path]\n"
 _TIED = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -128,12 +130,21 @@ class ParserMemoryError(Exception):
 
 
 def _import_path() -> list[str]:
-    """Where this process imports from, without the current folder: its files are nobody's libraries."""
+    """Where this process imports from, without the current folder: its files are nobody's libraries, unless
+    ``PYTHONPATH`` spells it out. A relative entry there is another folder wherever one stands.
+    """
     try:
         here = os.path.realpath(os.getcwd())  # noqa: PTH109 - a string is compared
     except OSError:  # removed
         here = ""
-    return [path for path in sys.path if Path(path).is_absolute() and os.path.realpath(path) != here]
+    stated = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    trusted = [path for path in stated.split(os.pathsep) if Path(path).is_absolute()]
+    is_trusted = here in map(os.path.realpath, trusted)
+    return [
+        path
+        for path in sys.path
+        if Path(path).is_absolute() and (is_trusted or os.path.realpath(path) != here)
+    ]
 
 
 def _executable() -> str:
@@ -157,9 +168,14 @@ def isolated_python(module: str, *arguments: str) -> list[str]:
 
 
 def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
-    """The command that runs a text in ``python``, or in this one with all that it imports."""
+    """The command that runs a text in ``python``, or in this one with all that it imports.
+
+    Another Python keeps the packages that its user has installed (``-I`` would hide them) and none of the
+    variables of this one; the folder it is started in is taken from its path.
+    """
     if python:
-        return [python, "-I", "-c", script, *arguments]
+        program = str(Path(python).absolute()) if Path(python).name != python else python
+        return [program, "-E", "-c", _WITHOUT_HERE + script, *arguments]
     prelude = f"import sys\nsys.path[:] = {_import_path()!r}\n"
     return [_executable(), "-I", "-c", prelude + script, *arguments]
 

@@ -4,6 +4,7 @@ taken, errors with position.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import BytesIO
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hespas.files.limits import VARIABLE
-from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors
+from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors, open_input
 from hespas.graph.errors import FormatError
 
 __all__ = ["open_regular", "read_bytes", "read_document", "refuse_special_files"]
@@ -39,17 +40,11 @@ def open_regular(path: Path) -> BinaryIO:
     and folders: the wait for a pipe's other end would be forever.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISREG(mode):
-            return os.fdopen(handle, "rb")
-        os.close(handle)
+        return open_input(path)
     except OSError as error:
         raise _unreadable(error, path) from error
     except ValueError as error:  # a name with NUL
         raise FormatError(str(error), path=str(path), hint="check the path") from error
-    what = "is a directory" if stat.S_ISDIR(mode) else "not a regular file"
-    raise FormatError(what, path=str(path), hint="give a file; copy what comes through a pipe")
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -65,10 +60,10 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         if not magic:
             hint = "was the writing program interrupted?"
             raise FormatError("the file is empty", path=str(path), position="byte 0", hint=hint)
-        if magic != GZIP_MAGIC:
-            stream.seek(0)
-            return _content(stream, path, max_bytes, hint="is this a file of the format it is read as?")
-    return _gunzip(path, max_bytes)
+        if magic == GZIP_MAGIC:
+            return _gunzip(stream, path, max_bytes)
+        stream.seek(0)
+        return _content(stream, path, max_bytes, hint="is this a file of the format it is read as?")
 
 
 def read_document(path: Path, max_bytes: int, what: str) -> bytes:
@@ -102,15 +97,17 @@ def _content(stream: BinaryIO, path: Path, max_bytes: int, *, hint: str) -> byte
 
 
 def _unreadable(error: OSError, path: Path) -> FormatError:
-    return FormatError(error.strerror or str(error), path=str(path), hint="check the path")
+    is_special = error.errno in {errno.EISDIR, errno.EINVAL}
+    hint = "give a file; copy what comes through a pipe" if is_special else "check the path"
+    return FormatError(error.strerror or str(error), path=str(path), hint=hint)
 
 
-def _gunzip(path: Path, max_bytes: int) -> bytes:
+def _gunzip(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
     """All members of a gzip file; the limit counts their sum."""
     content = BytesIO()  # hands out what it has written without a copy
     try:
-        with PackedInput(path, max_bytes) as stream:
-            while part := stream.read(_CHUNK_BYTES):
+        with PackedInput(stream, path, max_bytes) as packed:
+            while part := packed.read(_CHUNK_BYTES):
                 content.write(part)
     except damage_errors() as error:
         early = isinstance(error, EOFError)

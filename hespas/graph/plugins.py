@@ -6,7 +6,9 @@ rows come from an entry point group, which is looked at only when no row of ours
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeVar
@@ -17,8 +19,7 @@ __all__ = ["PluginTable", "registered", "set_aside"]
 
 _Result = TypeVar("_Result")
 
-_SET_ASIDE: dict[tuple[str, str], str] = {}
-"""Plug-ins that do not work, by what they are and their name; those who show messages take them from here."""
+_SET_ASIDE: ContextVar[dict[tuple[str, str], str] | None] = ContextVar("_SET_ASIDE", default=None)
 
 
 def registered(group: str) -> Iterable[tuple[str, str]]:
@@ -28,11 +29,23 @@ def registered(group: str) -> Iterable[tuple[str, str]]:
     return [(point.name, point.value) for point in entry_points(group=group)]
 
 
-def set_aside() -> tuple[str, ...]:
-    """A sentence for each plug-in that did not work since this was last asked."""
-    sentences = tuple(_SET_ASIDE.values())
-    _SET_ASIDE.clear()
-    return sentences
+@contextmanager
+def set_aside() -> Generator[Mapping[tuple[str, str], str]]:
+    """A sentence for each plug-in that does not work within, by what it is and its name. Tables are asked in
+    places that have no findings to add to; who shows messages asks here.
+    """
+    found: dict[tuple[str, str], str] = {}
+    before = _SET_ASIDE.set(found)
+    try:
+        yield found
+    finally:
+        _SET_ASIDE.reset(before)
+
+
+def _tell(what: str, name: str, sentence: str) -> None:
+    told = _SET_ASIDE.get()
+    if told is not None:
+        told[what, name] = sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +62,8 @@ class PluginTable:
         for name, target in registered(self.group):
             taken = self.builtin.get(name) or found.get(name)
             if taken:
-                _SET_ASIDE[self.what, name] = (
-                    f"{self.what} {name!r} is registered twice: by {taken}, which is used, and by {target}"
-                )
+                twice = f"registered twice: by {taken}, which is used, and by {target}"
+                _tell(self.what, name, f"{self.what} {name!r} is {twice}")
             else:
                 found[name] = target
         return found
@@ -89,7 +101,7 @@ class PluginTable:
         """The error about a plug-in that does not work; it is set aside."""
         target = dict(registered(self.group)).get(name, "")
         message = f"{self.what} {name!r} of another package ({target}) does not work: {why}"
-        _SET_ASIDE[self.what, name] = message
+        _tell(self.what, name, message)
         return UnsupportedError(message, hint="update that package, or uninstall it")
 
 

@@ -90,10 +90,12 @@ def test_a_taken_name_names_both_owners_and_stops_nothing(monkeypatch: pytest.Mo
         return [("chakra", "somebody.else:FORMAT")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    assert format_names() == tuple(registry.BUILTIN)
-    [sentence] = plugins.set_aside()
+    assert format_names() == tuple(registry.BUILTIN)  # nobody listens
+    with plugins.set_aside() as told:
+        assert told == {}
+        assert format_names() == tuple(registry.BUILTIN)
+    [sentence] = told.values()
     assert "hespas.converters.chakra:FORMAT, which is used, and by somebody.else:FORMAT" in sentence
-    assert plugins.set_aside() == ()
 
 
 NO_FORMAT = object()
@@ -128,8 +130,9 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
 
     monkeypatch.setattr(plugins, "registered", registered)
     (tmp_path / "file").write_bytes(b"PLUG")
-    assert find_format(tmp_path / "file", None) is PLUGIN
-    [sentence] = plugins.set_aside()
+    with plugins.set_aside() as told:
+        assert find_format(tmp_path / "file", None) is PLUGIN
+    [sentence] = told.values()
     assert re.search(f"format 'broken' of another package .* does not work: {why}", sentence)
     source = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
     done = CliRunner().invoke(app, [str(source), str(tmp_path / "out.et"), "--ranks", "0"])
@@ -139,7 +142,6 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
     if attribute != "FAILING":
         with pytest.raises(UnsupportedError, match="update that package"):
             load_format("broken")
-        plugins.set_aside()
 
 
 def test_a_packed_file_that_yields_nothing_ends_early_and_is_not_empty(tmp_path: Path) -> None:

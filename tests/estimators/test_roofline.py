@@ -347,8 +347,9 @@ def test_a_taken_name_leaves_the_estimator_of_ours(monkeypatch: pytest.MonkeyPat
         return [("roofline", "somebody.else:Model")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    assert registry.estimator_names() == tuple(registry.BUILTIN)
-    [sentence] = plugins.set_aside()
+    with plugins.set_aside() as told:
+        assert registry.estimator_names() == tuple(registry.BUILTIN)
+    [sentence] = told.values()
     assert "hespas.estimators.roofline:Roofline, which is used, and by somebody.else:Model" in sentence
 
 
@@ -362,12 +363,13 @@ def test_a_broken_plug_in_is_listed_and_fails_alone(attribute: str, monkeypatch:
         return [("broken", f"{__name__}:{attribute}")] if group == registry.ENTRY_POINT_GROUP else []
 
     monkeypatch.setattr(plugins, "registered", registered)
-    assert load_estimator("roofline") == Roofline()
-    rows = {row.name: row for row in list_estimators()}
-    assert set(rows) == {*registry.BUILTIN, "broken"}
-    with pytest.raises(UnsupportedError, match=r"estimator 'broken' of another package .* does not work"):
-        load_estimator("broken")
-    assert len(plugins.set_aside()) == 1
+    with plugins.set_aside() as told:
+        assert load_estimator("roofline") == Roofline()
+        rows = {row.name: row for row in list_estimators()}
+        assert set(rows) == {*registry.BUILTIN, "broken"}
+        with pytest.raises(UnsupportedError, match=r"estimator 'broken' of another package .* does not work"):
+            load_estimator("broken")
+    assert len(told) == 1
 
 
 def test_registry_loads_other_packages_estimators(monkeypatch: pytest.MonkeyPatch) -> None:

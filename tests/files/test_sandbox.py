@@ -19,6 +19,7 @@ from hespas.files import sandbox
 from hespas.files.sandbox import Allowance, ParserFailedError, run_contained
 from hespas.graph.errors import InvariantError, UnsupportedError
 
+ROOT = Path(__file__).parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
 TASK = """import os, sys, time
 def task(data, parser_bytes):
@@ -196,6 +197,60 @@ def test_other_programs_end_with_their_parent_too() -> None:
     command = sandbox.tied_to_parent([sys.executable, "-c", "import sys; print(sys.argv[1])", "said"])
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "said\n"
+
+
+_IMPORTS = "from hespas.files import sandbox; print(*sandbox._import_path(), sep=chr(10))"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "is_trusted"),
+    [("{here}", True), ("{link}", True), (".", False), ("", False), ("sub/..", False)],
+    ids=["absolute", "a link", "a dot", "empty", "relative"],
+)
+def test_the_current_folder_is_imported_from_where_it_is_spelled_out(
+    spelled: str, is_trusted: bool, tmp_path: Path
+) -> None:
+    here, link = tmp_path / "here", tmp_path / "link"
+    here.mkdir()
+    (here / "sub").mkdir()
+    link.symlink_to("here")
+    stated = os.pathsep.join([str(ROOT), spelled.format(here=here, link=link)])
+    environment = {**os.environ, "PYTHONPATH": stated}
+    command = [sys.executable, "-c", _IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=here, env=environment)
+    folders = [os.path.realpath(path) for path in done.stdout.splitlines()]
+    assert str(ROOT) in folders
+    assert (str(here) in folders) == is_trusted
+
+
+def test_another_python_sees_the_packages_of_its_user_and_nothing_from_where_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Path(sys.executable).resolve()  # outside an environment, which has no packages of users
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    where = [program, "-c", "import site; print(site.getusersitepackages())"]
+    packages = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip())
+    packages.mkdir(parents=True)
+    (packages / "simulator_of_tests.py").write_text("said = 'installed for the user'")
+    for name in ("simulator_of_tests", "json", "planted"):
+        (here / f"{name}.py").write_text("said = 'planted'")
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    script = "import json, sys, simulator_of_tests as it; print(it.said, sys.argv[1]); import planted"
+    command = sandbox.isolated_script(script, "argument", python=str(program))
+    environment = sandbox.clean_environment()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=environment)
+    assert done.stdout == "installed for the user argument\n", done.stderr
+    assert "No module named 'planted'" in done.stderr
+
+
+def test_another_python_is_named_from_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sandbox.isolated_script("", python="bin/python")[0] == str(tmp_path / "bin" / "python")
+    assert sandbox.isolated_script("", python="python3")[0] == "python3"
 
 
 _GREEDY = """from hespas.files.sandbox import bounded_memory

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import random
+import subprocess
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from hespas import api
 from hespas.files.limits import VARIABLE, Limits, limits
 from hespas.files.source import read_bytes, read_document
 from hespas.graph.errors import FormatError, UsageError
+from tests.validators.small_tables import vectors, write_table
 
 LIMIT = 1 << 30
 
@@ -81,3 +86,95 @@ def test_the_environment_raises_the_limits(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(VARIABLE, "-1")
     with pytest.raises(UsageError, match=VARIABLE):
         limits()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def _make(path: Path) -> None:
+    """A file of the kind that its name says."""
+    if path.name.startswith("ops"):
+        rows = vectors("H100-SXM", ("add",), lambda _, moved: 4 + moved / 2.01e6)
+        table = write_table(path.with_name("table.csv"), rows)
+        if path.suffix == ".parquet":
+            pd.read_csv(table).to_parquet(path)
+        else:
+            path.write_bytes(gzip.compress(table.read_bytes()))
+        return
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    api.convert(ROOT / "fixtures" / "stablehlo" / "mlp.mlir", plain, ranks=range(1))
+    if plain != path:
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+
+
+_SWAPPED = """
+import os, sys
+from pathlib import Path
+from hespas import api
+from hespas.files import packed
+from hespas.graph.errors import FormatError
+
+path, original, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+plain_open, opened = os.open, 0
+
+def swapping(name, *rest, **named):
+    global opened
+    handle = plain_open(name, *rest, **named)
+    if str(name) == str(path):
+        opened += 1
+        if opened == after:
+            path.unlink()
+            os.mkfifo(path)
+    return handle
+
+def read():
+    if kind == "table":
+        api.estimate_table(path, "H100-SXM")
+    else:
+        api.read(path)
+
+packed.os.open, after = swapping, 0
+outcomes = []
+while True:
+    path.unlink(missing_ok=True)
+    path.write_bytes(original.read_bytes())
+    opened, after = 0, after + 1
+    try:
+        read()
+        outcomes.append("read")
+    except FormatError as error:
+        outcomes.append("refused" if "not a regular file" in str(error) else str(error))
+    if not path.is_fifo():
+        break
+print(*outcomes, sep=",")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("job.et", "workload"),
+        ("job.et.gz", "workload"),
+        ("job.json.gz", "workload"),
+        ("ops.csv.gz", "table"),
+        ("ops.parquet", "table"),
+        ("stablehlo/mlp.mlir", "workload"),
+        ("profiles/tpu_v4_megacore.trace.json.gz", "profile"),
+        ("profiles/tpu_v4_megacore.xplane.pb", "profile"),
+        ("profiles/rocprofv3_two_processes.json", "profile"),
+        ("profiles/nsys_sparse.sqlite.gz", "profile"),
+    ],
+)
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    original, path = ROOT / "fixtures" / name, tmp_path / Path(name).name
+    if not original.exists():
+        original = tmp_path / "original" / name
+        original.parent.mkdir()
+        _make(original)
+    command = [sys.executable, "-c", _SWAPPED, str(path), str(original), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    outcomes = done.stdout.strip().split(",")
+    assert set(outcomes) <= {"read", "refused"}, done.stdout + done.stderr
+    assert outcomes[-1] == "read"

@@ -6,16 +6,17 @@ bytes that are left, and nothing is allocated for bytes that have not been read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
-from hespas.files.packed import GZIP_MAGIC, PackedInput, before_damage, damage_errors
+from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors, open_input
 from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError
 
@@ -59,8 +60,8 @@ class FrameBatch:
 class _PackedTrace:
     """A gzip stream; what can be had before damage is returned first."""
 
-    def __init__(self, path: Path, max_bytes: int | None) -> None:
-        self._stream = PackedInput(path, max_bytes, code="ET001: ")
+    def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
+        self._stream = PackedInput(stream, path, max_bytes, code="ET001: ")
         self._path = path
         self._done = 0
         self._damage = ""
@@ -74,7 +75,7 @@ class _PackedTrace:
             except damage_errors() as error:
                 self._damage = str(error) or "no reason given"
         if self._damage:
-            data = before_damage(self._path, self._done, size)
+            data = self._stream.before_damage(self._done, size)
             if not data:
                 raise CutOffError(
                     f"ET001: the gzip stream is damaged or cut off ({self._damage})",
@@ -106,18 +107,17 @@ def open_trace(path: Path, max_bytes: int | None = None) -> Source:
     """
     refuse_special_files(path)
     try:
-        stream = path.open("rb", buffering=0)
+        stream = open_input(path, buffering=0)
         magic = stream.read(2)
-        size = path.stat().st_size
+        size = os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise FormatError(
             f"cannot be read: {error.strerror}", path=str(path), hint="check the path and who may read it"
         ) from None
     if magic == GZIP_MAGIC:
-        stream.close()
-        return Source(_PackedTrace(path, max_bytes), str(path), None)
+        return Source(_PackedTrace(stream, path, max_bytes), str(path), None)
     stream.seek(0)
-    return Source(cast("BinaryIO", stream), str(path), size)
+    return Source(stream, str(path), size)
 
 
 def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBatch]:

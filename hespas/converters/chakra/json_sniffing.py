@@ -10,6 +10,7 @@ from hespas.converters.chakra.json_frames import SCHEMA, is_metadata
 from hespas.converters.chakra.json_naming import RANK_FILE
 from hespas.converters.chakra.json_stream import decoded, whole_objects
 from hespas.converters.format import HEAD_BYTES, Head
+from hespas.files.packed import open_input
 from hespas.schemas.chakra.history import LATEST_VERSIONS
 
 __all__ = ["score_json"]
@@ -37,7 +38,7 @@ def _start_of(path: Path) -> bytes:
     try:
         if not path.is_file():
             return b""
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(HEAD_BYTES)
         return zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES) if data[:2] == b"\x1f\x8b" else data
     except (OSError, zlib.error):

@@ -187,7 +187,6 @@ def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:
     """The file, gunzipped while it is read where it starts with the gzip magic."""
     stream = open_regular(path)
     if stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
-        stream.close()
-        return PackedInput(path, max_bytes)
+        return PackedInput(stream, path, max_bytes)
     stream.seek(0)
     return stream

@@ -21,6 +21,7 @@ import numpy as np
 from hespas.converters.gpu_trace.database_file import HEADER_BYTES, refuse_cut_off, unpack_database
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.files.limits import limits
+from hespas.files.packed import open_input
 from hespas.files.source import refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
@@ -256,7 +257,7 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
     """
     refuse_special_files(path)
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             start = stream.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
@@ -278,7 +279,7 @@ def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     database: Database | None = None
     try:
         size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             header = stream.read(HEADER_BYTES)
         if not header.startswith(SQLITE_MAGIC):
             raise FormatError("this is no SQLite database", path=shown, position="byte 0", hint=_HINT)

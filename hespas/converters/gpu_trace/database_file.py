@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hespas.files.packed import PackedInput, damage_errors
+from hespas.files.source import open_regular
 from hespas.graph.errors import FormatError
 
 __all__ = ["HEADER_BYTES", "refuse_cut_off", "unpack_database"]
@@ -35,7 +36,7 @@ def refuse_cut_off(header: bytes, size: int, path: str) -> None:
 
 def unpack_database(path: Path, into: Path, max_bytes: int) -> None:
     """Gunzip a chunk at a time, no further than :class:`hespas.files.packed.PackedInput` goes."""
-    with PackedInput(path, max_bytes) as packed, into.open("wb") as plain:
+    with PackedInput(open_regular(path), path, max_bytes) as packed, into.open("wb") as plain:
         while True:
             try:
                 chunk = packed.read(_CHUNK_BYTES)

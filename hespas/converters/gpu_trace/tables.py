@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hespas.converters.format import Head
+from hespas.files.packed import open_input
 from hespas.graph.errors import HespasError
 
 __all__ = ["SQLITE_MAGIC", "has_table"]
@@ -34,7 +35,7 @@ def _names(path: Path) -> tuple[str, ...] | None:
     from hespas.converters.gpu_trace.database import opened_plainly
 
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
                 return None
         with opened_plainly(path) as database:
@@ -46,7 +47,7 @@ def _names(path: Path) -> tuple[str, ...] | None:
 def _further_on(path: Path, signs: tuple[bytes, ...]) -> bool:
     """Whether a sign stands in what the first bytes of a gzipped file unpack to."""
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             packed = stream.read(_PEEK_BYTES)
         data = zlib.decompressobj(wbits=31).decompress(packed, _PEEK_BYTES)
     except (OSError, zlib.error):

@@ -18,6 +18,7 @@ from hespas.converters.gpu_trace.trace import GpuTrace, GraphNodes, Launches, li
 from hespas.converters.nsys.ranges import read_ranges
 from hespas.converters.nsys.strings import Strings
 from hespas.converters.nsys.work import read_work
+from hespas.files.packed import open_input
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 
@@ -79,7 +80,7 @@ def _refuse_reports(path: Path) -> None:
     """Reports in Nsight's own form are not documented; say how to get at what they hold."""
     if path.suffix not in {".nsys-rep", ".qdrep"} or not path.is_file():
         return
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
             raise UnsupportedError(
                 "a report of Nsight Systems must be exported before it can be read",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
@@ -181,7 +180,7 @@ class ArrowParquet(Protocol):
 
     def ParquetFile(  # noqa: D102, N802
         self,
-        source: Path,
+        source: str,
         *,
         memory_map: bool,
         metadata: ArrowParquetMetadata | None = None,

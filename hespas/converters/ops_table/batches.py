@@ -22,6 +22,7 @@ from hespas.converters.ops_table.arrow_binding import (
     load_parquet,
 )
 from hespas.converters.ops_table.layout import COLUMNS, Kind
+from hespas.files.packed import open_input, same_file
 from hespas.files.source import read_bytes, refuse_special_files
 from hespas.graph.errors import FormatError
 
@@ -130,8 +131,13 @@ def parquet_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterato
 
 def _parquet_batches(arrow: Arrow, path: Path, choose: Choose) -> Iterator[ArrowBatch]:
     """Rows with texts as dictionaries: equal ones take their space once, as in the file."""
+    with open_input(path) as stream:
+        yield from _batches_of(same_file(stream, path), arrow, path, choose)
+
+
+def _batches_of(source: str, arrow: Arrow, path: Path, choose: Choose) -> Iterator[ArrowBatch]:
     reading = load_parquet()
-    with closing(reading.ParquetFile(path, memory_map=False)) as file:
+    with closing(reading.ParquetFile(source, memory_map=False)) as file:
         metadata, schema = file.metadata, file.schema_arrow
     _check_rows(path, metadata.num_rows)
     chosen = choose(schema.names)
@@ -142,7 +148,7 @@ def _parquet_batches(arrow: Arrow, path: Path, choose: Choose) -> Iterator[Arrow
     _check_unpacked(path, metadata, most)
     is_plain = (arrow.types.is_string, arrow.types.is_large_string)
     texts = [name for name in chosen if any(check(kinds[name]) for check in is_plain)]
-    opened = reading.ParquetFile(path, memory_map=False, metadata=metadata, read_dictionary=texts)
+    opened = reading.ParquetFile(source, memory_map=False, metadata=metadata, read_dictionary=texts)
     with closing(opened) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=chosen, use_threads=False):
             if batch.nbytes > most:  # more than its metadata said

@@ -15,6 +15,7 @@ from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED
 from hespas.converters.ops_table.operations import operations_of
 from hespas.converters.ops_table.rows import Collected
 from hespas.files.cells import original
+from hespas.files.packed import open_input
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
@@ -56,7 +57,7 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
 
 def _is_parquet(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             return stream.read(len(_PARQUET)) == _PARQUET
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from hespas.converters.format import Head
 from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, SCHEMA_ID
+from hespas.files.packed import open_input
 
 __all__ = ["likelihood"]
 
@@ -37,7 +38,7 @@ def likelihood(head: Head) -> int:
 
 def _of_parquet(head: Head) -> int:
     tail = b""
-    with suppress(OSError), head.path.open("rb") as stream:
+    with suppress(OSError), open_input(head.path) as stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - _TAIL_BYTES))
         tail = stream.read(_TAIL_BYTES)

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Head
+from hespas.files.packed import open_input
 
 __all__ = [
     "is_execution_trace",
@@ -88,7 +89,7 @@ def start_of(path: Path) -> bytes:
     try:
         if not path.is_file():
             return b""
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(HEAD_BYTES)
         return zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES) if data[:2] == b"\x1f\x8b" else data
     except (OSError, zlib.error):

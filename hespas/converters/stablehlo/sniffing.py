@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hespas.converters.format import Head
+from hespas.files.packed import open_input
 
 __all__ = ["BYTECODE_MAGIC", "CLASS_MARK", "class_files", "looks_like_text", "sniff"]
 
@@ -64,7 +65,7 @@ def _sniff_folder(head: Head) -> int:
     if not files:
         return 0
     try:
-        with (Path(head.path) / next(iter(files.values()))).open("rb") as stream:
+        with open_input(Path(head.path) / next(iter(files.values()))) as stream:
             start = stream.read(_MAX_EXPORT_HEAD)
     except OSError:
         return 0

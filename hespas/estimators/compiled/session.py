@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from contextlib import suppress
 from queue import Empty, Queue
 from tempfile import TemporaryFile
-from threading import Thread
+from threading import Thread, current_thread
 from types import TracebackType
 from typing import IO
 
@@ -19,6 +20,7 @@ from hespas.graph.errors import UnsupportedError
 __all__ = ["Session", "worker_command"]
 
 _START_S = 120.0
+_END_S = 5.0
 _LISTED = 2000
 
 
@@ -37,6 +39,7 @@ class Session:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: Queue[bytes] = Queue()
         self._errors: IO[bytes] | None = None
+        self._starter = current_thread()
 
     def __enter__(self) -> Session:
         """Nothing is started yet."""
@@ -53,8 +56,10 @@ class Session:
         return self._start()
 
     def time(self, job: Job) -> Timing:
-        """The answer to a job; a crash or a timeout is its fault, and the next gets a new process."""
-        if self._process is None:
+        """The answer to a job; a crash or a timeout is its fault, and the next gets a new process; so does a
+        job that finds the process ended.
+        """
+        if self._process is None or self._process.poll() is not None:
             self._start()
         process = self._process
         if process is None or process.stdin is None:
@@ -65,10 +70,14 @@ class Session:
             line = self._answers.get(timeout=self.timeout_s)
             if line:
                 return msgspec.json.decode(line, type=Timing)
+            if self._is_orphaned(process):
+                return self.time(job)
             fault = f"the compiler ended the process (exit status {process.wait()}){self._last_words()}"
         except Empty:
             fault = f"no answer within {self.timeout_s:g} s"
         except (OSError, msgspec.DecodeError) as error:
+            if self._is_orphaned(process):
+                return self.time(job)
             fault = f"the measuring process is gone ({error}){self._last_words()}"
         self._end()
         return Timing(fault=fault)
@@ -83,6 +92,7 @@ class Session:
             cwd=ROOT, env=clean_environment(),
         )  # fmt: skip
         self._process = process
+        self._starter = current_thread()
         Thread(target=_listen, args=(process, self._answers), daemon=True).start()
         try:
             machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=Machine)
@@ -97,6 +107,14 @@ class Session:
                 hint="run it alone to see why; another estimator needs no compiler",
             )
         return machine
+
+    def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the process has ended because the thread that started it did: Linux ends both together."""
+        if self._starter.is_alive():
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_END_S) == -signal.SIGKILL
+        return False
 
     def _last_words(self) -> str:
         if self._errors is None:
@@ -119,9 +137,11 @@ class Session:
 
 
 def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
-    """Pass lines on; an empty one says that no more come."""
-    if process.stdout is not None:
-        with process.stdout as lines:
-            for line in lines:
-                answers.put(line)
-    answers.put(b"")
+    """Pass lines on; an empty one says that no more come, whatever the reason."""
+    try:
+        if process.stdout is not None:
+            with process.stdout as lines:
+                for line in lines:
+                    answers.put(line)
+    finally:
+        answers.put(b"")

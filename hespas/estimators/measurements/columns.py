@@ -17,7 +17,7 @@ import numpy as np
 
 from hespas.estimators.operations import Labels
 from hespas.files.limits import limits
-from hespas.files.packed import PackedInput, damage_errors
+from hespas.files.packed import PackedInput, damage_errors, open_input, same_file
 from hespas.files.source import refuse_special_files
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
@@ -213,10 +213,15 @@ def _rows_at_once(columns: int) -> int:
 
 
 def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
+    with open_input(path) as stream:
+        yield from _parquet_batches(same_file(stream, path), path)
+
+
+def _parquet_batches(source: str, path: Path) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
     opened = cast("Callable[..., _ParquetFile]", import_module("pyarrow.parquet").ParquetFile)
-    with closing(opened(path, memory_map=False)) as file:
+    with closing(opened(source, memory_map=False)) as file:
         names = [str(name) for name in file.schema_arrow.names]
         _check_columns(names, path)
         _check_unpacked(file.metadata, path)
@@ -224,7 +229,7 @@ def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
         kinds = zip(names, file.schema_arrow.types, strict=True)
         texts = [name for name, kind in kinds if _folded(name) in _TEXTS and str(kind) in _PLAIN_TEXTS]
     # A text that many rows repeat is said once, as in the file.
-    with closing(opened(path, memory_map=False, read_dictionary=texts)) as file:
+    with closing(opened(source, memory_map=False, read_dictionary=texts)) as file:
         for batch in file.iter_batches(batch_size=_rows_at_once(len(names)), use_threads=False):
             frame = batch.to_pandas(ignore_metadata=True)
             frame.index = pd.RangeIndex(start, start + len(frame))
@@ -348,7 +353,7 @@ def _check_columns(names: list[str], path: Path) -> None:
 
 def _opened(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
-        return path.open("rb")
+        return open_input(path)
     return io.BufferedReader(_Unpacked(path), _BATCH_ROWS)
 
 
@@ -357,7 +362,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._file = PackedInput(path, limits().table_bytes)
+        self._file = PackedInput(open_input(path), path, limits().table_bytes)
 
     def readable(self) -> bool:
         return True

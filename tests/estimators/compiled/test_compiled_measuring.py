@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import numpy as np
@@ -20,6 +22,7 @@ from hespas.estimators.compiled.clock import Slope, slope_of, timing_of
 from hespas.estimators.compiled.measuring import Measuring
 from hespas.estimators.compiled.messages import Job, Machine, Timing
 from hespas.estimators.compiled.programs import Unit
+from hespas.estimators.compiled.session import Session
 from hespas.estimators.compiled.toolchains import Array
 from hespas.estimators.compiled.values import Tensor, Value
 from hespas.estimators.compiled.worker import serve
@@ -49,6 +52,44 @@ for line in sys.stdin:
         continue
     print(json.dumps(dict(duration_ns=1000.0, low_ns=900.0, high_ns=1200.0, turns=8, samples=3)), flush=True)
 """
+
+
+ANSWERING = """
+import json, os, signal, sys
+{dying}
+print(json.dumps(dict(compiler="stub 1", platform="cpu", device="stub", flags="")), flush=True)
+for line in sys.stdin:
+    print(json.dumps(dict(duration_ns=float(os.getpid()))), flush=True)
+    {after}
+"""
+JOB = Job(program="", baseline="", arguments=(), baseline_arguments=(), repeats=1)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+
+
+def answering(dying: str = "", after: str = "pass") -> tuple[str, ...]:
+    return sys.executable, "-c", ANSWERING.format(dying=dying, after=after)
+
+
+def test_a_process_that_has_ended_between_two_jobs_is_started_anew() -> None:
+    with Session("stub", 60.0, answering(after="break")) as session:
+        first = session.time(JOB)
+        os.waitid(os.P_PID, int(first.duration_ns), os.WEXITED | os.WNOWAIT)  # it is gone by then
+        second = session.time(JOB)
+    assert (first.fault, second.fault) == ("", "")
+    assert first.duration_ns != second.duration_ns
+
+
+@linux
+def test_a_process_that_ends_with_the_thread_that_started_it_is_started_anew() -> None:
+    tied = f"from hespas.files.sandbox import die_with_parent; die_with_parent({os.getpid()})"
+    found: list[Timing] = []
+    with Session("stub", 60.0, answering(dying=tied)) as session:
+        thread = Thread(target=lambda: found.append(session.time(JOB)))
+        thread.start()
+        thread.join()
+        found.append(session.time(JOB))
+    assert [timing.fault for timing in found] == ["", ""]
+    assert found[0].duration_ns != found[1].duration_ns
 
 
 def answer(value: object) -> Callable[[str], object]:

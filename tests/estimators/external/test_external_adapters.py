@@ -26,7 +26,7 @@ TPU = load_device("TPU-v4")
 
 PYTHON = """#!{python}
 import sys
-assert sys.argv[1:3] == ["-I", "-c"]
+assert sys.argv[1:3] == ["-E", "-c"]
 code, arguments = sys.argv[3], sys.argv[4:]
 if "importlib" in code:
     print("9.9")

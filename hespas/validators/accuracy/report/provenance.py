@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hespas import __version__
+from hespas.files.packed import open_input
 from hespas.hardware import Device
 
 __all__ = ["FileFact", "Provenance", "provenance_of"]
@@ -70,7 +71,7 @@ def provenance_of(
 def _fact(name: str, path: Path) -> FileFact:
     digest = hashlib.sha256()
     size = 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
