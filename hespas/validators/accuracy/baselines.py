@@ -30,7 +30,7 @@ __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitt
 
 BASELINES = ("p0", "p1", "p2")
 _FOLDS = 5
-MOST_FITTED = 1_000_000
+MOST_FITTED = 500_000
 """Shapes that a fit takes at most, drawn at random, always the same: more move its two parameters by less
 than their own errors.
 """
