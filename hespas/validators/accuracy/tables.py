@@ -204,7 +204,7 @@ def _compared(
     )
     baselines = baselines_of_rows(fitting)
     if fitting.is_sampled:
-        diagnostics.info(
+        diagnostics.warning(
             "accuracy.sampled-baselines",
             rows.name,
             f"p1 and p2 are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
