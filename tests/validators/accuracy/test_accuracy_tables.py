@@ -199,8 +199,8 @@ def test_shapes_are_named_when_asked_for_and_numbered_in_order_of_appearance(tmp
     sizes = [10**16, 10**16 + 2, 4096]
     near = [f"H100-SXM,collective,all_reduce,bf16,lib 1,,,,,,,,{50 + place}" for place in range(3)]
     header = "hardware,kind,op,dtype,variant,batch,m,n,k,rows,columns,split,duration_us"
-    lines = [f"{header},ranks,message_bytes", *(f"{row},," for row in rows)]
-    lines += [f"{row},8,{size}" for row, size in zip(near, sizes, strict=True)]
+    lines = [f"{header},ranks,message_bytes,ranks_per_node", *(f"{row},,," for row in rows)]
+    lines += [f"{row},8,{size},8" for row, size in zip(near, sizes, strict=True)]
     path = tmp_path / "t.csv"
     path.write_text("\n".join([*lines, lines[1]]) + "\n")
     [cases] = accuracy_of_tables([read_measurements(path)]).cases
@@ -212,7 +212,7 @@ def test_shapes_are_named_when_asked_for_and_numbered_in_order_of_appearance(tmp
     rows_of: list[int] = cases.shape.tolist()
     told = [names[row] for row in rows_of]
     assert told[0] == "matmul bf16 lib 1, batch 1, m 256, n 256, k 256"
-    assert told[10] == "collective all_reduce bf16 lib 1, ranks 8, message_bytes 4096"
+    assert told[10] == "collective all_reduce bf16 lib 1, ranks 8, message_bytes 4096, ranks_per_node 8"
     assert list(cases.labels) == ["matmul"] * 8 + ["all_reduce"] * 3 + ["matmul"]
 
 
