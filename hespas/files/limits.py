@@ -24,7 +24,11 @@ class Limits:
     """Limits in bytes end in ``_bytes``; only these are raised by :data:`VARIABLE`.
 
     A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
-    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. How
+    bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. Columns of
+    Parquet tables may unpack to ``table_free_bytes``, and beyond to ``table_ratio`` times the file: real ones
+    stay below 30:1. Equal rows take no space there, so what rows take in memory (256 bytes of a table of
+    operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
+    times the file. How
     ``parser_bytes``, ``program_bytes`` and ``program_cpu_s`` grow with a program says
     :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times its text. XLA
     takes hours for programs of fewer operations than a replay may have.
@@ -41,6 +45,11 @@ class Limits:
     report_bytes: int = 64 << 20
     groups_bytes: int = 256 << 20
     table_bytes: int = 4 << 30
+    table_free_bytes: int = 64 << 20
+    table_ratio: int = 50
+    table_rows_bytes: int = 512 << 20
+    table_columns: int = 1 << 12
+    profile_rows_bytes: int = 200 << 20
     card_bytes: int = 64 << 20
     model_bytes: int = 512 << 20
     text_workload_bytes: int = 8 << 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ __all__ = [
     "StringTable",
     "StringTableBuilder",
     "constant",
+    "is_every_row",
+    "is_one_value",
+    "taken",
 ]
 
 BoolArray = NDArray[np.bool_]
@@ -28,10 +32,29 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
 
 def constant(value: float, rows: int) -> FloatArray:
     """A float column that holds one value everywhere and takes no memory."""
     return np.broadcast_to(np.float64(value), (rows,))
+
+
+def is_one_value(column: NDArray[np.generic]) -> bool:
+    """Whether a column holds one value everywhere by its very form: see :func:`constant`."""
+    return column.strides == (0,)
+
+
+def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
+    """Some rows of a column; of one that takes no memory, without memory."""
+    return np.broadcast_to(column[:1], rows.shape) if is_one_value(column) and len(column) else column[rows]
+
+
+def is_every_row(rows: IntArray, count: int) -> bool:
+    """Whether ``rows`` are all ``count`` rows in their order: then nothing need be copied."""
+    if len(rows) != count:
+        return False
+    return not count or (rows[0] == 0 and rows[-1] == count - 1 and bool((rows[1:] > rows[:-1]).all()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ import pytest
 from hespas.estimators.measurements import LeftOut, columns, read_measurements
 from hespas.estimators.measurements.asked import read_asked
 from hespas.estimators.operations import Labels
-from hespas.files.limits import Limits
+from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.validators.accuracy.tables import devices_of_tables
@@ -196,16 +196,28 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     pd.DataFrame({name: np.ones(1000) for name in "mnk"}).to_parquet(parquet)
     for path in (packed, parquet):
         assert sum(len(asked.ops) for asked in read_asked(path)) == 1000
-    monkeypatch.setattr(columns, "_FREE_BYTES", 0)
-    monkeypatch.setattr(columns, "_FREE_ROWS", 0)
-    monkeypatch.setattr(columns, "limits", lambda: Limits(table_bytes=5500))
+    monkeypatch.setattr(columns, "limits", lambda: Limits(table_bytes=5500, table_rows_bytes=0))
     monkeypatch.setattr("hespas.files.packed.limits", lambda: Limits(packed_free_bytes=5500, packed_ratio=0))
-    monkeypatch.setattr(columns, "_LEAST_ROW_BYTES", 10)
     for path in (packed, parquet):
         assert path.stat().st_size < 5500
-        with pytest.raises(FormatError, match=r"more than|larger than") as caught:
+        with pytest.raises(FormatError, match=r"more than|1,000 rows in") as caught:
             list(read_asked(path))
         assert caught.value.hint
+    bounds = Limits(table_free_bytes=0, table_ratio=0)
+    monkeypatch.setattr(columns, "limits", lambda: bounds)
+    with pytest.raises(FormatError, match="columns that unpack to"):
+        list(read_asked(parquet))
+
+
+def test_limits_of_tables_are_raised_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a Parquet file that are refused by default, and read where its user trusts it."""
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({name: np.ones(2_200_000, np.int8) for name in "mnk"}).to_parquet(path)
+    with pytest.raises(FormatError, match=r"2,200,000 rows in .* bytes, at most 2,09") as caught:
+        next(read_asked(path))
+    assert "--max-input-bytes" in (caught.value.hint or "")
+    monkeypatch.setenv(VARIABLE, "1000000000")
+    assert len(next(read_asked(path)).ops)
 
 
 def test_a_cell_that_names_a_device_is_no_path(tmp_path: Path) -> None:

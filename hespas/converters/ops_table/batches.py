@@ -22,6 +22,7 @@ from hespas.converters.ops_table.arrow_binding import (
     load_parquet,
 )
 from hespas.converters.ops_table.layout import COLUMNS, Kind
+from hespas.files.limits import limits
 from hespas.files.packed import open_input, same_file
 from hespas.files.source import read_bytes, refuse_special_files
 from hespas.graph.errors import FormatError
@@ -37,9 +38,6 @@ _ROW = re.compile(r"Row #(\d+)")
 _BATCH_ROWS = 1 << 16
 _ROW_BYTES = 80
 """What a row takes in memory, about."""
-_FREE_BYTES = 200 << 20
-_FREE_UNPACKED_BYTES = 64 << 20
-_MOST_RATIO = 200
 
 
 def csv_batches(path: Path, options: ReadOptions, choose: Choose) -> Iterator[ArrowBatch]:
@@ -144,7 +142,7 @@ def _batches_of(source: str, arrow: Arrow, path: Path, choose: Choose) -> Iterat
     kinds = dict(zip(schema.names, schema.types, strict=True))
     for name in chosen:
         _check_type(arrow, name, kinds[name], str(path))
-    most = max(_FREE_UNPACKED_BYTES, _MOST_RATIO * path.stat().st_size)
+    most = max(limits().table_free_bytes, limits().table_ratio * path.stat().st_size)
     _check_unpacked(path, metadata, most)
     is_plain = (arrow.types.is_string, arrow.types.is_large_string)
     texts = [name for name in chosen if any(check(kinds[name]) for check in is_plain)]
@@ -166,17 +164,17 @@ def _check_unpacked(path: Path, metadata: ArrowParquetMetadata, most: int) -> No
 def _too_large(path: Path, size_bytes: int, most: int) -> FormatError:
     return FormatError(
         f"its columns unpack to {size_bytes:,} bytes", path=str(path), position="Parquet metadata or pages",
-        hint=f"at most {most:,} are read from a file of this size; split the table if you trust it",
+        hint=f"at most {most:,} are read from a file of this size; --max-input-bytes where you trust it",
     )  # fmt: skip
 
 
 def _check_rows(path: Path, rows: int) -> None:
     """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
-    most = (_FREE_BYTES + 20 * path.stat().st_size) // _ROW_BYTES
+    most = (limits().profile_rows_bytes + 20 * path.stat().st_size) // _ROW_BYTES
     if rows > most:
         raise FormatError(
             f"{rows:,} rows in so small a file", path=str(path), position="Parquet metadata",
-            hint=f"at most {most:,} are read; split the table if you trust it",
+            hint=f"at most {most:,} are read; --max-input-bytes where you trust it",
         )  # fmt: skip
 
 

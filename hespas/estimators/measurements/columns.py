@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "column_batches", "text_batches"]
 
-_FREE_BYTES = 64 << 20
-_MOST_RATIO = 50
-"""Between the columns of a Parquet file and the file; real tables stay below 30:1."""
 _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
-_MOST_COLUMNS = 1 << 12
-_FREE_ROWS = 1 << 22
-_LEAST_ROW_BYTES = 2
-"""Of a Parquet file: equal rows take no space there, but no two are measured alike."""
+_ROW_BYTES = 256
+"""What a row takes in memory when estimates are compared with it or fitted on it, about."""
 _HINT = "CSV, CSV.gz or Parquet with one header row"
 
 _TEXTS = frozenset(
@@ -192,7 +187,7 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
     if not path.is_file():
         raise FormatError("no such file", path=str(path), hint="check the path")
     if path.stat().st_size > limits().table_bytes:
-        raise _too_large(path, f"{path.stat().st_size:,} bytes")
+        raise _too_large(path, f"{path.stat().st_size:,} bytes, more than a table of operations may have")
     rows = 0
     try:
         for frame in read(path):
@@ -241,11 +236,13 @@ def _parquet_batches(source: str, path: Path) -> Iterator[pd.DataFrame]:
 
 def _check_unpacked(stated: _Metadata, path: Path) -> None:
     """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
-    size = path.stat().st_size
+    size, bounds = path.stat().st_size, limits()
     unpacked = sum(stated.row_group(each).total_byte_size for each in range(stated.num_row_groups))
-    most = max(_FREE_ROWS, size // _LEAST_ROW_BYTES)
-    if stated.num_rows > most or unpacked > min(limits().table_bytes, max(_FREE_BYTES, _MOST_RATIO * size)):
-        raise _too_large(path, f"{stated.num_rows:,} rows of {unpacked:,} bytes in {size:,}")
+    most = (bounds.table_rows_bytes + 20 * size) // _ROW_BYTES
+    if stated.num_rows > most:
+        raise _too_large(path, f"{stated.num_rows:,} rows in {size:,} bytes, at most {most:,} are read")
+    if unpacked > min(bounds.table_bytes, max(bounds.table_free_bytes, bounds.table_ratio * size)):
+        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes in {size:,}")
 
 
 class _RowGroup(Protocol):
@@ -341,7 +338,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _check_columns(names: list[str], path: Path) -> None:
-    if len(names) > _MOST_COLUMNS:
+    if len(names) > limits().table_columns:
         raise FormatError(
             f"{len(names):,} columns: not a table of operations",
             path=str(path),
@@ -394,8 +391,8 @@ def _refuse_repeated(names: list[str], path: Path) -> None:
 
 def _too_large(path: Path, what: str) -> FormatError:
     return FormatError(
-        f"{what}: larger than a table of operations can be",
+        what,
         path=str(path),
         position="the whole file",
-        hint="give a part of its rows; unpack it yourself if you trust it",
+        hint="give a part of its rows; --max-input-bytes where you trust it",
     )

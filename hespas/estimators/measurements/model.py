@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.operations import Labels, Operations, numbered
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray, constant, is_every_row, is_one_value, taken
 from hespas.graph.errors import InvariantError
 
 __all__ = ["LeftOut", "Measurements", "joined"]
@@ -61,13 +62,15 @@ class Measurements:
         return "; ".join(f"{each.count:,}: {each}" for each in self.left_out)
 
     def take(self, rows: IntArray) -> Measurements:
-        """Some rows, in the order given."""
+        """Some rows, in the order given; all of them are this table itself."""
+        if is_every_row(rows, len(self)):
+            return self
         return Measurements(
             name=self.name,
             provenance=self.provenance,
             ops=self.ops.take(rows),
-            duration_ns=self.duration_ns[rows],
-            spread_ns=self.spread_ns[rows],
+            duration_ns=taken(self.duration_ns, rows),
+            spread_ns=taken(self.spread_ns, rows),
             hardware=self.hardware.take(rows),
             split=self.split.take(rows),
             left_out=self.left_out,
@@ -86,8 +89,9 @@ class Measurements:
         """A number per distinct shape, whatever the device, number format and library: what must not be torn
         apart between fitting and testing. Shape ``(rows,)``.
         """
-        labels = (self.ops.kind.row.astype(np.float64), self.ops.op.row.astype(np.float64))
-        return numbered((*labels, *(np.nan_to_num(size, nan=-1.0) for size in self.ops.dims.values())))
+        labels = (each.row for each in (self.ops.kind, self.ops.op))
+        sizes = (size for size in self.ops.dims.values() if not is_one_value(size))
+        return numbered(chain(labels, (np.nan_to_num(size, nan=-1.0) for size in sizes)))
 
 
 def joined(parts: Iterable[Measurements], name: str) -> Measurements:
@@ -138,17 +142,40 @@ def joined(parts: Iterable[Measurements], name: str) -> Measurements:
 
 @dataclass(slots=True)
 class _Growing:
-    """A column that grows in place: parts that are kept and then joined would stand in memory twice."""
+    """A column that grows in place: parts that are kept and then joined would stand in memory twice. While
+    all of it is one value (NaN is equal to itself), it takes none. ``first`` is its first row.
+    """
 
-    values: NDArray[np.generic]
+    first: NDArray[np.generic]
     rows: int = 0
+    values: NDArray[np.generic] | None = None
 
-    def put(self, start: int, part: NDArray[np.generic]) -> None:
-        """Rows from ``start``; those between hold nothing that is defined."""
-        self.rows = start + len(part)
-        if self.rows > len(self.values):
-            self.values.resize(self.rows + self.rows // 4, refcheck=False)
-        self.values[start : self.rows] = part
+    def add(self, part: NDArray[np.generic]) -> None:
+        """Further rows."""
+        if not len(part):
+            return
+        if not self.rows:
+            self.first = part[:1].astype(self.first.dtype)
+        rows = self.rows + len(part)
+        if self.values is None and not self._is_all(part):
+            self.values = np.empty(rows, self.first.dtype)
+            self.values[: self.rows] = self.first
+        if self.values is not None:
+            if rows > len(self.values):
+                self.values.resize(rows + rows // 4, refcheck=False)
+            self.values[self.rows : rows] = part
+        self.rows = rows
+
+    def _is_all(self, part: NDArray[np.generic]) -> bool:
+        other = part != self.first
+        return not bool((other & ((part == part) | (self.first == self.first))).any())  # noqa: PLR0124 (NaN)
+
+    def done(self) -> NDArray[np.generic]:
+        """The whole column."""
+        if self.values is None:
+            return np.broadcast_to(self.first, (self.rows,)) if self.rows else self.first
+        self.values.resize(self.rows, refcheck=False)
+        return self.values
 
 
 @dataclass(slots=True)
@@ -164,11 +191,10 @@ class _Numbers:
         for name, part in columns.items():
             column = self.columns.setdefault(name, _Growing(np.empty(0, np.float64)))
             self._fill(column, self.rows - len(part))
-            column.put(self.rows - len(part), part)
+            column.add(part)
 
     def _fill(self, column: _Growing, rows: int) -> None:
-        if column.rows < rows:
-            column.put(column.rows, np.full(rows - column.rows, np.nan))
+        column.add(constant(np.nan, rows - column.rows))
 
     def names(self, prefix: str) -> list[str]:
         """The columns whose names begin so, in order of appearance."""
@@ -178,8 +204,7 @@ class _Numbers:
         """The whole column."""
         column = self.columns.pop(name)
         self._fill(column, self.rows)
-        column.values.resize(self.rows, refcheck=False)
-        return np.asarray(column.values, np.float64)
+        return np.asarray(column.done(), np.float64)
 
 
 @dataclass(slots=True)
@@ -194,11 +219,9 @@ class _Texts:
         for name, column in columns.items():
             place = self.places.setdefault(name, {})
             number = np.array([place.setdefault(text, len(place)) for text in column.names], np.int32)
-            grown = self.columns.setdefault(name, _Growing(np.empty(0, np.int32)))
-            grown.put(grown.rows, number[column.row])
+            self.columns.setdefault(name, _Growing(np.empty(0, np.int32))).add(number[column.row])
 
     def done(self, name: str) -> Labels:
         """The whole column."""
-        column = self.columns.pop(name)
-        column.values.resize(column.rows, refcheck=False)
-        return Labels(np.asarray(column.values, np.int32), tuple(self.places[name]))
+        row = np.asarray(self.columns.pop(name).done(), np.int32)
+        return Labels(row, tuple(self.places[name]))

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    constant,
+    is_every_row,
+    is_one_value,
+    taken,
+)
 from hespas.graph.errors import InvariantError
 
 __all__ = ["KINDS", "STRIDED", "Labels", "Operations", "chosen", "numbered"]
@@ -38,6 +48,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 computed, so that masks and windows show; ``columns`` is the last dimension, ``rows`` all others multiplied.
 """
 
+_AT_ONCE = 1 << 16
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
@@ -61,13 +73,18 @@ class Labels:
     @classmethod
     def constant(cls, text: str, count: int) -> Labels:
         """The same text ``count`` times."""
-        return cls(np.zeros(count, np.int32), (text,))
+        return cls(np.broadcast_to(np.int32(0), (count,)), (text,))
 
     def __len__(self) -> int:
         return len(self.row)
 
     def __getitem__(self, number: int) -> str:
         return self.names[int(self.row[number])]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _AT_ONCE):
+            rows: list[int] = self.row[start : start + _AT_ONCE].tolist()
+            yield from (self.names[row] for row in rows)
 
     def used(self) -> tuple[str, ...]:
         """The names that occur, in the order of their numbers."""
@@ -76,7 +93,7 @@ class Labels:
 
     def take(self, rows: IntArray) -> Labels:
         """The labels of some operations; all names stay."""
-        return Labels(self.row[rows], self.names)
+        return Labels(taken(self.row, rows), self.names)
 
     def where(self, *names: str) -> IntArray:
         """Numbers of the operations whose label is one of ``names``."""
@@ -122,19 +139,21 @@ class Operations:
     def dim(self, name: str) -> FloatArray:
         """One dimension; NaN throughout where no operation has it."""
         found = self.dims.get(name)
-        return np.full(len(self), np.nan) if found is None else found
+        return constant(np.nan, len(self)) if found is None else found
 
     def take(self, rows: IntArray) -> Operations:
         """Some operations, in the order given."""
+        if is_every_row(rows, len(self)):
+            return self
         return Operations(
             kind=self.kind.take(rows),
             op=self.op.take(rows),
             scheme=self.scheme.take(rows),
             variant=self.variant.take(rows),
-            dims={name: column[rows] for name, column in self.dims.items()},
-            flops=self.flops[rows],
-            transcendentals=self.transcendentals[rows],
-            bytes_moved=self.bytes_moved[rows],
+            dims={name: taken(column, rows) for name, column in self.dims.items()},
+            flops=taken(self.flops, rows),
+            transcendentals=taken(self.transcendentals, rows),
+            bytes_moved=taken(self.bytes_moved, rows),
         )
 
     def classes(self) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
@@ -151,29 +170,43 @@ class Operations:
 
     def distinct(self) -> tuple[Operations, IntArray]:
         """Equal operations once, and the place of each operation among them. O(ops log ops)."""
-        if not len(self):
-            return self, np.empty(0, np.int64)
-        labels = [each.row.astype(np.float64) for each in (self.kind, self.op, self.scheme, self.variant)]
-        costs = (self.flops, self.transcendentals, self.bytes_moved)
-        place_of = numbered((*labels, *self.dims.values(), *costs))
-        first = np.full(int(place_of.max()) + 1, len(self), np.int64)
-        np.minimum.at(first, place_of, np.arange(len(self)))
+        first, place_of = self.distinct_rows()
         return self.take(first), place_of
 
+    def distinct_rows(self) -> tuple[IntArray, IntArray]:
+        """The first of equal operations, and the place of each operation among these. O(ops log ops)."""
+        if not len(self):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        labels = (each.row for each in (self.kind, self.op, self.scheme, self.variant))
+        place_of = numbered(
+            chain(labels, self.dims.values(), (self.flops, self.transcendentals, self.bytes_moved))
+        )
+        first = np.full(int(place_of.max()) + 1, len(self), np.int64)
+        np.minimum.at(first, place_of, np.arange(len(self)))
+        return first, place_of
 
-def numbered(columns: Iterable[FloatArray]) -> IntArray:
+
+def numbered(columns: Iterable[FloatArray | SmallIntArray]) -> IntArray:
     """A number per distinct row of some columns of one length, in the order of the rows' values; NaN is equal
     to itself, and last. One column after another, so that no row is copied whole. O(columns x rows log rows).
     """
     number: IntArray | None = None
     for column in columns:
+        if is_one_value(column):
+            number = np.zeros(len(column), np.int64) if number is None else number
+            continue
         values, code = np.unique(column, return_inverse=True)
-        code = code.reshape(-1).astype(np.int64)
+        count = len(values)
+        del values
+        code = code.reshape(-1).astype(np.int64, copy=False)
         if number is None:
             number = code
-        elif len(values) > 1:
-            _, place = np.unique(number * len(values) + code, return_inverse=True)
-            number = place.reshape(-1).astype(np.int64)
+        elif count > 1:
+            number = number * count
+            number += code
+            del code
+            _, place = np.unique(number, return_inverse=True)
+            number = place.reshape(-1).astype(np.int64, copy=False)
     return np.empty(0, np.int64) if number is None else number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import nan
 
 import numpy as np
@@ -43,28 +43,33 @@ class SpeedUp:
 
 def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
     """One row per pair of devices and estimator; none where the devices share no shape."""
+    if len({each.hardware for each in cases}) < 2:
+        return []
     shape = shared_shapes(cases)
     bounds = np.cumsum([0, *(len(each) for each in cases)])
     by_device: dict[str, list[tuple[Cases, IntArray]]] = {}
     for each, start in zip(cases, bounds.tolist(), strict=False):
         by_device.setdefault(each.hardware, []).append((each, shape[start : start + len(each)]))
-    tables = {
-        (device, name): _by_shape(group, name)
+    names = {
+        device: list(dict.fromkeys(said.estimator for said in group[0][0].predictions))
         for device, group in by_device.items()
-        for name in (said.estimator for said in group[0][0].predictions)
     }
-    rows: list[SpeedUp] = []
-    for one, two in combinations(by_device, 2):
-        for device, name in tables:
-            if device != one or (two, name) not in tables:
+    pairs = list(combinations(by_device, 2))
+    found: dict[tuple[str, str, str], SpeedUp] = {}
+    for name in dict.fromkeys(chain.from_iterable(names.values())):  # what one says stands in memory at once
+        tables = {
+            device: _by_shape(group, name) for device, group in by_device.items() if name in names[device]
+        }
+        for one, two in pairs:
+            if one not in tables or two not in tables:
                 continue
-            left, right = tables[one, name], tables[two, name]
+            left, right = tables[one], tables[two]
             _, first, second = np.intersect1d(left[:, 0], right[:, 0], return_indices=True)
             if len(first):
                 order = np.sort(first)  # as the first device has them
                 paired = second[np.argsort(first)]
-                rows.append(_compare(name, one, two, left[order, 1:], right[paired, 1:]))
-    return rows
+                found[one, two, name] = _compare(name, one, two, left[order, 1:], right[paired, 1:])
+    return [found[one, two, name] for one, two in pairs for name in names[one] if (one, two, name) in found]
 
 
 def _by_shape(cases: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatArray:

@@ -20,16 +20,20 @@ from numpy.typing import NDArray
 
 from hespas.estimators.roofline import Roofline
 from hespas.graph import OpGraph
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
 from hespas.validators.accuracy.fitting import soft_least_squares
-from hespas.validators.accuracy.statistics import unique_shapes
+from hespas.validators.accuracy.statistics import ShapeGroups, unique_shapes
 
-__all__ = ["BASELINES", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
+__all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 
 BASELINES = ("p0", "p1", "p2")
 _FOLDS = 5
+MOST_FITTED = 500_000
+"""Shapes that a fit takes at most, drawn at random, always the same: more move its two parameters by less
+than their own errors.
+"""
 _LEAST_SHAPES = 8
 """Shapes of a class below which its own fit says less than the device's."""
 
@@ -82,6 +86,11 @@ class FittingRows:
     group: IntArray
     is_test: BoolArray
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether there are more shapes than a fit takes: whoever shows the figures has to say so."""
+        return int(self.shape.max(initial=-1)) >= MOST_FITTED
+
 
 def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
     """p0, p1 and p2 of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
@@ -93,17 +102,24 @@ def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
         table.predict(~rows.is_test, rows.is_test, found)
     missing = rows.is_test & np.isnan(found[0])
     if missing.any():
-        sizes, place = np.unique(rows.group, return_inverse=True)
-        part = np.random.default_rng(0).permutation(len(sizes)) % _FOLDS
-        found[:, missing] = table.fitted(part[place.reshape(-1)])[:, missing]
+        sizes = ShapeGroups.of(rows.group)
+        part = (np.random.default_rng(0).permutation(len(sizes)) % _FOLDS).astype(np.int8)
+        fitted = table.fitted(part[sizes.place])
+        del sizes, part
+        if missing.all():
+            found = fitted
+        else:
+            found[:, missing] = fitted[:, missing]
     columns = (rows.naive_ns, *found)
+    whole = bool(rows.is_test.all())
     return tuple(
-        _prediction(name, column[rows.is_test]) for name, column in zip(BASELINES, columns, strict=True)
+        _prediction(name, column if whole else column[rows.is_test])
+        for name, column in zip(BASELINES, columns, strict=True)
     )
 
 
 def _prediction(name: str, duration_ns: FloatArray) -> Prediction:
-    unknown = np.full(len(duration_ns), np.nan)
+    unknown = constant(np.nan, len(duration_ns))
     return Prediction(estimator=name, duration_ns=duration_ns, low_ns=unknown, high_ns=unknown)
 
 
@@ -154,7 +170,7 @@ class _Table:
     shape: IntArray
     group: IntArray | None = None
 
-    def fitted(self, part: IntArray) -> NDArray[np.float64]:
+    def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
         """p1 and p2, shape ``(2, cases)``, of each part by what was measured in the others; NaN where the
         others have no other shape.
         """
@@ -175,13 +191,20 @@ class _Table:
 
     def _line(self, fit: BoolArray) -> _Line:
         """Fitted to each distinct shape once: the one that recurs a hundred times is no better evidence."""
-        x, measured, _ = unique_shapes(self.p0_ns[fit], self.measured_ns[fit], self.shape[fit])
+        rows = np.flatnonzero(fit)
+        if len(rows) > MOST_FITTED:
+            distinct = ShapeGroups.of(self.shape[rows]).distinct
+            if len(distinct) > MOST_FITTED:
+                drawn = np.zeros(int(distinct[-1]) + 1, np.bool_)
+                drawn[np.random.default_rng(0).choice(distinct, MOST_FITTED, replace=False)] = True
+                rows = rows[drawn[self.shape[rows]]]
+        x, measured, _ = unique_shapes(self.p0_ns[rows], self.measured_ns[rows], self.shape[rows])
         return _Line.fitted(x, measured)
 
     def _per_class(self, fit: BoolArray, inside: BoolArray, found: FloatArray) -> None:
         """Put p2 of the cases ``inside``, from those in ``fit``, in the place of p1 where classes allow."""
         for code in np.unique(self.op_class[inside]).tolist():
             seen = fit & (self.op_class == code)
-            if len(np.unique(self.shape[seen])) >= _LEAST_SHAPES:
+            if len(ShapeGroups.of(self.shape[seen])) >= _LEAST_SHAPES:
                 wanted = inside & (self.op_class == code)
                 found[wanted] = self._line(seen)(self.p0_ns[wanted])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
 from math import isnan, nan
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +25,21 @@ __all__ = [
     "Measured",
     "Members",
     "Prediction",
+    "Texts",
     "case_labels",
     "covered_ns",
     "grouped_graph",
     "leading_nodes",
     "measured_groups",
     "shared_shapes",
+    "text_numbers",
 ]
 
 
 CLASS_NAMES: tuple[str, ...] = tuple(each.name.lower() for each in OpClass)
 """Names of the classes of a program's operations, by code."""
+
+_AT_ONCE = 1 << 16
 
 LEAST_NS = 1e-6
 """What took less took no time: no clock tells femtoseconds, and errors relative to that overflow."""
@@ -59,6 +66,16 @@ class Members:
     events: int
 
 
+class Texts(Protocol):
+    """Texts by number, which need not stand in memory: those of a table of millions are made on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> str: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cases:
     """Columns of shape ``(cases,)``. ``shape`` numbers equal work: the rows of ``shapes`` name it.
@@ -75,13 +92,13 @@ class Cases:
     source: str
     workload: str
     hardware: str
-    labels: tuple[str, ...]
-    shapes: tuple[str, ...]
+    labels: Texts
+    shapes: Texts
     shape: IntArray
     op_class: NDArray[np.int8] | SmallIntArray
     measured_ns: FloatArray
     spread_ns: FloatArray
-    repeats: IntArray
+    repeats: IntArray | NDArray[np.int8]
     flops: FloatArray
     bytes_moved: FloatArray
     predictions: tuple[Prediction, ...] = ()
@@ -293,10 +310,42 @@ def _type_text(graph: OpGraph, row: int) -> str:
 
 def shared_shapes(cases: Sequence[Cases]) -> IntArray:
     """Shape numbers of several sources, one after the other, the same number for the same text."""
-    rows: dict[str, int] = {}
-    parts = [
-        np.array([rows.setdefault(text, len(rows)) for text in each.shapes], np.int64)[each.shape]
-        for each in cases
-        if len(each)
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    several = [each for each in cases if len(each)]
+    if not several:
+        return np.empty(0, np.int64)
+    if len(several) == 1:  # its texts, all different, need not be looked at
+        return several[0].shape
+    numbers = text_numbers([each.shapes for each in several])
+    return np.concatenate([number[each.shape] for number, each in zip(numbers, several, strict=True)])
+
+
+def text_numbers(parts: Sequence[Texts]) -> list[IntArray]:
+    """A number per distinct text of several lists, in order of appearance; one column for each list, of which
+    there is one at least.
+
+    Texts are told apart by 16 bytes that stand for each, so that millions need not stand in memory.
+    """
+    digests = np.concatenate([_digests(part) for part in parts])
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ones stay in order of appearance
+    ordered = digests[order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first = order[is_new]
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    number = np.empty(len(order), np.int64)
+    number[order] = rank[np.cumsum(is_new) - 1]
+    return np.split(number, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _digests(texts: Texts) -> NDArray[np.uint64]:
+    """What stands for each text, shape ``(texts, 2)``."""
+    found = np.empty((len(texts), 2), np.uint64)
+    source = iter(texts)
+    for start in range(0, len(texts), _AT_ONCE):
+        some = islice(source, _AT_ONCE)
+        made = b"".join(
+            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in some
+        )
+        found[start : start + _AT_ONCE] = np.frombuffer(made, np.uint64).reshape(-1, 2)
+    return found

@@ -9,15 +9,15 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant, is_one_value
 
 __all__ = [
     "ErrorSummary",
     "NoiseFloor",
+    "ShapeGroups",
     "errors_of",
     "noise_floor",
     "relative_error",
-    "shape_medians",
     "unique_shapes",
 ]
 
@@ -25,6 +25,7 @@ _RESAMPLES = 1000
 _SEED = 20_240_601
 _CONFIDENCE = 0.95
 _MOST_BLOCKS = 2000
+_SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,11 @@ def errors_of(
             n=0, of=len(error), shapes=0, coverage=coverage, mape=nan, median_ape=nan, p90_ape=nan, bias=nan,
             sum_error=nan, rmse_ns=nan, log_ratio=nan, ci_low=nan, ci_high=nan,
         )  # fmt: skip
-    error, taken, real = error[known], predicted[known], measured[known]
+    if not known.all():
+        error, shape = error[known], shape[known]
+    taken, real = (column if len(column) == len(error) else column[known] for column in (predicted, measured))
     size = np.abs(error)
-    low, high, shapes = _interval(size, shape[known])
+    low, high, shapes = _interval(size, shape)
     positive = taken > 0
     bounded, inside = (0, nan) if bounds is None else _inside(bounds, measured)
     return ErrorSummary(
@@ -117,8 +120,8 @@ def _interval(size: FloatArray, shape: IntArray) -> tuple[float, float, int]:
     """Bounds of the mean of ``size``, resampling shapes with all their cases: equal shapes are not
     independent. Past 2,000 shapes, blocks of shapes drawn at random are resampled: the same, in bounded time.
     """
-    _, place = np.unique(shape, return_inverse=True)
-    shapes = int(place.max()) + 1
+    groups = ShapeGroups.of(shape)
+    shapes, place = len(groups), groups.place
     if shapes < 2:
         return nan, nan, shapes
     if shapes > _MOST_BLOCKS:
@@ -141,21 +144,64 @@ def _times_drawn(blocks: int) -> NDArray[np.uint8]:
     return np.stack([np.bincount(row, minlength=blocks).astype(np.uint8) for row in drawn])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapeGroups:
+    """The distinct ones of some shape numbers, in order: each row's ``place`` among them, and the ``counts``
+    of rows of each. Shape numbers count from 0 and are about as many as there are rows.
+    """
+
+    distinct: IntArray
+    place: IntArray
+    counts: IntArray
+
+    @classmethod
+    def of(cls, shape: IntArray) -> ShapeGroups:
+        """Those of some rows. O(rows)."""
+        if len(shape) and int(shape.max()) >= _SPARSE * len(shape):  # a few rows of a large table
+            return cls(*np.unique(shape, return_inverse=True, return_counts=True))
+        every = np.bincount(shape)
+        distinct = np.flatnonzero(every)
+        if len(distinct) == len(every):
+            return cls(distinct, shape, every)
+        rank = np.empty(len(every), np.int64)
+        rank[distinct] = np.arange(len(distinct))
+        return cls(distinct, rank[shape], every[distinct])
+
+    def __len__(self) -> int:
+        return len(self.distinct)
+
+    def firsts(self) -> IntArray:
+        """The first row of each."""
+        found = np.full(len(self), len(self.place), np.int64)
+        np.minimum.at(found, self.place, np.arange(len(self.place)))
+        return found
+
+    def medians(self, values: FloatArray) -> FloatArray:
+        """The median of each; NaN where any of its values is (they sort last)."""
+        if is_one_value(values):
+            return constant(float(values[0]), len(self)) if len(values) else values
+        found = np.empty(len(self))
+        if len(self) == len(values):
+            found[self.place] = values
+            return found
+        several = self.counts[self.place] > 1
+        found[self.place[~several]] = values[~several]
+        place, values = self.place[several], values[several]
+        order = np.lexsort((values, place))
+        group, ordered = place[order], values[order]
+        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        counts = np.diff(starts, append=len(group))
+        middle = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
+        found[group[starts]] = np.where(np.isnan(ordered[starts + counts - 1]), np.nan, middle)
+        return found
+
+
 def unique_shapes(
     predicted: FloatArray, measured: FloatArray, shape: IntArray
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """One row per distinct shape: the median prediction and the median measurement of its cases."""
-    distinct = np.unique(shape)
-    return shape_medians(predicted, shape), shape_medians(measured, shape), distinct
-
-
-def shape_medians(values: FloatArray, shape: IntArray) -> FloatArray:
-    """The median of each distinct shape in order; NaN where any of its values is (they sort last)."""
-    order = np.lexsort((values, shape))
-    _, first, counts = np.unique(shape[order], return_index=True, return_counts=True)
-    ordered = values[order]
-    middle = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
-    return np.where(np.isnan(ordered[first + counts - 1]), np.nan, middle).astype(np.float64)
+    groups = ShapeGroups.of(shape)
+    return groups.medians(predicted), groups.medians(measured), groups.distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +219,19 @@ class NoiseFloor:
 
 
 def noise_floor(
-    measured: FloatArray, spread_ns: FloatArray, repeats: IntArray, shape: IntArray
+    measured: FloatArray, spread_ns: FloatArray, repeats: NDArray[np.integer], shape: IntArray
 ) -> NoiseFloor:
     """What no estimator can beat, from repeats of equal work: between cases, and between the runs of each."""
     real: BoolArray = measured > 0
-    measured, spread_ns, shape, repeats = measured[real], spread_ns[real], shape[real], repeats[real]
+    if not real.all():
+        measured, spread_ns, shape, repeats = measured[real], spread_ns[real], shape[real], repeats[real]
     if not len(measured):
         return NoiseFloor(0, nan, nan, nan)
-    _, place, counts = np.unique(shape, return_inverse=True, return_counts=True)
-    median = shape_medians(measured, shape)[place]
+    groups = ShapeGroups.of(shape)
+    median = groups.medians(measured)[groups.place]
     between = np.abs(median - measured) / measured
     within = np.nan_to_num(spread_ns) / measured
-    several = (counts[place] > 1) | (repeats > 1)
+    several = (groups.counts[groups.place] > 1) | (repeats > 1)
     if not several.any():
         return NoiseFloor(0, nan, nan, nan)
     error = np.hypot(between, within)[several]

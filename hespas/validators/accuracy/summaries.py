@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import nan
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
 from hespas.validators.accuracy.fitting import kendall_tau, slope_of
 from hespas.validators.accuracy.result import Contribution, EndToEnd, SummaryRow, Trend
 from hespas.validators.accuracy.statistics import (
     ErrorSummary,
     NoiseFloor,
+    ShapeGroups,
     errors_of,
     noise_floor,
     relative_error,
-    shape_medians,
 )
 
 __all__ = ["SIZES", "contributions", "noise_of", "summaries", "trends"]
@@ -34,6 +36,7 @@ SIZES: tuple[tuple[str, float, float], ...] = (
 """Buckets of measured time: name, from, below."""
 
 _LISTED = 20
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 _BASES = ("span", "sum of operations")
 
 
@@ -44,19 +47,24 @@ def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
         by_device.setdefault(each.hardware, []).append(each)
     for hardware, group in by_device.items():
         shape = shared_shapes(group)
+        groups = ShapeGroups.of(shape)
+        measured = _together([each.measured_ns for each in group])
+        op_class = _together([each.op_class.astype(np.int32, copy=False) for each in group])
+        time_ns = _together([each.weights_ns for each in group])
         for name in _estimators(group):
             said = [_said(each, name) for each in group]
             instances = _Columns(
-                predicted=np.concatenate([each.duration_ns for each in said]),
-                low=np.concatenate([each.low_ns for each in said]),
-                high=np.concatenate([each.high_ns for each in said]),
-                measured=np.concatenate([each.measured_ns for each in group]),
-                op_class=np.concatenate([each.op_class for each in group]).astype(np.int64),
+                predicted=_together([each.duration_ns for each in said]),
+                low=_together([each.low_ns for each in said]),
+                high=_together([each.high_ns for each in said]),
+                measured=measured,
+                op_class=op_class,
                 shape=shape,
-                time_ns=np.concatenate([each.weights_ns for each in group]),
+                time_ns=time_ns,
                 outside_ns=sum(each.outside_ns for each in group),
             )
-            for level, columns in (("instance", instances), ("shape", instances.once())):
+            for level in ("instance", "shape"):
+                columns = instances if level == "instance" else instances.once(groups)
                 for label, size, chosen in _parts(columns, group[0]):
                     yield SummaryRow(
                         estimator=name,
@@ -79,45 +87,57 @@ class _Columns:
     low: FloatArray
     high: FloatArray
     measured: FloatArray
-    op_class: IntArray
+    op_class: SmallIntArray
     shape: IntArray
     time_ns: FloatArray
     outside_ns: float
     covered_ns: FloatArray | None = None
 
-    def once(self) -> _Columns:
+    def once(self, groups: ShapeGroups) -> _Columns:
         """Each distinct shape once, with the medians of its cases."""
-        distinct, first, place = np.unique(self.shape, return_index=True, return_inverse=True)
         return _Columns(
-            predicted=shape_medians(self.predicted, self.shape),
-            low=shape_medians(self.low, self.shape),
-            high=shape_medians(self.high, self.shape),
-            measured=shape_medians(self.measured, self.shape),
-            op_class=self.op_class[first],
-            shape=distinct,
-            time_ns=np.bincount(place, self.time_ns, len(distinct)).astype(np.float64),
+            predicted=groups.medians(self.predicted),
+            low=groups.medians(self.low),
+            high=groups.medians(self.high),
+            measured=groups.medians(self.measured),
+            op_class=self.op_class[groups.firsts()],
+            shape=groups.distinct,
+            time_ns=np.bincount(groups.place, self.time_ns, len(groups)).astype(np.float64, copy=False),
             outside_ns=self.outside_ns,
-            covered_ns=np.bincount(place, self._covered(), len(distinct)).astype(np.float64),
+            covered_ns=np.bincount(groups.place, self._covered(), len(groups)).astype(np.float64, copy=False),
         )
 
     def _covered(self) -> FloatArray:
         if self.covered_ns is not None:
             return self.covered_ns
         known = ~np.isnan(relative_error(self.predicted, self.measured))
-        return np.where(known, self.time_ns, 0.0).astype(np.float64)
+        return np.where(known, self.time_ns, 0.0).astype(np.float64, copy=False)
 
     def errors(self, chosen: BoolArray, *, is_whole: bool) -> ErrorSummary:
         """The summary of some of them. Coverage is of the device time at both levels; that of all also counts
         what no case stands for.
         """
-        total = float(self.time_ns[chosen].sum()) + (self.outside_ns if is_whole else 0.0)
+        rows = slice(None) if chosen.all() else chosen
+        total = float(self.time_ns[rows].sum()) + (self.outside_ns if is_whole else 0.0)
+        is_bounded = not (is_one_value(self.low) and is_one_value(self.high))
         found = errors_of(
-            self.predicted[chosen],
-            self.measured[chosen],
-            self.shape[chosen],
-            (self.low[chosen], self.high[chosen]),
+            self.predicted[rows],
+            self.measured[rows],
+            self.shape[rows],
+            (self.low[rows], self.high[rows]) if is_bounded else None,
         )
-        return replace(found, coverage=float(self._covered()[chosen].sum()) / total if total else nan)
+        return replace(found, coverage=float(self._covered()[rows].sum()) / total if total else nan)
+
+
+def _together(columns: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    """The columns of several sources as one; that of one source as it is, and what is nowhere known still
+    without memory.
+    """
+    if len(columns) == 1:
+        return columns[0]
+    if all(is_one_value(each) and len(each) and each[0] != each[0] for each in columns):
+        return np.broadcast_to(columns[0][:1], (sum(map(len, columns)),))
+    return np.concatenate(columns)
 
 
 def _estimators(cases: Sequence[Cases]) -> list[str]:
@@ -125,7 +145,7 @@ def _estimators(cases: Sequence[Cases]) -> list[str]:
 
 
 def _said(cases: Cases, estimator: str) -> Prediction:
-    nothing = np.full(len(cases), np.nan)
+    nothing = constant(np.nan, len(cases))
     found = (said for said in cases.predictions if said.estimator == estimator)
     return next(found, Prediction(estimator=estimator, duration_ns=nothing, low_ns=nothing, high_ns=nothing))
 
@@ -154,17 +174,19 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
     total = float(cases.measured_ns.sum())
     if not total:
         return
-    _, first, counts = np.unique(cases.shape, return_index=True, return_counts=True)
+    groups = ShapeGroups.of(cases.shape)
+    firsts = groups.firsts()
     for said in cases.predictions:
         known = np.isfinite(said.duration_ns)
         predicted = np.bincount(cases.shape[known], said.duration_ns[known], len(cases.shapes))
         measured = np.bincount(cases.shape[known], cases.measured_ns[known], len(cases.shapes))
         order: list[int] = np.argsort(-np.abs(predicted - measured), kind="stable")[:_LISTED].tolist()
-        place = {int(cases.shape[row]): number for number, row in enumerate(first.tolist())}
         for row in order:
-            if row not in place or predicted[row] == measured[row]:
+            place = int(np.searchsorted(groups.distinct, row))
+            is_there = place < len(groups) and int(groups.distinct[place]) == row
+            if not is_there or predicted[row] == measured[row]:
                 continue
-            lead = int(first[place[row]])
+            lead = int(firsts[place])
             members = cases.members[lead] if cases.members else None
             yield Contribution(
                 source=cases.source,
@@ -173,7 +195,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
                 label=cases.labels[lead],
                 shape=cases.shapes[row],
                 op_class=cases.classes[int(cases.op_class[lead])],
-                count=int(counts[place[row]]),
+                count=int(groups.counts[place]),
                 instructions=len(members.instructions) if members else 1,
                 operations=len(members.operations) if members else 1,
                 predicted_ns=float(predicted[row]),
@@ -213,8 +235,8 @@ def noise_of(cases: Sequence[Cases], hardware: str) -> NoiseFloor:
         nothing = np.empty(0)
         return noise_floor(nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int64))
     return noise_floor(
-        np.concatenate([each.measured_ns for each in group]),
-        np.concatenate([each.spread_ns for each in group]),
-        np.concatenate([each.repeats for each in group]),
+        _together([each.measured_ns for each in group]),
+        _together([each.spread_ns for each in group]),
+        _together([each.repeats for each in group]),
         shared_shapes(group),
     )

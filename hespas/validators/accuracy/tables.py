@@ -16,12 +16,17 @@ from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
 from hespas.validators.accuracy.across import speed_ups
-from hespas.validators.accuracy.baselines import FittingRows, baselines_of_rows
+from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, baselines_of_rows
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding, lint_cases
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries
-from hespas.validators.accuracy.table_cases import TableClasses, cases_of_rows, prediction_of_rows
+from hespas.validators.accuracy.table_cases import (
+    DistinctRows,
+    TableClasses,
+    cases_of_rows,
+    prediction_of_rows,
+)
 
 __all__ = ["accuracy_of_tables", "devices_of_tables", "model_of_operations", "rows_on"]
 
@@ -187,19 +192,28 @@ def _compared(
     kept = np.flatnonzero(is_scored | is_fitted)
     rows, is_scored = rows.take(kept), is_scored[kept]
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
-    naive = prediction_of_rows(Roofline(), rows.ops, bare, Diagnostics()).duration_ns
-    baselines = baselines_of_rows(
-        FittingRows(
-            naive_ns=naive,
-            measured_ns=rows.duration_ns,
-            op_class=classes.codes(rows.ops),
-            shape=rows.ops.distinct()[1],
-            group=rows.shape_group(),
-            is_test=is_scored,
-        )
+    distinct = DistinctRows.of(rows.ops)
+    naive = prediction_of_rows(Roofline(), rows.ops, bare, Diagnostics(), distinct).duration_ns
+    fitting = FittingRows(
+        naive_ns=naive,
+        measured_ns=rows.duration_ns,
+        op_class=classes.codes(rows.ops),
+        shape=distinct.place,
+        group=rows.shape_group(),
+        is_test=is_scored,
     )
+    baselines = baselines_of_rows(fitting)
+    if fitting.is_sampled:
+        diagnostics.warning(
+            "accuracy.sampled-baselines",
+            rows.name,
+            f"p1 and p2 are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
+        )
+    del fitting
     scored = rows.take(np.flatnonzero(is_scored))
-    cases = cases_of_rows(scored, device, classes)
-    said = [prediction_of_rows(model, scored.ops, device, diagnostics) for model in models]
+    if len(scored) < len(rows):
+        distinct = DistinctRows.of(scored.ops)
+    cases = cases_of_rows(scored, device, classes, distinct)
+    said = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
     cases = cases.with_predictions((*said, *baselines))
     return cases, lint_cases(cases, naive[is_scored], np.ones(len(cases)), device)

@@ -67,16 +67,8 @@ def classes_of(measured: Measurements) -> Iterator[Rows]:
     several operations.
     """
     ops = measured.ops
-    labels = (ops.kind, ops.op, ops.scheme, ops.variant)
     layers, shapes = _layers(measured), measured.shape_group()
-    key = np.stack([each.row for each in labels], axis=1)
-    seen: dict[tuple[str, str, str, str], IntArray] = {}
-    for distinct in np.unique(key, axis=0):
-        rows = np.flatnonzero((key == distinct).all(axis=1))
-        kind, op, scheme, variant = (
-            each.names[int(number)] for each, number in zip(labels, distinct, strict=True)
-        )
-        seen[kind, op, scheme, variant] = rows
+    seen = dict(ops.classes())
     pooled: dict[tuple[str, str, str, str], list[IntArray]] = {}
     for (kind, _, scheme, variant), rows in seen.items():
         if kind in _POOLED:
@@ -97,6 +89,11 @@ def classes_of(measured: Measurements) -> Iterator[Rows]:
 def _layers(measured: Measurements) -> IntArray:
     """A number per shape, or per layer in kinds that are swept over tokens."""
     ops = measured.ops
-    swept = np.array([_TOKENS.get(name, "") for name in ops.kind.names])[ops.kind.row]
-    dims = {name: np.where(swept == name, np.nan, column) for name, column in ops.dims.items()}
+    swept = [_TOKENS.get(name, "") for name in ops.kind.names]
+    dims = {
+        name: np.where(np.array([each == name for each in swept])[ops.kind.row], np.nan, column)
+        if name in swept
+        else column
+        for name, column in ops.dims.items()
+    }
     return replace(measured, ops=replace(ops, dims=dims)).shape_group()

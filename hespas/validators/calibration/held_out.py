@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import KINDS, Labels, Operations
@@ -14,8 +16,9 @@ from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import Device
-from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
+from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries
 from hespas.validators.accuracy.table_cases import TableClasses, cases_of_rows, prediction_of_rows
 from hespas.validators.calibration.approaches import Approach, Found, Others
@@ -41,6 +44,7 @@ TESTS: Mapping[str, str] = {
 """What may be left out, and what that means."""
 
 _PART = 5
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,30 +107,74 @@ def _said(
 
 def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
     """Whether the rows are of sizes enough for a test by shape."""
-    return any(mine.any() for mine in _drawn_sizes(tables, 0))
+    found: set[str] = set()
+    for text in chain.from_iterable(_SizeTexts.of(table)[0] for table in tables):
+        found.add(text)
+        if len(found) >= _PART:
+            return True
+    return False
 
 
 def _drawn_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
-    """Which rows are of the sizes left out: the same sizes in every table, format and order of rows."""
-    texts: list[list[str]] = []
-    places: list[IntArray] = []
-    for table in tables:
-        _, first, place = np.unique(table.shape_group(), return_index=True, return_inverse=True)
-        texts.append(_size_texts(table.ops.take(first.astype(np.int64))))
-        places.append(place.reshape(-1).astype(np.int64))
-    every = sorted(
-        {text for each in texts for text in each}, key=lambda text: (crc32(f"{seed} {text}".encode()), text)
-    )
-    chosen = set(every[: len(every) // _PART])
-    return [
-        np.array([text in chosen for text in each], np.bool_)[place]
-        for each, place in zip(texts, places, strict=True)
-    ]
+    """Which rows are of the sizes left out: the same sizes in every table, format and order of rows. A fifth
+    of all sizes: those whose texts have the least checksums, of equal ones the first by the alphabet.
+    """
+    parts = [_SizeTexts.of(table) for table in tables]
+    if not parts:
+        return []
+    numbers = text_numbers([texts for texts, _ in parts])
+    checksums = [_checksums(texts, seed) for texts, _ in parts]
+    of_number = np.empty(max(int(number.max(initial=-1)) for number in numbers) + 1, np.uint32)
+    for number, checksum in zip(numbers, checksums, strict=True):
+        of_number[number] = checksum
+    count = len(of_number) // _PART
+    if not count:
+        return [np.zeros(len(table), np.bool_) for table in tables]
+    last = np.partition(of_number, count - 1)[count - 1]
+    is_chosen = of_number < last
+    ties = np.flatnonzero(of_number == last)
+    told = {
+        int(number[row]): texts[row]
+        for (texts, _), number in zip(parts, numbers, strict=True)
+        for row in np.flatnonzero(np.isin(number, ties)).tolist()
+    }
+    is_chosen[sorted(told, key=lambda number: told[number])[: count - int(is_chosen.sum())]] = True
+    return [is_chosen[number][place] for number, (_, place) in zip(numbers, parts, strict=True)]
+
+
+def _checksums(texts: _SizeTexts, seed: int) -> NDArray[np.uint32]:
+    found = (crc32(f"{seed} {text}".encode()) for text in texts)
+    return np.fromiter(found, np.uint32, len(texts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SizeTexts:
+    """Kind and sizes of some operations, the ``rows`` of ``ops``, as texts that are made when asked for: what
+    has the same, whatever is computed, is left out together.
+    """
+
+    ops: Operations
+    rows: IntArray
+
+    @classmethod
+    def of(cls, table: Measurements) -> tuple[_SizeTexts, IntArray]:
+        """Those of the shapes of a table, and the place of each row among them."""
+        groups = ShapeGroups.of(table.shape_group())
+        return cls(table.ops, groups.firsts()), groups.place
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int, /) -> str:
+        return _size_texts(self.ops.take(self.rows[number : number + 1]))[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from _size_texts(self.ops.take(self.rows[start : start + _AT_ONCE]))
 
 
 def _size_texts(ops: Operations) -> list[str]:
-    """Kind and sizes of each operation: what has the same, whatever is computed, is left out together."""
-    kinds = [ops.kind[row] for row in range(len(ops))]
+    kinds = list(ops.kind)
     columns: dict[str, list[float]] = {name: column.tolist() for name, column in ops.dims.items()}
     return [
         f"{kind} {[columns[dim][row] for dim in KINDS[kind] if dim in columns]}"

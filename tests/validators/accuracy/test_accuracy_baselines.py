@@ -80,10 +80,10 @@ def test_p0_is_the_roofline_of_the_published_peaks() -> None:
 
 
 def _changed(cases: Cases, shape: str, factor: float) -> Cases:
-    chosen = cases.shape == cases.shapes.index(shape)
+    chosen = cases.shape == list(cases.shapes).index(shape)
     return _cases(
         np.where(chosen, cases.measured_ns * factor, cases.measured_ns).tolist(),
-        cases.labels,
+        list(cases.labels),
     )
 
 

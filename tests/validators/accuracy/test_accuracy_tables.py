@@ -17,7 +17,8 @@ from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
-from hespas.validators.accuracy import accuracy_of_tables, tables
+from hespas.validators.accuracy import accuracy_of_tables, baselines, table_cases, tables
+from hespas.validators.accuracy.cases import shared_shapes
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import errors_of
 from tests.validators.small_tables import products, vectors, write_table
@@ -190,3 +191,67 @@ def test_the_roofline_of_a_collective_is_that_of_its_links() -> None:
     sent_ns = 2 * 7 / 8 * 1e9 / link.bandwidth_bytes_per_s * 1e9
     assert sent_ns < time[0] < 1.05 * sent_ns
     assert np.isnan(time[1])
+
+
+def test_shapes_are_named_when_asked_for_and_numbered_in_order_of_appearance(tmp_path: Path) -> None:
+    """What a name does not tell, such as the seventeenth digit of a size, tells no two shapes apart."""
+    rows = products("H100-SXM", simple, (256, 512))
+    sizes = [10**16, 10**16 + 2, 4096]
+    near = [f"H100-SXM,collective,all_reduce,bf16,lib 1,,,,,,,,{50 + place}" for place in range(3)]
+    header = "hardware,kind,op,dtype,variant,batch,m,n,k,rows,columns,split,duration_us"
+    lines = [f"{header},ranks,message_bytes,ranks_per_node", *(f"{row},,," for row in rows)]
+    lines += [f"{row},8,{size},8" for row, size in zip(near, sizes, strict=True)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([*lines, lines[1]]) + "\n")
+    [cases] = accuracy_of_tables([read_measurements(path)]).cases
+    names = list(cases.shapes)
+    assert [cases.shapes[row] for row in range(len(names))] == names
+    assert len(set(names)) == len(names) == 8 + 2
+    assert cases.shape[0] == cases.shape[-1]
+    assert len(set(cases.shape[8:10].tolist())) == 1, "they differ in the seventeenth digit"
+    rows_of: list[int] = cases.shape.tolist()
+    told = [names[row] for row in rows_of]
+    assert told[0] == "matmul bf16 lib 1, batch 1, m 256, n 256, k 256"
+    assert told[10] == "collective all_reduce bf16 lib 1, ranks 8, message_bytes 4096, ranks_per_node 8"
+    assert list(cases.labels) == ["matmul"] * 8 + ["all_reduce"] * 3 + ["matmul"]
+
+
+def test_shapes_of_several_tables_have_one_number_for_one_name(tmp_path: Path) -> None:
+    one = write_table(tmp_path / "a.csv", products("H100-SXM", simple, (256, 512)))
+    two = write_table(tmp_path / "b.csv", products("H100-SXM", simple, (512, 1024))[::-1])
+    done = accuracy_of_tables([read_measurements(one), read_measurements(two)])
+    names = [cases.shapes[row] for cases in done.cases for row in cases.shape.tolist()]
+    numbers = shared_shapes(done.cases).tolist()
+    rows: dict[str, int] = {}
+    expected = dict(zip(names, numbers, strict=True))
+    assert len(expected) == len(set(numbers)) == 15
+    assert [rows.setdefault(text, len(rows)) for text in names[:8]] == list(range(8))
+    assert [expected[name] for name in names] == numbers
+
+
+def test_fits_of_very_many_shapes_are_of_a_sample_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_table(tmp_path / "t.csv", products("H100-SXM", simple, tuple(range(128, 1408, 128))))
+    whole, told = Diagnostics(), Diagnostics()
+    before = accuracy_of_tables([read_measurements(path)], diagnostics=whole)
+    assert "accuracy.sampled-baselines" not in whole.counts()
+    monkeypatch.setattr(baselines, "MOST_FITTED", 200)
+    monkeypatch.setattr(tables, "MOST_FITTED", 200)
+    after = [accuracy_of_tables([read_measurements(path)], diagnostics=told) for _ in range(2)]
+    assert told.counts()["accuracy.sampled-baselines"] == 2
+    assert any("at most 200 shapes" in each.message for each in told)
+    assert said(after[0], "p1").tolist() == said(after[1], "p1").tolist() != said(before, "p1").tolist()
+    np.testing.assert_allclose(said(after[0], "p1"), said(before, "p1"), rtol=0.05)
+    assert said(after[0], "roofline").tolist() == said(before, "roofline").tolist()
+
+
+def test_a_table_is_asked_about_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*products("H100-SXM", simple), *vectors("H100-SXM", ["add", "exp"], simple)]
+    path = write_table(tmp_path / "t.csv", [*rows, *rows[:30]])
+    before = accuracy_of_tables([read_measurements(path)])
+    monkeypatch.setattr(table_cases, "_ASKED_AT_ONCE", 7)
+    monkeypatch.setattr(table_cases, "_AT_ONCE", 5)
+    after = accuracy_of_tables([read_measurements(path)])
+    assert after.summary == before.summary
+    assert list(after.cases[0].shapes) == list(before.cases[0].shapes)
