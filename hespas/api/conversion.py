@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -98,7 +99,7 @@ def convert(
     )
     with ExitStack() as stack:
         value, origin = _opened(source, source_format, reading, found, stack)
-        target = format_for_output(Path(destination), target_format, profile=isinstance(value, Profile))
+        target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         account = _Account(value, conservation, target, ranks, found)
         put = partial(write, format=target.name, overwrite=overwrite, options=writing, diagnostics=found)
@@ -132,12 +133,18 @@ def _prepared(
 
 def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
-    target = format_for_output(Path(destination), name)
+    target = _format_of(destination, name)
     check_version(version, target.write_versions, target.name, "--to-version")
     check_streams(source, destination)
     if destination != STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
     return target
+
+
+def _format_of(destination: str, name: str | None, *, profile: bool | None = None) -> Format:
+    """The format to write. What is named as a folder, or is one, takes a trace per rank."""
+    folder = destination.endswith(("/", os.sep)) or Path(destination).is_dir()
+    return format_for_output(Path(destination), name or ("chakra" if folder else None), profile=profile)
 
 
 def _check_estimator(hardware: str | None, estimator: str) -> None:

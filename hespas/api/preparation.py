@@ -61,6 +61,8 @@ class _Step:
     reason: str
     message: str
     rewrite: Pass
+    more: str = ""
+    """What is said where there are more operations behind it than before."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class _Account:
         count, moved = before.ops - after.ops, before.bytes_moved - after.bytes_moved
         if not count:
             return
-        so_far = self.dropped.get(step.reason, Dropped(step.reason, step.message, 0))
+        said = step.message if count > 0 else step.more or step.message
+        so_far = self.dropped.get(step.reason, Dropped(step.reason, said, 0))
         self.dropped[step.reason] = replace(
             so_far,
             count=so_far.count + count * ranks,
@@ -168,9 +171,9 @@ class Preparation:
             after.append(_Step("pass.grouped", "merged into regions between collectives", GroupRegions()))
         if self.target.flat:
             trips = {"error": None, "warn": 1, "zero": 0}[self.missing]
-            after.append(
-                _Step("pass.unrolled", "stand in loops that never run", UnrollLoops(unknown_trips=trips))
-            )
+            unroll = UnrollLoops(unknown_trips=trips)
+            more = "stand in loops whose trips nobody knows, taken as one"
+            after.append(_Step("pass.unrolled", "stand in loops that never run", unroll, more))
         if self.target.flat and self.folds:
             after.append(
                 _Step(

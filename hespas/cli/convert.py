@@ -257,8 +257,9 @@ def _report_events(account: EventConservation) -> None:
 def _report_dropped(dropped: Iterable[Dropped]) -> None:
     for each in dropped:
         moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
-        verb = "operations less: " if each.reason.startswith("pass.") else ""
-        say(f"{count_text(each.count)} {verb}{each.message}{moved} [{each.reason}]")
+        less = "less" if each.count >= 0 else "more"
+        verb = f"operations {less}: " if each.reason.startswith("pass.") else ""
+        say(f"{count_text(abs(each.count))} {verb}{each.message}{moved} [{each.reason}]")
 
 
 def main() -> None:

@@ -10,11 +10,12 @@ import typer
 from hespas.cli.estimate import estimate
 from hespas.cli.estimators import estimators
 from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
-from hespas.cli.session import DebugOption, command_line, emit, version
+from hespas.cli.session import DebugOption, command_line, emit, say_diagnostics, version
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
 from hespas.cli.view import view
+from hespas.graph.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     from hespas.hardware import Device
@@ -129,8 +130,10 @@ def hardware_measure(
         from hespas.hardware.measure import measure_cpu
 
         check_destination(out, overwrite=overwrite)
-        device = measure_cpu(name=name)
+        found = Diagnostics()
+        device = measure_cpu(name=name, diagnostics=found)
         write_device(device, out, overwrite=overwrite)
+        say_diagnostics(found, out)
         emit(f"{out}: {device.description}")
 
 

@@ -160,11 +160,15 @@ def _show_class(found: ClassSummary, top: int) -> None:
         + "".join(f", {_shown(name)} {bytes_text(size)}" for name, size in found.attachments.items())
     )
     _table("by class", found.by_class, len(found.by_class))
-    _table(f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top)
+    _table(f"by operation ({_some(top, len(found.by_op))})", found.by_op, top)
     _show_products(found.products)
     _show_collectives(found.collectives)
     _show_messages(found.messages)
     _show_regions(found.regions, top)
+
+
+def _some(top: int, there_are: int) -> str:
+    return "all" if there_are <= top else f"the first {top} of {there_are}"
 
 
 def _table(title: str, rows: Sequence[OpRow], top: int) -> None:
@@ -258,7 +262,7 @@ def _show_profile(found: ProfileSummary, top: int) -> None:
         emit(f"{counted(found.negative_events, 'event')} of negative duration: no time is counted of them")
     for title, rows, limit in (
         ("by category", found.by_category, len(found.by_category)),
-        (f"by operation (the first {top} of {len(found.by_op)})", found.by_op, top),
+        (f"by operation ({_some(top, len(found.by_op))})", found.by_op, top),
     ):
         if rows and limit:
             lines = [

@@ -27,6 +27,7 @@ __all__ = [
 
 DATA_FOLDER = Path(__file__).parent / "data"
 
+_THIS_MACHINE = frozenset({"cpu", "host", "thiscpu", "localhost", "local", "x86", "x8664"})
 _ALIASES = re.compile(r"^aliases\s*=\s*\[.*?\]", re.MULTILINE | re.DOTALL)
 
 
@@ -54,6 +55,12 @@ class DeviceIndex:
         if len(candidates) > 1:
             raise UsageError(
                 f"device '{clipped(query)}' is ambiguous", hint=f"one of {', '.join(candidates)}"
+            )
+        if folded in _THIS_MACHINE:
+            raise UsageError(
+                f"no device '{clipped(query)}': every CPU is another",
+                hint="measure this one: hespas hardware measure --out this-cpu.toml, then --hardware "
+                "this-cpu.toml",
             )
         from difflib import get_close_matches
 

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware.model import Device, Memory, Peak, Source
 
@@ -29,6 +30,7 @@ __all__ = ["CpuProbe", "Sample", "cpu_name", "measure_cpu"]
 _FLOAT_TYPES: tuple[tuple[str, type[np.floating]], ...] = (("f64", np.float64), ("f32", np.float32))
 _VECTOR_TYPES: tuple[tuple[str, type[np.number]], ...] = (*_FLOAT_TYPES, ("i32", np.int32))
 _MAX_LOOPS = 1 << 24
+_STEADY = 0.2
 _DEFAULT_L2_BYTES = 512 * 1024
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -77,6 +79,8 @@ class _Bench:
     machine: _Machine
     clock: Callable[[], int]
 
+    spreads: list[float] = field(default_factory=list[float])
+
     def sample(self, call: Callable[[], object]) -> Sample:
         """Time ``call`` in loops long enough that the clock's step and the loop itself do not matter."""
         call()  # first touch of the pages, start of the thread pools
@@ -90,6 +94,7 @@ class _Bench:
         if middle <= 0:
             raise UsageError("the clock stood still while measuring", hint="raise sample_ns")
         spread = (max(times) - min(times)) / middle
+        self.spreads.append(spread)
         return Sample(median_ns=middle, spread=spread, repeats=self.plan.repeats)
 
     def _elapsed(self, call: Callable[[], object], loops: int) -> int:
@@ -100,12 +105,17 @@ class _Bench:
 
 
 def measure_cpu(
-    probe: CpuProbe | None = None, *, name: str = "", clock: Callable[[], int] = time.perf_counter_ns
+    probe: CpuProbe | None = None,
+    *,
+    name: str = "",
+    clock: Callable[[], int] = time.perf_counter_ns,
+    diagnostics: Diagnostics | None = None,
 ) -> Device:
     """This machine as a device, in about ten seconds with the default probe; nothing is written.
 
     ``name`` defaults to ``cpu-`` and the processor's name. ``clock`` returns nanoseconds.
-    Peak memory: three square float64 matrices plus twice ``copy_bytes``.
+    Peak memory: three square float64 matrices plus twice ``copy_bytes``. ``diagnostics`` hears of figures
+    that repeats do not agree on: something else runs on the machine.
     """
     plan = probe or CpuProbe()
     machine = _machine(plan.threads)
@@ -116,6 +126,14 @@ def measure_cpu(
         *(_vector_peak(bench, dtype, element, overhead) for dtype, element in _VECTOR_TYPES),
     )
     memories = (_main_memory(bench), _cache(bench, overhead))
+    unsteady = [spread for spread in bench.spreads if spread > _STEADY]
+    if unsteady and diagnostics is not None:
+        diagnostics.warning(
+            "hardware.unsteady",
+            "",
+            f"{len(unsteady)} of {len(bench.spreads)} figures differ by more than {_STEADY:.0%} between "
+            f"repeats (the worst by {max(unsteady):.0%}): measure again when nothing else runs",
+        )
     return Device(
         name=name or cpu_name(),
         vendor=_slug(machine.model).partition("-")[0] or "unknown",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -305,3 +306,42 @@ def test_trusting_an_input_ends_with_the_command(tmp_path: Path, monkeypatch: py
     assert "more than the limit of 1,048,576" in small.stderr
     assert "missing key" in trusted.stderr
     assert VARIABLE not in os.environ
+
+
+def test_a_log_directory_is_viewed_as_its_newest_recording(tmp_path: Path) -> None:
+    profile = FIXTURES / "profiles" / "h100_streams.xplane.pb"
+    for run in ("2026_01_01_10_00_00", "2026_01_02_10_00_00"):
+        folder = tmp_path / "log" / "plugins" / "profile" / run
+        folder.mkdir(parents=True)
+        shutil.copyfile(profile, folder / "host.xplane.pb")
+    done = _hespas("view", tmp_path / "log")
+    assert done.exit_code == 0, done.output
+    assert "host.xplane (xplane)" in done.stdout
+    assert "of 2 runs the newest is read" in done.stderr
+    shutil.copyfile(profile, folder / "other.xplane.pb")
+    refused = _hespas("view", tmp_path / "log")
+    assert refused.exit_code == 2
+    assert f"name one: {folder / 'host.xplane.pb'}" in refused.stderr
+
+
+def test_a_folder_takes_traces_whatever_it_is_called(tmp_path: Path) -> None:
+    done = _convert(STEP, f"{tmp_path / 'run.traces'}/", "--ranks", "0-1")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run.traces" / "run.traces.1.et").exists()
+
+
+def test_the_own_cpu_is_to_be_measured() -> None:
+    done = _hespas("estimate", STEP, "--hardware", "CPU")
+    assert done.exit_code == 2
+    assert "hespas hardware measure --out this-cpu.toml" in done.stderr
+
+
+def test_operations_that_loops_add_are_more_not_less(tmp_path: Path) -> None:
+    done = _convert(UNKNOWN_TRIPS, tmp_path / "w.et")
+    assert "9 operations more: stand in loops whose trips nobody knows, taken as one" in done.stderr
+    assert "-9" not in done.stderr
+
+
+def test_a_list_says_how_much_of_it_is_shown() -> None:
+    assert "by operation (all)" in _hespas("view", MLP).stdout
+    assert "by operation (the first 3 of " in _hespas("view", STEP, "--top", "3").stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device, measure, peak_for, write_device
 from hespas.hardware.measure import CpuProbe, Sample, measure_cpu
@@ -109,3 +110,15 @@ def test_stopped_clock_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(measure, "_MAX_LOOPS", 4)
     with pytest.raises(UsageError, match="clock stood still"):
         measure_cpu(_TINY, clock=lambda: 5)
+
+
+def test_unsteady_figures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that runs ever faster lets no repeat agree with the one before."""
+    monkeypatch.setattr(measure, "_MAX_LOOPS", 4)
+    ticks = iter(range(10**9))
+    found = Diagnostics()
+    measure_cpu(_TINY, clock=lambda: next(ticks) ** 4, diagnostics=found)
+    assert "hardware.unsteady" in found.counts()
+    steady = Diagnostics()
+    measure_cpu(_TINY, clock=_SteadyClock(), diagnostics=steady)
+    assert not steady.counts()

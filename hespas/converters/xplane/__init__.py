@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hespas.converters.format import Format, Head, ReadOptions, Value
 from hespas.graph import Diagnostics
+from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.xplane import PLANE_PREFIXES
 
 __all__ = ["FORMAT", "FORMAT_JSON"]
@@ -29,9 +30,44 @@ _TICKS = re.compile(rb'"metadata"\s*:\s*\{\s*"highres-ticks"\s*:\s*true')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"')
 
 
+_PLACES = ("*", "plugins/profile/*/*", "profile/*/*", "*/*")
+"""Where a log directory of JAX or TensorFlow, or a part of one, has its recordings."""
+
+
 def _sniff(head: Head) -> int:
-    """By the first plane's name."""
-    return 0 if head.is_directory or not _SPACE.match(head.data) else 98
+    """By the first plane's name; a log directory by its files."""
+    if head.is_directory:
+        return 90 if _recordings(head.path) else 0
+    return 98 if _SPACE.match(head.data) else 0
+
+
+def _recordings(folder: Path) -> list[Path]:
+    """The recordings in a log directory, in order of their runs, which are named by time."""
+    for place in _PLACES:
+        found = sorted(folder.glob(f"{place}.xplane.pb"))
+        if found:
+            return found
+    return []
+
+
+def _newest(folder: Path, diagnostics: Diagnostics) -> Path:
+    """The recording of the newest run. Raises ``UsageError`` where several hosts have one each."""
+    found = _recordings(folder)
+    if not found:
+        raise FormatError("no *.xplane.pb in it", path=str(folder), hint="name the log directory or the file")
+    newest = [path for path in found if path.parent == found[-1].parent]
+    if len(newest) > 1:
+        raise UsageError(
+            f"{len(newest)} hosts recorded this run, and one is read at a time",
+            path=str(folder),
+            hint=f"name one: {newest[0]}",
+        )
+    runs = len({path.parent for path in found})
+    if runs > 1:
+        diagnostics.warning(
+            "xplane.newest-run", "", f"of {runs} runs the newest is read: {newest[0].name}", path=str(folder)
+        )
+    return newest[0]
 
 
 def _sniff_json(head: Head) -> int:
@@ -46,6 +82,8 @@ def _sniff_json(head: Head) -> int:
 def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
     from hespas.converters.xplane.profile import read_xplane
 
+    if path.is_dir():
+        path = _newest(path, diagnostics)
     return read_xplane(path, options, diagnostics)
 
 
