@@ -312,3 +312,23 @@ def test_the_rule_about_patterns_sees_them() -> None:
     right = [r"\*+", r"[^,]*", r"\d+", r"\++x", r"(?:a|b)", "C++"]
     assert [text for text in wrong if not (_is_pattern(text) and _POSSESSIVE.search(text))] == []
     assert [text for text in right if _is_pattern(text) and _POSSESSIVE.search(text)] == []
+
+
+_REFUSALS = {"FormatError", "UnsupportedError"}
+
+
+def _remedies(path: Path) -> Iterator[tuple[int, bool]]:
+    """The line of each refusal in a module, and whether it says what to do."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REFUSALS:
+            yield node.lineno, any(keyword.arg in {"hint", None} for keyword in node.keywords)
+
+
+def test_every_refusal_of_a_converter_says_what_to_do() -> None:
+    found = [
+        (path, line, has_remedy)
+        for path in sorted((ROOT / "hespas" / "converters").rglob("*.py"))
+        for line, has_remedy in _remedies(path)
+    ]
+    assert len(found) > 100
+    assert [f"{path}:{line}" for path, line, has_remedy in found if not has_remedy] == []

@@ -118,9 +118,8 @@ def convert(
             return
         _check(source, destination, log_json, overwrite=overwrite)
         from hespas import api
-        from hespas.files.output import placed_together
 
-        with placed_together(), progress_bar("converting", progress) as callback:
+        with progress_bar("converting", progress) as callback:
             done = api.convert(
                 source,
                 destination,

@@ -79,7 +79,6 @@ def simulate(
     with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=writes):
         from hespas import api
         from hespas.converters import ReadOptions
-        from hespas.files.output import placed_together
 
         drawn = _Drawn(timeline, beside, json_file, overwrite)
         drawn.check(source, hardware)
@@ -96,9 +95,8 @@ def simulate(
                 diagnostics=diagnostics,
                 progress=callback,
             )
-        with placed_together():
-            drawn.write(done, measured, hardware, diagnostics)
-            drawn.write_json(done, str(source), hardware, estimator, diagnostics)
+        drawn.write(done, measured, hardware, diagnostics)
+        drawn.write_json(done, str(source), hardware, estimator, diagnostics)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
 

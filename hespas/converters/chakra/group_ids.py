@@ -139,6 +139,7 @@ def check_listing(workload: Workload, *, alone: bool) -> None:
         if count < end:
             raise UnsupportedError(
                 f"group set {number} has rank {end - 1:,}, but the job only ranks 0..{count - 1:,}",
+                position=f"group set {number}",
                 hint="state the number of ranks with --num-devices, or correct the groups",
             )
         listed += groups.max_group_size if alone else groups.num_ranks
@@ -146,6 +147,7 @@ def check_listing(workload: Workload, *, alone: bool) -> None:
             raise UnsupportedError(
                 f"group set {number}: with it the process groups list {listed:,} ranks, "
                 f"and {FILE_NAME} may list {_MOST_MEMBERS:,}",
+                position=f"group set {number}",
                 hint="convert the program for fewer devices",
             )
 

@@ -81,7 +81,8 @@ class _Copies:
             )
         for done, file in enumerate(files):
             if f"{bare_name(file.name)}.et" in self._sources:
-                raise FormatError("ET022: it stands here twice, packed and not", path=str(file))
+                message, hint = "ET022: it stands here twice, packed and not", "keep one of the two files"
+                raise FormatError(message, path=str(file), hint=hint)
             self._copy(file, diagnostics)
             if self.options.progress:
                 self.options.progress(done + 1, len(files))

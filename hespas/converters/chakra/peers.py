@@ -101,7 +101,7 @@ def rank_peers(
         strange = np.zeros(len(columns), np.bool_)
         strange[stated.node[far[stated.node] & (stated.value >= MAX_DEVICES)]] = True
         limit = f"{name} is past {MAX_DEVICES:,}, the limit of ranks"
-        faults.nodes("ET014", columns, strange, limit, hint="state the rank of the peer")
+        faults.nodes("ET014", columns, strange, limit, hint="name a rank of the job; was the file damaged?")
         peer[good.node] = good.value
         own = stated.where(other[stated.node])
         wrong = np.zeros(len(columns), np.bool_)

@@ -50,6 +50,8 @@ CALLEE_KEYS = (
 )
 """Attributes that name computations."""
 
+_CALLEES = frozenset(CALLEE_KEYS)
+
 PAIRS_KEY = "_xla_send_recv_source_target_pairs"
 """The frontend attribute that says who sends to whom."""
 
@@ -111,6 +113,8 @@ def names(value: str | None) -> tuple[str, ...]:
 
 def callee_names(attributes: Mapping[str, str]) -> tuple[str, ...]:
     """Every computation an instruction names, in the order of :data:`CALLEE_KEYS`."""
+    if _CALLEES.isdisjoint(attributes):
+        return ()
     return tuple(name for key in CALLEE_KEYS if key in attributes for name in names(attributes[key]))
 
 

@@ -37,6 +37,8 @@ _PARTITIONER_CALLS = frozenset(
 """Targets of custom calls that speak to the partitioner, which leaves none of them."""
 
 _MESSAGES = frozenset({"collective-permute", "send", "recv"})
+_NAMED_IN = ("replica_groups", "source_target_pairs", "frontend_attributes")
+_NAMING = frozenset({"channel_id", *_NAMED_IN})
 _TILED = ("devices=", "mesh", "<=[")
 
 
@@ -135,11 +137,11 @@ def _named_ids(module: HloModule, *, complete: bool) -> _Named:
     seen: set[tuple[str | None, ...]] = set()
     for body in module.computations.values():
         for opcode, given in zip(body.opcodes, body.attributes, strict=True):
-            if not given:
+            if _NAMING.isdisjoint(given):
                 continue
             channel = given.get("channel_id")
             found.channels |= channel is not None
-            for key in ("replica_groups", "source_target_pairs", "frontend_attributes"):
+            for key in _NAMED_IN:
                 text = given.get(key)
                 if text is None or (key == "frontend_attributes" and PAIRS_KEY not in text):
                     continue

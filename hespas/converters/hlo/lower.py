@@ -85,6 +85,7 @@ class Lowering:
                 f"calls, loops and branches nested more than {MAX_CALL_DEPTH} deep",
                 path=self.program.module.source.path,
                 position=f"computation {frame.computation.name}",
+                hint="no compiler writes such programs; is the file damaged?",
             )
         handlers = self._handlers
         for index, opcode in enumerate(frame.computation.opcodes):

@@ -22,15 +22,14 @@ from hespas.converters.hlo.module import Computation, FrameTable, HloModule
 from hespas.converters.hlo.operands import NUM_OPERANDS
 from hespas.converters.hlo.scan import HEADERLESS, TRUNCATED_HINT, Source, shown, strip_comments, unquote
 from hespas.converters.hlo.shapes import Shape, ShapeTable, shown_shape
-from hespas.graph.errors import UnsupportedError
+from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["parse_module"]
 
 _Read = TypeVar("_Read")
 
 _MODULE = re.compile(r"HloModule(?![\w.\-])[ \t]*([^\s,]*)")
-_ATTRIBUTE = re.compile(r"\s*,\s*([A-Za-z_][\w.\-]*)\s*=\s*")
-_COMMENTED = re.compile(r"\s*(?:,\s*)?/[*/]")
+_ATTRIBUTE = re.compile(r"\s*,\s*([A-Za-z_][\w.\-]*)\s*=\s*|\s*(?:,\s*)?(?=/[*/])")
 _NAMED_VALUE = re.compile(r"([A-Za-z_][\w.\-]*)\s*=\s*")
 _SIGNATURE = re.compile(r"(ENTRY(?![\w.\-]))?\s*%?([\w.\-]*)")
 _HEAD = re.compile(r"(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
@@ -114,7 +113,9 @@ class _Parser:
         """Read ``, key=value`` pairs and return where they end."""
         text, source = self.text, self.source
         while True:
-            match = _ATTRIBUTE.match(text, position) or self._behind_comment(position)
+            match = _ATTRIBUTE.match(text, position)
+            if match is not None and match[1] is None:
+                match = self._behind_comment(position)
             if match is None:
                 return position
             start = match.end()
@@ -135,8 +136,6 @@ class _Parser:
 
     def _behind_comment(self, position: int) -> re.Match[str] | None:
         """An attribute with a comment between it and the comma, or in front of that."""
-        if _COMMENTED.match(self.text, position) is None:
-            return None
         comma = self.source.skip_space(position)
         if not self.text.startswith(",", comma):
             return None
@@ -310,30 +309,33 @@ class _Parser:
         if shape is None and (text.startswith("b(", start) or _OPCODE.match(text, start) is None):
             end = self._shape_end(start)
         if end > start:  # it states its shape
-            row = self._shape_row(start, end)
+            row = self.shapes.rows.get(text[start:end], -1)
+            row = self._shape_row(start, end) if row < 0 else row
         opcode = _OPCODE.match(text, end) or _OPCODE.match(text, source.skip_space(end))
         if opcode is None:
             raise source.error(end, "an opcode and '('")
         close = source.skip_group(opcode.end())
         operands, payload = self._arguments(computation, opcode, close - 1, numbers)
-        self._check_operands(opcode, operands)
-        if opcode[1] == "parameter":
+        what = opcode[1]
+        if NUM_OPERANDS.get(what, len(operands)) != len(operands):
+            raise self._wrong_count(opcode, len(operands))
+        if what == "parameter":
             self._check_parameter(computation, payload, opcode.start(1))
         attributes: dict[str, str] = {}
         literal = opcode.end() + 1, close - 1
         if name:
             close = self._attributes(close, attributes)
         else:
-            name = self._unused(f"{opcode[1]}.anon", numbers)
+            name = self._unused(f"{what}.anon", numbers)
         if row < 0:
             row = self._inferred(computation, opcode, operands, attributes)
-        elif opcode[1] == "constant":
+        elif what == "constant":
             self._check_literal(row, *literal)
         number = len(computation)
         if numbers.setdefault(name, number) != number:
             raise source.error(named_at, f"a name no other instruction has, not {shown(name)} again")
         computation.names.append(name)
-        computation.opcodes.append(opcode[1])
+        computation.opcodes.append(what)
         computation.shapes.append(row)
         computation.operands.append(operands)
         computation.payloads.append(payload)
@@ -394,13 +396,12 @@ class _Parser:
         if found != elements and (found > 1 or find("{", start, end) >= 0):
             raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {found:,}")
 
-    def _check_operands(self, opcode: re.Match[str], operands: tuple[int, ...]) -> None:
-        expected = NUM_OPERANDS.get(opcode[1])
-        if expected is not None and len(operands) != expected:
-            number = f"{expected} operand{'s' if expected > 1 else ''}"
-            raise self.source.error(
-                opcode.start(1), f"{number} of {opcode[1]}, which has {len(operands)}", _OPERANDS_HINT
-            )
+    def _wrong_count(self, opcode: re.Match[str], found: int) -> FormatError:
+        expected = NUM_OPERANDS[opcode[1]]
+        number = f"{expected} operand{'s' if expected > 1 else ''}"
+        return self.source.error(
+            opcode.start(1), f"{number} of {opcode[1]}, which has {found}", _OPERANDS_HINT
+        )
 
     def _check_parameter(self, computation: Computation, payload: str, position: int) -> None:
         """A parameter has a number, which no other parameter of the computation has."""
@@ -440,8 +441,11 @@ class _Parser:
             return self._typed_operands(computation, start, end, numbers), ""
         operands: list[int] = []
         for part in strip_comments(inner).split(","):
-            name = part.split()[-1].lstrip("%") if part.strip() else ""
-            operands.append(self._operand(name, start, numbers))
+            number = numbers.get(part.lstrip(" %"))
+            if number is None:  # other blanks, or the name of a type in front
+                name = part.split()[-1].lstrip("%") if part.strip() else ""
+                number = self._operand(name, start, numbers)
+            operands.append(number)
         return tuple(operands), ""
 
     def _operand(self, name: str, position: int, numbers: dict[str, int]) -> int:

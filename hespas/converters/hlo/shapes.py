@@ -192,20 +192,20 @@ def shown_shape(shape: Shape) -> str:
 class ShapeTable:
     """Shapes by their text: each spelling is parsed once, however many instructions have it."""
 
-    __slots__ = ("_made", "_rows", "shapes")
+    __slots__ = ("_made", "rows", "shapes")
 
     def __init__(self) -> None:
-        """Start empty."""
-        self._rows: dict[str, int] = {}
+        """Start empty. ``rows``: the row of each spelling so far."""
+        self.rows: dict[str, int] = {}
         self._made: dict[Shape, int] = {}
         self.shapes: list[Shape] = []
 
     def row(self, text: str) -> int:
         """The row of a spelling, new or old. Raises ``ValueError``."""
-        row = self._rows.get(text)
+        row = self.rows.get(text)
         if row is None:
             self.shapes.append(parse_shape(text))
-            row = self._rows[text] = len(self.shapes) - 1
+            row = self.rows[text] = len(self.shapes) - 1
         return row
 
     def add(self, shape: Shape) -> int:

@@ -78,44 +78,41 @@ class _Checker:
         self._numbers = [self._number(shape) for shape in self.module.shapes]
 
     def _number(self, shape: Shape) -> int:
-        """The number of a shape's types and extents without its layouts. An element that tuples share is
+        """The number of a shape's types and extents without its layouts. A tuple that others share is
         numbered once; recursion is as deep as tuples may be.
         """
+        leaf, structures = shape.array, self._structures
+        if leaf is not None:
+            return structures.setdefault((leaf.element, leaf.dims), len(structures))
         number = self._known.get(shape)
         if number is None:
-            leaf = shape.array
             parts = () if shape.elements is None else tuple([self._number(part) for part in shape.elements])
-            structure = parts if leaf is None else (leaf.element, leaf.dims)
-            number = self._structures.setdefault(structure, len(self._structures))
-            self._known[shape] = number
+            number = self._known[shape] = structures.setdefault(parts, len(structures))
         return number
 
     def computation(self, computation: Computation) -> None:
         """Check every instruction. O(instructions)."""
-        numbers, rows, attributes = self._numbers, computation.shapes, computation.attributes
-        fitting = self._fitting
-        made = [numbers[row] for row in rows]
-        for index, opcode in enumerate(computation.opcodes):
-            operands = computation.operands[index]
+        numbers, fitting = self._numbers, self._fitting
+        made = [numbers[row] for row in computation.shapes]
+        parts = zip(computation.opcodes, computation.operands, computation.attributes, made, strict=True)
+        for index, (opcode, operands, texts, own) in enumerate(parts):
             if opcode in ELEMENTWISE:
-                own = made[index]
                 for operand in operands:
                     if made[operand] != own:
                         self._instruction(computation, index)
                         break
             elif opcode == "fusion":
                 given = [made[operand] for operand in operands]
-                if not self._is_called_right(attributes[index], given, made[index]):
+                if not self._is_called_right(texts, given, own):
                     self._instruction(computation, index)
             elif opcode not in _UNCHECKED:
                 read = _READ.get(opcode)
                 if read is None:
                     self._instruction(computation, index)
                     continue
-                texts = attributes[index]
                 key = (
                     opcode,
-                    made[index],
+                    own,
                     *[made[operand] for operand in operands],
                     *[texts.get(name) for name in read],
                 )

@@ -53,7 +53,10 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
     with opened(path, options.max_bytes) as database:
         if database.has("StringTable") and not database.has("StringIds"):
             raise UnsupportedError(
-                "this is a profile of nvprof", path=str(path), hint="record with nsys, and export to SQLite"
+                "this is a profile of nvprof",
+                path=str(path),
+                position="table StringTable",
+                hint="record with nsys, and export to SQLite",
             )
         strings = Strings(database, StringTableBuilder())
         work, devices = read_work(database, strings, diagnostics)
@@ -85,6 +88,7 @@ def _refuse_reports(path: Path) -> None:
             raise UnsupportedError(
                 "a report of Nsight Systems must be exported before it can be read",
                 path=str(path),
+                position="byte 0",
                 hint=f"nsys export --type sqlite {path.name}",
             )
 

@@ -58,6 +58,7 @@ def ranks_here(
         raise FormatError(
             f"the trace is of a job of {size:,} ranks",
             path=path,
+            position="the largest rank of a group or a message",
             hint=f"from 1 to {MAX_DEVICES:,} are possible",
         )
     ranks = np.full(size, ABSENT, np.int32)
@@ -78,7 +79,8 @@ def _for_all(
         raise UnsupportedError(
             f"the trace of rank {number} cannot stand for {world:,} ranks: it does not always talk with all "
             "of them, and with no others",
-            path=path, hint="give the traces of all ranks, or leave --num-devices out",
+            path=path, position="process groups and messages",
+            hint="give the traces of all ranks, or leave --num-devices out",
         )  # fmt: skip
     diagnostics.warning(
         "pytorch.one-rank-for-all", path,

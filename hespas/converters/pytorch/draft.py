@@ -257,6 +257,7 @@ class _Tables:
                 raise FormatError(
                     f"its process groups have more than {_MOST_LISTED:,} members",
                     path=self.rank.path,
+                    position=f"process group {len(self._rows) + 1} of those that are used",
                     hint="was the trace edited? record it again",
                 )
             row = self._rows[members] = self.group_sets.setdefault(found, len(self.group_sets))

@@ -157,6 +157,14 @@ def read_events(path: Path, max_bytes: int) -> KinetoTrace:
     return reader.trace(header, stream.repaired_blocks)
 
 
+def _makes_sense(decoder: msgspec.json.Decoder[list[_Args]], event: TraceEvent) -> bool:
+    try:
+        decoder.decode(b"[" + event.args + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 class _Reader:
     """Sorts events by kind and turns what is known of them into columns."""
 
@@ -198,7 +206,7 @@ class _Reader:
                 these = [events[place] for place in places]
                 self._times(self.kinds[kind], events, array, places)
                 self._common(self.kinds[kind], these)
-                self._specific(kind, these)
+                self._specific(kind, these, places)
         self.seen += len(events)
 
     def _times(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
@@ -212,27 +220,32 @@ class _Reader:
         into.add("process", self.labels.of([event.pid for event in events]))
         into.add("thread", self.labels.of([event.tid for event in events]))
 
-    def _specific(self, kind: Kind, events: list[TraceEvent]) -> None:
+    def _specific(self, kind: Kind, events: list[TraceEvent], places: list[int]) -> None:
         into = self.kinds[kind]
         match kind:
             case Kind.DEVICE:
-                self._device(into, self._decoded(self.device_args, events))
+                self._device(into, self._decoded(self.device_args, events, places))
             case Kind.LAUNCH:
-                launches = self._decoded(self.launch_args, events)
+                launches = self._decoded(self.launch_args, events, places)
                 into.add("correlation", integers([each.correlation for each in launches]))
                 into.add("external_id", integers([each.external_id for each in launches]))
             case Kind.HOST | Kind.ANNOTATION:
-                self._host(into, self._decoded(self.host_args, events))
+                self._host(into, self._decoded(self.host_args, events, places))
             case Kind.SYNC:
-                self._sync(into, self._decoded(self.sync_args, events))
+                self._sync(into, self._decoded(self.sync_args, events, places))
 
-    def _decoded(self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent]) -> list[_Args]:
+    def _decoded(
+        self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent], places: list[int]
+    ) -> list[_Args]:
         try:
             return decoder.decode(b"[" + b",".join([event.args for event in events]) + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            pairs = zip(places, events, strict=True)
+            wrong = (place for place, event in pairs if not _makes_sense(decoder, event))
+            number = next(wrong, places[0])
             raise FormatError(
-                f"the args of an event make no sense: {error}", path=self.path, position="field 'args'",
-                hint="export the trace again",
+                f"the args of an event make no sense: {error}", path=self.path,
+                position=f"event {self.seen + number + 1}, field 'args'", hint="export the trace again",
             ) from error  # fmt: skip
 
     def _device(self, into: _Collected, args: list[DeviceArgs]) -> None:

@@ -78,7 +78,10 @@ def _files(path: Path) -> Iterator[_Found]:
     nested = [inner for entry in entries if entry.is_dir() for inner in sorted(entry.iterdir())]
     candidates = [entry for entry in (*entries, *nested) if entry.is_file() and ".json" in entry.suffixes]
     if len(candidates) > _MOST_FILES:
-        raise FormatError(f"{len(candidates):,} files", path=str(path), hint="keep one job per folder")
+        raise FormatError(
+            f"{len(candidates):,} files, more than {_MOST_FILES:,}", path=str(path),
+            position=f"file {candidates[_MOST_FILES].name}", hint="keep one job per folder",
+        )  # fmt: skip
     for entry in candidates:
         head = start_of(entry)
         profile = is_profile(head)
@@ -97,6 +100,7 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
     if not found:
         raise FormatError(
             "no profile and no execution trace of PyTorch here", path=str(path),
+            position="the names and first bytes of its files",
             hint="one file of torch.profiler and one of ExecutionTraceObserver per rank, .json or .json.gz",
         )  # fmt: skip
     kinds = [[each for each in found if each.is_profile is kind] for kind in (True, False)]
@@ -113,6 +117,7 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
                 other = f" and {ranks[number].name}" if number in ranks else ""
                 raise FormatError(
                     f"which rank is {each.path.name}{other} of?", path=str(path),
+                    position=f"file {each.path.name}",
                     hint="keep one job per folder, and name files like job.rank0.kineto.json",
                 )  # fmt: skip
             ranks[number] = each.path
@@ -137,7 +142,7 @@ def _complete(
     if missing:
         raise FormatError(
             f"the files of {len(missing):,} ranks are missing, first rank {missing[0]}", path=str(path),
-            hint="copy the set again",
+            position=f"rank {missing[0]}", hint="copy the set again",
         )  # fmt: skip
     single = len(profiles.keys() ^ traces.keys()) if profiles and traces else 0
     diagnostics.warning(

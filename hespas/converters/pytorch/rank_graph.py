@@ -25,7 +25,7 @@ from hespas.converters.pytorch.naming import job_name
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.steps import host_steps_of, steps_of
 from hespas.graph import Diagnostics, OpGraph, StringTableBuilder
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, InvariantError
 
 __all__ = ["RankFiles", "RankGraph", "read_rank"]
 
@@ -98,7 +98,7 @@ def _unmeasured(
     files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
 ) -> RankGraph:
     if files.trace is None:
-        raise FormatError("a rank without files", path="", hint="copy the set again")
+        raise InvariantError(f"rank {number} has no file")
     trace = read_host_trace(files.trace, options.max_bytes, StringTableBuilder(), options.version)
     rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
     graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)

@@ -200,6 +200,7 @@ class _Links:
         self.permutations: dict[Permutation, int] = {}
         self.kinds = np.full(len(template), int(NodeKind.COMPUTE), np.uint8)
         self._shared = shared
+        self._template = template
         self._devices = devices
         self._known: dict[tuple[object, IdMode], int] = {}
         self._collectives: list[tuple[int, Collective, int]] = []
@@ -210,12 +211,12 @@ class _Links:
     def _take(self, node: int, exchange: Exchange) -> None:
         if isinstance(exchange, Collective):
             self.kinds[node] = int(NodeKind.COLLECTIVE)
-            self._collectives.append((node, exchange, self._groups(exchange)))
+            self._collectives.append((node, exchange, self._groups(node, exchange)))
             return
         self.kinds[node] = int(exchange.kind)
-        self._messages.append((node, exchange, self._permutation(exchange)))
+        self._messages.append((node, exchange, self._permutation(node, exchange)))
 
-    def _groups(self, stated: Collective) -> int:
+    def _groups(self, node: int, stated: Collective) -> int:
         key = (stated.groups, stated.mode)
         row = self._known.get(key)
         if row is not None:
@@ -224,7 +225,7 @@ class _Links:
         try:
             made = normalise_groups(stated.groups, stated.mode, devices.num_replicas, devices.num_partitions)
         except ValueError as error:
-            raise self._refused(stated.kind.name.lower(), error) from error
+            raise self._refused(node, stated.kind.name.lower(), error) from error
         missing = left_out(made, devices.num_devices)
         if missing:
             message = (
@@ -235,7 +236,7 @@ class _Links:
         row = self._known[key] = self.group_sets.setdefault(made, len(self.group_sets))
         return row
 
-    def _permutation(self, stated: Message) -> int:
+    def _permutation(self, node: int, stated: Message) -> int:
         if stated.pairs is None or stated.is_host:
             return -1
         mode = stated.mode or self._devices.single_mode
@@ -247,16 +248,17 @@ class _Links:
         try:
             made = normalise_pairs(stated.pairs, mode, devices.num_replicas, devices.num_partitions)
         except ValueError as error:
-            raise self._refused("collective_permute", error) from error
+            raise self._refused(node, "collective_permute", error) from error
         row = self._known[key] = self.permutations.setdefault(made, len(self.permutations))
         return row
 
-    def _refused(self, what: str, error: ValueError) -> FormatError:
+    def _refused(self, node: int, what: str, error: ValueError) -> FormatError:
         devices = self._devices
         stated = f"{devices.num_replicas} replicas x {devices.num_partitions} partitions"
         return FormatError(
             f"{what}: {error} ({stated})",
             path=self._shared.path,
+            position=self._shared.locations.place(self._template.location[node]) or f"operation {node}",
             hint="do groups and device counts belong together?",
         )
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import NamedTuple, Protocol, cast
 
 from hespas.converters.stablehlo.mlir import Location, Module
+from hespas.converters.stablehlo.quoting import place_of
 from hespas.graph.errors import HespasError, MissingExtraError
 
 __all__ = ["PINNED", "Bindings", "ParseFailure", "load_bindings"]
@@ -42,16 +43,20 @@ class _Diagnostic(Protocol):
 
 
 class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
-    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know.
+    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know: then
+    ``place`` is what it says instead, if anything.
 
     ``is_verdict``: it was read, and an operation in it is not valid.
     """
 
-    def __init__(self, message: str, line: int = 0, column: int = 0, *, is_verdict: bool = False) -> None:
+    def __init__(
+        self, message: str, line: int = 0, column: int = 0, *, place: str = "", is_verdict: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
         self.column = column
+        self.place = place
         self.is_verdict = is_verdict
 
 
@@ -193,7 +198,10 @@ def _failure(diagnostic: _Diagnostic) -> ParseFailure:
         return ParseFailure("the parser's message quotes bytes that are no text")
     found = re.search(_POSITION, position)
     line, column = (int(found[1]), int(found[2])) if found else (0, 0)
-    return ParseFailure(message, line, column, is_verdict=position not in _NOWHERE)
+    is_verdict = position not in _NOWHERE
+    return ParseFailure(
+        message, line, column, place=place_of(position) if is_verdict else "", is_verdict=is_verdict
+    )
 
 
 def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:

@@ -30,11 +30,17 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     names = sorted(entry.name for entry in path.iterdir())
     files = class_files(names)
     if not files and not any(name.endswith(_PROGRAMS) for name in names):
-        raise FormatError("no StableHLO program is in this folder", path=str(path), hint="name a file")
+        raise FormatError(
+            "no StableHLO program is in this folder",
+            path=str(path),
+            position="the names of its files",
+            hint=f"name a file, or keep programs there whose names end in {', '.join(_PROGRAMS)}",
+        )
     if not files:
         raise UnsupportedError(
             "a folder of programs that do not say which ranks run them",
             path=str(path),
+            position=f"file {next(name for name in names if name.endswith(_PROGRAMS))}",
             hint="read them one by one",
         )
     programs = {name: _program(path / name, options, diagnostics) for name in files.values()}

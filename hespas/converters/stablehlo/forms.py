@@ -181,6 +181,7 @@ def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> For
     position = f"byte {start}"
     if failure.is_verdict:
         place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
+        place = place or (f" ({failure.place})" if failure.place else "")
         return FormatError(shortened(failure.message) + place, path=path, position=position, hint=_INVALID)
     newer = producer and "version" in failure.message.lower()
     return FormatError(
@@ -238,7 +239,9 @@ def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
     return FormatError(
         shortened(failure.message) + (f", in: {shown}" if shown else ""),
         path=path,
-        position=f"line {failure.line}:{failure.column}" if failure.line else None,
+        position=f"line {failure.line}:{failure.column}"
+        if failure.line
+        else failure.place or f"within {len(data):,} bytes",
         hint=_text_hint(failure, data),
     )
 

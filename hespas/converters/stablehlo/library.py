@@ -67,6 +67,7 @@ class FunctionLibrary:
             raise UnsupportedError(
                 f"@{name} jumps between blocks",
                 path=self._path,
+                position=f"function @{name}",
                 hint="StableHLO has while, if and case; lift other control flow to them first",
             )
         self._active[name] = None

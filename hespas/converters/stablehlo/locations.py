@@ -50,6 +50,13 @@ class Locations:
         self._names.append(name)
         return len(self.rows) - 1
 
+    def place(self, row: int) -> str:
+        """What a location says, for an error; ``""`` where it says nothing."""
+        strings = self._strings.build()
+        source, name = (strings[part] for part in self.rows[row])
+        line = source.removeprefix(f"{self._path}:")
+        return " ".join(filter(None, (f"line {line}" if line != source else source, name)))
+
     def within(self, call: int, rows: list[int]) -> list[int]:
         """The rows of a function's operations as the call at row ``call`` runs them.
 

@@ -38,7 +38,7 @@ from hespas.converters.stablehlo.replay_work import MOST_PASSES, complete
 from hespas.files.limits import limits
 from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import IntArray
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, HespasError
 from hespas.graph.passes import all_deps, topological_order
 
 __all__ = ["Replayed", "quoted_text", "replay"]
@@ -48,6 +48,7 @@ _VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
 _NO_WORK = {NodeKind.METADATA, NodeKind.INVALID}
 _LONGEST_ROW = 1 << 28
 _LAST_CHANNEL = 2**63 - 1
+_WHOLE = "the graph as a whole"
 
 
 @dataclass(slots=True)
@@ -78,13 +79,19 @@ def replay(graph: OpGraph, num_ranks: int) -> Replayed:
     _refuse_large(graph)
     order: list[int] = topological_order(graph).tolist()
     if len(order) < len(graph):
+        first = min(set(range(len(graph))) - set(order))
         raise FormatError(
             f"{graph.name}: {len(graph) - len(order)} operations wait for each other in a circle",
+            position=f"node {first} and those that wait for it",
             hint="`hespas-validate check` names them",
         )
     writer = _Writer(graph, num_ranks)
     for node in order:
-        writer.emit(node)
+        try:
+            writer.emit(node)
+        except HespasError as error:
+            error.position = error.position or f"node {node}"
+            raise
     return writer.finish()
 
 
@@ -92,11 +99,11 @@ def _refuse_large(graph: OpGraph) -> None:
     """Each node becomes an operation at least, each edge and type an operand of one."""
     most = limits()
     if len(graph) > most.replayed_operations:
-        raise too_large(f"{len(graph):,} operations at least, more than {most.replayed_operations:,}")
+        raise too_large(f"{len(graph):,} operations at least, more than {most.replayed_operations:,}", _WHOLE)
     tables = (graph.data_deps, graph.control_deps, graph.operands, graph.results)
     edges = sum(len(table.values) for table in tables)
     if edges > most.replayed_edges:
-        raise too_large(f"{edges:,} operands at least, more than {most.replayed_edges:,}")
+        raise too_large(f"{edges:,} operands at least, more than {most.replayed_edges:,}", _WHOLE)
 
 
 class _Writer:

@@ -91,10 +91,11 @@ def broadcast_axes(part: Sequence[int], whole: Sequence[int]) -> list[int] | Non
     return axes
 
 
-def too_large(what: str) -> UnsupportedError:
+def too_large(what: str, position: str | None = None) -> UnsupportedError:
     """What a graph is told whose replay would have ``what``."""
     return UnsupportedError(
         f"a StableHLO replay of it has {what}",
+        position=position,
         hint="merge operations with --granularity region, or choose another format",
     )
 

@@ -93,6 +93,7 @@ def devices_for(graph: OpGraph, num_ranks: int) -> int:
     if devices * lists > _MOST_LISTED:
         raise UnsupportedError(
             f"{graph.name}: groups and messages of {devices:,} devices are too many to list {lists:,} times",
+            position="all group sets and permutations",
             hint="StableHLO lists them rank by rank; keep jobs of this size as op graphs",
         )
     return devices

@@ -18,6 +18,7 @@ from hespas.converters.stablehlo.locations import Locations
 from hespas.converters.stablehlo.mlir import Block, Operation, terminator
 from hespas.converters.stablehlo.mlir import Value as SsaValue
 from hespas.converters.stablehlo.names import table_name
+from hespas.converters.stablehlo.quoting import place_of
 from hespas.converters.stablehlo.scope import Scope
 from hespas.converters.stablehlo.signatures import Signatures
 from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
@@ -25,7 +26,7 @@ from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeInfo, TypeTable
 from hespas.graph import Diagnostics, OpClass, RegionKind
 from hespas.graph.columns import StringTableBuilder
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, HespasError
 
 __all__ = ["MAX_REGION_DEPTH", "Handler", "Library", "Plans", "Shared", "Walker"]
 
@@ -135,10 +136,14 @@ class Walker:
             if name in _RETURNS:
                 return [environment[value][0] for value in op.operands]
             handler = handlers.get(name)
-            if handler is None:
-                self.plain(op, name, region)
-            else:
-                handler(self, op, region, depth)
+            try:
+                if handler is None:
+                    self.plain(op, name, region)
+                else:
+                    handler(self, op, region, depth)
+            except HespasError as error:
+                error.position = error.position or place_of(str(op.location))
+                raise
         # No return: an operation of an unknown dialect ends the block, and hands on what it is given.
         count = len(block.operations)
         return self.flows(block.operations[count - 1].operation) if count else []

@@ -223,3 +223,12 @@ def test_the_event_with_a_bad_time_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"'gemm' .* null is no time") as caught:
         read(path)
     assert caught.value.position == "event 3, field 'dur'"
+
+
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_args_that_make_no_sense_say_of_which_event(wrong: int, tmp_path: Path) -> None:
+    events = [host("aten::mm", 0, 9, SHAPES), launch(1, 5), kernel("k", 2, 5), host("aten::mm", 9, 9, SHAPES)]
+    events[wrong]["args"] = [1]
+    with pytest.raises(FormatError, match="the args of an event make no sense") as caught:
+        read(write(tmp_path / "trace.json", *events))
+    assert caught.value.position == f"event {wrong + 1}, field 'args'"

@@ -349,8 +349,9 @@ def test_two_jobs_in_a_folder_and_missing_ranks_are_refused(tmp_path: Path) -> N
         read_folder(tmp_path)
     pair(tmp_path, OPERATIONS, HOST, 0)
     write_et(tmp_path / "other.rank0.et.json", OPERATIONS)
-    with pytest.raises(FormatError, match=r"which rank"):
+    with pytest.raises(FormatError, match=r"which rank") as caught:
         read_folder(tmp_path)
+    assert caught.value.position == "file other.rank0.et.json"
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,39 @@ func.func @main(%x: tensor<8xf32>) -> tensor<16xf32> {
     assert "2 of 4 devices" in next(iter(findings)).message
 
 
+_MISFIT = """module attributes {mhlo.num_replicas = 2 : i32} {
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %y = stablehlo.add %x, %x : tensor<8xf32>
+  %0 = "stablehlo.all_reduce"(%y) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %s = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>} : (tensor<8xf32>) -> tensor<8xf32>LOCATION
+  return %0 : tensor<8xf32>
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("location", "position"),
+    [("", "operation 1"), (' loc("step/psum"("model.py":7:3))', "model.py:7:3 step/psum")],
+)
+def test_groups_that_do_not_fit_the_devices_say_where(
+    location: str, position: str, read_text: ReadText
+) -> None:
+    with pytest.raises(FormatError, match="all_reduce: ") as caught:
+        read_text(_MISFIT.replace("LOCATION", location))
+    assert caught.value.position == position
+    assert caught.value.hint == "do groups and device counts belong together?"
+
+
+def test_what_the_parser_refuses_of_a_located_operation_says_which(read_text: ReadText) -> None:
+    text = _MISFIT.replace("[2, 3]", "[1, 0]").replace("LOCATION", ' loc("step/psum"("model.py":7:3))')
+    with pytest.raises(FormatError, match="seen more than once") as caught:
+        read_text(text)
+    assert caught.value.position is not None
+    assert "step/psum" in caught.value.position
+
+
 def test_contradictory_attributes_are_format_errors(read_text: ReadText) -> None:
     with pytest.raises(FormatError, match="use_global_device_ids needs a channel") as caught:
         read_text(

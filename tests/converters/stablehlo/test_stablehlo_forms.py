@@ -234,8 +234,10 @@ def test_regions_nest_a_hundred_deep_at_most(read_text: ReadText) -> None:
         return f"{head} {opening} {closing} return %r0 : tensor<f32> }}"
 
     assert len(read_text(nested(90))[0].classes[0]) == 91
-    with pytest.raises(FormatError, match="regions nest"):
+    with pytest.raises(FormatError, match="regions nest") as caught:
         read_text(nested(120))
+    assert caught.value.position is not None
+    assert caught.value.position.startswith("line 1:")
 
 
 def test_device_counts_that_disagree_are_a_usage_error(read_text: ReadText) -> None:

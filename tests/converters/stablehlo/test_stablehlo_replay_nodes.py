@@ -453,8 +453,9 @@ def test_a_circle_is_refused(write: Write) -> None:
     steps = Steps()
     steps.op(deps=[1])
     steps.op(deps=[0])
-    with pytest.raises(FormatError, match="in a circle"):
+    with pytest.raises(FormatError, match="in a circle") as caught:
         write(steps)
+    assert caught.value.position == "node 0 and those that wait for it"
 
 
 def test_tensors_past_all_memory_are_refused(write: Write) -> None:

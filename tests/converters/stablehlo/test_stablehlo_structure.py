@@ -769,7 +769,7 @@ func.func @main(%x: tensor<4xf32>, %c: tensor<f32>) -> tensor<f32> {
 
 
 def test_jumps_between_blocks_are_not_supported(read_text: ReadText) -> None:
-    with pytest.raises(UnsupportedError, match="@main jumps between blocks"):
+    with pytest.raises(UnsupportedError, match="function @main: @main jumps between blocks"):
         read_text("func.func @main() {\n cf.br ^next\n^next:\n return\n}")
 
 
