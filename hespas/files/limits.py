@@ -25,7 +25,7 @@ class Limits:
 
     A gzip stream may expand to ``packed_free_bytes``, and beyond to ``packed_ratio`` times the compressed
     bytes read so far: deflate reaches 1,032:1 on zeros, real programs and traces stay below 60:1. How
-    ``parser_bytes``, ``program_bytes`` and ``program_cpu_s`` grow with a program says
+    ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with a program says
     :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times its text. XLA
     takes hours for programs of fewer operations than a replay may have.
     """
@@ -48,6 +48,7 @@ class Limits:
     parser_bytes: int = 150 << 20
     program_bytes: int = 10**9
     program_cpu_s: int = 6
+    parser_cpu_s: float = 1.5
     replayed_operations: int = 200_000
     replayed_edges: int = 500_000
     replayed_characters: int = 32 << 20
