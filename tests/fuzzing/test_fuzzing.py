@@ -13,6 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from hespas import api
@@ -26,7 +27,7 @@ from tests.fuzzing.subjects import SUBJECTS, Subject, seeds, warm_up
 from tests.fuzzing.trees import Document, Group, changed
 from tests.fuzzing.worker import Job, fuzz, judge
 
-FEW: dict[Kind, int] = {"fields": 16, "bytes": 6}
+FEW: dict[Kind, int] = {"fields": 14, "bytes": 5}
 MANY: dict[Kind, int] = {"fields": 1_500, "bytes": 500}
 FOUND = Path(__file__).parent / "found"
 
@@ -53,7 +54,7 @@ def test_much_that_is_wrong_ends_in_messages(name: str, kind: Kind) -> None:
 @pytest.mark.parametrize("name", list(SUBJECTS))
 def test_sound_inputs_are_borne(name: str, tmp_path: Path) -> None:
     warm_up(SUBJECTS[name])
-    for number, seed in enumerate(seeds(name)[:4]):
+    for number, seed in enumerate(seeds(name)[:3]):
         judged = judge(seed, SUBJECTS[name], tmp_path, number)
         assert (judged.answer, judged.failures) == ("read", [])
 
@@ -108,7 +109,7 @@ def _busy(path: Path, **_: object) -> None:
 
 def _large(path: Path, **_: object) -> None:
     del path
-    bytearray(3 << 30).clear()
+    np.empty(3 << 30, np.uint8)
 
 
 def _crash(path: Path, **_: object) -> None:
