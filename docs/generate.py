@@ -85,6 +85,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
         "`stablehlo`, `hlo` (binary)",
         "CPU seconds, one more for every 200 kB; four times that and 20 s on the clock",
     ),
+    "parser_cpu_s": ("`stablehlo`, `hlo` (binary)", "CPU seconds of the native parser, as above"),
     "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
     "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
     "replayed_characters": ("writing `stablehlo` as a replay", "text of the program (exit 4)"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
+from typing import cast
 
 from hespas.api.conversion import Conversion
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
@@ -27,6 +28,7 @@ __all__ = [
     "estimators_document",
     "finite",
     "header",
+    "plain",
     "write_json",
 ]
 
@@ -41,8 +43,23 @@ def header(kind: str, inputs: Sequence[str]) -> dict[str, Json]:
 
 
 def finite(value: float) -> float | None:
-    """NaN has no JSON spelling; unknown is null."""
+    """NaN and infinity have no JSON spelling; what is unknown, or past what a number holds, is null."""
     return value if isfinite(value) else None
+
+
+def plain(value: object) -> Json:
+    """Plain JSON of a dataclass turned into a dictionary."""
+    match value:
+        case float():
+            return finite(value)
+        case dict():
+            return {name: plain(each) for name, each in cast("dict[str, object]", value).items()}
+        case list() | tuple():
+            return [plain(each) for each in cast("Sequence[object]", value)]
+        case None | bool() | int() | str():
+            return value
+        case _:
+            raise TypeError(f"{type(value).__name__} has no JSON spelling")
 
 
 def _finite_row(row: Mapping[str, float]) -> dict[str, Json]:
@@ -156,13 +173,7 @@ def estimate_document(
                 "coverage": finite(estimated.coverage),
                 "duration_ns": finite(total_duration_ns(rows)),
                 "energy": {name: finite(value) for name, value in asdict(energy).items()},
-                "op_classes": [
-                    {
-                        name: finite(value) if isinstance(value, float) else value
-                        for name, value in asdict(row).items()
-                    }
-                    for row in rows
-                ],
+                "op_classes": [plain(asdict(row)) for row in rows],
             }
         )
     document["rank_classes"] = classes

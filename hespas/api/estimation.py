@@ -157,6 +157,7 @@ def _longest_first(row: ClassTotals) -> float:
     return inf if isnan(row.duration_ns) else -row.duration_ns
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[ClassTotals, ...]:
     """Sums per operation class of one step, longest first; durations of the graph where none is given.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.documents import Json, diagnostics_rows, header, plain
 from hespas.api.products import ProductRow, product_rows
 from hespas.converters import Value
 from hespas.graph import (
@@ -333,20 +332,5 @@ def summary_document(found: Summary, source: str | Path, diagnostics: Diagnostic
     """The figures as ``hespas.view/1``; unknown is null."""
     document = header("view", [str(source)])
     document["diagnostics"] = diagnostics_rows(diagnostics)
-    document |= {name: _json(value) for name, value in asdict(found).items()}
+    document |= {name: plain(value) for name, value in asdict(found).items()}
     return document
-
-
-def _json(value: object) -> Json:
-    """Plain JSON of a dataclass turned into a dictionary."""
-    match value:
-        case float():
-            return finite(value)
-        case dict():
-            return {name: _json(each) for name, each in cast("dict[str, object]", value).items()}
-        case list() | tuple():
-            return [_json(each) for each in cast("Sequence[object]", value)]
-        case None | bool() | int() | str():
-            return value
-        case _:
-            raise TypeError(f"{type(value).__name__} has no JSON spelling")

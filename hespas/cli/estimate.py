@@ -153,7 +153,6 @@ def _estimate_program(
 ) -> None:
     from hespas import api
     from hespas.converters import ReadOptions
-    from hespas.files.output import placed_together
 
     asked.check_reports("SRC", source)
     diagnostics = asked.diagnostics
@@ -170,19 +169,18 @@ def _estimate_program(
             progress=callback,
         )
     step = api.step_of(done)
-    with placed_together():
-        if asked.out:
-            api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
-        if asked.json_file:
-            document = api.estimate_document(
-                done,
-                step,
-                source=str(source),
-                hardware=asked.hardware,
-                estimator=asked.estimator,
-                diagnostics=diagnostics,
-            )
-            api.write_json(document, asked.json_file, overwrite=asked.overwrite)
+    if asked.out:
+        api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
+    if asked.json_file:
+        document = api.estimate_document(
+            done,
+            step,
+            source=str(source),
+            hardware=asked.hardware,
+            estimator=asked.estimator,
+            diagnostics=diagnostics,
+        )
+        api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
     if step is not None:
         emit(step_text(step, asked.hardware))
@@ -191,17 +189,15 @@ def _estimate_program(
 
 def _estimate_table(table: Path, asked: _Asked) -> None:
     from hespas import api
-    from hespas.files.output import placed_together
 
     asked.check_reports("--table", table)
     diagnostics = asked.diagnostics
     done = api.estimate_table(table, asked.hardware, estimator=asked.estimator, diagnostics=diagnostics)
-    with placed_together():
-        if asked.out:
-            api.write_table_estimates(done, asked.out, diagnostics, overwrite=asked.overwrite)
-        if asked.json_file:
-            document = api.table_estimate_document(done, asked.estimator, diagnostics)
-            api.write_json(document, asked.json_file, overwrite=asked.overwrite)
+    if asked.out:
+        api.write_table_estimates(done, asked.out, diagnostics, overwrite=asked.overwrite)
+    if asked.json_file:
+        document = api.table_estimate_document(done, asked.estimator, diagnostics)
+        api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, table)
     _show_table(done)
 

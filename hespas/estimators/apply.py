@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -63,9 +64,10 @@ def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], foun
         )  # fmt: skip
         return
     runs = graph.multiplicity != 0
-    total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.multiplicity, 0.0)))
-    kept_ns = float((graph.duration_ns * graph.multiplicity)[kept].sum())
-    share = kept_ns / total_ns if total_ns > 0 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
+        total_ns = float(np.nansum(np.where(runs, graph.duration_ns * graph.multiplicity, 0.0)))
+        kept_ns = float((graph.duration_ns * graph.multiplicity)[kept].sum())
+    share = 1.0 if kept_ns == inf else kept_ns / total_ns if total_ns > 0 else 0.0
     found.warning(
         "estimate.kept-duration",
         graph.name,

@@ -33,12 +33,14 @@ class StepEnergy:
     tdp_w: float
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
 def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnergy:
     """Energy of one step that takes ``duration_ns``. O(nodes)."""
     known = known_sum(node_energy_j(graph, device) * graph.multiplicity)
     return StepEnergy(known, tdp_energy_j(device, duration_ns), device.tdp_w)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def node_energy_j(graph: OpGraph, device: Device) -> FloatArray:
     """Joules of one execution of each node that the file's figures account for, shape ``(nodes,)``; NaN where
     they account for nothing.

@@ -28,10 +28,9 @@ class Limits:
     Parquet tables may unpack to ``table_free_bytes``, and beyond to ``table_ratio`` times the file: real ones
     stay below 30:1. Equal rows take no space there, so what rows take in memory (256 bytes of a table of
     operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
-    times the file. How
-    ``parser_bytes``, ``program_bytes`` and ``program_cpu_s`` grow with a program says
-    :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times its text. XLA
-    takes hours for programs of fewer operations than a replay may have.
+    times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
+    a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
+    its text. XLA takes hours for programs of fewer operations than a replay may have.
     """
 
     input_bytes: int = 64 << 30
@@ -57,6 +56,7 @@ class Limits:
     parser_bytes: int = 150 << 20
     program_bytes: int = 10**9
     program_cpu_s: int = 6
+    parser_cpu_s: float = 1.5
     replayed_operations: int = 200_000
     replayed_edges: int = 500_000
     replayed_characters: int = 32 << 20

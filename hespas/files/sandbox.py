@@ -42,6 +42,7 @@ __all__ = [
     "isolated_script",
     "main",
     "parser_memory",
+    "parser_time",
     "run_contained",
     "safe_spawning",
     "tied_to_parent",
@@ -92,19 +93,23 @@ except OSError as error:
 
 
 class Allowance(NamedTuple):
-    """What a child may use for one input: bytes its parser may ask for, bytes in all, CPU and wall time."""
+    """What a child may use for one input: bytes its parser may ask for, bytes in all, CPU and wall time in
+    all, CPU time of its parser.
+    """
 
     parser_bytes: int
     total_bytes: int
     cpu_s: int
     wall_s: float
+    parser_cpu_s: float
 
 
 def allowance(size: int) -> Allowance:
     """For an input of ``size`` bytes: a parser gets 150 MiB and 64 bytes a byte (200,000 operations, each at
     a place of its own, take 39 for each byte of their bytecode), all of it 1 GB and 20 bytes a byte (calls
-    may make a small program a large graph), 6 s of CPU time and a second more for every 200 kB (the slowest
-    program seen takes a second for 3 MB). An input of any size gets what one of ``trusted_bytes`` would.
+    may make a small program a large graph). CPU time: 1.5 s for a parser, 6 s in all, and a second more for
+    every 200 kB (the slowest program seen takes a second for 3 MB; parsers loop without end on some damaged
+    bytes). An input of any size gets what one of ``trusted_bytes`` would.
     """
     bounds = limits()
     size = max(size, bounds.trusted_bytes)
@@ -115,6 +120,7 @@ def allowance(size: int) -> Allowance:
         total_bytes=min(max(bounds.program_bytes + 20 * size, parser), _ALL),
         cpu_s=min(cpu_s, _YEAR_S),
         wall_s=20.0 + 4.0 * min(cpu_s, _YEAR_S),  # a busy machine gives a process a part of its time only
+        parser_cpu_s=min(bounds.parser_cpu_s + size / 200_000, _YEAR_S),
     )
 
 
@@ -255,6 +261,22 @@ def parser_memory(size_bytes: int) -> Generator[None]:
 
 
 @contextmanager
+def parser_time(size: int) -> Generator[None]:
+    """Around a native parser, in a child: what an input of ``size`` bytes may take of the processor; then the
+    system ends the process.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, allowance(size).parser_cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextmanager
 def _bounded_time(cpu_s: int) -> Generator[None]:
     """Within, the process may use so much more CPU time; then the system ends it."""
     if sys.platform == "win32":
@@ -384,8 +406,10 @@ def _fate(status: int, parser: str, granted: Allowance) -> str:
     if status >= 0:
         return f"makes {parser} end its process with status {status}"
     number = signal.Signals(-status)
+    if sys.platform != "win32" and number is signal.SIGPROF:
+        return f"keeps {parser} busy for more than {granted.parser_cpu_s:.3g} s"
     if sys.platform != "win32" and number is signal.SIGXCPU:
-        return f"keeps {parser} busy for more than {granted.cpu_s} s"
+        return f"keeps {parser} and its reader busy for more than {granted.cpu_s} s"
     return f"makes {parser} end with {number.name}"
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from hespas.graph.errors import FormatError, UsageError, clipped
@@ -91,8 +91,13 @@ def named_device(spelling: str) -> Device:
 
     Raises ``UsageError`` for an unknown or ambiguous name.
     """
-    name = find(spelling)
-    device = read_device(DATA_FOLDER / f"{name}.toml")
+    return _shipped(DATA_FOLDER, find(spelling))
+
+
+@lru_cache(maxsize=64)
+def _shipped(folder: Path, name: str) -> Device:
+    """A shipped device, decoded once: rows of a table and calls ask for the same ones again and again."""
+    device = read_device(folder / f"{name}.toml")
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
 

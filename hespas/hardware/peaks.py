@@ -8,6 +8,7 @@ two unlike types: the pair itself if the unit takes it, else the next wider type
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hespas.graph.dtypes import DTYPES, DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
@@ -219,6 +220,7 @@ def _accumulator_distance(peak: Peak, asked: str) -> tuple[int, int]:
     return (1, more) if more >= 0 else (2, -more)
 
 
+@lru_cache(maxsize=256)
 def _rate_class(dtype: str) -> str:
     """The row of the tables a type belongs to."""
     entry = find_dtype(dtype)

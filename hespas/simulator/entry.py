@@ -84,22 +84,20 @@ def _relative_bounds(timed: OpGraph, said: Estimate) -> tuple[float, float]:
     different models or classes add up as squares. Times without an interval err as the others do, but
     recorded ones not at all; NaN where most of the time has none.
     """
-    runs = timed.multiplicity
-    total = timed.duration_ns * runs
     told = said.duration_ns > 0
     bounded = told & ~np.isnan(said.low_ns) & ~np.isnan(said.high_ns)
-    whole, known, silent = (float(np.nansum(total[rows])) for rows in (runs != 0, bounded, told & ~bounded))
-    if not known > silent:
-        return nan, nan
     source = said.said_by[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
-    widths = (
-        np.nan_to_num((bound[bounded] - said.duration_ns[bounded]) * runs[bounded])
-        for bound in (said.low_ns, said.high_ns)
-    )
-    below, above = (
-        float(np.sqrt((np.bincount(source, weights=width) ** 2).sum())) * (known + silent) / known / whole
-        for width in widths
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds
+        total = np.nan_to_num(timed.duration_ns * timed.multiplicity, posinf=np.inf)
+        whole, known, silent = (float(total[rows].sum()) for rows in (slice(None), bounded, told & ~bounded))
+        if not (known > silent and np.isfinite(whole)):
+            return nan, nan
+        relative = total[bounded] / said.duration_ns[bounded]
+        widths = (
+            (bound[bounded] - said.duration_ns[bounded]) * relative for bound in (said.low_ns, said.high_ns)
+        )
+        sums = [float(np.sqrt((np.bincount(source, weights=width) ** 2).sum())) for width in widths]
+    below, above = (each * (known + silent) / known / whole for each in sums)
     return max(1.0 - below, 0.0), 1.0 + above
 
 

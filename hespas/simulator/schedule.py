@@ -74,11 +74,19 @@ class Schedule:
 
 
 def list_schedule(tasks: Tasks, priority: Priority) -> Schedule:
-    """The schedule; see the module. Raises ``FormatError`` where dependencies form a cycle."""
+    """The schedule; see the module. Raises ``FormatError`` where dependencies form a cycle, and where times
+    have no finite sum.
+    """
     rank = _ranks(tasks, priority)
     start_ns, ran = _start_times(tasks, rank)
     if np.isnan(start_ns).any():
         stuck = int(np.flatnonzero(np.isnan(start_ns))[0])
+        if sum(tasks.duration_ns.tolist()) == inf:
+            raise FormatError(
+                f"{tasks.name or 'the graph'}: times of operations add up to more than a number holds",
+                position=f"operation {int(np.argmax(tasks.duration_ns))} of the schedule",
+                hint="are the times in nanoseconds?",
+            )
         raise FormatError(
             f"{tasks.name or 'the graph'}: dependencies form a cycle, so that some operations never start",
             position=f"operation {stuck} of the schedule",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from hespas import api
 from hespas.graph import Diagnostics, Workload
+from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +55,25 @@ def test_estimate_documents_fit_their_schema(program: str) -> None:
         done, step, source=str(path), hardware="H100-SXM", estimator="composite", diagnostics=found
     )
     _validate(document, "estimate")
+
+
+@pytest.mark.parametrize("column", ["flops", "bytes_read", "duration_ns", "multiplicity"])
+@pytest.mark.parametrize(("hardware", "estimator"), [("H100-SXM", "roofline"), ("TPU-v4", "systolic")])
+def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, estimator: str) -> None:
+    program = api.read(ROOT / "fixtures" / "stablehlo" / "mlp.mlir")
+    assert isinstance(program, Workload)
+    (graph,) = program.classes
+    columns: dict[str, Any] = {column: np.full(len(graph), 1.7e308)}
+    huge = replace(program, classes=(replace(graph, **columns),))
+    done = api.estimate(huge, hardware, estimator=estimator)
+    document = api.estimate_document(
+        done, api.step_of(done), source="x", hardware=hardware, estimator=estimator, diagnostics=Diagnostics()
+    )
+    _validate(document, "estimate")
+    api.simulate(huge, hardware, estimator=estimator, granularity="op")
+    refused = pytest.raises(FormatError, match="add up to more than a number holds")
+    with refused if column == "duration_ns" else nullcontext():
+        api.simulate(huge)
 
 
 @pytest.mark.parametrize("granularity", ["op", "fused", "region"])

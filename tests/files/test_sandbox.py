@@ -23,14 +23,14 @@ ROOT = Path(__file__).parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
 TASK = """import os, sys, time
 def task(data, parser_bytes):
-    from hespas.files.sandbox import parser_memory
+    from hespas.files.sandbox import parser_memory, parser_time
 """
 
 
 @pytest.fixture(autouse=True)
 def own_child(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Each test starts the child anew, with limits of its own."""
-    _allow(monkeypatch, Allowance(parser_bytes=50 << 20, total_bytes=200 << 20, cpu_s=2, wall_s=60.0))
+    _allow(monkeypatch, Allowance(50 << 20, 200 << 20, cpu_s=2, wall_s=60.0, parser_cpu_s=1.5))
     sandbox.end_child()
     yield
     sandbox.end_child()
@@ -57,7 +57,8 @@ def _task(folder: Path, monkeypatch: pytest.MonkeyPatch, *bodies: str) -> list[s
     [
         ("os.kill(os.getpid(), 11)", "makes X end with SIGSEGV"),
         ("os._exit(7)", "makes X end its process with status 7"),
-        ("while True: pass", "keeps X busy for more than 2 s"),
+        ("while True: pass", "keeps X and its reader busy for more than 2 s"),
+        ("with parser_time(3):\n while True: pass", "keeps X busy for more than 1.5 s"),
         (
             "with parser_memory(parser_bytes): bytearray(1 << 30)",
             "makes X ask for more than 52,428,800 bytes",
@@ -77,7 +78,7 @@ def test_how_a_child_ends_is_a_message_and_the_next_input_has_another(
 
 def test_a_child_that_sleeps_for_ever_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bad,) = _task(tmp_path, monkeypatch, "time.sleep(600)")
-    _allow(monkeypatch, Allowance(parser_bytes=1 << 30, total_bytes=1 << 30, cpu_s=2, wall_s=1.0))
+    _allow(monkeypatch, Allowance(1 << 30, 1 << 30, cpu_s=2, wall_s=1.0, parser_cpu_s=1.5))
     with pytest.raises(ParserFailedError, match="keeps X busy without end"):
         run_contained(bad, b"", "X")
 
@@ -154,7 +155,7 @@ def test_a_process_that_forks_has_a_child_of_its_own(tmp_path: Path, monkeypatch
 def test_a_trusted_input_gets_what_one_of_its_size_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     few, many = sandbox.allowance(100), sandbox.allowance(10**9)
-    assert few == (157_292_800, 1_000_002_000, 7, 48.0)
+    assert few == (157_292_800, 1_000_002_000, 7, 48.0, 1.5005)
     monkeypatch.setenv("HESPAS_MAX_INPUT_BYTES", str(10**9))
     assert sandbox.allowance(100)[:3] == (10**9 + 64 * 10**9, 10**9 + 64 * 10**9, many.cpu_s)
     monkeypatch.setenv("HESPAS_MAX_INPUT_BYTES", str(10**18 - 1))
@@ -230,7 +231,7 @@ def test_another_python_sees_the_packages_of_its_user_and_nothing_from_where_it_
     here, home = tmp_path / "here", tmp_path / "home"
     here.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    where = [program, "-c", "import site; print(site.getusersitepackages())"]
+    where = [str(program), "-c", "import site; print(site.getusersitepackages())"]
     packages = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip())
     packages.mkdir(parents=True)
     (packages / "simulator_of_tests.py").write_text("said = 'installed for the user'")

@@ -6,6 +6,7 @@ Each input is made from a sound one and its number; ``--start NUMBER --count 1``
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -32,14 +33,19 @@ def packed(files: Input) -> bytes:
     return out.getvalue()
 
 
+def _cpu_s() -> float:
+    """What this process and its children have taken of the processor."""
+    return sum(os.times()[:4])
+
+
 def _run(job: Job, keep: Path | None) -> bool:
-    started = time.monotonic()
+    started, before = time.monotonic(), _cpu_s()
     outcome = fuzz(job)
-    rate = len(job.numbers) / (time.monotonic() - started)
+    rate, taken = len(job.numbers) / (time.monotonic() - started), _cpu_s() - before
     answers = ", ".join(f"{kind} {number:,}" for kind, number in outcome.answers.most_common())
     sys.stdout.write(
         f"{job.subject.name} {job.kind}: {len(job.numbers):,} inputs from {len(job.seeds)} seeds, "
-        f"{rate:,.0f}/s; {answers}; {len(outcome.failures)} failures\n"
+        f"{rate:,.0f}/s in {taken:,.0f} s of CPU time; {answers}; {len(outcome.failures)} failures\n"
     )
     _tell(job, outcome)
     if keep:

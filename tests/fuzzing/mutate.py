@@ -10,7 +10,7 @@ from typing import Literal
 
 from tests.fuzzing import documents, stores
 from tests.fuzzing.damage import MAX_BYTES, damaged
-from tests.fuzzing.trees import Group, changed, copied
+from tests.fuzzing.trees import Document, Group, changed
 
 __all__ = ["CODECS", "Codec", "Input", "Kind", "codec_of", "mutated"]
 
@@ -52,10 +52,10 @@ def codec_of(name: str) -> Codec:
 
 
 @lru_cache(maxsize=256)
-def _tree(name: str, data: bytes) -> Group | None:
+def _document(name: str, data: bytes) -> Document | None:
     """The fields of a file; None where it is of a form that has no codec."""
     try:
-        return codec_of(name)[0](data)
+        return Document(codec_of(name)[0](data))
     except (ValueError, LookupError, sqlite3.Error):
         return None
 
@@ -66,11 +66,9 @@ def mutated(seeds: Sequence[Input], number: int, seed: int, kind: Kind) -> Input
     chosen = rng.choice(seeds)
     name = rng.choice(sorted(chosen))
     others = [each[name] for each in seeds if name in each]
-    tree = _tree(name, chosen[name]) if kind == "fields" else None
-    if tree is None:
+    document = _document(name, chosen[name]) if kind == "fields" else None
+    if document is None:
         return {**chosen, name: damaged(chosen[name], others, rng)}
-    copy = copied(tree)
-    if not isinstance(copy, Group):
-        raise TypeError("the copy of a group is one")
-    data = codec_of(name)[1](changed(copy, rng))
+    with changed(document, rng) as tree:
+        data = codec_of(name)[1](tree)
     return {**chosen, name: data[: max(MAX_BYTES, 3 * len(chosen[name]))]}

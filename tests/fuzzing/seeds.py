@@ -20,7 +20,7 @@ __all__ = ["READERS", "Reader", "seeds_of"]
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
-MAX_BYTES = 12_000
+MAX_BYTES = 8_500
 """Larger seeds make for few inputs a second and no other paths through a reader."""
 
 

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _MOST_ROWS = 5_000
+_PAGE_BYTES = 512
+"""The least that SQLite knows: an empty table takes a page."""
 
 
 def _name(node: Node) -> str:
@@ -72,6 +74,7 @@ def _table(base: sqlite3.Connection, name: str) -> Group:
 def encode_database(tree: Group) -> bytes:
     """A database of the tables, without what SQLite itself does not take (two columns of a name)."""
     base = sqlite3.connect(":memory:")
+    base.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     for part in tree.parts:
         try:
             _put_part(base, part)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from random import Random
+from typing import NamedTuple
 
 from tests.fuzzing.values import BYTES, FLOATS, INTEGERS, TEXTS, Raw
 
-__all__ = ["Group", "Node", "Scalar", "changed", "copied"]
+__all__ = ["Document", "Group", "Node", "Scalar", "changed", "copied"]
 
 Scalar = None | bool | int | float | str | bytes
 
@@ -38,8 +39,7 @@ _TOKENS = (
 """Classes of texts, of which one may stand where another does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """A place in a tree."""
 
     group: Group
@@ -50,21 +50,53 @@ class _Slot:
         return self.group.parts[self.at]
 
 
+@dataclass(slots=True, eq=False)
+class Document:
+    """A tree to be changed many times: what stood in its groups before is put back after each time."""
+
+    tree: Group
+    slots: list[_Slot] = field(default_factory=list[_Slot])
+    _before: dict[int, tuple[Group, list[Node]]] = field(default_factory=dict[int, tuple[Group, list[Node]]])
+
+    def __post_init__(self) -> None:
+        self.slots = _slots(self.tree)
+
+    def parts(self, group: Group) -> list[Node]:
+        """The parts of a group, to be changed."""
+        self._before.setdefault(id(group), (group, [*group.parts]))
+        return group.parts
+
+    def put(self, slot: _Slot, node: Node) -> None:
+        """Another node at a place."""
+        self.parts(slot.group)[slot.at] = node
+
+    def walk_again(self) -> None:
+        """Find the places anew once there are others."""
+        if self._before:
+            self.slots = _slots(self.tree)
+
+    def restore(self, slots: list[_Slot]) -> None:
+        """Put everything back to where its places were ``slots``."""
+        for group, parts in self._before.values():
+            group.parts[:] = parts
+        self._before.clear()
+        self.slots = slots
+
+
 def _slots(tree: Group) -> list[_Slot]:
     """All places of a tree; blanks between words are none."""
-    return list(islice(_walk(tree), _MOST_SLOTS))
-
-
-def _walk(tree: Group) -> Iterator[_Slot]:
+    found: list[_Slot] = []
     stack: list[Group] = [tree]
-    while stack:
+    while stack and len(found) < _MOST_SLOTS:
         group = stack.pop()
-        for at, part in enumerate(group.parts):
-            if isinstance(part, str) and part.isspace() and group.kind == "line":
-                continue
-            yield _Slot(group, at)
-            if isinstance(part, Group):
-                stack.append(part)
+        parts = group.parts
+        if group.kind == "line":
+            words = (at for at, part in enumerate(parts) if not (isinstance(part, str) and part.isspace()))
+            found += [_Slot(group, at) for at in words]
+        else:
+            found += [_Slot(group, at) for at in range(len(parts))]
+        stack += [part for part in parts if isinstance(part, Group)]
+    return found[:_MOST_SLOTS]
 
 
 def copied(node: Node, depth: int = 0) -> Node:
@@ -76,39 +108,44 @@ def copied(node: Node, depth: int = 0) -> Node:
     return Group(node.kind, [copied(part, depth + 1) for part in node.parts])
 
 
-def changed(tree: Group, rng: Random) -> Group:
-    """One to three fields of a tree in another way; the tree itself is changed."""
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        slots = _slots(tree)
-        if not slots:
-            break
-        rng.choice(_TEXT_CHANGES if tree.kind == "text" else _CHANGES)(slots, rng)
-    return tree
+@contextmanager
+def changed(document: Document, rng: Random) -> Generator[Group]:
+    """The tree with one to three fields in another way, until it is left."""
+    before = document.slots
+    try:
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            document.walk_again()
+            if not document.slots:
+                break
+            rng.choice(_TEXT_CHANGES if document.tree.kind == "text" else _CHANGES)(document, rng)
+        yield document.tree
+    finally:
+        document.restore(before)
 
 
-def _replace(slots: Sequence[_Slot], rng: Random) -> None:
+def _replace(document: Document, rng: Random) -> None:
     """Another value of the same type."""
-    slot = _scalar_slot(slots, rng)
-    slot.group.parts[slot.at] = _other(slot.node, slot.group.kind, rng)
+    slot = _scalar_slot(document, rng)
+    document.put(slot, _other(slot.node, slot.group.kind, rng))
 
 
-def _everywhere(slots: Sequence[_Slot], rng: Random) -> None:
+def _everywhere(document: Document, rng: Random) -> None:
     """Another value wherever one stands: a name, a type or a size that stays the same in all its places."""
-    slot = _scalar_slot(slots, rng)
+    slot = _scalar_slot(document, rng)
     old = slot.node
     new = _other(old, slot.group.kind, rng)
-    for each in slots:
+    for each in document.slots:
         if type(each.node) is type(old) and each.node == old and not isinstance(old, Group):
-            each.group.parts[each.at] = new
+            document.put(each, new)
 
 
-def _scalar_slot(slots: Sequence[_Slot], rng: Random) -> _Slot:
+def _scalar_slot(document: Document, rng: Random) -> _Slot:
     """A place that holds no group, if one is soon found."""
     for _ in range(20):
-        slot = rng.choice(slots)
+        slot = rng.choice(document.slots)
         if not isinstance(slot.node, Group) and not _is_sign(slot):
             return slot
-    return rng.choice(slots)
+    return rng.choice(document.slots)
 
 
 def _is_sign(slot: _Slot) -> bool:
@@ -159,10 +196,10 @@ def _digits(number: float) -> str:
     return str(number)
 
 
-def _retype(slots: Sequence[_Slot], rng: Random) -> None:
+def _retype(document: Document, rng: Random) -> None:
     """A value of any type where another is expected."""
-    slot = rng.choice(slots)
-    slot.group.parts[slot.at] = rng.choice(
+    slot = rng.choice(document.slots)
+    other = rng.choice(
         (
             None,
             True,
@@ -180,15 +217,16 @@ def _retype(slots: Sequence[_Slot], rng: Random) -> None:
             ),
         )
     )
+    document.put(slot, other)
 
 
-def _refer(slots: Sequence[_Slot], rng: Random) -> None:
+def _refer(document: Document, rng: Random) -> None:
     """The value of another field of the same type: names of other records, cycles."""
-    slot = _scalar_slot(slots, rng)
+    slot = _scalar_slot(document, rng)
     for _ in range(40):
-        other = rng.choice(slots)
+        other = rng.choice(document.slots)
         if other is not slot and _alike(slot.node, other.node):
-            slot.group.parts[slot.at] = copied(other.node)
+            document.put(slot, copied(other.node))
             return
 
 
@@ -204,59 +242,60 @@ def _token_class(token: str) -> int:
     return next((place for place, form in enumerate(_TOKENS) if form.fullmatch(token)), -1)
 
 
-def _delete(slots: Sequence[_Slot], rng: Random) -> None:
-    slot = rng.choice(slots)
-    del slot.group.parts[slot.at]
+def _delete(document: Document, rng: Random) -> None:
+    slot = rng.choice(document.slots)
+    del document.parts(slot.group)[slot.at]
 
 
-def _duplicate(slots: Sequence[_Slot], rng: Random) -> None:
-    slot = rng.choice(slots)
-    slot.group.parts.insert(slot.at, copied(slot.node))
+def _duplicate(document: Document, rng: Random) -> None:
+    slot = rng.choice(document.slots)
+    document.parts(slot.group).insert(slot.at, copied(slot.node))
 
 
-def _repeat(slots: Sequence[_Slot], rng: Random) -> None:
-    slot = rng.choice(slots)
+def _repeat(document: Document, rng: Random) -> None:
+    slot = rng.choice(document.slots)
     times = rng.choice(_REPEATS)
-    slot.group.parts[slot.at : slot.at] = [copied(slot.node) for _ in range(times)]
+    document.parts(slot.group)[slot.at : slot.at] = [copied(slot.node) for _ in range(times)]
 
 
-def _swap(slots: Sequence[_Slot], rng: Random) -> None:
+def _swap(document: Document, rng: Random) -> None:
     """Two fields of one group, or of any two."""
-    one = rng.choice(slots)
+    one = rng.choice(document.slots)
     near = [_Slot(one.group, at) for at in range(len(one.group.parts))]
-    other = rng.choice(near if rng.random() < 0.5 else slots)
+    other = rng.choice(near if rng.random() < 0.5 else document.slots)
     first, second = copied(one.node), copied(other.node)
-    one.group.parts[one.at], other.group.parts[other.at] = second, first
+    document.put(one, second)
+    document.put(other, first)
 
 
-def _move(slots: Sequence[_Slot], rng: Random) -> None:
+def _move(document: Document, rng: Random) -> None:
     """A field or record to another place."""
-    slot, to = rng.choice(slots), rng.choice(slots)
+    slot, to = rng.choice(document.slots), rng.choice(document.slots)
     node = copied(slot.node)
-    del slot.group.parts[slot.at]
-    to.group.parts.insert(min(to.at, len(to.group.parts)), node)
+    del document.parts(slot.group)[slot.at]
+    document.parts(to.group).insert(min(to.at, len(to.group.parts)), node)
 
 
-def _copy_over(slots: Sequence[_Slot], rng: Random) -> None:
+def _copy_over(document: Document, rng: Random) -> None:
     """What stands elsewhere, whatever it is."""
-    slot, source = rng.choice(slots), rng.choice(slots)
-    slot.group.parts[slot.at] = copied(source.node)
+    slot, source = rng.choice(document.slots), rng.choice(document.slots)
+    document.put(slot, copied(source.node))
 
 
-def _empty(slots: Sequence[_Slot], rng: Random) -> None:
+def _empty(document: Document, rng: Random) -> None:
     """A group without its parts."""
-    groups = [slot.node for slot in slots if isinstance(slot.node, Group)]
+    groups = [slot.node for slot in document.slots if isinstance(slot.node, Group)]
     if groups:
-        rng.choice(groups).parts.clear()
+        document.parts(rng.choice(groups)).clear()
 
 
-def _shuffle(slots: Sequence[_Slot], rng: Random) -> None:
+def _shuffle(document: Document, rng: Random) -> None:
     """Records of a group in another order."""
-    group = rng.choice(slots).group
-    rng.shuffle(group.parts)
+    group = rng.choice(document.slots).group
+    rng.shuffle(document.parts(group))
 
 
-_Change = Callable[[Sequence[_Slot], Random], None]
+_Change = Callable[[Document, Random], None]
 _CHANGES: tuple[_Change, ...] = (
     *(_replace,) * 8,
     *(_everywhere,) * 3,

@@ -34,6 +34,9 @@ GROWTH_FACTOR, GROWTH_BYTES = 20, 1 << 30
 HARD_LIMIT_S = 120.0
 """For what no alarm interrupts: native code, and waiting for the process that contains it."""
 
+_IN_MEMORY = Path("/dev/shm")
+"""Files there cost no wait for a disk; only Linux has it."""
+
 _NOW = struct.Struct("<qd")
 _STATM = Path("/proc/self/statm")
 
@@ -107,7 +110,7 @@ def fuzz(job: Job) -> Outcome:
     outcome = Outcome()
     place = mmap.mmap(-1, _NOW.size)
     watch = _Watch(job, outcome, place)
-    with TemporaryDirectory(prefix="hespas-fuzz-") as folder:
+    with TemporaryDirectory(prefix="hespas-fuzz-", dir=_IN_MEMORY if _IN_MEMORY.exists() else None) as folder:
         at = job.numbers.start
         while at < job.numbers.stop:
             receive, send = os.pipe()

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from hespas.converters.hlo.wire import largest_local_id
-from hespas.files.sandbox import ParserFailedError, parser_memory, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
 from hespas.graph.errors import FormatError, MissingExtraError
 
 __all__ = ["TESTED_JAXLIB", "print_text", "proto_to_text"]
@@ -89,7 +89,7 @@ def print_text(data: bytes, parser_bytes: int) -> bytes:
     """
     parse = _module_class().from_serialized_hlo_module_proto
     try:
-        with _silence(), parser_memory(parser_bytes):
+        with _silence(), parser_memory(parser_bytes), parser_time(len(data)):
             text = parse(data).to_string()
     except _XLA_RAISES as error:
         reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"

@@ -14,7 +14,7 @@ import msgspec
 
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
 from hespas.files.limits import VARIABLE
-from hespas.files.sandbox import ParserFailedError, parser_memory, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
 
@@ -48,7 +48,7 @@ def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
 
     What else is wrong with the program comes out when it is read here.
     """
-    asked = msgspec.json.encode((options.lenient, options.num_devices, options.locations)).decode()
+    asked = msgspec.json.encode((options.num_devices, options.locations)).decode()
     try:
         answer = run_contained(f"{__name__}:attempt", data, "jaxlib's parser", asked)
     except ParserFailedError as error:
@@ -74,10 +74,10 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     from hespas.converters.stablehlo.forms import parse_program
     from hespas.converters.stablehlo.reader import parsing, read_here
 
-    lenient, num_devices, locations = msgspec.json.decode(asked, type=tuple[bool, int | None, bool])
+    num_devices, locations = msgspec.json.decode(asked, type=tuple[int | None, bool])
     bindings = load_bindings()
     try:
-        with parsing(data, ""), parser_memory(parser_bytes):
+        with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
             parsed = parse_program(data, "", bindings)
     except InvariantError:
         raise
@@ -90,7 +90,7 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     def given(data: bytes, path: str, bindings: Bindings) -> Parsed:
         return parsed
 
-    options = ReadOptions(lenient=lenient, num_devices=num_devices, locations=locations)
+    options = ReadOptions(num_devices=num_devices, locations=locations)
     bytecode = bindings.bytecode(parsed.module)
     try:
         read_here(data, "-", options, Diagnostics(), parse=given)

@@ -99,6 +99,7 @@ def line_array(fit: Fit, own: Array) -> Array:
     return own if np.isnan(rows) or np.isnan(columns) else Array(int(rows), int(columns), own.dataflow)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of sizes past what a float holds no time is known
 def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[str, FloatArray]:
     """What the line of products is linear in, by parameter."""
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
@@ -120,6 +121,7 @@ def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[st
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of sizes past what a float holds no time is known
 def element_columns(ops: Operations) -> dict[str, FloatArray]:
     """What the lines of other operations are linear in, by parameter."""
     rows, columns = ops.dim("rows"), ops.dim("columns")
@@ -132,6 +134,7 @@ def element_columns(ops: Operations) -> dict[str, FloatArray]:
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of sizes past what a float holds no time is known
 def line_ns(fit: Fit, columns: Mapping[str, FloatArray]) -> FloatArray:
     """The time that a fit gives to columns of its form [ns]: of two lines the faster."""
     values = {each.name: each.value for each in fit.parameters}
