@@ -129,7 +129,7 @@ def calibrate(
         overwrite=overwrite,
     )
     recorded = str(asked.recorded[0]) if asked.recorded else ""
-    reads, writes = [hardware, *asked.inputs], [out, report]
+    reads, writes = [hardware, *map(str, asked.inputs)], [out, report]
     with command_line(debug, diagnostics, recorded, documents=[json_file], reads=reads, writes=writes):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)

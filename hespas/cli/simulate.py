@@ -75,8 +75,8 @@ def simulate(
     from hespas.graph.diagnostics import Diagnostics
 
     diagnostics = Diagnostics()
-    reads, writes = [source, hardware, estimator, beside], [timeline]
-    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=writes):
+    reads: list[Path | str | None] = [source, hardware, estimator, beside]
+    with command_line(debug, diagnostics, str(source), documents=[json_file], reads=reads, writes=[timeline]):
         from hespas import api
         from hespas.converters import ReadOptions
 

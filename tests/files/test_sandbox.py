@@ -230,7 +230,7 @@ def test_another_python_sees_the_packages_of_its_user_and_nothing_from_where_it_
     here, home = tmp_path / "here", tmp_path / "home"
     here.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    where = [program, "-c", "import site; print(site.getusersitepackages())"]
+    where = [str(program), "-c", "import site; print(site.getusersitepackages())"]
     packages = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip())
     packages.mkdir(parents=True)
     (packages / "simulator_of_tests.py").write_text("said = 'installed for the user'")
