@@ -129,8 +129,8 @@ def calibrate(
         overwrite=overwrite,
     )
     recorded = str(asked.recorded[0]) if asked.recorded else ""
-    reads: list[Path | str] = [hardware, *asked.inputs]
-    with command_line(debug, diagnostics, recorded, documents=[json_file], reads=reads, writes=[out, report]):
+    reads, writes = [hardware, *map(str, asked.inputs)], [out, report]
+    with command_line(debug, diagnostics, recorded, documents=[json_file], reads=reads, writes=writes):
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")

@@ -103,8 +103,7 @@ def check(
         if not paths:
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
         configs = [path for path in (system_config, network_config, memory_config) if path]
-        others = {"PATH": paths, "a configuration": configs}
-        check_reports({"--json": json_file}, others, overwrite=overwrite)
+        check_reports({"--json": json_file}, {"PATH": paths, "a configuration": configs}, overwrite=overwrite)
         from hespas.validators import CheckOptions, to_json
         from hespas.validators import check as run
 
