@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.cli import completion
 from hespas.cli.accuracy_text import show_accuracy, show_changes
 from hespas.cli.reports import (
     JsonOption,
+    LoudnessOption,
     OverwriteOption,
     check_apart,
     check_once,
@@ -82,6 +85,7 @@ _HardwareOption = Annotated[
         "--hardware",
         metavar="NAME|FILE",
         help="The device it was measured on; repeatable. Default with --table: all devices in it.",
+        autocompletion=completion.devices,
     ),
 ]
 
@@ -98,7 +102,12 @@ def accuracy(
     ] = "",
     workload: WorkloadOption = None,
     estimator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An estimator (default roofline); repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"An estimator (default {DEFAULT_ESTIMATOR}); repeatable.",
+            autocompletion=completion.estimators,
+        ),
     ] = None,
     report: _ReportOption = None,
     json_file: Annotated[Path | None, JsonOption] = None,
@@ -108,6 +117,7 @@ def accuracy(
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
@@ -128,7 +138,7 @@ def accuracy(
             hardware=hardware or [],
             split=split,
             workload=workload,
-            models=estimator or ["roofline"],
+            models=estimator or [DEFAULT_ESTIMATOR],
             report=report,
             json_file=json_file,
             overwrite=overwrite,
@@ -328,6 +338,7 @@ def compare(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """What got better or worse between two accuracy reports.

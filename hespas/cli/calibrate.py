@@ -14,10 +14,12 @@ from hespas.cli.accuracy import TablesOption, WorkloadOption, read_program, read
 from hespas.cli.accuracy_text import percent, show_summary, signed
 from hespas.cli.reports import (
     JsonOption,
+    LoudnessOption,
     check_apart,
     check_once,
     check_reports,
     hardware_files,
+    hardware_option,
     report_folder,
     write_document,
 )
@@ -78,7 +80,8 @@ _ReportOption = Annotated[
 
 def calibrate(
     hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="The device: data sheet, and fits to keep.")
+        str,
+        hardware_option("The device: data sheet, and fits to keep."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The hardware file to write.")],
     measured: Annotated[
@@ -105,13 +108,12 @@ def calibrate(
     ] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Fit estimators on measurements and write a hardware file that holds the fits.
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
-
-    hespas-validate calibrate --hardware H100-SXM --table measured.csv --estimator learned --out my-h100.toml
     """
     from hespas.graph.diagnostics import Diagnostics
 

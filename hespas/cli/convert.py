@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped, Granularity, Missing
-from hespas.cli.reports import EstimatorOption, GranularityOption, MissingOption, check_reports, list_file
+from hespas.cli import completion
+from hespas.cli.reports import (
+    EstimatorOption,
+    FromOption,
+    GranularityOption,
+    LoudnessOption,
+    MissingOption,
+    check_reports,
+    hardware_option,
+    list_file,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
     TrustOption,
     command_line,
     emit,
+    is_verbose,
     progress_bar,
-    say,
     say_diagnostics,
+    tell,
     version,
 )
 from hespas.cli.session import run as run_app
@@ -47,8 +58,12 @@ _Source = Annotated[
     str, typer.Argument(metavar="SRC", help="A file, a directory of NAME.{rank}.et files, or -.")
 ]
 _Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a directory, or -.")]
-_From = Annotated[str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")]
-_To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="Write DST in this format.")]
+_To = Annotated[
+    str,
+    typer.Option(
+        "--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=completion.formats
+    ),
+]
 _FromVersion = Annotated[
     str, typer.Option(metavar="VERSION", help="The version of SRC's format, where SRC itself cannot tell.")
 ]
@@ -57,7 +72,8 @@ _ToVersion = Annotated[
 ]
 _Recover = Annotated[bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off.")]
 _Hardware = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="Give operations the time they take on this device.")
+    str,
+    hardware_option("Give operations the time they take on this device."),
 ]
 _Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")]
 _NumDevices = Annotated[
@@ -85,7 +101,7 @@ _Version = Annotated[
 def convert(
     source: _Source = "",
     destination: _Destination = "",
-    source_format: _From = "",
+    source_format: Annotated[str, FromOption] = "",
     target_format: _To = "",
     from_version: _FromVersion = "",
     to_version: _ToVersion = "",
@@ -103,6 +119,7 @@ def convert(
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
     show_version: _Version = False,
 ) -> None:
@@ -213,17 +230,17 @@ def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bo
 def _report(done: Conversion) -> None:
     """Findings and account of a conversion on standard error: standard output may carry the result."""
     say_diagnostics(done.diagnostics, done.source)
-    say(
+    tell(
         f"{done.source} ({done.source_format}) -> "
         f"{done.destination} ({done.target_format}, {bytes_text(done.bytes_written)})"
     )
     if done.events is not None:
-        _report_events(done.events)
+        _report_events(done.events, done.target_format)
     account = done.conservation
     if account is None:
         return
     before, after = account.before, account.after
-    say(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
+    tell(f"{counted(account.num_ranks, 'rank')} in {counted(account.rank_classes, 'class')}; sums over them:")
     rows = [
         ("operations", count_text(before.ops), count_text(after.ops)),
         ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
@@ -237,11 +254,11 @@ def _report(done: Conversion) -> None:
     if before.unknown_ops or after.unknown_ops:
         counts = (count_text(before.unknown_ops), count_text(after.unknown_ops))
         rows.insert(1, ("... of unknown cost, not in the sums", *counts))
-    say(table_text(("", "in", "out"), rows))
-    _report_dropped(account.dropped)
+    tell(table_text(("", "in", "out"), rows))
+    _report_dropped(account.dropped, done.target_format)
 
 
-def _report_events(account: EventConservation) -> None:
+def _report_events(account: EventConservation, target: str) -> None:
     """The account of measured events."""
     before, after = account.before, account.after
     rows = [
@@ -249,16 +266,25 @@ def _report_events(account: EventConservation) -> None:
         ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
         *((name, count_text(one), count_text(other)) for name, one, other in account.rows()),
     ]
-    say(table_text(("", "in", "out"), rows))
-    _report_dropped(account.dropped)
+    tell(table_text(("", "in", "out"), rows))
+    _report_dropped(account.dropped, target)
 
 
-def _report_dropped(dropped: Iterable[Dropped]) -> None:
+_HARDLY_MISSED = frozenset({"metadata", "attachments"})
+"""Columns with what was said about the job beside its operations, and documents that came along."""
+
+
+def _report_dropped(dropped: Iterable[Dropped], target: str) -> None:
+    from hespas.converters import load_format
+
+    losses = load_format(target).losses
     for each in dropped:
+        if not is_verbose() and set(losses.get(each.reason, ("*",))) <= _HARDLY_MISSED:
+            continue
         moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
         less = "less" if each.count >= 0 else "more"
         verb = f"operations {less}: " if each.reason.startswith("pass.") else ""
-        say(f"{count_text(abs(each.count))} {verb}{each.message}{moved} [{each.reason}]")
+        tell(f"{count_text(abs(each.count))} {verb}{each.message}{moved} [{each.reason}]")
 
 
 def main() -> None:

@@ -12,12 +12,16 @@ import typer
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity
 from hespas.cli.reports import (
     EstimatorOption,
+    FromOption,
     GranularityOption,
     JsonOption,
+    LoudnessOption,
+    NumDevicesOption,
     OverwriteOption,
     check_reports,
     estimator_files,
     hardware_files,
+    hardware_option,
 )
 from hespas.cli.session import (
     DebugOption,
@@ -51,7 +55,10 @@ __all__ = ["estimate"]
 def estimate(
     source: Annotated[Path | None, typer.Argument(metavar="[SRC]", help="Any readable workload.")] = None,
     *,
-    hardware: Annotated[str, typer.Option(metavar="NAME|FILE", help="A device: see 'hespas hardware list'.")],
+    hardware: Annotated[
+        str,
+        hardware_option("A device: see 'hespas hardware list'."),
+    ],
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
@@ -64,12 +71,8 @@ def estimate(
     dataflow: Annotated[
         str, typer.Option(metavar="os|ws|is", help="What stays in the array, instead of the device's.")
     ] = "",
-    source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
-    ] = "",
-    num_devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
-    ] = None,
+    source_format: Annotated[str, FromOption] = "",
+    num_devices: Annotated[int | None, NumDevicesOption] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv|-", help="Write one row per operation.")
     ] = None,
@@ -77,6 +80,7 @@ def estimate(
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Time per operation class of one step on a device, or of each operation of a table."""

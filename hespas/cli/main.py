@@ -10,7 +10,14 @@ import typer
 from hespas.cli.estimate import estimate
 from hespas.cli.estimators import estimators
 from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
-from hespas.cli.session import DebugOption, command_line, emit, say_diagnostics, version
+from hespas.cli.session import (
+    DebugOption,
+    command_line,
+    emit,
+    point_elsewhere,
+    say_diagnostics,
+    version,
+)
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
@@ -30,6 +37,8 @@ __all__ = [
     "main",
 ]
 
+_ROOM_FOR_ALIASES = 32
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,6 +51,13 @@ app.command()(estimate)
 app.command()(estimators)
 app.command()(view)
 app.command()(simulate)
+point_elsewhere(
+    app,
+    "hespas",
+    {"convert": "hespas-convert"}
+    | {name: f"hespas-validate {name}" for name in ("check", "roundtrip", "accuracy", "calibrate", "compare")}
+    | {"validate": "hespas-validate"},
+)
 
 
 @app.callback()
@@ -79,7 +95,7 @@ def hardware_list(
                 _best_peak(device),
                 f"{_main_memory(device)[0] / 1e9:,.0f} GB/s",
                 f"{_main_memory(device)[1] / 1e9:,.0f} GB",
-                ", ".join(device.aliases[:3]),
+                _aliases(device),
             )
             for device in devices
         ]
@@ -88,6 +104,17 @@ def hardware_list(
                 ("device", "vendor", "dense bf16/f16", "memory", "capacity", "also"), lines, left=(0, 1, 5)
             )
         )
+
+
+def _aliases(device: Device) -> str:
+    """As many other names as a line has room for."""
+    shown = ""
+    for alias in device.aliases:
+        longer = f"{shown}, {alias}" if shown else alias
+        if len(longer) > _ROOM_FOR_ALIASES:
+            break
+        shown = longer
+    return shown
 
 
 def _best_peak(device: Device) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from hespas.cli.text import plain_text
 from hespas.files.limits import VARIABLE
 from hespas.files.output import placed_together
 from hespas.graph.diagnostics import Diagnostics, Severity
-from hespas.graph.errors import FormatError, HespasError, OutputError, clipped, exit_code
+from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside
 
 __all__ = [
@@ -33,10 +33,14 @@ __all__ = [
     "TrustOption",
     "command_line",
     "emit",
+    "is_verbose",
+    "point_elsewhere",
     "progress_bar",
     "run",
     "say",
     "say_diagnostics",
+    "set_loudness",
+    "tell",
     "version",
 ]
 
@@ -110,6 +114,21 @@ class _Closed(io.TextIOBase):
         raise OSError(errno.EBADF, "it is closed")
 
 
+def point_elsewhere(app: typer.Typer, mine: str, others: Mapping[str, str]) -> None:
+    """Commands that stand somewhere else say where: ``hespas convert`` is ``hespas-convert``."""
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+    for name, there in others.items():
+        app.command(name, hidden=True, context_settings=anything)(_pointer(f"{mine} {name}", there))
+
+
+def _pointer(command: str, there: str) -> Callable[[typer.Context], None]:
+    def refuse(context: typer.Context) -> None:
+        with command_line(debug=False):
+            raise UsageError(f"there is no command '{command}'", hint=" ".join((there, *context.args)))
+
+    return refuse
+
+
 def version(show: bool) -> None:
     """Print the version and leave."""
     if show:
@@ -120,6 +139,7 @@ def version(show: bool) -> None:
         raise typer.Exit
 
 
+_VERBOSE: ContextVar[bool | None] = ContextVar("_VERBOSE", default=None)
 _RESULT_ON_OUTPUT: ContextVar[bool] = ContextVar("_RESULT_ON_OUTPUT", default=False)
 
 
@@ -337,15 +357,47 @@ def emit(text: str | Iterable[str]) -> None:
     _written(sys.stdout, _lines(text))
 
 
+def set_loudness(context: typer.Context, verbose: bool | None) -> None:
+    """How much is told beside results and errors, until the command ends."""
+    before = _VERBOSE.set(verbose)
+    context.call_on_close(lambda: _VERBOSE.reset(before))
+
+
+def is_verbose() -> bool:
+    """Whether the user asks for what hardly anybody misses, too."""
+    return _VERBOSE.get() is True
+
+
+def tell(text: str | Iterable[str]) -> None:
+    """What stands beside a result: as :func:`say`, where the user has not asked for quiet."""
+    if _VERBOSE.get() is not False:
+        say(text)
+
+
 def say(text: str | Iterable[str]) -> None:
     """The same on standard error, where it does not mix with results; where nobody listens, nothing."""
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(_lines(text))
+        sys.stderr.write(_coloured(_lines(text)) if _has_colours(sys.stderr) else _lines(text))
         sys.stderr.flush()
     except OSError:
         _give_up(sys.stderr)
+
+
+_COLOURS = {"error:": "31", "internal error:": "31", "warning:": "33", "  try:": "36", "note:": "2"}
+
+
+def _has_colours(stream: TextIO) -> bool:
+    """By https://no-color.org, and by what the terminal says of itself."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _coloured(lines: str) -> str:
+    """The first word of each line in the colour of its weight."""
+    for word, code in _COLOURS.items():
+        lines = re.sub(f"(?m)^{word}", f"\033[{code}m{word}\033[0m", lines)
+    return lines
 
 
 @contextmanager
@@ -382,4 +434,5 @@ def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
         told.add(found.code)
         where = _place(found.path or str(source), found.location)
         times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
-        say(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")
+        shown = say if found.severity is Severity.ERROR else tell
+        shown(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")

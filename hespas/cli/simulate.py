@@ -12,13 +12,17 @@ import typer
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Missing
 from hespas.cli.reports import (
     EstimatorOption,
+    FromOption,
     GranularityOption,
     JsonOption,
+    LoudnessOption,
     MissingOption,
+    NumDevicesOption,
     OverwriteOption,
     check_apart,
     check_reports,
     hardware_files,
+    hardware_option,
 )
 from hespas.cli.session import (
     DebugOption,
@@ -45,16 +49,13 @@ _MOST_CLASSES = 8
 def simulate(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable workload.")],
     hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Times of this device (default: those in SRC).")
+        str,
+        hardware_option("Times of this device (default: those in SRC)."),
     ] = "",
     estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
     granularity: Annotated[Granularity | None, GranularityOption] = None,
-    source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
-    ] = "",
-    num_devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
-    ] = None,
+    source_format: Annotated[str, FromOption] = "",
+    num_devices: Annotated[int | None, NumDevicesOption] = None,
     missing: Annotated[Missing, MissingOption] = "warn",
     json_file: Annotated[Path | None, JsonOption] = None,
     timeline: Annotated[
@@ -66,6 +67,7 @@ def simulate(
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """How long one step takes: compute, communication and copies side by side, and the critical path.

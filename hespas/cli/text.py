@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from math import isfinite, isnan, nan
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hespas.simulator import Simulation
 
 __all__ = [
+    "WIDTH",
     "bytes_text",
     "count_text",
     "counted",
@@ -21,6 +24,10 @@ __all__ = [
     "table_text",
     "time_text",
 ]
+
+WIDTH = 100
+"""Characters of a line of a table, where its figures leave room for that."""
+_LEAST_WIDTH = 24
 
 
 _LONGEST = 1e15
@@ -131,15 +138,26 @@ def table_text(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> list[str]:
     """The lines of an aligned plain-text table: columns ``left`` to the left, the others (figures) to the
-    right. Each row is one line, whatever its cells hold.
+    right. Lines have at most :data:`WIDTH` characters where that can be: the widest columns of words are
+    broken at blanks.
     """
     shown = [[plain_text(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
+    words = [column for column in left if column]
+    while words and (excess := sum(widths) + 2 * len(widths) - 2 - WIDTH) > 0:
+        widest = max(words, key=widths.__getitem__)
+        words.remove(widest)
+        widths[widest] = max(widths[widest] - excess, min(widths[widest], _LEAST_WIDTH))
     lines: list[str] = []
     for row in shown:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        broken = [
+            [cell] if len(cell) <= width else wrap(cell, width)
+            for cell, width in zip(row, widths, strict=True)
         ]
-        lines.append("  ".join(cells).rstrip())
+        for parts in zip_longest(*broken, fillvalue=""):
+            cells = [
+                cell.ljust(width) if column in left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
     return lines

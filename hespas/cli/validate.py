@@ -11,13 +11,20 @@ import typer
 
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.reports import JsonOption, OverwriteOption, check_reports, write_document
+from hespas.cli.reports import (
+    JsonOption,
+    LoudnessOption,
+    OverwriteOption,
+    check_reports,
+    write_document,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
     TrustOption,
     command_line,
     emit,
+    point_elsewhere,
     progress_bar,
     say,
     version,
@@ -42,6 +49,12 @@ app = typer.Typer(
 app.command()(accuracy)
 app.command()(calibrate)
 app.command()(compare)
+point_elsewhere(
+    app,
+    "hespas-validate",
+    {"convert": "hespas-convert", "validate": "hespas-validate check"}
+    | {name: f"hespas {name}" for name in ("estimate", "simulate", "view", "hardware", "estimators")},
+)
 
 
 class _Profile(StrEnum):
@@ -89,6 +102,7 @@ def check(
     overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
@@ -168,6 +182,7 @@ def roundtrip(
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """Take files through every pair of formats and back: what each pair keeps, as a matrix.

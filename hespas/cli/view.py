@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import JsonOption, OverwriteOption, check_reports
+from hespas.cli.reports import (
+    FromOption,
+    JsonOption,
+    LoudnessOption,
+    OverwriteOption,
+    check_reports,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -43,9 +49,7 @@ _LONGEST_NAME = 60
 
 def view(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable file or folder of rank files.")],
-    source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Read SRC as this format.")
-    ] = "",
+    source_format: Annotated[str, FromOption] = "",
     num_devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
     ] = None,
@@ -59,6 +63,7 @@ def view(
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     max_input_bytes: Annotated[int | None, TrustOption] = None,
+    loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
     """What a file holds: ranks, operations by class, communication by group, loops, depth and width.

@@ -27,7 +27,9 @@ class _Validator(Protocol):
 
 
 def run(command: str, *arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [command, *(str(each) for each in arguments)])
+    asks = command == "accuracy" and "--estimator" not in arguments
+    model = ["--estimator", "roofline"] if asks else []
+    return CliRunner().invoke(app, [command, *(str(each) for each in arguments), *model])
 
 
 def told(text: str) -> str:

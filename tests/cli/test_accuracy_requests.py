@@ -169,7 +169,7 @@ def test_a_regression_that_makes_no_sense(value: str, tmp_path: Path) -> None:
 def test_limits_at_their_ends_are_limits(trace: Path) -> None:
     done = compared(trace, "--min-coverage=1", "--max-mape=0")
     assert done.exit_code == 1
-    assert "MAPE of roofline" in done.stdout
+    assert "MAPE of composite" in done.stdout
     assert "covers" not in done.stdout
 
 

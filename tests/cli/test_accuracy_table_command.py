@@ -22,7 +22,8 @@ class _Validator(Protocol):
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["accuracy", *(str(each) for each in arguments)])
+    model = [] if "--estimator" in arguments else ["--estimator", "roofline"]
+    return CliRunner().invoke(app, ["accuracy", *(str(each) for each in arguments), *model])
 
 
 def document_of(path: Path) -> dict[str, list[dict[str, object]]]:

@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from hespas import __version__
-from hespas.cli import convert, main, validate
+from hespas.cli import completion, convert, main, session, validate
 from hespas.files.limits import VARIABLE
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -345,3 +347,78 @@ def test_operations_that_loops_add_are_more_not_less(tmp_path: Path) -> None:
 def test_a_list_says_how_much_of_it_is_shown() -> None:
     assert "by operation (all)" in _hespas("view", MLP).stdout
     assert "by operation (the first 3 of " in _hespas("view", STEP, "--top", "3").stdout
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "there"),
+    [
+        (main.app, ["convert", "a.mlir", "b", "--ranks", "3"], "hespas-convert a.mlir b --ranks 3"),
+        (main.app, ["validate", "t"], "hespas-validate t"),
+        (main.app, ["check", "--help"], "hespas-validate check --help"),
+        (validate.app, ["estimate", "x"], "hespas estimate x"),
+        (validate.app, ["convert", "x", "y"], "hespas-convert x y"),
+    ],
+)
+def test_commands_that_stand_elsewhere_say_where(app: typer.Typer, given: list[str], there: str) -> None:
+    done = runner.invoke(app, given)
+    assert done.exit_code == 2
+    assert f"try: {there}\n" in done.stderr
+
+
+def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
+    quiet = _convert(UNKNOWN_TRIPS, tmp_path / "a.et", "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    refused = _convert(UNKNOWN_TRIPS, tmp_path / "a.et", "-q")
+    assert refused.exit_code == 2
+    assert "error: " in refused.stderr
+    estimated = _hespas("estimate", UNKNOWN_TRIPS, "--hardware", "L4", "--quiet")
+    assert "per step on L4" in estimated.stdout
+    assert estimated.stderr == ""
+
+
+def test_verbose_tells_what_hardly_anybody_misses(tmp_path: Path) -> None:
+    plain, more = (
+        _convert(MLP, tmp_path / f"{option}.et", *([f"--{option}"] if option else []))
+        for option in ("", "verbose")
+    )
+    for code in ("chakra.metadata", "chakra.attachments"):
+        assert f"[{code}]" not in plain.stderr
+        assert f"[{code}]" in more.stderr
+    assert "[chakra.source-location]" in plain.stderr
+
+
+def test_lines_are_coloured_on_a_terminal_that_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for term, no_colour, coloured in (("xterm", "", True), ("dumb", "", False), ("xterm", "1", False)):
+        screen = Terminal()
+        monkeypatch.setattr("sys.stderr", screen)
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("NO_COLOR", no_colour)
+        session.say(["error: a\x1b[2J", "  try: b"])
+        text = "\x1b[31merror:\x1b[0m a\\u001b[2J\n\x1b[36m  try:\x1b[0m b\n"
+        assert screen.getvalue() == (text if coloured else "error: a\\u001b[2J\n  try: b\n")
+
+
+def test_names_are_completed() -> None:
+    assert list(completion.devices("h1")) == ["H100-PCIe", "H100-SXM"]
+    assert "composite" in completion.estimators("")
+    assert list(completion.formats("stable")) == ["stablehlo"]
+    words = {"COMP_WORDS": "hespas estimate --hardware TPU-v5", "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from hespas.cli.main import app; app(prog_name='hespas')"],
+        env={**os.environ, **words, "_HESPAS_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["TPU-v5e", "TPU-v5p"]
+
+
+def test_tables_fit_a_terminal() -> None:
+    for arguments in (["hardware", "list"], ["estimate", STEP, "--hardware", "H100-SXM"]):
+        table = [line for line in _hespas(*arguments).stdout.splitlines() if "per rank" not in line]
+        assert max(map(len, table)) <= 100
+    assert max(map(len, _convert("--list-formats").stdout.splitlines())) <= 100

@@ -31,7 +31,7 @@ __all__ = ["accuracy"]
 def accuracy(
     profiles: Sequence[Profile | Workload],
     hardware: Sequence[str],
-    estimators: Sequence[str] = ("roofline",),
+    estimators: Sequence[str] = ("composite",),
     *,
     workload: Workload | None = None,
     inputs: Sequence[str] = (),

@@ -37,7 +37,7 @@ _FITTED_SPLIT = "calib"
 def accuracy_of_tables(
     tables: Sequence[Measurements],
     hardware: Sequence[str] = (),
-    estimators: Sequence[str] = ("roofline",),
+    estimators: Sequence[str] = ("composite",),
     *,
     split: str = "",
     inputs: Sequence[str] = (),

@@ -37,7 +37,7 @@ def _program() -> OpGraph:
 
 
 def _compared(*profiles: Profile) -> Accuracy:
-    return accuracy(profiles, H100, workload=Workload.spmd(_program(), 1))
+    return accuracy(profiles, H100, ["roofline"], workload=Workload.spmd(_program(), 1))
 
 
 def _whole(done: Accuracy, level: str) -> SummaryRow:
@@ -83,7 +83,7 @@ def test_coverage_over_shapes_is_of_time_too() -> None:
     for _ in range(9):
         recording.event("aten::relu", 1000.5, shapes="[[1024, 1024]]", dtypes="float")
     recording.event("aten::nobody_knows", 1000.5, shapes="[[4]]")
-    done = accuracy([recording.build()], H100)
+    done = accuracy([recording.build()], H100, ["roofline"])
     assert _whole(done, "shape").errors.coverage == pytest.approx(0.9)
     assert _whole(done, "instance").errors.coverage == pytest.approx(0.9)
 
@@ -95,7 +95,7 @@ def test_events_of_no_program_stay_in_the_figures() -> None:
         recording.event("", 100.0, kernel="memcpy")
         recording.event("x.1", 99.5, module="jit_unread", run=run)
     diagnostics = Diagnostics()
-    done = accuracy([recording.build({"hlo/jit_f": HLO})], H100, diagnostics=diagnostics)
+    done = accuracy([recording.build({"hlo/jit_f": HLO})], H100, ["roofline"], diagnostics=diagnostics)
     assert _whole(done, "instance").errors.coverage == pytest.approx(0.8005)
     rest = done.coverage["recording, no program"]
     assert (rest.events, rest.matched_events, rest.time_ns) == (4, 0, 399.0)
@@ -151,7 +151,7 @@ def test_a_part_of_the_operations_is_no_step() -> None:
     recording = Recording()
     recording.event("aten::relu", 2000.5, shapes="[[1024, 1024]]", dtypes="float")
     recording.event("aten::nobody_knows", 2000.5, shapes="[[4]]")
-    done = accuracy([recording.build()], H100)
+    done = accuracy([recording.build()], H100, ["roofline"])
     limits = Thresholds(max_mape=nan, max_e2e=1e9, min_coverage=nan)
     [told] = done.exceeded(limits)
     assert "estimates cover 50.0% of the device time, which is no whole step" in told
@@ -166,7 +166,7 @@ def test_collectives_of_a_timed_graph_know_the_size_of_the_job() -> None:
     graph = program.build()
     times: list[float] = []
     for ranks in (2, 8):
-        [cases] = accuracy([Workload.spmd(graph, ranks)], H100).cases
+        [cases] = accuracy([Workload.spmd(graph, ranks)], H100, ["roofline"]).cases
         assert [said.estimator for said in cases.predictions[:2]] == ["roofline", "p0"]
         times.extend(float(said.duration_ns[0]) for said in cases.predictions[:2])
     assert not any(map(isnan, times))
@@ -177,7 +177,7 @@ def test_an_estimator_that_says_nothing_is_told() -> None:
     recording = Recording()
     recording.event("aten::nobody_knows", 2000.5, shapes="[[4]]")
     diagnostics = Diagnostics()
-    accuracy([recording.build()], H100, diagnostics=diagnostics)
+    accuracy([recording.build()], H100, ["roofline"], diagnostics=diagnostics)
     assert diagnostics.counts()["accuracy.nothing-estimated"] == 1
 
 
@@ -194,7 +194,7 @@ def _fused() -> Accuracy:
     recording.event("copy_fusion", 5000.0, module="jit_f", run=0)
     recording.event("copy_fusion", 5000.0, module="jit_f", run=1)
     profile = recording.build({"hlo/jit_f": module})
-    return accuracy([profile], H100, workload=Workload.spmd(program.build(), 1))
+    return accuracy([profile], H100, ["roofline"], workload=Workload.spmd(program.build(), 1))
 
 
 def test_every_report_lists_what_an_instruction_carries_out() -> None:

@@ -59,7 +59,7 @@ def _rows(done: Accuracy, basis: str, estimator: str = "roofline") -> list[tuple
 def test_each_rank_has_the_span_and_the_busy_time_of_its_steps(tmp_path: Path) -> None:
     ranks = [_step(1, 0, 10) + _step(2, 100, 10), _step(1, 0, 30) + _step(2, 100, 30)]
     workload, _ = read_folder(_folder(tmp_path / "job", *ranks))
-    done = accuracy([workload], ["H100-SXM"])
+    done = accuracy([workload], ["H100-SXM"], ["roofline"])
     assert [measured for _, measured in _rows(done, "span")] == [15_000.0, 45_000.0]
     assert [measured for _, measured in _rows(done, "busy")] == [15_000.0, 45_000.0]
     for (step, _), (total, _) in zip(_rows(done, "span"), _rows(done, "sum of operations"), strict=True):
@@ -74,7 +74,7 @@ def test_recorded_times_are_no_estimate_of_themselves(tmp_path: Path) -> None:
     """What nobody can estimate counts as unknown in the simulated step, and not with its recorded time."""
     unknown = [host("my::op", 30, 8, 7), launch(31, 7), kernel("mine", 60, 1000, 7)]
     workload, _ = read_folder(_folder(tmp_path / "job", _step(1, 0, 10) + unknown))
-    done = accuracy([workload], ["H100-SXM"])
+    done = accuracy([workload], ["H100-SXM"], ["roofline"])
     [(predicted, measured)] = _rows(done, "span")
     assert predicted < 20_000 < measured == 1_040_000
     assert all(run.is_lower_bound for run in done.end_to_end if run.basis in {"span", "busy"})
@@ -82,7 +82,7 @@ def test_recorded_times_are_no_estimate_of_themselves(tmp_path: Path) -> None:
 
 def test_a_step_past_the_limit_is_told(tmp_path: Path) -> None:
     workload, _ = read_folder(_folder(tmp_path / "job", _step(1, 0, 40)))
-    done = accuracy([workload], ["H100-SXM"])
+    done = accuracy([workload], ["H100-SXM"], ["roofline"])
     told = done.exceeded(Thresholds(max_mape=float("nan"), max_e2e=0.1, min_coverage=float("nan")))
     assert any("(span)" in sentence for sentence in told)
 
@@ -91,7 +91,7 @@ def test_calls_around_the_work_of_a_host_are_no_cases(tmp_path: Path) -> None:
     shapes: Json = {"Input Dims": [[64], [64, 64], [64, 64]], "Input type": ["float"] * 3}
     calls = [host("aten::linear", 0, 10, 1), host("aten::addmm", 1, 8, 2, shapes), host("aten::t", 9, 1, 3)]
     workload, _ = read_folder(_folder(tmp_path / "job", calls))
-    done = accuracy([workload], ["H100-SXM"])
+    done = accuracy([workload], ["H100-SXM"], ["roofline"])
     [cases] = done.cases
     assert cases.measured_ns.tolist() == [8000.0]
     assert cases.share == pytest.approx(0.8)
@@ -103,10 +103,10 @@ def test_calls_around_the_work_of_a_host_are_no_cases(tmp_path: Path) -> None:
 def test_estimates_written_over_the_times_are_not_set_against_the_steps(tmp_path: Path) -> None:
     workload, _ = read_folder(_folder(tmp_path / "job", _step(1, 0, 10)))
     [graph] = workload.classes
-    told = {each.code for each in accuracy([workload], ["H100-SXM"]).diagnostics}
+    told = {each.code for each in accuracy([workload], ["H100-SXM"], ["roofline"]).diagnostics}
     assert "accuracy.times-changed" not in told
     estimated = Workload.spmd(with_durations(graph, np.full(len(graph), 77.0)), 1)
-    done = accuracy([estimated], ["H100-SXM"])
+    done = accuracy([estimated], ["H100-SXM"], ["roofline"])
     assert "accuracy.times-changed" in {each.code for each in done.diagnostics}
     assert _rows(done, "span") == _rows(done, "busy") == []
     assert [measured for _, measured in _rows(done, "sum of operations")] == [154.0]
@@ -116,7 +116,7 @@ def test_estimates_written_over_the_times_are_not_set_against_the_steps(tmp_path
 def test_ranks_of_a_real_job_have_the_times_of_their_traces() -> None:
     folder = dlrm()
     workload, _ = read_folder(folder)
-    done = accuracy([workload], ["V100-SXM2-32GB"])
+    done = accuracy([workload], ["V100-SXM2-32GB"], ["roofline"])
     wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
     expected: list[tuple[int, int]] = []
     for path in sorted(folder.rglob("worker*")):

@@ -40,7 +40,7 @@ def _recording(name: str = "recording", runs: int = 2) -> Profile:
 
 
 def _compared(graph: OpGraph, *profiles: Profile, diagnostics: Diagnostics | None = None) -> Accuracy:
-    return accuracy(profiles, H100, workload=Workload.spmd(graph, 1), diagnostics=diagnostics)
+    return accuracy(profiles, H100, ["roofline"], workload=Workload.spmd(graph, 1), diagnostics=diagnostics)
 
 
 def test_one_recording_of_one_program() -> None:
@@ -139,7 +139,7 @@ def test_each_class_of_ranks_is_compared_with_its_own_program() -> None:
     recording = Recording()
     for rank in (0, 1, 2, 7):
         recording.event("sort.1" if rank == 1 else "dot.1", 100.0 + rank, rank=rank, run=0, at=0.0)
-    done = accuracy([recording.build()], H100, workload=_classes())
+    done = accuracy([recording.build()], H100, ["roofline"], workload=_classes())
     assert [(cases.source, cases.labels, cases.measured_ns.tolist()) for cases in done.cases] == [
         ("recording, class 0", ("dot.1",), [101.0]),
         ("recording, class 1", ("sort.1",), [101.0]),
@@ -157,16 +157,16 @@ def test_a_graph_that_carries_times_is_its_own_program() -> None:
     program.add("a", "dot", takes=SQUARE, duration_ns=50.0, region=program.loop(3.0))
     program.add("b", "dot", takes=SQUARE)
     workload = Workload.spmd(program.build(), 4)
-    done = accuracy([workload], H100)
+    done = accuracy([workload], H100, ["roofline"])
     [cases] = done.cases
     assert (cases.labels, cases.measured_ns.tolist(), cases.flops.tolist()) == (("a",), [150.0], [300.0])
     assert {run.basis for run in done.end_to_end} == {"sum of operations"}
     with pytest.raises(UsageError, match="its own program"):
-        accuracy([workload], H100, workload=workload)
+        accuracy([workload], H100, ["roofline"], workload=workload)
     bare = Program()
     bare.add("b", "dot")
     with pytest.raises(UsageError):
-        accuracy([Workload.spmd(bare.build(), 1)], H100)
+        accuracy([Workload.spmd(bare.build(), 1)], H100, ["roofline"])
 
 
 def test_a_table_of_operations_is_compared_by_its_shapes() -> None:
@@ -174,7 +174,7 @@ def test_a_table_of_operations_is_compared_by_its_shapes() -> None:
     for _ in range(3):
         recording.event("aten::relu", 2000.0, shapes="[[1024, 1024]]")
     profile = recording.build()
-    [cases] = accuracy([profile], H100).cases
+    [cases] = accuracy([profile], H100, ["roofline"]).cases
     assert (len(cases), len(cases.shapes)) == (3, 1)
     assert cases.measured_ns.tolist() == [2000.0] * 3
 
@@ -191,12 +191,12 @@ def test_attached_programs_that_ran_are_compared_one_by_one() -> None:
     attachments = {f"hlo/{name}": text.replace(b"NAME", name.encode()) for name in ("jit_f", "jit_g", "idle")}
     diagnostics = Diagnostics()
     broken = attachments | {"hlo/jit_g": b"\x00"}
-    done = accuracy([recording.build(attachments)], H100)
+    done = accuracy([recording.build(attachments)], H100, ["roofline"])
     assert [(cases.source, cases.workload, cases.measured_ns.tolist()) for cases in done.cases] == [
         ("recording:jit_f", "jit_f", [100.0]),
         ("recording:jit_g", "jit_g", [200.0]),
     ]
-    done = accuracy([recording.build(broken)], H100, diagnostics=diagnostics)
+    done = accuracy([recording.build(broken)], H100, ["roofline"], diagnostics=diagnostics)
     assert [cases.source for cases in done.cases] == ["recording:jit_f", "recording, no program"]
     assert [len(cases) for cases in done.cases] == [1, 0]
     assert diagnostics.counts()["accuracy.unreadable-module"] == 1
@@ -208,7 +208,7 @@ def test_attached_programs_that_ran_are_compared_one_by_one() -> None:
 )
 def test_devices_that_cannot_be_told(hardware: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        accuracy([_recording()], hardware, workload=Workload.spmd(_program(), 1))
+        accuracy([_recording()], hardware, ["roofline"], workload=Workload.spmd(_program(), 1))
 
 
 def test_nothing_to_compare_is_told() -> None:
@@ -223,12 +223,12 @@ def test_nothing_to_compare_is_told() -> None:
         ([Recording().build()], None, "names no operations with shapes"),
     ):
         with pytest.raises(UsageError, match=message):
-            accuracy(profiles, H100, workload=program)
+            accuracy(profiles, H100, ["roofline"], workload=program)
 
 
 def test_the_device_is_found_by_its_own_name() -> None:
     named = replace(_recording(), devices=("NVIDIA H100 80GB HBM3",))
-    done = accuracy([named], ["MI300X", "H100-SXM"], workload=Workload.spmd(_program(), 1))
+    done = accuracy([named], ["MI300X", "H100-SXM"], ["roofline"], workload=Workload.spmd(_program(), 1))
     assert [cases.hardware for cases in done.cases] == ["H100-SXM"]
     assert (done.noise["H100-SXM"].n, done.noise["MI300X"].n) == (2, 0)
 
@@ -289,7 +289,7 @@ def test_no_recording_breaks_it(
         recording.event(op, duration_ns, at=10.0 * number, shapes=shapes, run=run, rank=rank)
     program = Workload.spmd(_program(), 2) if has_program else None
     try:
-        done = accuracy([recording.build()], H100, workload=program)
+        done = accuracy([recording.build()], H100, ["roofline"], workload=program)
     except UsageError:
         return
     document = json.loads(accuracy_json(done, _limits(0.1, 0.1, 0.1)))

@@ -144,7 +144,7 @@ def test_a_spread_is_the_noise_and_operations_without_cost_are_not_covered(tmp_p
         spread_ns=table.duration_ns * 0.1,
         ops=replace(table.ops, bytes_moved=np.where(np.arange(40) < 20, nan, table.ops.bytes_moved)),
     )
-    done = accuracy_of_tables([table])
+    done = accuracy_of_tables([table], (), ["roofline"])
     assert done.noise["H100-SXM"].mape == pytest.approx(0.1)
     [row] = [
         r
@@ -203,7 +203,7 @@ def test_shapes_are_named_when_asked_for_and_numbered_in_order_of_appearance(tmp
     lines += [f"{row},8,{size},8" for row, size in zip(near, sizes, strict=True)]
     path = tmp_path / "t.csv"
     path.write_text("\n".join([*lines, lines[1]]) + "\n")
-    [cases] = accuracy_of_tables([read_measurements(path)]).cases
+    [cases] = accuracy_of_tables([read_measurements(path)], (), ["roofline"]).cases
     names = list(cases.shapes)
     assert [cases.shapes[row] for row in range(len(names))] == names
     assert len(set(names)) == len(names) == 8 + 2
@@ -219,7 +219,7 @@ def test_shapes_are_named_when_asked_for_and_numbered_in_order_of_appearance(tmp
 def test_shapes_of_several_tables_have_one_number_for_one_name(tmp_path: Path) -> None:
     one = write_table(tmp_path / "a.csv", products("H100-SXM", simple, (256, 512)))
     two = write_table(tmp_path / "b.csv", products("H100-SXM", simple, (512, 1024))[::-1])
-    done = accuracy_of_tables([read_measurements(one), read_measurements(two)])
+    done = accuracy_of_tables([read_measurements(one), read_measurements(two)], (), ["roofline"])
     names = [cases.shapes[row] for cases in done.cases for row in cases.shape.tolist()]
     numbers = shared_shapes(done.cases).tolist()
     rows: dict[str, int] = {}
@@ -234,11 +234,13 @@ def test_fits_of_very_many_shapes_are_of_a_sample_and_say_so(
 ) -> None:
     path = write_table(tmp_path / "t.csv", products("H100-SXM", simple, tuple(range(128, 1408, 128))))
     whole, told = Diagnostics(), Diagnostics()
-    before = accuracy_of_tables([read_measurements(path)], diagnostics=whole)
+    before = accuracy_of_tables([read_measurements(path)], (), ["roofline"], diagnostics=whole)
     assert "accuracy.sampled-baselines" not in whole.counts()
     monkeypatch.setattr(baselines, "MOST_FITTED", 200)
     monkeypatch.setattr(tables, "MOST_FITTED", 200)
-    after = [accuracy_of_tables([read_measurements(path)], diagnostics=told) for _ in range(2)]
+    after = [
+        accuracy_of_tables([read_measurements(path)], (), ["roofline"], diagnostics=told) for _ in range(2)
+    ]
     assert told.counts()["accuracy.sampled-baselines"] == 2
     assert any("at most 200 shapes" in each.message for each in told)
     assert said(after[0], "p1").tolist() == said(after[1], "p1").tolist() != said(before, "p1").tolist()
@@ -249,9 +251,9 @@ def test_fits_of_very_many_shapes_are_of_a_sample_and_say_so(
 def test_a_table_is_asked_about_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [*products("H100-SXM", simple), *vectors("H100-SXM", ["add", "exp"], simple)]
     path = write_table(tmp_path / "t.csv", [*rows, *rows[:30]])
-    before = accuracy_of_tables([read_measurements(path)])
+    before = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
     monkeypatch.setattr(table_cases, "_ASKED_AT_ONCE", 7)
     monkeypatch.setattr(table_cases, "_AT_ONCE", 5)
-    after = accuracy_of_tables([read_measurements(path)])
+    after = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
     assert after.summary == before.summary
     assert list(after.cases[0].shapes) == list(before.cases[0].shapes)

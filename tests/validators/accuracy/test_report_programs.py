@@ -47,7 +47,7 @@ def _simulated(folder: Path) -> dict[str, object] | None:
 def test_the_program_that_took_most_time_is_simulated(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     profile = _recording()
-    done = accuracy([profile], ["H100-SXM"])
+    done = accuracy([profile], ["H100-SXM"], ["roofline"])
     assert len(done.programs) == 2
     write_report(
         done,
@@ -75,7 +75,7 @@ def test_without_a_program_nothing_is_simulated(tmp_path: Path) -> None:
     recording = Recording()
     recording.event("aten::mm", 100.0, shapes="[[64,64],[64,64]]", dtypes='["float","float"]')
     profile = recording.build()
-    done = accuracy([profile], ["H100-SXM"])
+    done = accuracy([profile], ["H100-SXM"], ["roofline"])
     write_report(
         done,
         NONE,
