@@ -79,6 +79,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "model_bytes": ("learned models", "trees, unpacked"),
     "cell_bytes": ("`nsys`, `rocpd`", "one cell of a database"),
     "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
+    "node_fields": ("`chakra`", "fields of one node, or of the metadata"),
     "parser_bytes": ("`stablehlo`, `hlo` (binary)", "memory of the native parser, and 64 times the program"),
     "program_bytes": ("`stablehlo`, `hlo` (binary)", "memory of reading, and 20 times the program"),
     "program_cpu_s": (
