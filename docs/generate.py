@@ -73,7 +73,7 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "table_free_bytes": ("Parquet: `--table`, `ops-table`", "columns, unpacked, whatever the ratio"),
     "table_ratio": ("Parquet: `--table`, `ops-table`", "unpacked columns to bytes of the file, beyond that"),
     "table_rows_bytes": ("Parquet: `--table`", "256 for each row, and 20 times the file"),
-    "table_columns": ("tables of measured operations (`--table`)", "columns"),
+    "table_columns": ("tables: `--table`, `ops-table`", "columns"),
     "profile_rows_bytes": ("Parquet: `ops-table`", "80 for each row, and 20 times the file"),
     "card_bytes": ("learned models", "card, and trees as they lie on disk"),
     "model_bytes": ("learned models", "trees, unpacked"),

@@ -331,6 +331,14 @@ _BOMBS: dict[str, _Bomb] = {
     "names of columns that are empty": _Bomb(
         "t.csv", lambda: b"hardware,op,duration_ns" + b"," * 500_000, _TABLE, 3, "columns", module="validate"
     ),
+    "columns of a profile": _Bomb(
+        "t.csv",
+        lambda: b"hardware,op,duration_ns" + b"".join(b",c%d" % number for number in range(100_000)),
+        _VIEW,
+        3,
+        "100,003 columns or more, at most 4,096",
+        module="main",
+    ),
     "columns by the thousand": _Bomb("t.csv", _many_columns, _TABLE, 3, "50,004 columns", module="validate"),
     "replay of a peer of millions": _Bomb(
         "x.et", lambda: _message(6, comm_src=_LAST, comm_size=8), _TO_MLIR, 4, "too many to list"
