@@ -675,9 +675,10 @@ pq.write_table(pa.table({**columns, **sizes}), sys.argv[1])
     assert "1,000,000" in done.stdout
 
 
-def test_the_far_peer_of_a_lone_rank_makes_round_trips(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", [100_000, pytest.param(_LAST, marks=pytest.mark.slow)])
+def test_the_far_peer_of_a_lone_rank_makes_round_trips(tmp_path: Path, peer: int) -> None:
     path = tmp_path / "x.0.et"
-    path.write_bytes(_message(5, comm_dst=100_000, comm_size=8))
+    path.write_bytes(_message(5, comm_dst=peer, comm_size=8))
     done = _limited(0, "validate", ["roundtrip", str(path)])
     assert done.returncode == 0, done.stdout + done.stderr
 
