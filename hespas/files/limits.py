@@ -53,6 +53,7 @@ class Limits:
     model_bytes: int = 512 << 20
     text_workload_bytes: int = 8 << 20
     cell_bytes: int = 16 << 20
+    node_fields: int = 1 << 20
     parser_bytes: int = 150 << 20
     program_bytes: int = 10**9
     program_cpu_s: int = 6

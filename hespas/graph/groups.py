@@ -13,7 +13,7 @@ differ in ``communicator``; 0 is the first of them, and among those of all ranks
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -171,6 +171,8 @@ class ExplicitGroups:
 
     rows: tuple[tuple[int, ...], ...]
     communicator: int = 0
+    _group: dict[int, int] = field(default_factory=dict[int, int], init=False, repr=False, compare=False)
+    """The first group of each rank, once one is asked for."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> ExplicitGroups:
@@ -199,8 +201,11 @@ class ExplicitGroups:
         return max((len(row) for row in self.rows), default=0)
 
     def group_of(self, rank: int) -> int:
-        """The first group that lists a rank, -1 where none does. O(ranks)."""
-        return next((group for group, row in enumerate(self.rows) if rank in row), -1)
+        """The first group that lists a rank, -1 where none does. The first call is O(ranks), others O(1)."""
+        if not self._group:
+            for group, row in reversed(list(enumerate(self.rows))):
+                self._group.update(dict.fromkeys(row, group))
+        return self._group.get(rank, -1)
 
     def members(self, group: int) -> IntArray:
         """The ranks of one group in ring order."""

@@ -8,6 +8,7 @@ right.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,15 +181,17 @@ def _finish_singly(
         if spans is None:
             cursor.bad[row] = True
             continue
-        counts[row] += len(spans)
-        tails.append((row, np.array(spans, np.int64)))
+        counts[row] += len(spans) // 2
+        tails.append((row, np.asarray(spans, np.int64).reshape(-1, 2)))
     return tails
 
 
-def _walk(window: Window, tag: int, at: int, end: int) -> list[tuple[int, int]] | None:
-    """Content spans of consecutive ``tag`` fields from ``at`` to exactly ``end``; None when it is not so."""
+def _walk(window: Window, tag: int, at: int, end: int) -> array[int] | None:
+    """Content spans of consecutive ``tag`` fields from ``at`` to exactly ``end``, start and length in turn;
+    None when it is not so.
+    """
     data = window.u8[at:end].tobytes()
-    spans: list[tuple[int, int]] = []
+    spans = array("q")
     here, size = 0, len(data)
     while here < size:
         if data[here] != tag:
@@ -203,6 +206,7 @@ def _walk(window: Window, tag: int, at: int, end: int) -> list[tuple[int, int]] 
         here += 1
         if length > size - here:
             return None
-        spans.append((at + here, length))
+        spans.append(at + here)
+        spans.append(length)
         here += length
     return spans

@@ -16,6 +16,7 @@ import numpy as np
 
 from hespas.converters.chakra.spans import SLACK, Longs, Window
 from hespas.converters.chakra.varints import read_varints
+from hespas.files.limits import limits
 from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors, open_input
 from hespas.files.source import refuse_special_files
 from hespas.graph.errors import FormatError
@@ -24,6 +25,8 @@ __all__ = ["CutOffError", "FrameBatch", "Source", "frames", "open_trace"]
 
 _BLOCK_BYTES = 1 << 20
 _MAX_EMPTY_FRAMES = 1 << 16
+_FIXED_BYTES = {1: 8, 5: 4}
+"""By wire type."""
 _DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
 
 
@@ -135,6 +138,7 @@ def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBat
                 batch = _batch(block, heads, offset)
                 empty += int((batch.start == batch.end).sum())
                 _refuse_padding(empty, source.name, offset)
+                _refuse_crowded(batch, source.name)
                 yield batch
             rest = block[behind:size]
             offset += behind
@@ -208,6 +212,48 @@ def _refuse_padding(empty: int, name: str, offset: int) -> None:
             position=f"byte {offset}",
             hint=_DAMAGED,
         )
+
+
+def _refuse_crowded(batch: FrameBatch, name: str) -> None:
+    """Stop at a message of very many fields: each would take a hundred bytes, and may itself have two."""
+    most = limits().node_fields
+    for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
+        if _count_fields(batch.message(index), most) > most:
+            raise FormatError(
+                f"ET001: a message of more than {most:,} fields",
+                path=name,
+                position=f"byte {int(batch.frame_byte[index])}",
+                hint="is this a Chakra trace? A node has a few attributes, and packed lists of dependencies",
+            )
+
+
+def _count_fields(data: bytes, most: int) -> int:
+    """How many fields a message has, up to one more than ``most`` and to the first that is malformed."""
+    count = at = 0
+    while at < len(data) and count <= most:
+        tag, at = _varint(data, at)
+        wire = tag & 7
+        value = 0
+        if wire in (0, 2):
+            value, at = _varint(data, at)
+        elif wire > 5:
+            return count
+        at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
+        count += 1
+    return count
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint and the position behind it; what is cut off ends with the data."""
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, at
 
 
 def _check_declared(rest: bytes, source: Source, offset: int) -> None:

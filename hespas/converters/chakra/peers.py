@@ -168,11 +168,13 @@ def communicators(groups: Groups, num_ranks: int) -> dict[int, int]:
     """For each group id, how many lower ids name a group of the same ranks; the ids that name all ranks come
     behind the group without a name.
     """
-    seen: dict[tuple[int, ...], int] = {tuple(range(num_ranks)): 1}
+    seen: dict[tuple[int, ...], int] = {}
     found: dict[int, int] = {}
     for number in sorted(groups):
         members = tuple(sorted(groups[number]))
-        found[number] = seen.get(members, 0)
+        # A job may be larger than memory: its ranks are listed where a group lists as many.
+        is_world = len(members) == num_ranks and members == tuple(range(num_ranks))
+        found[number] = seen.get(members, int(is_world))
         seen[members] = found[number] + 1
     return found
 

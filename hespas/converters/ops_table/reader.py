@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED
 from hespas.converters.ops_table.operations import operations_of
 from hespas.converters.ops_table.rows import Collected
 from hespas.files.cells import original
+from hespas.files.limits import limits
 from hespas.files.packed import open_input
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import FloatArray
@@ -67,8 +69,12 @@ def choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) ->
     """Which columns to read. Raises ``FormatError`` where a table does not tell what it must, or twice."""
     durations = [name for name in DURATIONS if name in names]
     shown = ", ".join(name[:40] for name in names[:20]) + (", ..." if len(names) > 20 else "")
+    if len(names) > limits().table_columns:
+        problem = f"{len(names):,} columns or more, at most {limits().table_columns:,} are read"
+        raise _refused(problem, path, "leave out what is not needed")
     if len(set(names)) < len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
+        counts = Counter(names)
+        twice = next(name for name in names if counts[name] > 1)
         raise _refused(f"column {twice[:80]!r} stands twice", path, "rename one of them")
     if len(durations) != 1:
         problem = f"several columns tell durations: {', '.join(durations)}" if durations else (
