@@ -17,6 +17,7 @@ from hespas import api
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
+from hespas.validators import check_workload
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("mlp.mlir", "llama_fsdp_tp_local_N8.mlir.gz", "while_unknown.mlir", "hand_dynamic.mlir")
@@ -64,6 +65,7 @@ def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, esti
     done = api.estimate(huge, hardware, estimator=estimator)
     _validate(api.estimate_document(done, "x", hardware, estimator, Diagnostics()), "estimate")
     api.simulate(huge, hardware, estimator=estimator)
+    check_workload(huge, "chakra")
     refused = pytest.raises(FormatError, match="add up to more than a number holds")
     with refused if column == "duration_ns" else nullcontext():
         api.simulate(huge)
