@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hespas.converters import ReadOptions, find_format, note_left_out
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
@@ -246,7 +248,8 @@ def _run(job: Job, findings: Findings) -> None:
         elif _lacks(rule, job):
             unconfigured.append(rule.code)
         else:
-            rule.check(job, Report(rule.code, level, job, findings))
+            with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
+                rule.check(job, Report(rule.code, level, job, findings))
     note = findings.notes.info
     if partial:
         here = job.workload.num_present

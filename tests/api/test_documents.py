@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,6 +18,8 @@ from hespas import api
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
+from hespas.validators import check_workload
+from hespas.validators.accuracy import Thresholds, accuracy, accuracy_json
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("mlp.mlir", "llama_fsdp_tp_local_N8.mlir.gz", "while_unknown.mlir", "hand_dynamic.mlir")
@@ -71,9 +74,25 @@ def test_sums_past_what_a_number_holds_are_null(column: str, hardware: str, esti
     )
     _validate(document, "estimate")
     api.simulate(huge, hardware, estimator=estimator, granularity="op")
+    check_workload(huge, "chakra")
     refused = pytest.raises(FormatError, match="add up to more than a number holds")
     with refused if column == "duration_ns" else nullcontext():
         api.simulate(huge)
+
+
+@pytest.mark.parametrize("column", ["flops", "duration_ns", "multiplicity"])
+@pytest.mark.parametrize("figure", [1e300, 1.7e308])
+def test_accuracy_bears_figures_past_what_a_number_holds(column: str, figure: float) -> None:
+    program = api.read(ROOT / "fixtures" / "stablehlo" / "mlp.mlir")
+    assert isinstance(program, Workload)
+    (graph,) = program.classes
+    columns: dict[str, Any] = {"duration_ns": np.full(len(graph), 2e3), column: np.full(len(graph), figure)}
+    huge = replace(program, classes=(replace(graph, **columns),))
+    done = accuracy([huge], ["H100-SXM"])
+    _validate(
+        json.loads(accuracy_json(done, Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan))),
+        "accuracy",
+    )
 
 
 @pytest.mark.parametrize("granularity", ["op", "fused", "region"])

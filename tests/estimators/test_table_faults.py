@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hespas import api
 from hespas.estimators.measurements import LeftOut, columns, read_measurements
 from hespas.estimators.measurements.asked import read_asked
 from hespas.estimators.operations import Labels
@@ -257,3 +258,23 @@ def test_memory_is_bounded_by_what_is_kept(tmp_path: Path) -> None:
         [sys.executable, "-c", command, str(path)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 128 << 10  # KiB; the frame of the whole table has 300 MiB
+
+
+@pytest.mark.parametrize(
+    ("hardware", "estimator"),
+    [
+        ("H100-SXM", "calibrated"),
+        ("H100-SXM", "composite"),
+        ("H100-SXM", "learned"),
+        ("TPU-v4", "systolic"),
+    ],
+)
+@pytest.mark.parametrize(("batch", "kv_heads"), [(5e-324, 2), (2, 1e-320)])
+def test_sizes_at_the_ends_of_numbers_are_estimated_without_a_warning(
+    batch: float, kv_heads: float, hardware: str, estimator: str, tmp_path: Path
+) -> None:
+    header = "kind,dtype,batch,q_len,kv_len,heads,kv_heads,head_dim\n"
+    row = f"attention.context,bf16,{batch!r},128,128,8,{kv_heads!r},64\n"
+    table = written(tmp_path, header + row)
+    done = api.estimate_table(table, hardware, estimator=estimator)
+    assert [each.operations for each in done.totals] == [1]

@@ -16,19 +16,18 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from hespas.api import estimate, estimate_document, simulate, summarise, summary_document
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
-from hespas.estimators import load_estimator
 from hespas.graph import Diagnostics, OpGraph, StringTable, Workload
 from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
-from hespas.hardware import load_device
-from hespas.simulator import simulate
 from hespas.validators import check_workload
 from hespas.validators.roundtrip.columns import columns_kept
 from hespas.validators.roundtrip.pairs import Pair, PairStatus
 from hespas.validators.roundtrip.result import unreported
 from hespas.validators.roundtrip.trips import Traveller
+from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 __all__ = [
     "WRITTEN",
@@ -242,25 +241,33 @@ def broken_laws(
         yield from (f"{name}: {column} changed, and nothing said so" for column in unreported(pair))
 
 
-def used(workload: Workload) -> None:
-    """What commands do with a workload; raises where that is our fault."""
-    for action in (_simulated, _estimated, _checked):
+def used(workload: Workload, number: int = 0) -> None:
+    """What commands do with a workload, on a device and by an estimator that take turns with ``number``;
+    raises where that is our fault.
+    """
+    device, estimator = DEVICES[number % len(DEVICES)], ESTIMATORS[number // 3 % len(ESTIMATORS)]
+
+    def estimated() -> None:
+        done = estimate(workload, device, estimator=estimator)
+        json.dumps(estimate_document(done, "x", device, estimator, Diagnostics()), allow_nan=False)
+
+    def simulated() -> None:
+        if number % 2:
+            simulate(workload, device, estimator=estimator)
+        else:
+            simulate(workload)
+
+    for action in (simulated, estimated, lambda: _summed(workload), lambda: _checked(workload)):
         try:
-            action(workload)
+            action()
         except InvariantError:
             raise
         except HespasError:
             continue
 
 
-def _simulated(workload: Workload) -> None:
-    simulate(workload)
-
-
-def _estimated(workload: Workload) -> None:
-    model, device = load_estimator("roofline"), load_device("H100-SXM")
-    for graph in workload.classes:
-        model.estimate(graph, device, Diagnostics())
+def _summed(workload: Workload) -> None:
+    json.dumps(summary_document(summarise(workload, "op-graph"), "x", Diagnostics()), allow_nan=False)
 
 
 def _checked(workload: Workload) -> None:

@@ -94,8 +94,8 @@ class _Children:
         return cls(frozenset(living), ended.ru_utime + ended.ru_stime + sum(living.values()))
 
     def taken_until(self, later: _Children) -> float:
-        """What was taken since, without the start of a process: of a new one, or of one that is gone."""
-        fresh = max(len(later.living - self.living), 0 if self.living else 1)
+        """What was taken since, without the start of a process: a new one, or one that came and went."""
+        fresh = len(later.living - self.living) or (0 if later.living else 1)
         return later.cpu_s - self.cpu_s - fresh * START_SECONDS
 
 

@@ -83,7 +83,7 @@ def _broken(kind: str, numbers: range, folder: Path, targets: tuple[str, ...]) -
         workload = _accepted(kind, number, seeds, place)
         if workload is not None:
             accepted += 1
-            used(workload)
+            used(workload, number)
             all_targets = (*targets, "stablehlo") if accepted % EVERY == 1 else targets
             broken += [
                 f"{number}: {law}" for law in broken_laws(workload, kind, place / "trips", all_targets)
@@ -96,6 +96,14 @@ def test_what_is_accepted_comes_back(kind: str, tmp_path: Path) -> None:
     broken, accepted = _broken(kind, range(FEW), tmp_path, WRITTEN)
     assert broken == []
     assert accepted > FEW // 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("op-graph", 10_243), ("op-graph-arrow", 163), ("op-graph-arrow", 10_167), ("op-graph-arrow", 10_266)],
+)
+def test_what_was_found_comes_back(kind: str, number: int, tmp_path: Path) -> None:
+    assert _broken(kind, range(number, number + 1), tmp_path, WRITTEN) == ([], 1)
 
 
 @pytest.mark.slow

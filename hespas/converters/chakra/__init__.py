@@ -66,7 +66,7 @@ _NODES = (
     "contractions",
     "extra",
 )
-"""What a rank without anything to do has no more: all of its nodes."""
+"""What a rank has no more of nodes that do nothing there, or where it has nothing to do at all."""
 
 _LOSSES = {
     "": ("name",),  # a trace is called what its file is
@@ -74,9 +74,10 @@ _LOSSES = {
     "chakra.attachments": ("attachments",),
     "chakra.named": ("name_row",),
     "chakra.longest-time": ("duration_ns",),
+    "chakra.rounded-times": ("duration_ns",),
     "chakra.source-location": ("source_row",),
-    "chakra.permute": ("nodes", "id", "kind", *_COSTS, "data_deps", "control_deps", "p2p", "ranks"),
-    "chakra.idle": ("nodes", "ranks", "id", "data_deps", "control_deps"),
+    "chakra.permute": ("nodes", "id", "kind", *_COSTS, "data_deps", "control_deps", "p2p", "ranks", "extra"),
+    "chakra.idle": _NODES,
     "chakra.empty-rank": _NODES,
     "chakra.host-transfer": ("kind", "op_class", "p2p"),
     "chakra.rounded-counts": _COSTS,

@@ -40,12 +40,14 @@ class AttributeReader:
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
-    def find(self, name: str, low: int = 0) -> Integers:
-        """An integer attribute from ``low`` on that a float holds exactly; others are refused."""
+    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Integers:
+        """An integer attribute (of the nodes marked) from ``low`` on that a float holds exactly; others are
+        refused.
+        """
         found = self.facts.integers(name)
         fits = (found.value >= low) & (found.value <= _LARGEST)
-        exact = np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value
-        return self._within(name, found, fits & exact)
+        good = fits & (np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value)
+        return self._within(name, found, good if nodes is None else good & nodes[found.node], nodes)
 
     def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
         """The good ones; all others of the nodes marked are refused."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import nan
-
 import numpy as np
 
-from hespas.converters.chakra.attribute_reader import EXACT, AttributeReader
+from hespas.converters.chakra.attribute_reader import AttributeReader
 from hespas.converters.chakra.contract import COMM_TO_COLLECTIVE
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.spans import Bools
@@ -57,10 +55,7 @@ def p2p_table(reader: AttributeReader, peers: Peers) -> P2pTable:
 
 def _sizes(reader: AttributeReader, name: str, nodes: Bools) -> FloatArray:
     """Bytes by node, NaN where not stated."""
-    found = reader.integers(name, nodes, 0, EXACT)
-    column = np.full(len(reader.columns), nan)
-    column[found.node] = found.value
-    return column
+    return reader.take(reader.find(name, nodes=nodes))
 
 
 def _numbers(reader: AttributeReader, name: str, nodes: Bools) -> IntArray:

@@ -14,6 +14,7 @@ from hespas.converters.chakra.extras import foreign_texts
 from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
 from hespas.converters.chakra.shapes import nodes_of_odd_sizes
+from hespas.converters.chakra.timing import LONGEST_NS
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
@@ -83,6 +84,10 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
             "those read without those written",
             count=_broken_counts(graph),
         )
+        times = graph.duration_ns
+        fractions = (times >= 0) & (times < LONGEST_NS) & (times != np.floor(times))
+        message = "times are in whole nanoseconds; sums along a stream stay right"
+        diagnostics.info("chakra.rounded-times", graph.name, message, count=int(fractions.sum()))
         left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
         message = "attributes of another format are left out: their names or types mean something else here"
         diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)

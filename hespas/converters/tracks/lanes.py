@@ -23,6 +23,8 @@ End = tuple[int, int, int]
 _MOST_LANES = 128
 """Lanes that are looked at for a place; past them every slice that does not fit opens its own."""
 _PS = 1000.0
+_WHOLE_NS = 2.0**52
+"""From here on floats hold whole numbers only."""
 
 
 @dataclass(slots=True)
@@ -74,11 +76,14 @@ def is_whole(start_ns: FloatArray, duration_ns: FloatArray) -> BoolArray:
 def shown_ns(start_ns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Start and length in whole ns, such that what ends before another starts, or inside it, does so still.
 
-    What is whole stays exact at any size. An unknown duration is 0.
+    What is whole stays exact at any size. An unknown duration is 0. Where starts are so late that all are
+    whole, sums with them say less of a length than the length itself.
     """
     known_ns = np.nan_to_num(duration_ns, nan=0.0)
     begin_ns = _floor(start_ns)
-    length_ns = _floor(start_ns + known_ns) - begin_ns
+    length_ns = np.where(
+        np.abs(start_ns) < _WHOLE_NS, _floor(start_ns + known_ns) - begin_ns, _floor(known_ns)
+    )
     return begin_ns, np.where(is_whole(start_ns, known_ns), known_ns, length_ns)
 
 

@@ -22,12 +22,12 @@ def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
     total = np.zeros(len(ops))
     for each in fit.support:
         size = ops.dim(each.name)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             over = np.log2(size / max(each.high, 1e-9))
             under = np.log2(max(each.low, 1e-9) / size)
         total += np.nan_to_num(np.maximum(np.maximum(over, under), 0.0), nan=0.0, posinf=64.0)
     if fit.form == PREFILL.name:  # whole prompts: as many keys as queries
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             apart = np.abs(np.log2(ops.dim("kv_len") / ops.dim("q_len")))
         total += np.nan_to_num(apart, nan=0.0, posinf=64.0)
     return total

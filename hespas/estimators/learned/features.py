@@ -85,7 +85,7 @@ class Features:
 
 def features_of(family: str, ops: Operations, device: Device, *, overhead_ns: float) -> Features:
     """The columns of operations of one family. ``overhead_ns`` is part of the base. O(ops)."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of such sizes nothing is said
         peaks = peak_times(ops, device)
         arithmetic = np.maximum(peaks.arithmetic_ns, 1e-3)
         memory = np.maximum(peaks.memory_ns, 1e-3)
@@ -102,7 +102,7 @@ def features_of(family: str, ops: Operations, device: Device, *, overhead_ns: fl
         columns["base"] = np.log2(base)
         columns |= _SIZES[family](ops, device)
         columns |= _device_columns(ops, device, arithmetic)
-    table = np.stack([column.astype(np.float32) for column in columns.values()], axis=1)
+        table = np.stack([column.astype(np.float32) for column in columns.values()], axis=1)
     known = np.isfinite(table).all(axis=1) & np.isfinite(base)
     table[~known] = np.nan
     return Features(tuple(columns), table, np.where(known, base, np.nan))

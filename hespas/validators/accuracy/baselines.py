@@ -29,6 +29,9 @@ from hespas.validators.accuracy.statistics import ShapeGroups, unique_shapes
 __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 
 BASELINES = ("p0", "p1", "p2")
+_SHORTEST_NS, _LONGEST_NS = 1e-6, 1e18
+"""What is no time of any operation (light goes no further than an atom, 30 years) is not fitted to."""
+
 _FOLDS = 5
 MOST_FITTED = 500_000
 """Shapes that a fit takes at most, drawn at random, always the same: more move its two parameters by less
@@ -154,7 +157,8 @@ class _Line:
             return error
 
         shortest = max(float(np.quantile(measured, 0.01)), 1.0)
-        slope = float(np.median(measured[x > 0] / x[x > 0])) if (x > 0).any() else 1.0
+        above = x > _SHORTEST_NS
+        slope = float(np.median(measured[above] / x[above])) if above.any() else 1.0
         found = soft_least_squares(errors, np.log(np.array((shortest, slope))), 0.1)
         start, slope = np.exp(found).tolist()
         return cls(start, slope)
@@ -181,7 +185,7 @@ class _Table:
 
     def predict(self, seen: BoolArray, inside: BoolArray, found: NDArray[np.float64]) -> None:
         """Put p1 and p2 of the cases ``inside``, by what was ``seen`` of others, into ``found``."""
-        known = np.isfinite(self.p0_ns) & np.isfinite(self.measured_ns) & (self.measured_ns > 0)
+        known = (self.p0_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
         # A shape that another source shares is not unseen: it stays out of the fit, too.
         group = self.shape if self.group is None else self.group
         fit = known & seen & ~np.isin(group, group[inside])

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from math import nan
 
 import msgspec
+import numpy as np
 
 from hespas import __version__
 from hespas.graph import Diagnostics
@@ -21,6 +22,7 @@ SCHEMA_ID = "hespas.accuracy/1"
 _NO_STEP = Step(span_ns=nan, busy_ns=nan, is_simulated=False)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are null
 def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
     """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
     document = {

@@ -28,6 +28,7 @@ from hespas.validators.matching import NO_MODULE
 __all__ = ["accuracy"]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # figures past what a float holds are infinite or unknown
 def accuracy(
     profiles: Sequence[Profile | Workload],
     hardware: Sequence[str],

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hespas import api
 from hespas.converters import ReadOptions, WriteOptions, load_format
 from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, Permutation, Workload
 from hespas.validators.roundtrip import roundtrip
@@ -53,6 +55,27 @@ def test_nodes_without_a_name_stay_without_one(reference: Any, tmp_path: Path) -
     assert [workload.classes[0].node_name(node) for node in range(3)] == ["", "", ""]
     assert "chakra.named" not in _write(workload, tmp_path / "out.0.et")
     assert (tmp_path / "out.0.et").read_bytes() == path.read_bytes()
+
+
+def test_fractions_of_nanoseconds_are_told(tmp_path: Path) -> None:
+    graph = _graph("a")
+    for time, told in ((3.0, None), (3.25, 1), (0.5, 1), (1e300, None)):
+        timed = replace(graph, duration_ns=np.array([time]))
+        counts = _write(Workload.spmd(timed, 1), tmp_path / f"{time}.0.et")
+        assert counts.get("chakra.rounded-times") == told
+
+
+def test_large_sizes_that_floats_hold_come_back(tmp_path: Path) -> None:
+    """Whole numbers past 2**53, of which a float holds every second one and fewer."""
+    program = Path(__file__).parents[3] / "fixtures/stablehlo/hand_collectives.mlir"
+    made = api.read(program)
+    assert isinstance(made, Workload)
+    (graph,) = made.classes
+    sizes = np.full(len(graph.collectives), 2.0**53 + 2)
+    large = replace(graph, collectives=replace(graph.collectives, comm_bytes=sizes, operand_bytes=sizes))
+    _write(replace(made, classes=(large,)), tmp_path / "w.0.et", ranks=range(1))
+    back = _read(tmp_path / "w.0.et").classes[0].collectives
+    assert set(back.comm_bytes.tolist()) == set(back.operand_bytes.tolist()) == {2.0**53 + 2}
 
 
 def test_a_node_that_has_nothing_is_named_and_told(reference: Any, tmp_path: Path) -> None:

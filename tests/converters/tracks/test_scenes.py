@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hespas import api
 from hespas.converters.tracks import Scene, Simulated, scene_of, side_by_side
 from hespas.converters.tracks.pairs import enclosing, overlapping, pair
 from hespas.converters.tracks.scene import Label
@@ -193,3 +195,16 @@ def test_pairs_and_nesting_are_of_one_track() -> None:
     duration = np.array([10, 3, 5, 1])
     assert overlapping(track, start, duration).tolist() == [False, True, False, False]
     assert enclosing(track, start, duration).tolist() == [-1, 0, -1, -1]
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome-trace"])
+@pytest.mark.parametrize("start_ns", [1e18, -1e18])
+def test_lengths_stay_exact_however_late_events_start(form: str, start_ns: float, tmp_path: Path) -> None:
+    """A float of such a time has steps of 128 ns."""
+    made = api.read(Path(__file__).parents[3] / "fixtures/profiles/tpu_v4_megacore.xplane.pb")
+    assert isinstance(made, Profile)
+    late = replace(made, start_ns=np.full(len(made), start_ns))
+    api.write(late, tmp_path / "x", format=form)
+    back = api.read(tmp_path / "x", format=form)
+    assert isinstance(back, Profile)
+    assert sorted(back.duration_ns.tolist()) == sorted(made.duration_ns.tolist())
