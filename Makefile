@@ -8,8 +8,7 @@ JOBS ?= 2
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       a sharded Llama training step -> Chakra traces of 8 ranks -> check -> time per class;"
-	@echo "                then one run on this CPU, estimated and compared: an HTML report"
+	@echo "make demo       a recorded step predicted and compared, what-if on other devices, traces for a simulator"
 	@echo "make test       the tests"
 	@echo "make test-slow  the long suites: fuzzing, a million nodes"
 	@echo "make fuzz       wrong fields and damaged bytes to every reader, killed writers: COUNT=2000 of each to each"
@@ -26,7 +25,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stablehlo,report]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -37,7 +36,7 @@ $(VENV)/.installed-jax: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[jax,report]'
 	@touch $@
 
-demo: $(VENV)/.installed-jax
+demo: $(VENV)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh fixtures/demo.sh demo-out
 
 test: $(VENV)/.installed-dev
@@ -64,6 +63,7 @@ fixtures: $(VENV)/.installed-jax
 	$(BIN)/python -m fixtures.make
 
 docs: $(VENV)/.installed-jax
+	$(BIN)/python -m docs.recorded
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m docs.roundtrip
 

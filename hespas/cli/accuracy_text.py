@@ -5,23 +5,33 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-from hespas.cli.session import emit
+from hespas.cli.session import emit, is_quiet
 from hespas.cli.text import count_text, counted, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy import Accuracy, Comparison
-    from hespas.validators.accuracy.result import SummaryRow
+    from hespas.validators.accuracy.result import EndToEnd, SummaryRow
 
 __all__ = ["percent", "show_accuracy", "show_changes", "show_summary", "signed"]
 
 _VAST = 1e4
 """Errors from here on are written with an exponent: a time of almost nothing makes hundreds of digits."""
+_MOST_HEADLINES = 6
 _MOST_PAIRS = 20
 """Comparisons of two devices; where there are more, those of the baselines are in the documents only."""
 
 
 def show_accuracy(done: Accuracy) -> None:
     """Errors over all and per class, a step end to end, and what is wrong with the data."""
+    for run in _headlines(done):
+        least = "at least " if run.is_lower_bound else ""
+        emit(
+            f"{run.source} on {run.hardware}: {least}{time_text(run.predicted_ns)} predicted, "
+            f"{time_text(run.measured_ns)} measured, {signed(run.relative_error)} "
+            f"({run.estimator}, {run.basis})"
+        )
+    if is_quiet():
+        return
     for source, found in done.coverage.items():
         emit(
             f"{source}: {found.time_share:.1%} of the device time and {found.matched_events:,} of "
@@ -31,7 +41,7 @@ def show_accuracy(done: Accuracy) -> None:
     show_summary(done)
     for hardware, floor in done.noise.items():
         told = (
-            f"{floor.mape:.1%} (median {floor.median_ape:.1%}, n {floor.n:,} cases)"
+            f"{floor.median_ape:.1%} (median over {floor.n:,} repeated cases; mean {floor.mape:.1%})"
             if floor.n
             else "not repeated"
         )
@@ -51,6 +61,15 @@ def show_accuracy(done: Accuracy) -> None:
     for finding in done.lint:
         share = f", {finding.share:.1%} of the time" if not isnan(finding.share) else ""
         emit(f"data: {finding.source}: {finding.message}: {finding.count:,}{share} [{finding.code}]")
+
+
+def _headlines(done: Accuracy) -> list[EndToEnd]:
+    """One figure per source, device and estimator: of the span of the step, else of what stands for it."""
+    first: dict[tuple[str, str, str], EndToEnd] = {}
+    for run in done.end_to_end:
+        if run.estimator in done.estimators and not isnan(run.relative_error):
+            first.setdefault((run.source, run.hardware, run.estimator), run)
+    return list(first.values())[:_MOST_HEADLINES]
 
 
 def _show_runs(done: Accuracy) -> None:

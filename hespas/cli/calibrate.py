@@ -29,6 +29,7 @@ from hespas.cli.session import (
     TrustOption,
     command_line,
     emit,
+    is_quiet,
     progress_bar,
     say,
     say_diagnostics,
@@ -265,6 +266,8 @@ def _show(done: Calibration) -> None:
     """Errors on what was left out, then the fits."""
     from hespas.validators.calibration import TESTS
 
+    if is_quiet():
+        return
     for test in done.held_out:
         emit(
             f"held out by {test.by}: {counted(test.count, 'row')}, fits on {test.fitted:,} others; "

@@ -33,6 +33,7 @@ __all__ = [
     "TrustOption",
     "command_line",
     "emit",
+    "is_quiet",
     "is_verbose",
     "point_elsewhere",
     "progress_bar",
@@ -368,9 +369,14 @@ def is_verbose() -> bool:
     return _VERBOSE.get() is True
 
 
+def is_quiet() -> bool:
+    """Whether the user asks for the answer alone."""
+    return _VERBOSE.get() is False
+
+
 def tell(text: str | Iterable[str]) -> None:
     """What stands beside a result: as :func:`say`, where the user has not asked for quiet."""
-    if _VERBOSE.get() is not False:
+    if not is_quiet():
         say(text)
 
 

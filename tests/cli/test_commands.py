@@ -376,6 +376,29 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
     assert estimated.stderr == ""
 
 
+def test_the_recordings_of_the_first_screen_say_one_number(tmp_path: Path) -> None:
+    recorded, own = FIXTURES / "recorded", tmp_path / "own.toml"
+    asked = (
+        "--measured",
+        recorded / "train-small.xplane.pb.gz",
+        "--hardware",
+        recorded / "recorded-cpu.toml",
+    )
+    fitted = _validate("calibrate", *asked, "--out", own, "--quiet")
+    assert fitted.exit_code == 0, fitted.output
+    assert fitted.stdout == f"{own}: 3 fits of recorded-cpu from 57 rows\n"
+    larger = ("accuracy", "--measured", recorded / "train-larger.xplane.pb.gz", "--hardware")
+    errors: list[float] = []
+    for device in (recorded / "recorded-cpu.toml", own):
+        done = _validate(*larger, device, "--quiet")
+        [line] = done.stdout.splitlines()
+        found = re.search(r"predicted, .* measured, ([+-][\d.]+)% \(composite, span\)", line)
+        assert found
+        errors.append(abs(float(found[1])))
+    before, after = errors
+    assert after < 15 < before
+
+
 def test_verbose_tells_what_hardly_anybody_misses(tmp_path: Path) -> None:
     plain, more = (
         _convert(MLP, tmp_path / f"{option}.et", *([f"--{option}"] if option else []))

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from hespas.api import estimate, estimate_document, simulate, summarise, summary_document
+from hespas.api import estimate, estimate_document, simulate, step_of, summarise, summary_document
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.graph import Diagnostics, OpGraph, StringTable, Workload
 from hespas.graph.compare import workloads_equal
@@ -249,7 +249,10 @@ def used(workload: Workload, number: int = 0) -> None:
 
     def estimated() -> None:
         done = estimate(workload, device, estimator=estimator)
-        json.dumps(estimate_document(done, "x", device, estimator, Diagnostics()), allow_nan=False)
+        document = estimate_document(
+            done, step_of(done), source="x", hardware=device, estimator=estimator, diagnostics=Diagnostics()
+        )
+        json.dumps(document, allow_nan=False)
 
     def simulated() -> None:
         if number % 2:
