@@ -191,10 +191,10 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     return highest if not complete or groups.num_ranks == highest else 1
 
 
-def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> None:
-    """Say that a program is sharded but not partitioned: its shapes are those of the whole job."""
+def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> bool:
+    """Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job."""
     if partitions < 2 or not _is_global(module):
-        return
+        return False
     diagnostics.warning(
         "hlo.global-program",
         module.name,
@@ -203,6 +203,7 @@ def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics)
         "(--xla_dump_hlo_as_text writes it after the passes)",
         path=module.source.path,
     )
+    return True
 
 
 def _is_global(module: HloModule) -> bool:

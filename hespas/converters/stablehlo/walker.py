@@ -20,6 +20,7 @@ from hespas.converters.stablehlo.mlir import Value as SsaValue
 from hespas.converters.stablehlo.names import table_name
 from hespas.converters.stablehlo.quoting import place_of
 from hespas.converters.stablehlo.scope import Scope
+from hespas.converters.stablehlo.sharded import entered_axes, manual_axes
 from hespas.converters.stablehlo.signatures import Signatures
 from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
 from hespas.converters.stablehlo.trips import TripCounter
@@ -294,8 +295,13 @@ def _get_tuple_element(walker: Walker, op: Operation, region: int, depth: int) -
 
 
 def _call(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    """What a function does, in its place; called on shards, in a region that is manual."""
     del depth
     callee = walker.shared.library.template(symbol_of(op, "callee"))
+    manual = entered_axes(op)
+    if manual:
+        row = RegionRow(RegionKind.MANUAL, region, 1.0, "manual_computation", manual=manual)
+        region = walker.scope.open_region(row)
     walker.bind(op.results, walker.called(op, callee, region))
 
 
@@ -311,7 +317,9 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
     """An operation whose only region runs in its place: per-device, named and asynchronous parts."""
 
     def handler(walker: Walker, op: Operation, region: int, depth: int) -> None:
-        row = walker.scope.open_region(RegionRow(kind, region, 1.0, text_of(op, "name") or label))
+        manual = manual_axes(op) if kind is RegionKind.MANUAL else frozenset[str]()
+        named = RegionRow(kind, region, 1.0, text_of(op, "name") or label, manual=manual)
+        row = walker.scope.open_region(named)
         callee = symbol_of(op, "called_computation")
         if callee:
             yielded = walker.called(op, walker.shared.library.template(callee), row)
