@@ -135,7 +135,8 @@ def _read(
     types = TypeTable(bindings, strings)
     library = FunctionLibrary(frame, bindings, path)
     lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
-    facts = FactReader(bindings, types, lifetimes)
+    trips = TripCounter(bindings, frame.body, lambda: call_sites(frame, bindings))
+    facts = FactReader(bindings, types, lifetimes, frame.body, trips)
     # Lines that bytecode mentions are those of a text nobody has.
     own_lines = path if parsed.form is Form.TEXT else ""
     shared = Shared(
@@ -146,7 +147,7 @@ def _read(
         facts=facts,
         plans=Plans(facts),
         exchanges=ExchangeReader(bindings, frame.meshes, path),
-        trips=TripCounter(bindings, frame.body),
+        trips=trips,
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
         diagnostics=diagnostics,
         library=library,

@@ -127,7 +127,7 @@ def global_nodes(
     """
     within: list[frozenset[str]] = []
     for row in template.regions:  # parents first
-        within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset()))
+        within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset[str]()))
     for link in template.links:
         exchange = exchanges[link.exchange]
         region = template.region[link.node]
