@@ -15,6 +15,7 @@ from hespas.converters.costs.facts import (
     MapFacts,
     Operation,
     ReduceFacts,
+    ScanFacts,
     SelectScatterFacts,
     SortFacts,
     Tensor,
@@ -26,10 +27,12 @@ from hespas.graph import OpClass
 __all__ = [
     "batch_norm",
     "elementwise",
+    "expanded",
     "map_body",
     "quantize",
     "reduce",
     "reduce_window",
+    "scan",
     "select_and_scatter",
     "sort",
     "top_k",
@@ -122,6 +125,24 @@ def map_body(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.MAP)
     body = op.facts.body
     return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
+
+
+def expanded(flops: float, transcendentals: float) -> Rule:
+    """A special function, by what its polynomials take for each result element."""
+
+    def rule(op: Operation) -> Cost:
+        elements = op.results[0].elements
+        return _pointwise(op, OpClass.TRANSCENDENTAL, flops * elements, transcendentals * elements)
+
+    return rule
+
+
+def scan(op: Operation) -> Cost:
+    """The body once for each slice along the scanned dimension."""
+    if not isinstance(op.facts, ScanFacts) or not op.operands:
+        return unknown_cost(op, OpClass.REDUCTION)
+    trips = float(op.facts.trips) if op.facts.trips >= 0 else nan
+    return _applied(op, OpClass.REDUCTION, trips, op.facts.body.flops, op.facts.body.transcendentals)
 
 
 def batch_norm(per_element: int) -> Rule:

@@ -20,6 +20,7 @@ from hespas.converters.costs import (
     Precision,
     RaggedDotFacts,
     ReduceFacts,
+    ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
@@ -140,6 +141,7 @@ class FactReader:
             "reduce_window": self._reduce_window,
             "select_and_scatter": self._select_and_scatter,
             "map": lambda op: MapFacts(self.body(op.regions[0])),
+            "scan": self._scan,
             "sort": self._sort,
             "top_k": lambda op: TopKFacts(int_of(op, "k")),
             "topk": lambda op: TopKFacts(int_of(op, "k")),
@@ -347,6 +349,12 @@ class FactReader:
         dimension = int_of(op, "dimension", -1)
         return SortFacts(shape[dimension] if shape else 1, self.body(op.regions[0]))
 
+    def _scan(self, op: Operation) -> Facts:
+        shape = self._types.get(op.operands[0].type).tensors[0].shape if len(op.operands) else ()
+        dimension = int_of(op, "dimension", -1)
+        trips = shape[dimension] if 0 <= dimension < len(shape) else int_of(op, "scan_dim_size", -1)
+        return ScanFacts(trips, self.body(op.regions[0]))
+
     def _scatter(self, op: Operation) -> Facts:
         inputs = max((len(op.operands) - 1) // 2, 1)
         in_place = self._lifetimes.dies_here(op, tuple(range(inputs)))
@@ -383,8 +391,8 @@ def summed(costs: Sequence[Cost]) -> Cost:
 def repeated(cost: Cost, times: float) -> Cost:
     """A cost several times; what a product is per trip is no single product of all of them."""
     figures = (cost.flops, cost.useful_flops, cost.transcendentals, cost.bytes_read, cost.bytes_written)
-    scaled = [figure * times for figure in figures]
-    return Cost(cost.op_class, *scaled, cost.rate_dtype)
+    flops, useful, transcendentals, read, written = (figure * times for figure in figures)
+    return Cost(cost.op_class, flops, useful, transcendentals, read, written, cost.rate_dtype)
 
 
 def _weight(cost: Cost) -> float:

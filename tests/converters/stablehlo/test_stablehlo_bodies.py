@@ -200,3 +200,52 @@ def test_a_grid_multiplied_out_and_handed_to_a_function_is_counted(read_text: Re
 def test_a_function_called_with_two_limits_is_not_guessed(read_text: ReadText) -> None:
     _, findings = read_text(_GRID.replace("CALL", _TWICE))
     assert "stablehlo.unknown-trips" in findings.counts()
+
+
+def test_a_scan_runs_its_body_on_each_slice(read_text: ReadText) -> None:
+    workload, findings = read_text(
+        """func.func @main(%x: tensor<128x32xf32>, %z: tensor<32xf32>) -> tensor<128x32xf32> {
+  %0:2 = chlo.scan(%x) inits(%z) dimension=0 {
+  ^bb0(%a: tensor<32xf32>, %b: tensor<32xf32>):
+    %s = stablehlo.add %a, %b : tensor<32xf32>
+    stablehlo.return %s, %s : tensor<32xf32>, tensor<32xf32>
+  } : (tensor<128x32xf32>, tensor<32xf32>) -> (tensor<128x32xf32>, tensor<32xf32>)
+  return %0#0 : tensor<128x32xf32>
+}"""
+    )
+    assert findings.counts() == {}
+    graph = workload.classes[0]
+    assert (graph.flops[0], graph.bytes_moved[0]) == (128 * 32, 4 * (2 * 128 * 32 + 2 * 32))
+
+
+_SPECIAL = ["bessel_i1e", "digamma", "erf_inv", "lgamma", "polygamma", "zeta"]
+
+
+@pytest.mark.parametrize("name", _SPECIAL)
+def test_special_functions_cost_what_their_expansion_costs(read_text: ReadText, name: str) -> None:
+    count = 2 if name in {"polygamma", "zeta"} else 1
+    given = ", ".join(["%a", "%b"][:count])
+    types = (
+        "tensor<8xf32>, tensor<8xf32> -> tensor<8xf32>" if count == 2 else "tensor<8xf32> -> tensor<8xf32>"
+    )
+    program = f"""func.func @main(%a: tensor<8xf32>, %b: tensor<8xf32>) -> tensor<8xf32> {{
+  %0 = chlo.{name} {given} : {types}
+  return %0 : tensor<8xf32>
+}}"""
+    expanded = _legalised(program)
+    ours, full = (read_text(text)[0].classes[0] for text in (program, expanded))
+    assert full.flops.sum() > 8 * 30
+    assert (ours.flops[0], ours.transcendentals[0]) == (full.flops.sum(), full.transcendentals.sum())
+
+
+def _legalised(program: str) -> str:
+    """The program after jaxlib has written chlo operations as StableHLO."""
+    from hespas.converters.stablehlo.bindings import load_bindings
+
+    bindings = load_bindings()
+    bindings.stablehlo.register_stablehlo_passes()
+    with bindings.context():
+        module = bindings.ir.Module.parse(program)
+        pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+        bindings.passmanager.PassManager.parse(pipeline).run(module.operation)
+        return str(module)
