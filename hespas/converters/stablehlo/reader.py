@@ -198,6 +198,19 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
             path=path,
             hint="leave the number of devices to the program, or lower it again for the other number",
         )
+    replicas, devices = options.num_replicas, options.num_devices
+    if replicas is not None and said and replicas != max(frame.num_replicas, 1):
+        raise UsageError(
+            f"{replicas} replicas asked for, but the program says {max(frame.num_replicas, 1)}",
+            path=path,
+            hint="leave the number of replicas to the program, or lower it again for the other number",
+        )
+    if replicas is not None and not said and devices is not None and devices % replicas:
+        raise UsageError(
+            f"{devices} devices are no whole number of partitions of {replicas} replicas",
+            path=path,
+            hint=f"--num-devices {-(-devices // replicas) * replicas}",
+        )
     if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
         raise UsageError(f"{options.num_devices} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
 
@@ -220,6 +233,9 @@ def _devices(
             )
         return devices
     count = options.num_devices
+    if options.num_replicas is not None:
+        named = count if count is not None else max(_named_devices(exchanges), options.num_replicas)
+        return Devices(options.num_replicas, -(-named // options.num_replicas))
     if count is None:
         count = _named_devices(exchanges)
         if exchanges:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import cast
 
 import pytest
 
@@ -244,7 +246,7 @@ def _legalised(program: str) -> str:
 
     bindings = load_bindings()
     bindings.stablehlo.register_stablehlo_passes()
-    with bindings.context():
+    with cast("AbstractContextManager[object]", bindings.context()):
         module = bindings.ir.Module.parse(program)
         pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
         bindings.passmanager.PassManager.parse(pipeline).run(module.operation)

@@ -10,7 +10,7 @@ import pytest
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo.reader import read
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, RegionKind, StridedGroups, Workload
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError
 
 ReadText = Callable[..., tuple[Workload, Diagnostics]]
 
@@ -252,3 +252,22 @@ def test_a_sharded_program_that_states_no_count_is_global_too(read_text: ReadTex
     workload, findings = read_text(program)
     assert findings.counts()["stablehlo.global-program"] == 1
     assert workload.metadata["whole_job_parts"] == "8"
+
+
+_CROSS_REPLICA = """func.func @main(%x: tensor<8xf32>) -> tensor<16xf32> {
+  %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64,
+    replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<8xf32>) -> tensor<16xf32>
+  return %0 : tensor<16xf32>
+}"""
+
+
+def test_replicas_are_those_asked_for(read_text: ReadText) -> None:
+    workload, findings = read_text(_CROSS_REPLICA, ReadOptions(num_devices=8, num_replicas=2))
+    assert (workload.metadata["num_replicas"], workload.metadata["num_partitions"]) == ("2", "4")
+    assert groups_of(workload.classes[0], 0) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert findings.counts() == {}
+    with pytest.raises(UsageError, match="no whole number"):
+        read_text(_CROSS_REPLICA, ReadOptions(num_devices=7, num_replicas=2))
+    stated = f"module attributes {{mhlo.num_replicas = 2 : i32}} {{\n{_CROSS_REPLICA}\n}}"
+    with pytest.raises(UsageError, match="the program says 2"):
+        read_text(stated, ReadOptions(num_replicas=4))
