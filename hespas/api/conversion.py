@@ -74,6 +74,7 @@ def convert(
     estimator: str = DEFAULT_ESTIMATOR,
     ranks: range | None = None,
     num_devices: int | None = None,
+    num_replicas: int | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
@@ -92,7 +93,13 @@ def convert(
     found = diagnostics if diagnostics is not None else Diagnostics()
     target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
     _check_estimator(hardware, estimator)
-    reading = ReadOptions(num_devices=num_devices, version=source_version, recover=recover, progress=progress)
+    reading = ReadOptions(
+        num_devices=num_devices,
+        num_replicas=num_replicas,
+        version=source_version,
+        recover=recover,
+        progress=progress,
+    )
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     preparation = Preparation(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target

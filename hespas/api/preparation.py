@@ -8,7 +8,7 @@ from typing import Literal
 
 from hespas.api.substitution import SimulatedCollectives
 from hespas.converters import Format
-from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
+from hespas.graph import WHOLE_JOB, Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
@@ -138,7 +138,7 @@ class Preparation:
     ) -> tuple[Workload, Conservation]:
         """The workload to write. Only the classes of ``ranks`` are prepared, the others left as they are."""
         if self.missing == "error":
-            refuse_global(diagnostics)
+            refuse_global(workload)
         if self.hardware and self.target.timed:
             stated = granularity_of(workload, self.granularity)
             return replace(self, granularity=stated)._run(workload, ranks, diagnostics)
@@ -215,9 +215,9 @@ class Preparation:
         return settle_missing(graph, self.missing, diagnostics)
 
 
-def refuse_global(diagnostics: Diagnostics) -> None:
+def refuse_global(workload: Workload) -> None:
     """A strict caller does not get a program of the whole job as that of one device."""
-    if any(code.endswith(".global-program") for code in diagnostics.counts()):
+    if workload.metadata.get(WHOLE_JOB):
         raise UnsupportedError(
             "the program is sharded but not partitioned: what one device does is not known",
             hint="compile it and convert the optimised HLO; --missing warn takes it as it stands",

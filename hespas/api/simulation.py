@@ -48,7 +48,7 @@ def simulate(
         raise UsageError("a profile holds measured times; there is no program in it to simulate")
     found = diagnostics if diagnostics is not None else Diagnostics()
     if missing == "error":
-        refuse_global(found)
+        refuse_global(workload)
     estimates = None
     if hardware is None:
         workload = merged(workload, granularity, found)

@@ -40,7 +40,8 @@ class Head:
 class ReadOptions:
     """How to read. ``lenient`` readers record structural faults as diagnostics and go on where they can.
 
-    ``num_devices`` states the number of ranks where the input does not (None: as the input says).
+    ``num_devices`` states the number of ranks where the input does not (None: as the input says), and
+    ``num_replicas`` how many of them are replicas, the others being partitions of each.
     ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
     ``Format.read_versions``). ``recover`` keeps the whole records before a cut and reports how many.
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
@@ -49,6 +50,7 @@ class ReadOptions:
 
     lenient: bool = False
     num_devices: int | None = None
+    num_replicas: int | None = None
     version: str = ""
     recover: bool = False
     locations: bool = True

@@ -21,7 +21,7 @@ from hespas.graph.tables import (
     RegionTable,
 )
 from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
-from hespas.graph.workload import ABSENT, Workload
+from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
 
 __all__ = [
     "ABSENT",
@@ -31,6 +31,7 @@ __all__ = [
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
     "UNKNOWN_DTYPE",
+    "WHOLE_JOB",
     "CollectiveKind",
     "CollectiveTable",
     "ContractionTable",

@@ -20,10 +20,15 @@ from hespas.graph.errors import InvariantError
 from hespas.graph.groups import GroupSet
 from hespas.graph.opgraph import OpGraph
 
-__all__ = ["ABSENT", "Workload"]
+__all__ = ["ABSENT", "WHOLE_JOB", "Workload"]
 
 ABSENT = -1
 """The class of a rank of the job whose program is not here."""
+
+WHOLE_JOB = "whole_job_parts"
+"""Key of the metadata of a sharded program that nobody partitioned: shapes and costs of (some of) its
+operations are those of the whole job, which splits them into as many parts.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -445,3 +445,29 @@ def test_tables_fit_a_terminal() -> None:
         table = [line for line in _hespas(*arguments).stdout.splitlines() if "per rank" not in line]
         assert max(map(len, table)) <= 100
     assert max(map(len, _convert("--list-formats").stdout.splitlines())) <= 100
+
+
+_GLOBAL = FIXTURES / "stablehlo" / "llama_fsdp_tp_global_N8.mlir.gz"
+
+
+def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None:
+    graph = tmp_path / "g.opgraph.json"
+    assert _convert(_GLOBAL, graph).exit_code == 0
+    for source in (_GLOBAL, graph):
+        asked = ["--hardware", "H100-SXM"]
+        for done in (
+            _convert(source, tmp_path / "traces", "--overwrite", *asked),
+            _hespas("estimate", source, *asked),
+            _hespas("simulate", source, *asked),
+            _hespas("view", source),
+        ):
+            assert done.exit_code == 0, done.output
+            assert ".global-program]" in done.output, (source, done.output)
+        for done in (
+            _convert(source, tmp_path / "traces", "--overwrite", "--missing", "error", *asked),
+            _convert(source, tmp_path / "new.opgraph.json", "--overwrite", "--missing", "error"),
+            _hespas("simulate", source, "--missing", "error", *asked),
+        ):
+            assert done.exit_code == 4, done.output
+            assert "what one device does is not known" in done.output
+    assert ".global-program" in _validate("check", _GLOBAL).output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hespas.converters.costs.collectives import COLLECTIVE_KINDS, Payload, payload, reduction_flops
 from hespas.converters.costs.contraction import config_precision, named_algorithm
 from hespas.converters.costs.convolution import valid_positions
-from hespas.converters.costs.cost import FREE, Contraction, Cost, Rule, unknown_cost
+from hespas.converters.costs.cost import FREE, Contraction, Cost, Rule, branch_ns, unknown_cost
 from hespas.converters.costs.custom_calls import FREE_TARGETS, is_known_target
 from hespas.converters.costs.facts import (
     Body,
@@ -21,6 +21,7 @@ from hespas.converters.costs.facts import (
     Precision,
     RaggedDotFacts,
     ReduceFacts,
+    ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
@@ -57,6 +58,7 @@ __all__ = [
     "RaggedDotFacts",
     "ReduceFacts",
     "Rule",
+    "ScanFacts",
     "ScatterFacts",
     "SelectScatterFacts",
     "SolveFacts",
@@ -66,6 +68,7 @@ __all__ = [
     "UpdateFacts",
     "WindowDim",
     "WindowFacts",
+    "branch_ns",
     "canonical_name",
     "config_precision",
     "cost_of",

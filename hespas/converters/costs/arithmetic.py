@@ -11,9 +11,11 @@ from math import ceil, log2, nan, prod
 from hespas.converters.costs.convolution import valid_positions
 from hespas.converters.costs.cost import Cost, Rule, arithmetic_dtype, is_complex, unknown_cost
 from hespas.converters.costs.facts import (
+    Body,
     MapFacts,
     Operation,
     ReduceFacts,
+    ScanFacts,
     SelectScatterFacts,
     SortFacts,
     Tensor,
@@ -25,10 +27,12 @@ from hespas.graph import OpClass
 __all__ = [
     "batch_norm",
     "elementwise",
+    "expanded",
     "map_body",
     "quantize",
     "reduce",
     "reduce_window",
+    "scan",
     "select_and_scatter",
     "sort",
     "top_k",
@@ -109,8 +113,10 @@ def select_and_scatter(op: Operation) -> Cost:
     facts = op.facts
     if not isinstance(facts, SelectScatterFacts):
         return unknown_cost(op, OpClass.WINDOW)
-    per_source = (facts.window_elements - 1) * facts.select.flops + facts.scatter.flops
-    return _applied(op, OpClass.WINDOW, op.operands[1].elements, per_source, 0.0)
+    picks = facts.window_elements - 1
+    flops = picks * facts.select.flops + facts.scatter.flops
+    transcendentals = picks * facts.select.transcendentals + facts.scatter.transcendentals
+    return _applied(op, OpClass.WINDOW, op.operands[1].elements, flops, transcendentals)
 
 
 def map_body(op: Operation) -> Cost:
@@ -119,6 +125,24 @@ def map_body(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.MAP)
     body = op.facts.body
     return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
+
+
+def expanded(flops: float, transcendentals: float) -> Rule:
+    """A special function, by what its polynomials take for each result element."""
+
+    def rule(op: Operation) -> Cost:
+        elements = op.results[0].elements
+        return _pointwise(op, OpClass.TRANSCENDENTAL, flops * elements, transcendentals * elements)
+
+    return rule
+
+
+def scan(op: Operation) -> Cost:
+    """The body once for each slice along the scanned dimension."""
+    if not isinstance(op.facts, ScanFacts) or not op.operands:
+        return unknown_cost(op, OpClass.REDUCTION)
+    trips = float(op.facts.trips) if op.facts.trips >= 0 else nan
+    return _applied(op, OpClass.REDUCTION, trips, op.facts.body.flops, op.facts.body.transcendentals)
 
 
 def batch_norm(per_element: int) -> Rule:
@@ -132,10 +156,10 @@ def batch_norm(per_element: int) -> Rule:
     return rule
 
 
-def _comparisons(op: Operation, extent: int, depth: int, flops: float) -> Cost:
+def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
     """``depth`` comparisons for each element of the first operand; unknown where the extent is."""
     times = op.operands[0].elements * depth if extent >= 0 else nan
-    return _applied(op, OpClass.SORT, times, flops, 0.0)
+    return _applied(op, OpClass.SORT, times, body.flops, body.transcendentals)
 
 
 def sort(op: Operation) -> Cost:
@@ -144,7 +168,7 @@ def sort(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.SORT)
     extent = op.facts.extent
     depth = ceil(log2(extent)) if extent > 1 else 0
-    return _comparisons(op, extent, depth, op.facts.comparator.flops)
+    return _comparisons(op, extent, depth, op.facts.comparator)
 
 
 def top_k(op: Operation) -> Cost:
@@ -152,4 +176,4 @@ def top_k(op: Operation) -> Cost:
     if not isinstance(op.facts, TopKFacts) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
     depth = max(ceil(log2(op.facts.k)), 1) if op.facts.k > 0 else 0
-    return _comparisons(op, 0, depth, 1.0)
+    return _comparisons(op, 0, depth, Body(1.0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from hespas.converters.costs.facts import Operation, Tensor
-from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, DTypeKind, OpClass
+from hespas.graph import ACCUMULATOR_BITS, DTYPES, MAC_NOISE_SIGMA, DTypeKind, OpClass
 
 __all__ = [
     "FREE",
@@ -19,6 +19,7 @@ __all__ = [
     "Cost",
     "Rule",
     "arithmetic_dtype",
+    "branch_ns",
     "is_complex",
     "move_cost",
     "unknown_cost",
@@ -93,6 +94,43 @@ def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
         return -1
     last = tensors[-1]
     return last.code if last.expressed is None else last.expressed.code
+
+
+_BYTES_PER_NS = 2_000.0
+_FLOPS_PER_NS = 30_000.0
+_PRODUCT_FLOPS_PER_NS = 400_000.0
+_TRANSCENDENTAL_FLOPS = 8.0
+_KERNEL_NS, _FUSED_NS = 2_000.0, 100.0
+"""What accelerators of today do, roughly: memory, vector units, products of 16 bits and less, and the least
+time of a kernel; an elementwise operation shares one.
+"""
+_FUSING = frozenset({OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.MOVE, OpClass.SLICE})
+_WITHOUT_KERNEL = frozenset({OpClass.FREE, OpClass.CONTROL, OpClass.GENERATE, OpClass.BROADCAST})
+_NARROW_BITS = 16
+
+
+def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
+    """About how long an operation takes: the larger of arithmetic and traffic, behind the start of a kernel
+    where it ``is_kernel``.
+
+    Only to tell which of several branches is the costliest, before a device is chosen; what is unknown takes
+    no time.
+    """
+    flops, heavy, moved = (
+        0.0 if isnan(figure) else figure
+        for figure in (cost.flops, cost.transcendentals, cost.bytes_read + cost.bytes_written)
+    )
+    arithmetic_ns = heavy * _TRANSCENDENTAL_FLOPS / _FLOPS_PER_NS
+    for part in cost.contractions:
+        if not isnan(part.flops):
+            is_narrow = part.lhs >= 0 and DTYPES[part.lhs].bits <= _NARROW_BITS
+            arithmetic_ns += part.flops / (_PRODUCT_FLOPS_PER_NS if is_narrow else _FLOPS_PER_NS)
+            flops -= part.flops
+    arithmetic_ns += max(flops, 0.0) / _FLOPS_PER_NS
+    least_ns = _FUSED_NS if cost.op_class in _FUSING else _KERNEL_NS
+    if not is_kernel or cost.op_class in _WITHOUT_KERNEL:
+        least_ns = 0.0
+    return least_ns + max(arithmetic_ns, moved / _BYTES_PER_NS)
 
 
 def is_complex(tensor: Tensor) -> bool:

@@ -126,6 +126,55 @@ def _attention(op: Operation, facts: CustomFacts) -> Cost:
     return replace(cost, transcendentals=float(prod(scores)))
 
 
+def _transformer_engine_attention(op: Operation, facts: CustomFacts) -> Cost:
+    """Fused attention of TransformerEngine: query, key and value come first, apart or packed, as (...,
+    sequence, heads, extent of a head), a packed one with the number of parts before the heads.
+
+    Forward two products over the scores, backward five. A causal mask, as the configuration states it, needs
+    half of the scores only.
+    """
+    if len(op.operands) < 3 or not op.results:
+        return unknown_cost(op, OpClass.ATTENTION)
+    query, key, value = (list(tensor.shape) for tensor in op.operands[:3])
+    if len(key) == len(query) + 1 and key[-3] == 2:  # key and value in one
+        key = value = [*key[:-3], *key[-2:]]
+    elif len(query) > 3 and query[-3] == 3 and len(key) < len(query):  # all three in one
+        query = key = value = [*query[:-3], *query[-2:]]
+    if min(map(len, (query, key, value))) < 3 or min(*query, *key, *value) < 0:
+        return unknown_cost(op, OpClass.ATTENTION)
+    batch, queries, keys = prod(query[:-3]) * query[-2], query[-3], key[-3]
+    backward = "backward" in facts.target
+    deep = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
+    macs = float(batch * queries * keys * deep)
+    products = 5 if backward else 2
+    mask = re.search(r"\bmask_type\s*=\s*(\d+)", facts.config)
+    is_causal = mask is not None and int(mask[1]) in _CAUSAL_MASKS
+    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    cost = contraction_cost(
+        traffic,
+        OpClass.ATTENTION,
+        (products * batch, queries, keys, deep // products),
+        config_precision(()),
+        macs=macs,
+        useful_macs=macs / 2 if is_causal else macs,
+        types=(op.operands[0], op.operands[1] if op.operands[1].shape else op.operands[0], op.results[0]),
+    )
+    return replace(cost, transcendentals=float(batch * queries * keys))
+
+
+_CAUSAL_MASKS = frozenset({2, 3, 4, 5})
+"""``NVTE_CAUSAL_MASK``, ``NVTE_PADDING_CAUSAL_MASK`` and those aligned to the bottom right."""
+
+
+def _approximate_top_k(op: Operation) -> Cost:
+    """``ApproxTopK``: one comparison an element, which keeps the best of each bin."""
+    if not op.operands or not op.results:
+        return unknown_cost(op, OpClass.SORT)
+    elements = op.operands[0].elements
+    rate = op.operands[0].code
+    return Cost(OpClass.SORT, elements, elements, 0.0, op.read_bytes, op.written_bytes, rate)
+
+
 def _stated_estimate(op: Operation, facts: CustomFacts) -> Cost:
     """A hand-written kernel: the cost its author states in the configuration, else unknown."""
     config = _config(facts)
@@ -160,6 +209,8 @@ _SIMPLE: dict[str, Rule] = {
     "__op$block_scaled_dot": _block_scaled_dot,
     "__op$quantize": quantize,
     "__op$dequantize": quantize,
+    "ApproxTopK": _approximate_top_k,
+    "PartialReduce": _approximate_top_k,
     "TopK": _top_k,
     "mhlo.topk": _top_k,
     "__gpu$TopK": _top_k,
@@ -171,6 +222,10 @@ _CONFIGURED = {
     "__cublas$gemm": _gemm,
     "__cublas$lt$matmul": _gemm,
     "__cublas$lt$matmul$f8": _gemm,
+    "te_fused_attn_backward": _transformer_engine_attention,
+    "te_fused_attn_backward_ffi": _transformer_engine_attention,
+    "te_fused_attn_forward": _transformer_engine_attention,
+    "te_fused_attn_forward_ffi": _transformer_engine_attention,
     "tpu_custom_call": _stated_estimate,
 }
 _LAPACK = (

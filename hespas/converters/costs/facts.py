@@ -26,6 +26,7 @@ __all__ = [
     "Precision",
     "RaggedDotFacts",
     "ReduceFacts",
+    "ScanFacts",
     "ScatterFacts",
     "SelectScatterFacts",
     "SolveFacts",
@@ -199,6 +200,13 @@ class SortFacts(NamedTuple):
     comparator: Body
 
 
+class ScanFacts(NamedTuple):
+    """``body`` runs once for each of the ``trips`` slices along one dimension."""
+
+    trips: int
+    body: Body
+
+
 class TopKFacts(NamedTuple):
     """The ``k`` largest along the last dimension."""
 
@@ -262,6 +270,7 @@ Facts = (
     | MapFacts
     | RaggedDotFacts
     | ReduceFacts
+    | ScanFacts
     | ScatterFacts
     | SelectScatterFacts
     | SolveFacts

@@ -37,10 +37,18 @@ _ELEMENTWISE = _names(
 _TRANSCENDENTAL = _names(
     """
     exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
-    atan2 acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma polygamma sinh
-    zeta _asin_acos_kernel
+    atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
     """
 )
+_SPECIAL = {
+    "bessel_i1e": (87, 1),
+    "digamma": (73, 3),
+    "erf_inv": (37, 2),
+    "lgamma": (53, 4),
+    "polygamma": (261, 19),
+    "zeta": (122, 11),
+}
+"""FLOPs and transcendentals for each element, as ``chlo-legalize-to-stablehlo`` expands them for f32."""
 _BROADCASTING = _names(
     """
     add subtract divide multiply maximum minimum remainder compare select and or xor shift_left
@@ -81,6 +89,7 @@ _GENERATE = _names(
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _ADD),
     **dict.fromkeys(_TRANSCENDENTAL, calc.transcendental),
+    **{name: calc.expanded(*counts) for name, counts in _SPECIAL.items()},
     **dict.fromkeys(_FREE, movement.free),
     **dict.fromkeys(_CONTROL, movement.control),
     **dict.fromkeys(_MOVE, movement.move),
@@ -102,6 +111,7 @@ TABLE: dict[str, Rule] = {
     "batch_norm_training": calc.batch_norm(8),
     "batch_norm_inference": calc.batch_norm(4),
     "batch_norm_grad": calc.batch_norm(12),
+    "scan": calc.scan,
     "sort": calc.sort,
     "top_k": calc.top_k,
     "topk": calc.top_k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import isnan
 
-from hespas.converters.costs import Body, Contraction, Cost, canonical_name
+from hespas.converters.costs import Body, Contraction, Cost, branch_ns, canonical_name
 from hespas.converters.hlo.attributes import names
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
@@ -17,13 +17,9 @@ from hespas.converters.hlo.traffic import STRUCTURE, Alias, body_aliases, body_n
 from hespas.converters.hlo.trips import loop_trips
 from hespas.graph import OpClass
 
-__all__ = ["Bodies", "BodyCost", "branch_names", "branch_weight"]
+__all__ = ["Bodies", "BodyCost", "branch_names"]
 
 _CALLERS = frozenset({"fusion", "call", "async-start", "fusion-start", "call-start"})
-_FLOPS_PER_BYTE = 100.0
-"""Arithmetic intensity at which current accelerators are balanced: only to rank the branches of a
-conditional.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +27,16 @@ class BodyCost:
     """One run of a computation.
 
     ``needs`` is the fraction of each parameter that is read; ``moved_bytes`` the traffic of its operations if
-    each were a kernel; ``unknown`` and ``collectives`` list (computation, instruction) of operations whose
-    arithmetic nobody knows, each once, and of those that communicate; ``rate_dtype`` is the type of most of
-    the arithmetic.
+    each were a kernel, ``about_ns`` their time, to rank branches only; ``unknown`` and ``collectives`` list
+    (computation, instruction) of operations whose arithmetic nobody knows, each once, and of those that
+    communicate; ``rate_dtype`` is the type of most of the arithmetic.
     """
 
     flops: float = 0.0
     useful_flops: float = 0.0
     transcendentals: float = 0.0
     moved_bytes: float = 0.0
+    about_ns: float = 0.0
     rate_dtype: int = -1
     contractions: tuple[Contraction, ...] = ()
     contraction_class: OpClass | None = None
@@ -60,13 +57,6 @@ def branch_names(computation: Computation, index: int) -> tuple[str, ...]:
     return (*names(attributes.get("true_computation")), *names(attributes.get("false_computation")))
 
 
-def branch_weight(body: BodyCost) -> float:
-    """How much a branch costs, for ranking branches only; what is unknown counts nothing."""
-    flops = 0.0 if isnan(body.flops) else body.flops
-    moved = 0.0 if isnan(body.moved_bytes) else body.moved_bytes
-    return flops / _FLOPS_PER_BYTE + moved
-
-
 def _scaled(body: BodyCost, times: float) -> BodyCost:
     """A body run several times; its contractions become longer batches where the number is known."""
     if times == 1.0:
@@ -78,6 +68,7 @@ def _scaled(body: BodyCost, times: float) -> BodyCost:
         useful_flops=body.useful_flops * times,
         transcendentals=body.transcendentals * times,
         moved_bytes=body.moved_bytes * times,
+        about_ns=body.about_ns * (1.0 if isnan(times) else times),
         contractions=tuple(
             replace(
                 part,
@@ -98,6 +89,7 @@ class _Total:
     useful_flops: float = 0.0
     transcendentals: float = 0.0
     moved_bytes: float = 0.0
+    about_ns: float = 0.0
     rates: dict[int, float] = field(default_factory=dict[int, float])
     contractions: list[Contraction] = field(default_factory=list[Contraction])
     contraction_class: OpClass | None = None
@@ -118,6 +110,7 @@ class _Total:
         """Add a called computation."""
         self.add(body)
         self.moved_bytes += body.moved_bytes
+        self.about_ns += body.about_ns
         self.unknown.update(dict.fromkeys(body.unknown))
         self.collectives += body.collectives
         self.contraction_class = self.contraction_class or body.contraction_class
@@ -149,6 +142,7 @@ class Bodies:
             total.useful_flops,
             total.transcendentals,
             total.moved_bytes,
+            total.about_ns,
             total.rate_dtype(),
             tuple(total.contractions),
             total.contraction_class,
@@ -181,7 +175,7 @@ class Bodies:
             total.add_body(self._loop(computation, index))
         elif opcode == "conditional":
             branches = [self.costs.get(name, _EMPTY) for name in branch_names(computation, index)]
-            total.add_body(max(branches, key=branch_weight, default=_EMPTY))
+            total.add_body(max(branches, key=lambda body: body.about_ns, default=_EMPTY))
         else:
             self._add_operation(total, computation, index)
 
@@ -189,6 +183,7 @@ class Bodies:
         cost = self.program.cost(computation, index, in_place=True)
         total.add(cost)
         total.moved_bytes += cost.bytes_read + cost.bytes_written
+        total.about_ns += branch_ns(cost)
         if isnan(cost.flops):
             total.unknown[computation, index] = None
         if cost.op_class is OpClass.COLLECTIVE:

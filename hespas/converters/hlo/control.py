@@ -11,7 +11,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from hespas.converters.costs import Cost
-from hespas.converters.hlo.bodies import BodyCost, branch_names, branch_weight
+from hespas.converters.hlo.bodies import BodyCost, branch_names
 from hespas.converters.hlo.frames import Frame, Gate, Value
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.trips import Trips, loop_trips
@@ -139,7 +139,7 @@ class Control:
                 computation, index, "expected a predicate and one operand for each branch"
             )
         bodies = [self.lowering.bodies.costs.get(branch.name, _NO_BODY) for branch in branches]
-        kept = max(range(len(branches)), key=lambda place: branch_weight(bodies[place]))
+        kept = max(range(len(branches)), key=lambda place: bodies[place].about_ns)
         self._report_branches((computation, index), branches[kept], bodies)
         outer = self.lowering.gate
         deps = [frame.nodes[operands[0]]]

@@ -19,7 +19,7 @@ from hespas.converters.hlo.program import base_opcode
 from hespas.converters.hlo.scan import unquote
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.graph import Diagnostics, ExplicitGroups
-from hespas.graph.errors import UnsupportedError
+from hespas.graph.errors import UnsupportedError, UsageError
 
 __all__ = ["device_counts", "warn_if_global"]
 
@@ -45,7 +45,8 @@ _TILED = ("devices=", "mesh", "<=[")
 @dataclass(slots=True)
 class _Named:
     """One more than the largest id that collectives name, by what the id means: a replica, a partition, a
-    device, or the peer of a message. ``channels`` says that some talk across partitions.
+    device, or the peer of a message. ``channels`` says that some talk across partitions, ``everybody`` that
+    some name nobody, which means all.
     """
 
     replicas: int = 1
@@ -53,11 +54,12 @@ class _Named:
     devices: int = 1
     peers: int = 1
     channels: bool = False
+    everybody: bool = False
 
 
 def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
     """(replicas, partitions). Raises ``FormatError`` for faulty counts, ``UnsupportedError`` past 2**24."""
-    stated = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
+    stated = _asked_for(module, options, diagnostics)
     replicas, partitions = 1 if stated[0] is None else stated[0], 1 if stated[1] is None else stated[1]
     wanted = options.num_devices
     if None in stated:
@@ -66,6 +68,14 @@ def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnost
         inferred = replicas * partitions > (stated[0] or 1) * (stated[1] or 1)
         if wanted is not None and stated == [None, None]:
             replicas, partitions = _split(wanted, replicas, partitions, named)
+        elif wanted is None and replicas * partitions == 1 and named.everybody:
+            diagnostics.warning(
+                "hlo.unknown-devices",
+                module.name,
+                "its collectives are over all devices, and nothing says how many there are: one is assumed, "
+                "and they cost next to nothing. State the number with --num-devices",
+                path=module.source.path,
+            )
         elif wanted is None and inferred:
             diagnostics.warning(
                 "hlo.inferred-devices",
@@ -89,6 +99,34 @@ def device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnost
             hint="state the replica_count and num_partitions of one job",
         )
     return replicas, partitions
+
+
+def _asked_for(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
+    """Replicas and partitions as the module states them, completed by the replicas that the caller states.
+
+    Raises ``UsageError`` where those do not divide the devices asked for.
+    """
+    stated = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
+    replicas, wanted = options.num_replicas, options.num_devices
+    if replicas is None:
+        return stated
+    if stated[0] not in {None, replicas}:
+        diagnostics.warning(
+            "hlo.num-replicas",
+            module.name,
+            f"the module says {stated[0]} replicas; the {replicas} asked for are not used",
+            path=module.source.path,
+        )
+        return stated
+    if wanted is not None and stated[1] is None:
+        if wanted % replicas:
+            raise UsageError(
+                f"{wanted} devices are no whole number of partitions of {replicas} replicas",
+                path=module.source.path,
+                hint=f"--num-devices {-(-wanted // replicas) * replicas}",
+            )
+        stated[1] = wanted // replicas
+    return [replicas, stated[1]]
 
 
 def _detail(replicas: int, partitions: int) -> str:
@@ -137,6 +175,8 @@ def _named_ids(module: HloModule, *, complete: bool) -> _Named:
     seen: set[tuple[str | None, ...]] = set()
     for body in module.computations.values():
         for opcode, given in zip(body.opcodes, body.attributes, strict=True):
+            if given.get("replica_groups", "{}") == "{}" and canonical_name(opcode) in COLLECTIVE_KINDS:
+                found.everybody = True
             if _NAMING.isdisjoint(given):
                 continue
             channel = given.get("channel_id")
@@ -191,10 +231,10 @@ def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
     return highest if not complete or groups.num_ranks == highest else 1
 
 
-def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> None:
-    """Say that a program is sharded but not partitioned: its shapes are those of the whole job."""
+def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> bool:
+    """Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job."""
     if partitions < 2 or not _is_global(module):
-        return
+        return False
     diagnostics.warning(
         "hlo.global-program",
         module.name,
@@ -203,6 +243,7 @@ def warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics)
         "(--xla_dump_hlo_as_text writes it after the passes)",
         path=module.source.path,
     )
+    return True
 
 
 def _is_global(module: HloModule) -> bool:

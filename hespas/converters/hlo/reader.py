@@ -6,7 +6,6 @@ Text needs nothing but this package; a serialised ``HloModuleProto`` is printed 
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Mapping
 from pathlib import Path
 
 from hespas.converters.format import ReadOptions
@@ -26,7 +25,7 @@ from hespas.converters.hlo.sniff import is_text, module_bytes
 from hespas.converters.hlo.sugar import shorten_async
 from hespas.converters.hlo.verify import check_shapes
 from hespas.files.source import read_bytes
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["read_hlo", "source_of", "workload_of"]
@@ -88,7 +87,7 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     shorten_async(module.computations)
     check_inlined_size(module, ordered)
     replicas, partitions = device_counts(module, options, diagnostics)
-    warn_if_global(module, partitions, diagnostics)
+    is_global = warn_if_global(module, partitions, diagnostics)
     bodies = Bodies(program)
     for computation in ordered[:-1]:
         bodies.add(computation)
@@ -100,10 +99,14 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     for key, value in module.attributes.items():
         emitter.builder.add_extra(-1, key, 0, value.encode("utf-8", "surrogatepass"))
     graph = emitter.builder.build()
-    return Workload.spmd(graph, communication.num_devices, _metadata(module, replicas, partitions))
+    metadata = {
+        **_metadata(module, replicas, partitions),
+        **({WHOLE_JOB: str(partitions)} if is_global else {}),
+    }
+    return Workload.spmd(graph, communication.num_devices, metadata)
 
 
-def _metadata(module: HloModule, replicas: int, partitions: int) -> Mapping[str, str]:
+def _metadata(module: HloModule, replicas: int, partitions: int) -> dict[str, str]:
     return {
         "format": "hlo",
         "module": module.name,

@@ -168,6 +168,10 @@ class Bindings(NamedTuple):
         target = version or cast("str", self.stablehlo.get_current_version())
         return cast("bytes", self.stablehlo.serialize_portable_artifact(module, target, True))
 
+    def newest_version(self) -> str:
+        """The version of StableHLO whose portable artifacts are read at most."""
+        return cast("str", self.stablehlo.get_current_version())
+
     def dialect_of(self, op_name: str) -> ModuleType:
         """The module with the attribute classes of an operation's dialect."""
         return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo

@@ -2,8 +2,8 @@
 
 A ``while`` is one region: a trip is its condition, then its body, whose nodes wait for the predicate; the
 evaluation of the condition that ends the loop is left out. Unknown trips are NaN with a diagnostic. Of a
-``case`` or ``if`` the costliest branch counts once and the others not at all, by a proxy in bytes: bytes
-moved plus FLOPs / 100, about the balance of an accelerator; unknown costs count as nothing.
+``case`` or ``if`` the costliest branch counts once and the others not at all, by about how long it takes on
+an accelerator (:func:`~hespas.converters.costs.branch_ns`); unknown costs count as nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 
-from hespas.converters.costs import FREE
+from hespas.converters.costs import FREE, branch_ns
 from hespas.converters.stablehlo.exchange import Collective, Message
 from hespas.converters.stablehlo.lifetimes import CONSTANTS
 from hespas.converters.stablehlo.mlir import Block, Operation, defining_op, terminator
@@ -21,7 +21,6 @@ from hespas.graph import RegionKind
 
 __all__ = ["CONTROL"]
 
-_FLOPS_PER_BYTE = 100.0
 _MAX_PRODUCERS = 32
 
 
@@ -83,7 +82,7 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
     header = walker.plain(op, op.name, region)
     rows: list[int] = []
     yields: list[list[Value]] = []
-    proxies: list[float] = []
+    times: list[float] = []
     exchanged: list[tuple[object, ...]] = []
     for place, branch in enumerate(op.regions):
         first, first_link = len(scope.template), len(scope.template.links)
@@ -91,10 +90,10 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         yields.append(walker.block(branch.blocks[0], row, depth + 1))
         scope.guard(first, (header,))
         rows.append(row)
-        proxies.append(_proxy(walker, first, row))
+        times.append(_duration_ns(walker, first, row))
         links = scope.template.links[first_link:]
         exchanged.append(tuple(_kind(shared.exchanges.rows[link.exchange]) for link in links))
-    kept = max(range(len(rows)), key=lambda place: proxies[place])
+    kept = max(range(len(rows)), key=lambda place: times[place])
     for place, row in enumerate(rows):
         scope.set_trips(row, 1.0 if place == kept else 0.0)
     if len(rows) > 1:
@@ -136,16 +135,14 @@ def _kind(exchange: Collective | Message) -> object:
     return (exchange.kind, exchange.pairs, exchange.comm_bytes)
 
 
-def _proxy(walker: Walker, first: int, row: int) -> float:
-    """Bytes plus FLOPs / 100 of the nodes from ``first`` on, inner loops multiplied."""
+def _duration_ns(walker: Walker, first: int, row: int) -> float:
+    """About how long the nodes from ``first`` on take, inner loops multiplied: to compare branches only."""
     template, signatures = walker.scope.template, walker.shared.signatures.rows
     factors = _factors(template, row)
-    total = 0.0
-    for node in range(first, len(template)):
-        cost = signatures[template.signature[node]].cost
-        for figure in (cost.bytes_read + cost.bytes_written, cost.flops / _FLOPS_PER_BYTE):
-            total += 0.0 if isnan(figure) else factors[template.region[node]] * figure
-    return total
+    return sum(
+        factors[template.region[node]] * branch_ns(signatures[template.signature[node]].cost)
+        for node in range(first, len(template))
+    )
 
 
 def _factors(template: Template, row: int) -> dict[int, float]:

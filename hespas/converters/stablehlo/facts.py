@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import nan, prod
+from math import inf, isnan, nan, prod
 from types import ModuleType
 from typing import Protocol, cast
 
@@ -20,6 +20,7 @@ from hespas.converters.costs import (
     Precision,
     RaggedDotFacts,
     ReduceFacts,
+    ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
@@ -28,6 +29,7 @@ from hespas.converters.costs import (
     UpdateFacts,
     WindowDim,
     WindowFacts,
+    branch_ns,
     config_precision,
     with_macs,
 )
@@ -44,14 +46,36 @@ from hespas.converters.stablehlo.attributes import (
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.lifetimes import Lifetimes
 from hespas.converters.stablehlo.macs import MAC_ATTRIBUTES, mac_attributes
-from hespas.converters.stablehlo.mlir import Attribute, Operation, Region, Type, Value
+from hespas.converters.stablehlo.mlir import Attribute, Block, Operation, Region, Type, Value
 from hespas.converters.stablehlo.names import price, table_name
+from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.graph import OpClass, find_dtype
+from hespas.graph.errors import FormatError
 
-__all__ = ["FactReader"]
+__all__ = ["FactReader", "summed"]
 
 _SINGLE_OP = 2
+_MAX_DEPTH = 100
+_UNKNOWN = Cost(OpClass.UNKNOWN, nan, nan, nan)
+_STRUCTURE = {
+    "func.call": "callee",
+    "stablehlo.composite": "decomposition",
+    "stablehlo.async_start": "called_computation",
+    "stablehlo.while": "",
+    "stablehlo.case": "",
+    "stablehlo.if": "",
+    "sdy.manual_computation": "",
+    "sdy.named_computation": "",
+    "mhlo.composite": "decomposition",
+    "mhlo.async_start": "called_computation",
+    "mhlo.while": "",
+    "mhlo.case": "",
+    "mhlo.if": "",
+    "mhlo.fusion": "",
+}
+"""Operations that cost what they run, and the attribute that names a function."""
+
 _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
@@ -88,8 +112,18 @@ class _Algorithm(Protocol):
 class FactReader:
     """Decodes facts; what depends on attributes alone is decoded once for equal attributes."""
 
-    def __init__(self, bindings: Bindings, types: TypeTable, lifetimes: Lifetimes) -> None:
+    def __init__(
+        self,
+        bindings: Bindings,
+        types: TypeTable,
+        lifetimes: Lifetimes,
+        function_body: Callable[[str], Block | None],
+        trips: TripCounter,
+    ) -> None:
         self._bindings = bindings
+        self._function_body = function_body
+        self._trips = trips
+        self._functions: dict[str, Cost] = {}
         self._types = types
         self._lifetimes = lifetimes
         self._dots: dict[tuple[Attribute | None, ...], DotFacts] = {}
@@ -107,6 +141,7 @@ class FactReader:
             "reduce_window": self._reduce_window,
             "select_and_scatter": self._select_and_scatter,
             "map": lambda op: MapFacts(self.body(op.regions[0])),
+            "scan": self._scan,
             "sort": self._sort,
             "top_k": lambda op: TopKFacts(int_of(op, "k")),
             "topk": lambda op: TopKFacts(int_of(op, "k")),
@@ -133,12 +168,12 @@ class FactReader:
         return None if reader is None else reader(op)
 
     def body(self, region: Region) -> Body:
-        """What one application of a scalar computation costs."""
-        if not len(region.blocks):
-            return Body(nan, nan)
-        block = region.blocks[0]
+        """What one application of a scalar computation costs, with what it calls."""
+        return self._block(region.blocks[0], 0) if len(region.blocks) else Body(nan, nan)
+
+    def _block(self, block: Block, depth: int) -> Body:
         operations = [view.operation for view in block.operations]
-        if len(operations) == _SINGLE_OP:
+        if len(operations) == _SINGLE_OP and operations[0].name not in _STRUCTURE:
             return self._single(operations[0])
         names: list[str] = []
         flops, transcendentals = 0.0, 0.0
@@ -147,15 +182,51 @@ class FactReader:
             used.update(op.operands)
             if op.name in _RETURNS:
                 continue
-            cost = self.cost(op)
+            cost = self.executed(op, depth)
             flops += cost.flops
             transcendentals += cost.transcendentals
-            if cost.op_class is not OpClass.GENERATE:
+            if op.name == "func.call":
+                names.append(self._called_name(op, depth))
+            elif cost.op_class is not OpClass.GENERATE:
                 names.append(table_name(op.name) or "custom")
         name = names[0] if len(names) == 1 else "custom" if names else ""
         arguments = list(block.arguments)
         reads_first = not arguments or any(value in used for value in arguments[: len(arguments) // 2])
         return Body(flops, transcendentals, name, reads_first)
+
+    def _called_name(self, call: Operation, depth: int) -> str:
+        block = self._function_body(symbol_of(call, "callee"))
+        return "custom" if block is None else self._block(block, depth + 1).name
+
+    def executed(self, op: Operation, depth: int = 0) -> Cost:
+        """The cost of one operation with all that it runs: functions it calls, loops, its costliest branch.
+
+        Raises ``FormatError`` where that goes on without end.
+        """
+        if op.name not in _STRUCTURE:
+            return self.cost(op)
+        if depth > _MAX_DEPTH:
+            raise FormatError(
+                f"calls and regions within a computation go more than {_MAX_DEPTH} deep",
+                hint="do functions call one another in a cycle?",
+            )
+        callee = _STRUCTURE[op.name] and symbol_of(op, _STRUCTURE[op.name])
+        if callee:
+            if callee not in self._functions:
+                block = self._function_body(callee)
+                self._functions[callee] = _UNKNOWN if block is None else self._all_of(block, depth + 1)
+            return self._functions[callee]
+        parts = [self._all_of(region.blocks[0], depth + 1) for region in op.regions if len(region.blocks)]
+        if not parts:
+            return _UNKNOWN
+        if op.name.endswith((".case", ".if")):
+            return max(parts, key=_weight)
+        total = summed(parts)
+        return repeated(total, self._trips.trips(op)) if op.name.endswith(".while") else total
+
+    def _all_of(self, block: Block, depth: int) -> Cost:
+        operations = [view.operation for view in block.operations]
+        return summed([self.executed(op, depth) for op in operations if op.name not in _RETURNS])
 
     def _single(self, op: Operation) -> Body:
         """The body that is one operation and its return; equal ones are computed once."""
@@ -278,6 +349,12 @@ class FactReader:
         dimension = int_of(op, "dimension", -1)
         return SortFacts(shape[dimension] if shape else 1, self.body(op.regions[0]))
 
+    def _scan(self, op: Operation) -> Facts:
+        shape = self._types.get(op.operands[0].type).tensors[0].shape if len(op.operands) else ()
+        dimension = int_of(op, "dimension", -1)
+        trips = shape[dimension] if 0 <= dimension < len(shape) else int_of(op, "scan_dim_size", -1)
+        return ScanFacts(trips, self.body(op.regions[0]))
+
     def _scatter(self, op: Operation) -> Facts:
         inputs = max((len(op.operands) - 1) // 2, 1)
         in_place = self._lifetimes.dies_here(op, tuple(range(inputs)))
@@ -291,6 +368,36 @@ class FactReader:
     def _custom_call(self, op: Operation) -> Facts:
         name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
         return CustomFacts(symbol_of(op, "call_target_name"), text_of(op, name))
+
+
+def summed(costs: Sequence[Cost]) -> Cost:
+    """Costs together, as of one operation; bytes too, which a fusion replaces by those of its operands."""
+    total = Cost(OpClass.FUSION)
+    for cost in costs:
+        keeps_rate = bool(total.contractions) or cost.rate_dtype < 0
+        total = Cost(
+            OpClass.FUSION,
+            total.flops + cost.flops,
+            total.useful_flops + cost.useful_flops,
+            total.transcendentals + cost.transcendentals,
+            total.bytes_read + cost.bytes_read,
+            total.bytes_written + cost.bytes_written,
+            total.rate_dtype if keeps_rate else cost.rate_dtype,
+            (*total.contractions, *cost.contractions),
+        )
+    return total
+
+
+def repeated(cost: Cost, times: float) -> Cost:
+    """A cost several times; what a product is per trip is no single product of all of them."""
+    figures = (cost.flops, cost.useful_flops, cost.transcendentals, cost.bytes_read, cost.bytes_written)
+    flops, useful, transcendentals, read, written = (figure * times for figure in figures)
+    return Cost(cost.op_class, flops, useful, transcendentals, read, written, cost.rate_dtype)
+
+
+def _weight(cost: Cost) -> float:
+    """What a branch counts as where the costliest is chosen; what is unknown counts most."""
+    return inf if isnan(cost.flops) else branch_ns(cost, is_kernel=False)
 
 
 def _dot_facts(dims: _DotDims, precision: Precision) -> DotFacts:

@@ -18,12 +18,13 @@ from hespas.converters.stablehlo.literals import misnamed_op_place
 from hespas.converters.stablehlo.mlir import Module
 from hespas.converters.stablehlo.quoting import excerpt, shortened
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["Form", "Parsed", "nesting_depth", "parse_program"]
 
 _ARTIFACT = b"StableHLO_v"
 _PRODUCER_BYTES = 48
+_VERSION = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,3}")
 _LENGTH_BYTES = 4
 _MAX_NESTING = 500
 """MLIR's parser recurses on brackets and exhausts the C stack near 3,000 nested regions."""
@@ -126,7 +127,8 @@ def parse_program(data: bytes, path: str, bindings: Bindings) -> Parsed:
         else:
             module = bindings.parse(blob, quantised=_QUANTISED_BYTECODE in blob)
     except ParseFailure as failure:
-        raise _refused(failure, path, start, producer) from None
+        too_new = _too_new(producer, bindings.newest_version(), path, start) if is_artifact else None
+        raise too_new or _refused(failure, path, start, producer) from None
     form = Form.EXPORT if start else Form.ARTIFACT if is_artifact else Form.BYTECODE
     return Parsed(module, form, producer, has_locations=True)
 
@@ -183,14 +185,31 @@ def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> For
         place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
         place = place or (f" ({failure.place})" if failure.place else "")
         return FormatError(shortened(failure.message) + place, path=path, position=position, hint=_INVALID)
-    newer = producer and "version" in failure.message.lower()
     return FormatError(
         f"broken bytecode: {shortened(failure.message)}",
         path=path,
         position=position,
         hint=f"it was written by {producer or 'an unknown producer'}; "
-        + ("write it for an older target version" if newer else "copy the file again, or print it as text"),
+        "copy the file again, or print it as text",
     )
+
+
+def _too_new(producer: str, newest: str, path: str, start: int) -> UnsupportedError | None:
+    """What to say of an artifact of a later version of StableHLO than the bindings know."""
+    stated = _VERSION.search(producer)
+    if stated is None or _numbers(stated[0]) <= _numbers(newest):
+        return None
+    return UnsupportedError(
+        f"a portable artifact of StableHLO {stated[0]}; the jaxlib installed here reads up to {newest}",
+        path=path,
+        position=f"byte {start}",
+        hint=f"install a newer jaxlib, or write the artifact for version {newest} "
+        "(stablehlo.serialize_portable_artifact takes it)",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:

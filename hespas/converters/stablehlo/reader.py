@@ -20,14 +20,17 @@ from hespas.converters.stablehlo.library import FunctionLibrary, call_sites
 from hespas.converters.stablehlo.lifetimes import Lifetimes
 from hespas.converters.stablehlo.literals import undecodable_place
 from hespas.converters.stablehlo.locations import Locations
+from hespas.converters.stablehlo.mlir import Operation
 from hespas.converters.stablehlo.module import Frame, read_frame
+from hespas.converters.stablehlo.sharded import Shardings, global_nodes
 from hespas.converters.stablehlo.signatures import Signatures
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
+from hespas.converters.stablehlo.template import Template
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
 from hespas.files.source import read_bytes
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 
@@ -37,8 +40,7 @@ _MAX_ATTACHED_TEXT = 8 << 20
 _NEWLINE = b"\n"
 _NO_CLASS = "incompatible function arguments"
 """What the bindings say of a location that is an attribute: they have no class for it."""
-_SHARDINGS = (b"sdy.sharding", b"mhlo.sharding")
-_MANUAL = (b"manual_computation", b"SPMDFullToShardShape", b"xla.sdy.GlobalToLocalShape")
+_SHARDING = b"sharding"
 
 
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -133,7 +135,8 @@ def _read(
     types = TypeTable(bindings, strings)
     library = FunctionLibrary(frame, bindings, path)
     lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
-    facts = FactReader(bindings, types, lifetimes)
+    trips = TripCounter(bindings, frame.body, lambda: call_sites(frame, bindings))
+    facts = FactReader(bindings, types, lifetimes, frame.body, trips)
     # Lines that bytecode mentions are those of a text nobody has.
     own_lines = path if parsed.form is Form.TEXT else ""
     shared = Shared(
@@ -144,7 +147,7 @@ def _read(
         facts=facts,
         plans=Plans(facts),
         exchanges=ExchangeReader(bindings, frame.meshes, path),
-        trips=TripCounter(bindings, frame.body),
+        trips=trips,
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
         diagnostics=diagnostics,
         library=library,
@@ -152,7 +155,7 @@ def _read(
     library.shared = shared
     entry = library.template(frame.entry)
     devices = _devices(frame, shared.exchanges.rows, options, path, diagnostics)
-    _warn_if_global(data, shared.exchanges.rows, devices, path, diagnostics)
+    parts = _warn_if_global(data, frame, entry, shared, devices)
     attachments = {"stablehlo": _attachment(data, parsed, bindings)}
     graph = assemble(frame.name, entry, shared, devices, attachments)
     metadata = {
@@ -162,6 +165,7 @@ def _read(
         "num_replicas": str(devices.num_replicas),
         "num_partitions": str(devices.num_partitions),
         "ranks": frame.ranks,
+        WHOLE_JOB: str(parts or ""),
     }
     return Workload.spmd(graph, devices.num_devices, {key: value for key, value in metadata.items() if value})
 
@@ -194,6 +198,19 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
             path=path,
             hint="leave the number of devices to the program, or lower it again for the other number",
         )
+    replicas, devices = options.num_replicas, options.num_devices
+    if replicas is not None and said and replicas != max(frame.num_replicas, 1):
+        raise UsageError(
+            f"{replicas} replicas asked for, but the program says {max(frame.num_replicas, 1)}",
+            path=path,
+            hint="leave the number of replicas to the program, or lower it again for the other number",
+        )
+    if replicas is not None and not said and devices is not None and devices % replicas:
+        raise UsageError(
+            f"{devices} devices are no whole number of partitions of {replicas} replicas",
+            path=path,
+            hint=f"--num-devices {-(-devices // replicas) * replicas}",
+        )
     if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
         raise UsageError(f"{options.num_devices} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
 
@@ -216,6 +233,9 @@ def _devices(
             )
         return devices
     count = options.num_devices
+    if options.num_replicas is not None:
+        named = count if count is not None else max(_named_devices(exchanges), options.num_replicas)
+        return Devices(options.num_replicas, -(-named // options.num_replicas))
     if count is None:
         count = _named_devices(exchanges)
         if exchanges:
@@ -236,19 +256,35 @@ def _named_devices(exchanges: list[Exchange]) -> int:
     return highest + 1
 
 
-def _warn_if_global(
-    data: bytes, exchanges: list[Exchange], devices: Devices, path: str, diagnostics: Diagnostics
-) -> None:
-    """A sharded program before partitioning has global shapes and no collectives: say so."""
-    if devices.num_partitions < 2 or exchanges or not any(mark in data for mark in _SHARDINGS):
-        return
-    if any(mark in data for mark in _MANUAL):
-        return
-    diagnostics.warning(
+def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, devices: Devices) -> int:
+    """Say where a sharded program is not partitioned: shapes there are those of the whole job. Returns into
+    how many parts such work splits at most, 0 where there is none.
+    """
+    if _SHARDING not in data:
+        return 0
+    shardings, advance = Shardings(frame), shared.facts.advance
+
+    def visit(op: Operation) -> object:
+        shardings.note(op)
+        return advance
+
+    for function in frame.functions.values():
+        function.walk(visit)
+    rows = shared.signatures.rows
+    nodes, parts = global_nodes(entry, rows, shared.exchanges.rows, shardings)
+    if not nodes:
+        return 0
+    flops = sum(rows[entry.signature[node]].cost.flops for node in nodes)
+    which = ""
+    if any(row.manual for row in entry.regions):
+        which = f"of its {len(nodes)} operations outside of computations manual over all axes, "
+    shared.diagnostics.warning(
         "stablehlo.global-program",
-        path,
-        f"the program is sharded over {devices.num_partitions} partitions but not partitioned: shapes and "
-        "costs are those of the whole job and there are no collectives. Partition it first (with Shardy's "
-        "passes), or compile it and read the optimised HLO",
-        path=path,
+        shared.path,
+        f"the program is sharded over {max(devices.num_partitions, parts)} partitions but not partitioned: "
+        f"{which}shapes and costs are those of the whole job ({flops / 1e9:,.4g} GFLOP, loops once), and "
+        "there are no collectives. Partition it first (with Shardy's passes), or compile it and read the "
+        "optimised HLO",
+        path=shared.path,
     )
+    return parts

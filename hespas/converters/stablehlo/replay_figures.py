@@ -25,7 +25,21 @@ def compare(flat: OpGraph, replayed: Replayed, written: OpGraph, diagnostics: Di
             "sums of all-reduce count there, and so does what ties operations together"
         )
         diagnostics.warning("stablehlo.replay-flops", flat.name, message)
+    else:
+        _compare_specified(flat, written, diagnostics)
     _compare_bytes(flat, written, diagnostics)
+
+
+def _compare_specified(flat: OpGraph, written: OpGraph, diagnostics: Diagnostics) -> None:
+    """FLOPs as the specification counts them, products with padding and holes among them."""
+    before, after = (known_sum(np.array(graph.flops * graph.multiplicity)) for graph in (flat, written))
+    if not before or abs(after - before) <= _FLOPS_TOLERANCE * before or np.isnan(after - before):
+        return
+    message = (
+        f"replays of {after:,.0f} FLOPs by the specification where the graph says {before:,.0f}: "
+        "convolutions are replayed without the products with padding and dilation holes"
+    )
+    diagnostics.warning("stablehlo.replay-flops", flat.name, message)
 
 
 def _compare_bytes(flat: OpGraph, written: OpGraph, diagnostics: Diagnostics) -> None:

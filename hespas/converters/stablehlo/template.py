@@ -51,7 +51,8 @@ class RegionRow(NamedTuple):
 
     ``header`` is the node of the operation that owns the region (-1: none): with it, ``while`` becomes the
     label ``while.17``, which a loop's condition and body share; ``branch`` counts the branches of a header
-    (-1: none).
+    (-1: none). ``manual`` are the mesh axes over which it has the shapes of one device (see
+    :mod:`.sharded`), beside those of its parents.
     """
 
     kind: RegionKind
@@ -60,6 +61,7 @@ class RegionRow(NamedTuple):
     label: str
     header: int = -1
     branch: int = -1
+    manual: frozenset[str] = frozenset()
 
     @property
     def full_label(self) -> str:

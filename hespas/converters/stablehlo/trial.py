@@ -48,7 +48,7 @@ def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
 
     What else is wrong with the program comes out when it is read here.
     """
-    asked = msgspec.json.encode((options.num_devices, options.locations)).decode()
+    asked = msgspec.json.encode((options.num_devices, options.num_replicas, options.locations)).decode()
     try:
         answer = run_contained(f"{__name__}:attempt", data, "jaxlib's parser", asked)
     except ParserFailedError as error:
@@ -74,7 +74,9 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     from hespas.converters.stablehlo.forms import parse_program
     from hespas.converters.stablehlo.reader import parsing, read_here
 
-    num_devices, locations = msgspec.json.decode(asked, type=tuple[int | None, bool])
+    num_devices, num_replicas, locations = msgspec.json.decode(
+        asked, type=tuple[int | None, int | None, bool]
+    )
     bindings = load_bindings()
     try:
         with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
@@ -90,7 +92,7 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     def given(data: bytes, path: str, bindings: Bindings) -> Parsed:
         return parsed
 
-    options = ReadOptions(num_devices=num_devices, locations=locations)
+    options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, locations=locations)
     bytecode = bindings.bytecode(parsed.module)
     try:
         read_here(data, "-", options, Diagnostics(), parse=given)

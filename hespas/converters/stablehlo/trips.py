@@ -7,7 +7,7 @@ their type do. Anything else is unknown (NaN), never 1, and so is a loop that do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple, Protocol, cast
 
@@ -22,6 +22,15 @@ __all__ = ["TripCounter", "count_trips"]
 _MAX_STEPS = 64
 _VIEWS = frozenset({"convert", "reshape", "broadcast_in_dim", "bitcast_convert", "optimization_barrier"})
 _FLIPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+
+_FOLDED: dict[str, Callable[[int, int], int]] = {
+    "multiply": lambda left, right: left * right,
+    "divide": lambda left, right: left // right,
+    "maximum": max,
+    "minimum": min,
+}
+"""Operations on constants that make one; sums are followed by themselves."""
+_MAX_FOLDS = 12
 
 _ENDINGS: dict[str, Callable[[int, range], range]] = {
     "LT": lambda limit, values: range(limit, values.stop),
@@ -137,9 +146,16 @@ class _Numbered(Protocol):
 class TripCounter:
     """Infers trips in one module; ``function_body`` finds the entry block of a private function."""
 
-    def __init__(self, bindings: Bindings, function_body: Callable[[str], Block | None]) -> None:
+    def __init__(
+        self,
+        bindings: Bindings,
+        function_body: Callable[[str], Block | None],
+        call_sites: Callable[[], Mapping[str, Sequence[Operation]]] = dict,
+    ) -> None:
         self._bindings = bindings
         self._function_body = function_body
+        self._call_sites = call_sites
+        self._only_calls: dict[Block, Operation] | None = None
 
     def trips(self, loop: Operation) -> float:
         """Trips of a ``while``, NaN where they cannot be told."""
@@ -224,17 +240,29 @@ class TripCounter:
         number = cast("_Numbered", value).arg_number
         owner = argument_block(value)
         if not trail.calls:
-            is_slot = block is not None and owner == block
-            return _Affine(number, 0, tuple(trail.types)) if is_slot else None
+            if block is not None and owner == block:
+                return _Affine(number, 0, tuple(trail.types))
+            call = self._only_call(owner)
+            return None if call is None else _Sum(call.operands[number], 0)
         if owner != self._function_body(symbol_of(trail.calls[-1], "callee")):
             return None
         return _Sum(trail.calls.pop().operands[number], 0)
 
+    def _only_call(self, body: Block) -> Operation | None:
+        """The call of a function that is called once: what it is given there is what it works with."""
+        if self._only_calls is None:
+            self._only_calls = {}
+            for name, sites in self._call_sites().items():
+                block = self._function_body(name)
+                if block is not None and len(sites) == 1 and sites[0].name == "func.call":
+                    self._only_calls[block] = sites[0]
+        return self._only_calls.get(body)
+
     def _onward(self, op: Operation, value: Value, trail: _Trail) -> _Affine | _Sum | None:
         """A constant, or what a call, a view or a sum builds on."""
         short = short_name(op.name)
-        if short == "constant":
-            constant = splat_int(op.attributes.get("value"))
+        if short == "constant" or short in _FOLDED:
+            constant = self._literal(value)
             return None if constant is None else _Affine(None, constant, tuple(trail.types))
         if op.name == "func.call":
             returned = self._returned(op)
@@ -264,8 +292,8 @@ class TripCounter:
         body = self._function_body(symbol_of(call, "callee"))
         return None if body is None else terminator(body)
 
-    def _literal(self, value: Value) -> int | None:
-        """The constant a value is, seen through views."""
+    def _literal(self, value: Value, depth: int = 0) -> int | None:
+        """The constant a value is, seen through views and products of constants."""
         types: list[_Integer] = []
         for _ in range(_MAX_STEPS):
             op, kind = defining_op(value), _integer(value)
@@ -273,13 +301,25 @@ class TripCounter:
                 return None
             types.append(kind)
             short = short_name(op.name)
+            constant = None
             if short == "constant":
                 constant = splat_int(op.attributes.get("value"))
-                return None if constant is None else _Affine(None, constant, tuple(types)).settled()
-            if short not in _VIEWS or len(op.operands) != 1:
-                return None
-            value = op.operands[0]
+            elif short in _FOLDED:
+                constant = self._folded(op, short, depth)
+            elif short in _VIEWS and len(op.operands) == 1:
+                value = op.operands[0]
+                continue
+            return None if constant is None else _Affine(None, constant, tuple(types)).settled()
         return None
+
+    def _folded(self, op: Operation, short: str, depth: int) -> int | None:
+        """What an operation on constants makes, as grids are multiplied out (before its type wraps it)."""
+        if depth >= _MAX_FOLDS or len(op.operands) != 2:
+            return None
+        left, right = (self._literal(each, depth + 1) for each in op.operands)
+        if left is None or right is None or (short == "divide" and (left < 0 or right <= 0)):
+            return None
+        return _FOLDED[short](left, right)
 
 
 def _counted(direction: str, start: int, limit: int, left: _Affine, step: _Affine) -> float:

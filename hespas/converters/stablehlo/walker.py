@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import FREE, Cost, is_known_target
+from hespas.converters.costs import FREE, is_known_target
 from hespas.converters.stablehlo.attributes import int_of, symbol_of, text_of
 from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
 from hespas.converters.stablehlo.facts import FactReader
@@ -20,11 +20,12 @@ from hespas.converters.stablehlo.mlir import Value as SsaValue
 from hespas.converters.stablehlo.names import table_name
 from hespas.converters.stablehlo.quoting import place_of
 from hespas.converters.stablehlo.scope import Scope
+from hespas.converters.stablehlo.sharded import entered_axes, manual_axes
 from hespas.converters.stablehlo.signatures import Signatures
 from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeInfo, TypeTable
-from hespas.graph import Diagnostics, OpClass, RegionKind
+from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
 
@@ -294,8 +295,13 @@ def _get_tuple_element(walker: Walker, op: Operation, region: int, depth: int) -
 
 
 def _call(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    """What a function does, in its place; called on shards, in a region that is manual."""
     del depth
     callee = walker.shared.library.template(symbol_of(op, "callee"))
+    manual = entered_axes(op)
+    if manual:
+        row = RegionRow(RegionKind.MANUAL, region, 1.0, "manual_computation", manual=manual)
+        region = walker.scope.open_region(row)
     walker.bind(op.results, walker.called(op, callee, region))
 
 
@@ -311,7 +317,9 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
     """An operation whose only region runs in its place: per-device, named and asynchronous parts."""
 
     def handler(walker: Walker, op: Operation, region: int, depth: int) -> None:
-        row = walker.scope.open_region(RegionRow(kind, region, 1.0, text_of(op, "name") or label))
+        manual = manual_axes(op) if kind is RegionKind.MANUAL else frozenset[str]()
+        named = RegionRow(kind, region, 1.0, text_of(op, "name") or label, manual=manual)
+        row = walker.scope.open_region(named)
         callee = symbol_of(op, "called_computation")
         if callee:
             yielded = walker.called(op, walker.shared.library.template(callee), row)
@@ -328,21 +336,7 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
 
 def _fusion(walker: Walker, op: Operation, region: int, depth: int) -> None:
     """One node: the FLOPs of the body, bytes of operands and results, the rate of a contraction inside."""
-    del depth
-    total = Cost(OpClass.FUSION)
-    for view in op.regions[0].blocks[0].operations:
-        if view.operation.name in _RETURNS:
-            continue
-        cost = walker.shared.facts.cost(view.operation)
-        keeps_rate = bool(total.contractions) or (cost.rate_dtype < 0)
-        total = replace(
-            total,
-            flops=total.flops + cost.flops,
-            useful_flops=total.useful_flops + cost.useful_flops,
-            transcendentals=total.transcendentals + cost.transcendentals,
-            rate_dtype=total.rate_dtype if keeps_rate else cost.rate_dtype,
-            contractions=(*total.contractions, *cost.contractions),
-        )
+    total = walker.shared.facts.executed(op, depth)
     entries = [walker.environment[value] for value in op.operands]
     distinct = {value: walker.environment[value][1] for value in op.operands}.values()
     infos = tuple(walker.shared.types.get(value.type) for value in op.results)

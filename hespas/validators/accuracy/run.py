@@ -23,7 +23,7 @@ from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd
 from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, sources_of
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries, trends
-from hespas.validators.matching import NO_MODULE
+from hespas.validators.matching import NO_MODULE, NO_NAMES, WITH_NAMES
 
 __all__ = ["accuracy"]
 
@@ -95,11 +95,10 @@ def _nothing_compared(
             hint="give it with --workload, and the profile of its run with --measured",
         )
     if any(source.coverage is not None for source in sources) or not sources:
-        absent = NO_MODULE in found.counts()
-        return UsageError(
-            "no event of the profiles belongs to the program", path=profiles[0].name,
-            hint=HOLDS_NO_PROGRAM if absent else "is it the program that ran?",
-        )  # fmt: skip
+        hint = HOLDS_NO_PROGRAM if NO_MODULE in found.counts() else "is it the program that ran?"
+        if NO_NAMES in found.counts():
+            hint = f"its operations have no names: {WITH_NAMES}"
+        return UsageError("no event of the profiles belongs to the program", path=profiles[0].name, hint=hint)
     return UsageError(
         "no operation of the profiles took any time", hint="are the durations known, and above 0?"
     )

@@ -6,11 +6,13 @@ from hespas.validators.matching.coverage import Coverage, coverage_of
 from hespas.validators.matching.groups import RULES, Matching
 from hespas.validators.matching.identity import check_program
 from hespas.validators.matching.joins import Join, joins_of, node_text
-from hespas.validators.matching.match import NO_MODULE, match_program
+from hespas.validators.matching.match import NO_MODULE, NO_NAMES, WITH_NAMES, match_program
 
 __all__ = [
     "NO_MODULE",
+    "NO_NAMES",
     "RULES",
+    "WITH_NAMES",
     "Coverage",
     "Join",
     "Matching",

@@ -26,9 +26,12 @@ from hespas.validators.matching.groups import EventKey, Matching, group_keys
 from hespas.validators.matching.identity import other_modules
 from hespas.validators.matching.ordering import in_order
 
-__all__ = ["NO_MODULE", "match_program"]
+__all__ = ["NO_MODULE", "NO_NAMES", "WITH_NAMES", "match_program"]
 
 NO_MODULE = "match.no-module"
+NO_NAMES = "match.no-names"
+WITH_NAMES = "write it again as lowered.as_text(debug_info=True), or with jax.export"
+"""What keeps the names that events are matched by."""
 _MOST_NAMED = 5
 
 _INSTRUCTION, _OP_NAME, _SOURCE_LINE = range(3)
@@ -145,6 +148,7 @@ def _named_keys(
     modules = dict(_modules(profile, diagnostics))
     frameworks, lines = _rows_by(graph, "framework"), _rows_by(graph, "source")
     keys: list[EventKey] = []
+    unnamed = 0
     for module, op in names:
         talks = _COMMUNICATES.match(op) is not None
         nodes: Sequence[int] = told.instructions.get(op, ()) if module in told.own else ()
@@ -154,6 +158,7 @@ def _named_keys(
         if origin is not None:
             nodes, rule = _carried_out(graph, origin, frameworks, lines)
             inferred = origin.inferred
+            unnamed += not nodes and bool(origin.origins)
         keys.append(
             EventKey(
                 module=module,
@@ -163,6 +168,14 @@ def _named_keys(
                 inferred=inferred,
                 communicates=talks,
             )
+        )
+    if not frameworks:
+        diagnostics.warning(
+            NO_NAMES,
+            graph.name,
+            "the program has no names of its operations, by which instructions of the profile find theirs: "
+            f"a plain as_text() leaves them out; {WITH_NAMES}",
+            count=unnamed,
         )
     return keys
 

@@ -122,3 +122,57 @@ def test_unknown_target_is_unknown_with_bytes_as_a_lower_bound(tensor: MakeTenso
     assert not is_known_target("acme_block")
     assert isnan(cost.flops)
     assert (cost.bytes_read, cost.bytes_written) == (64, 64)
+
+
+def _attention(tensor: MakeTensor, layout: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Operands and results of a fused attention: batch 2, 512 queries of 8 heads of 64."""
+    empty = tensor("bf16", 0)
+    made = {
+        "apart": [
+            tensor("bf16", 2, 512, 8, 64),
+            tensor("bf16", 2, 256, 4, 64),
+            tensor("bf16", 2, 256, 4, 64),
+        ],
+        "kv": [tensor("bf16", 2, 512, 8, 64), tensor("bf16", 2, 256, 2, 4, 64), empty],
+        "qkv": [tensor("bf16", 2, 512, 3, 8, 64), empty, empty],
+    }[layout]
+    results = [tensor("bf16", 2, 512, 8, 64), tensor("f32", 2, 8, 512, 1), tensor("ui8", 1 << 20)]
+    return [*made, empty, tensor("ui32", 2)], results
+
+
+@pytest.mark.parametrize(("layout", "keys"), [("apart", 256), ("kv", 256), ("qkv", 512)])
+@pytest.mark.parametrize(
+    "target", ["te_fused_attn_forward_ffi", "te_fused_attn_forward", "te_fused_attn_backward_ffi"]
+)
+def test_fused_attention_of_transformer_engine_costs_its_products(
+    tensor: MakeTensor, price: Price, layout: str, keys: int, target: str
+) -> None:
+    products = 5 if "backward" in target else 2
+    operands, results = _attention(tensor, layout)
+    cost = price("custom_call", operands, results, CustomFacts(target, "{mask_type = 0 : i64}"))
+    assert cost.op_class is OpClass.ATTENTION
+    assert cost.flops == cost.useful_flops == products * 2 * 2 * 8 * 512 * keys * 64
+    assert cost.transcendentals == 2 * 8 * 512 * keys
+    assert cost.rate_dtype == dtype("bf16").code
+    assert cost.bytes_written == 2 * 512 * 8 * 64 * 2 + 2 * 8 * 512 * 4, "workspace is no traffic"
+    causal = price("custom_call", operands, results, CustomFacts(target, "{mask_type = 2 : i64}"))
+    assert causal.useful_flops == cost.flops / 2
+
+
+def test_fused_attention_of_unknown_extents_is_unknown(tensor: MakeTensor, price: Price) -> None:
+    query = tensor("bf16", 2, -1, 8, 64)
+    facts = CustomFacts("te_fused_attn_forward_ffi", "")
+    assert isnan(price("custom_call", [query, query, query], [query], facts).flops)
+    assert isnan(price("custom_call", [query], [query], facts).flops)
+
+
+@pytest.mark.parametrize("target", ["ApproxTopK", "PartialReduce"])
+def test_an_approximate_top_k_compares_each_element_once(
+    tensor: MakeTensor, price: Price, target: str
+) -> None:
+    operands = [tensor("f32", 64, 1024), tensor("i32", 64, 1024), tensor("f32"), tensor("i32")]
+    results = [tensor("f32", 64, 8), tensor("i32", 64, 8)]
+    cost = price("custom_call", operands, results, CustomFacts(target, ""))
+    assert (cost.op_class, cost.flops) == (OpClass.SORT, 64 * 1024)
+    assert cost.bytes_read == 64 * 1024 * 8 + 8
+    assert is_known_target(target)

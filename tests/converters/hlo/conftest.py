@@ -12,14 +12,14 @@ from hespas.converters.hlo.reader import workload_of
 from hespas.converters.hlo.scan import Source
 from hespas.graph import Diagnostics, Workload
 
-ReadText = Callable[[str], tuple[Workload, Diagnostics]]
+ReadText = Callable[..., tuple[Workload, Diagnostics]]
 
 
 @pytest.fixture
 def read_text() -> ReadText:
-    def read(text: str) -> tuple[Workload, Diagnostics]:
+    def read(text: str, options: ReadOptions | None = None) -> tuple[Workload, Diagnostics]:
         diagnostics = Diagnostics()
         module = parse_module(Source(text, "test.hlo"))
-        return workload_of(module, ReadOptions(), diagnostics), diagnostics
+        return workload_of(module, options or ReadOptions(), diagnostics), diagnostics
 
     return read

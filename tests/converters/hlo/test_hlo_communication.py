@@ -8,12 +8,13 @@ from math import nan
 import numpy as np
 import pytest
 
+from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Workload
-from hespas.graph.errors import FormatError
+from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import totals
 
-ReadText = Callable[[str], tuple[Workload, Diagnostics]]
+ReadText = Callable[..., tuple[Workload, Diagnostics]]
 
 ADD = """add {
   a = f32[] parameter(0)
@@ -453,3 +454,52 @@ def test_counts_that_a_header_leaves_out_follow_from_the_ids(
     assert workload.num_ranks == devices
     inferred = "hlo.inferred-devices" in diagnostics.counts()
     assert inferred is ("replica_count" not in header)
+
+
+_OVER_ALL = ("x = f32[8]{0} parameter(0)", "r = f32[8]{0} all-reduce(x), replica_groups={}, to_apply=add")
+_OVER_REPLICAS = (
+    "x = f32[8]{0} parameter(0)",
+    "r = f32[8]{0} all-reduce(x), replica_groups={{0,1}}, to_apply=add",
+)
+
+
+def _members(workload: Workload) -> list[int]:
+    return next(iter(next(iter(workload.group_sets)))).tolist()
+
+
+def test_collectives_over_all_devices_of_an_unknown_number_are_told(read_text: ReadText) -> None:
+    workload, diagnostics = read_text(_module("", *_OVER_ALL))
+    assert (workload.num_ranks, diagnostics.counts()) == (1, {"hlo.unknown-devices": 1})
+    for header, options in ((", replica_count=4", ReadOptions()), ("", ReadOptions(num_devices=4))):
+        workload, diagnostics = read_text(_module(header, *_OVER_ALL), options)
+        assert (workload.num_ranks, diagnostics.counts()) == (4, {})
+        assert _members(workload) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("header", "devices", "counts"),
+    [
+        ("", None, ("2", "1")),
+        ("", 8, ("2", "4")),
+        (", num_partitions=3", None, ("2", "3")),
+        (", replica_count=2", None, ("2", "1")),
+    ],
+)
+def test_replicas_are_those_asked_for(
+    read_text: ReadText, header: str, devices: int | None, counts: tuple[str, str]
+) -> None:
+    options = ReadOptions(num_devices=devices, num_replicas=2)
+    workload, diagnostics = read_text(_module(header, *_OVER_REPLICAS), options)
+    assert (workload.metadata["num_replicas"], workload.metadata["num_partitions"]) == counts
+    assert workload.num_ranks == int(counts[0]) * int(counts[1])
+    assert diagnostics.counts() == {}
+    partitions = int(counts[1])
+    assert _members(workload) == [0, partitions]
+
+
+def test_replicas_that_contradict_are_told(read_text: ReadText) -> None:
+    asked = ReadOptions(num_replicas=3)
+    workload, diagnostics = read_text(_module(", replica_count=2", *_OVER_REPLICAS), asked)
+    assert (workload.num_ranks, diagnostics.counts()) == (2, {"hlo.num-replicas": 1})
+    with pytest.raises(UsageError, match="no whole number of partitions of 3 replicas"):
+        read_text(_module("", *_OVER_REPLICAS), ReadOptions(num_devices=8, num_replicas=3))

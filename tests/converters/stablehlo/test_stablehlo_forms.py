@@ -422,3 +422,22 @@ def test_damaged_binaries_never_end_the_process(
         with suppress(FormatError, UnsupportedError):
             read_program(bytes(damaged), name, ReadOptions(), Diagnostics())
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["artifact", "export file"])
+def test_an_artifact_of_a_later_version_says_so(read_text: ReadText, wrapped: bool) -> None:
+    version = load_bindings().newest_version()
+    later = f"{version.partition('.')[0]}.99.0".encode()
+    data = as_artifact(PROGRAM, version).replace(f"StableHLO_v{version}".encode(), b"StableHLO_v" + later)
+    assert later in data
+    broken = data[: len(data) - 40]
+    if wrapped:
+        broken = b"\0" * 60 + len(broken).to_bytes(4, "little") + broken
+    with pytest.raises(
+        UnsupportedError, match=f"of StableHLO {later.decode()}; .* reads up to {version}"
+    ) as caught:
+        read_text(broken)
+    assert "newer jaxlib" in (caught.value.hint or "")
+    damaged = as_artifact(PROGRAM, version)[:-40]
+    with pytest.raises(FormatError, match="broken bytecode"):
+        read_text(damaged)

@@ -245,3 +245,12 @@ def test_binary_forms_hold_replays_too(tmp_path: Path) -> None:
         written, _ = write_bytes(workload, tmp_path / name)
         module = parse_program(written, name, load_bindings()).module
         assert "hespas.replay" in load_bindings().text(module, locations=False)
+
+
+def test_a_replay_without_padding_says_that_its_flops_are_fewer() -> None:
+    graph, _, again, findings = _replayed(FIXTURES / "hlo" / "cnn_train.hlo.txt.gz")
+    assert graph.useful_flops.sum() == pytest.approx(again.useful_flops.sum(), rel=0.01)
+    assert again.flops.sum() < 0.99 * graph.flops.sum()
+    assert findings.counts()["stablehlo.replay-flops"] == 1
+    (message,) = [each.message for each in findings if each.code == "stablehlo.replay-flops"]
+    assert f"replays of {again.flops.sum():,.0f} FLOPs by the specification" in message

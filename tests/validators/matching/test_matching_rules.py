@@ -363,3 +363,16 @@ def test_ranks_and_runs_are_matched_each_by_itself() -> None:
                 recording.event("aten::mm", run=run, rank=rank)
     found, _ = _matched(program.build(), recording.build())
     assert np.array(_told(found), object)[:, 1].tolist() == [(nodes[0],), (nodes[1],)] * 4
+
+
+def test_a_program_printed_without_names_is_told_how_to_keep_them() -> None:
+    module = _module('  ROOT a = f32[8]{0} negate(x), metadata={op_name="jit(f)/one"}')
+    recording = Recording()
+    recording.event("a", module="jit_f")
+    profile = recording.build({"hlo/jit_f": module})
+    for framework, told in (("", 1), ("jit(f)/other", 0)):
+        program = Program()
+        program.add("v1", "dot", framework=framework)
+        _, found = _matched(program.build(), profile)
+        assert found.counts().get("match.no-names", 0) == told
+        assert any("debug_info=True" in each.message for each in found) == bool(told)
