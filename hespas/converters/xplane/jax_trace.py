@@ -77,7 +77,7 @@ class _Args(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Args)
-_EMPTY = b"{}"
+_EMPTY = (b"{}", b"null")
 _Key = tuple[int | str | None, int | str | None]
 
 
@@ -138,7 +138,7 @@ class _Reader:
         if thread is None:
             thread = self.threads[key] = _Thread()
         raw = bytes(event.args)
-        if raw != _EMPTY:
+        if raw not in _EMPTY:
             self._facts(thread, self._args(event))
         thread.names.append(self.strings.add(event.name))
         thread.start_ns.append(start_ns)
