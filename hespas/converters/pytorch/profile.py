@@ -10,10 +10,11 @@ import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.exclusive import exclusive_ns
 from hespas.converters.pytorch.kernels import measured_comms
-from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
+from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes, thread_key
 from hespas.converters.pytorch.records import Header, Number
-from hespas.converters.pytorch.steps import steps_of
+from hespas.converters.pytorch.steps import host_steps_of, steps_of
 from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -27,6 +28,8 @@ _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instin
 def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read one rank's trace. Raises ``FormatError`` for what is no such trace, naming the byte.
 
+    Where neither a device nor a call of one is recorded the CPU is the device: its operations are the events,
+    each with the time that none inside it takes.
     Nothing that took device time is left out: an event whose cause is not in the trace keeps its kernel name
     and stream. ``diagnostics`` tell how much of the time that is.
     """
@@ -42,7 +45,10 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     links = link(trace, nesting)
     report_links(trace, links, diagnostics, str(path))
     _report_ranks(trace, diagnostics, str(path))
-    return profile_of(path.name.removesuffix(".gz").removesuffix(".json"), trace, nesting, links)
+    name = path.name.removesuffix(".gz").removesuffix(".json")
+    if len(trace.device) or len(trace.launch) or trace.header.devices:
+        return profile_of(name, trace, nesting, links)
+    return _profile_of_host(name, trace, nesting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,43 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
         bytes_moved=np.where(device.bytes >= 0, device.bytes, np.nan),
         host_event=cause.astype(np.int32),
         comms=comms,
+        host=_host_ops(host, nesting, base),
+        metadata=trace_metadata(trace),
+    )
+
+
+def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile:
+    """The profile of a run on the CPU, in the order of the trace. An operation around others with shapes does
+    nothing of its own but to call them: it keeps its time, and no shapes.
+    """
+    host, base = trace.host, _Base.of(trace)
+    key = thread_key(host)
+    own_ns = exclusive_ns(key, host.start_ns, host.end_ns)
+    ran = np.flatnonzero(own_ns > 0)
+    cause = owner_with_shapes(host, nesting, np.arange(len(host)))
+    cause = np.where(cause >= 0, cause, np.arange(len(host)))[ran]
+    calls = np.zeros(len(host), np.bool_)
+    outer = nesting.parent[host.dims_row > 0]
+    while len(outer := np.unique(outer[outer >= 0])):
+        calls[outer] = True
+        outer = nesting.parent[outer]
+    bears = ~calls[cause]
+    strings = StringTableBuilder(trace.strings)
+    return Profile.of(
+        name,
+        ("CPU",),
+        strings.build(),
+        op_row=host.name_row[cause],
+        kernel_row=host.name_row[ran],
+        category_row=host.category_row[ran],
+        shapes_row=np.where(bears, host.dims_row[cause], 0).astype(np.int32),
+        dtype_row=np.where(bears, host.types_row[cause], 0).astype(np.int32),
+        rank=np.full(len(ran), _rank(trace.header), np.int32),
+        stream=np.unique(key, return_inverse=True)[1].reshape(-1).astype(np.int64)[ran],
+        start_ns=(host.start_ns[ran] - base.start_ns).astype(np.float64),
+        duration_ns=own_ns[ran].astype(np.float64),
+        run=host_steps_of(trace, host.start_ns[ran]),
+        host_event=cause.astype(np.int32),
         host=_host_ops(host, nesting, base),
         metadata=trace_metadata(trace),
     )
