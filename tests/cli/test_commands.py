@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from hespas import __version__
 from hespas.cli import convert, main, validate
 from hespas.files.limits import VARIABLE
-from tests.converters.pytorch.traces import Json, annotation, host, write_kineto
+from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 STEP = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
@@ -351,6 +351,27 @@ def test_a_lone_trace_of_pytorch_is_a_program_where_one_is_wanted(host_only: Pat
     viewed = _hespas("view", host_only.parent / "graph.arrow").stdout
     assert "host overhead" in viewed
     assert "free" not in viewed
+
+
+def test_sums_say_how_many_steps_they_span(tmp_path: Path) -> None:
+    """Two marked steps are added up and called so; times beside them are those of one."""
+    shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events: list[Json] = []
+    for step, start in enumerate((0.0, 100.0)):
+        events += [
+            annotation(f"ProfilerStep#{step}", start, 90),
+            host("aten::mm", start + 5, 20, args=shapes),
+            launch(start + 10, step + 1),
+            kernel("gemm", start + 40, 8, step + 1),
+        ]
+    path = write_kineto(tmp_path / "gpu.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    done = _validate("accuracy", "--measured", path, "--hardware", "H100-SXM", "--json", tmp_path / "r.json")
+    assert done.exit_code == 0, done.output
+    assert "sum of operations, 2 steps" in done.stdout
+    assert "added up over 2 steps, times are of one; measured span 8.000 us" in done.stdout
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert {run["steps"] for run in document["end_to_end"]} == {2.0}
+    assert {run["measured_ns"] for run in document["end_to_end"]} == {16000.0}
 
 
 def test_a_log_directory_is_viewed_as_its_newest_recording(tmp_path: Path) -> None:

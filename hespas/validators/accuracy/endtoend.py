@@ -98,6 +98,7 @@ def end_to_end(
                     measured_ns=measured,
                     is_lower_bound=done.is_lower_bound,
                     coverage=shares.get(model.name, nan),
+                    steps=1.0,
                 )
     mean_ns = cases.measured_ns if cases.mean_ns is None else cases.mean_ns
     for said in cases.predictions:
@@ -113,6 +114,7 @@ def end_to_end(
                 measured_ns=float(mean_ns[known].sum()),
                 is_lower_bound=not bool(known.all()),
                 coverage=shares[said.estimator],
+                steps=cases.steps,
             )
 
 
