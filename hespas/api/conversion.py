@@ -105,7 +105,8 @@ def convert(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
     )
     with ExitStack() as stack:
-        value, origin = _opened(source, source_format, reading, found, stack)
+        takes_profile = _format_of(str(destination), target_format, profile=True).profiles
+        origin, value = _opened(source, source_format, reading, found, stack, workload=not takes_profile)
         target = _format_of(str(destination), target_format, profile=isinstance(value, Profile))
         value, conservation = _prepared(value, origin, preparation, ranks, found)
         account = _Account(value, conservation, target, ranks, found)
@@ -166,12 +167,18 @@ def _check_estimator(hardware: str | None, estimator: str) -> None:
 
 
 def _opened(
-    source: str | Path, name: str | None, reading: ReadOptions, found: Diagnostics, stack: ExitStack
-) -> tuple[Value, Format]:
-    """What is read, and the format it was in."""
+    source: str | Path,
+    name: str | None,
+    reading: ReadOptions,
+    found: Diagnostics,
+    stack: ExitStack,
+    *,
+    workload: bool,
+) -> tuple[Format, Value]:
+    """The format of the source, or the one that makes a ``workload`` of it; and what is read."""
     path = _spooled(source, stack)
-    origin = find_format(path, name)
-    return _read_named(str(source), path, origin.name, reading, found), origin
+    origin = find_format(path, name, workload=workload)
+    return origin, _read_named(str(source), path, origin.name, reading, found)
 
 
 def _spooled(source: str | Path, stack: ExitStack) -> Path:

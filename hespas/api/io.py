@@ -20,14 +20,16 @@ def read(
     format: str | None = None,  # noqa: A002 # the word users know
     options: ReadOptions | None = None,
     diagnostics: Diagnostics | None = None,
+    workload: bool = False,
 ) -> Value:
-    """Read a file or a directory of per-rank files; the format is sniffed unless named.
+    """Read a file or a directory of per-rank files; the format is sniffed unless named. ``workload`` prefers
+    one where a file can be read as a profile or as a workload, as a trace of PyTorch's profiler can.
 
     Raises ``FormatError`` for unreadable or malformed input, ``UnsupportedError`` for what this version
     cannot handle, ``UsageError`` for an unknown format name.
     """
     source = Path(path)
-    chosen = find_format(source, format)
+    chosen = find_format(source, format, workload=workload)
     if chosen.read is None:
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
     settings = options or ReadOptions()

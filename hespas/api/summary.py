@@ -22,6 +22,7 @@ from hespas.graph import (
     RegionKind,
     StridedGroups,
     Workload,
+    timed_class_name,
 )
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import GroupSet
@@ -155,6 +156,7 @@ def _rank_class(value: Workload, index: int) -> ClassSummary:
     graph, ranks = value.classes[index], value.ranks_of(index)
     depth, width = _depth_and_width(graph)
     classes = graph.op_class.astype(np.int64)
+    untimed = (graph.op_class == int(OpClass.FREE)) & ~(graph.duration_ns > 0)
     everything = np.ones(len(graph), np.bool_)
     messages = np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))
     return ClassSummary(
@@ -168,7 +170,7 @@ def _rank_class(value: Workload, index: int) -> ClassSummary:
         depth=depth,
         width=width,
         streams=len(np.unique(graph.stream[graph.stream >= 0])),
-        by_class=_rows(graph, classes, lambda code: OpClass(code).name.lower(), everything),
+        by_class=_rows(graph, np.where(untimed, _UNTIMED, classes), _class_name, everything),
         by_op=_rows(graph, graph.op_row.astype(np.int64), lambda row: graph.strings[row], everything),
         products=product_rows(graph),
         collectives=tuple(_collectives(graph, value.num_ranks)),
@@ -179,6 +181,14 @@ def _rank_class(value: Workload, index: int) -> ClassSummary:
         attributes=len(graph.extra),
         attachments={name: len(content) for name, content in graph.attachments.items()},
     )
+
+
+_UNTIMED = -1
+"""Operations that cost nothing and took no time."""
+
+
+def _class_name(code: int) -> str:
+    return OpClass.FREE.name.lower() if code == _UNTIMED else timed_class_name(code)
 
 
 def _depth_and_width(graph: OpGraph) -> tuple[int, int]:

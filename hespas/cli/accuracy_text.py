@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan
+from math import isnan, nan
 from typing import TYPE_CHECKING
 
 from hespas.cli.session import emit, is_quiet
@@ -78,7 +78,7 @@ def _show_runs(done: Accuracy) -> None:
             run.source,
             run.hardware,
             run.estimator,
-            run.basis,
+            run.what,
             time_text(run.predicted_ns),
             time_text(run.measured_ns),
             signed(run.relative_error),
@@ -88,12 +88,20 @@ def _show_runs(done: Accuracy) -> None:
     ]
     names = ("source", "device", "estimator", "end to end", "predicted", "measured", "error", "estimated")
     emit(table_text(names, runs, left=(0, 1, 2, 3)))
+    spans = {cases.source: cases.steps for cases in done.cases}
     for source, step in done.steps.items():
         if source not in done.coverage and not step.is_simulated and not isnan(step.span_ns):
             emit(
-                f"{source}: no program to simulate: operations are added up; measured span "
+                f"{source}: no program to simulate: {_added_up(spans.get(source, nan))}; measured span "
                 f"{time_text(step.span_ns)}, busy {time_text(step.busy_ns)}"
             )
+
+
+def _added_up(steps: float) -> str:
+    """Over how many steps operations are summed, where times beside are those of one."""
+    if isnan(steps):
+        return "operations are added up over the whole recording, which marks no steps"
+    return f"operations are added up over {counted(int(steps), 'step')}, times are of one"
 
 
 def show_summary(done: Accuracy) -> None:

@@ -163,7 +163,9 @@ def _estimate_program(
     source_format, num_devices = reading
     with progress_bar("estimating", progress) as callback:
         options = ReadOptions(num_devices=num_devices, progress=callback)
-        value = api.read(source, format=source_format, options=options, diagnostics=diagnostics)
+        value = api.read(
+            source, format=source_format, options=options, diagnostics=diagnostics, workload=True
+        )
         done = api.estimate(
             value,
             asked.hardware,

@@ -86,7 +86,9 @@ def simulate(
         drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
             options = ReadOptions(num_devices=num_devices, progress=callback)
-            value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
+            value = api.read(
+                source, format=source_format or None, options=options, diagnostics=diagnostics, workload=True
+            )
             measured = drawn.measured(callback)
             done = api.simulate(
                 value,

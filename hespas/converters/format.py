@@ -89,7 +89,8 @@ class Format:
     format has one. ``losses`` declares what a written file does not keep: a finding's code -> the columns it
     speaks of (``contractions`` stands for all columns of that table, ``*`` for any); under ``""`` stands what
     the format never holds, without a finding. ``hespas-validate roundtrip`` holds writers to it. ``extra``
-    names the optional dependencies its functions need. ``empty_code`` is the rule of
+    names the optional dependencies its functions need. ``as_workload`` names the format that makes a workload
+    of such a file, where ``read`` gives a profile. ``empty_code`` is the rule of
     ``hespas-validate check`` that an empty file breaks.
     """
 
@@ -108,4 +109,5 @@ class Format:
     write_versions: tuple[str, ...] = ()
     losses: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     extra: str = ""
+    as_workload: str = ""
     empty_code: str = ""

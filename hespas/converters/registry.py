@@ -223,8 +223,10 @@ def is_flat(metadata: Mapping[str, str], origin: Format) -> bool:
     return origin.flat or (first in BUILTIN and load_format(first).flat)
 
 
-def find_format(path: Path, name: str | None) -> Format:
-    """The format to read ``path`` with: the one named, else the one sniffed."""
+def find_format(path: Path, name: str | None, *, workload: bool = False) -> Format:
+    """The format to read ``path`` with: the one named, else the one sniffed, or (``workload``) the one that
+    makes a workload of what was sniffed.
+    """
     try:
         exists = path.exists()
     except OSError as error:  # a name too long, a folder that may not be entered
@@ -233,6 +235,8 @@ def find_format(path: Path, name: str | None) -> Format:
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     refuse_special_files(path)
     chosen = load_format(name) if name else sniff(path)
+    if workload and not name and chosen.as_workload:
+        chosen = load_format(chosen.as_workload)
     if chosen.read is None:
         raise UsageError(f"format {chosen.name!r} can be written, not read", path=str(path))
     return chosen

@@ -7,7 +7,7 @@ from hespas.graph.columns import Csr, StringTable, StringTableBuilder
 from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
 from hespas.graph.dtypes import DTYPES, UNKNOWN_DTYPE, DType, DTypeKind, dtype, find_dtype
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
-from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
+from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource, timed_class_name
 from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
 from hespas.graph.profile import EventColumns, HostOps, MeasuredComms, Profile
@@ -68,4 +68,5 @@ __all__ = [
     "compress_groups",
     "dtype",
     "find_dtype",
+    "timed_class_name",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["CollectiveKind", "NodeKind", "OpClass", "RegionKind", "Resource"]
+__all__ = ["CollectiveKind", "NodeKind", "OpClass", "RegionKind", "Resource", "timed_class_name"]
 
 
 class NodeKind(IntEnum):
@@ -54,6 +54,13 @@ class OpClass(IntEnum):
     CONTROL = 26
     CUSTOM = 27
     MEMORY = 28
+
+
+def timed_class_name(code: int) -> str:
+    """What a class of operations that took time is called: what costs nothing and took some, as calls around
+    others and views do on a host, is overhead.
+    """
+    return "host overhead" if code == OpClass.FREE else OpClass(code).name.lower()
 
 
 class CollectiveKind(IntEnum):

@@ -12,6 +12,7 @@ __all__ = [
     "ASYNC_LINES",
     "CPU_PLANE",
     "DERIVED_LINES",
+    "DERIVED_OF",
     "DEVICE_PREFIX",
     "ENVIRONMENT_PLANE",
     "GPU_PREFIX",
@@ -131,7 +132,7 @@ PLANE_PREFIXES = (
 
 STREAM_PREFIX = "Stream #"
 """How the name of a GPU's stream begins: ``Stream #13(Kernel,Memset)``."""
-OP_LINES = frozenset({"XLA Ops", "Sparse Core Ops", "Host Offload Ops"})
+OP_LINES = frozenset({"XLA Ops", "Sparse Core Ops"})
 """Operations as they run, a loop or call around those in it."""
 ASYNC_LINES = frozenset({"Async XLA Ops"})
 """Transfers that run beside the operations, and overlap each other."""
@@ -143,6 +144,9 @@ DERIVED_LINES = MODULE_LINES | frozenset(
         "Sparse Core Steps",
         "Framework Name Scope",
         "Framework Ops",
+        "TensorFlow Name Scope",
+        "TensorFlow Ops",
+        "Host Offload Ops",
         "Launch Stats",
         "Source code",
         "TraceMe",
@@ -153,3 +157,5 @@ DERIVED_LINES = MODULE_LINES | frozenset(
     }
 )
 """Lines of a device plane that say again, by step, scope or program, what its operations took."""
+DERIVED_OF = " - from #"
+"""What follows the name of a line derived of one stream alone: ``XLA Ops - from #13``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.graph import Diagnostics, OpClass, OpGraph, Timeline, Workload
+from hespas.graph import Diagnostics, OpGraph, Timeline, Workload, timed_class_name
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.simulator.loops import expanded
@@ -104,7 +104,7 @@ def _critical_path(program: Program, schedule: Schedule, path: IntArray) -> Crit
     return CriticalPath(
         spans=len(on_stream),
         after_resource=int(schedule.by_resource[on_stream].sum()),
-        class_ns={OpClass(code).name.lower(): by_class[code] for code in longest if by_class[code]},
+        class_ns={timed_class_name(code): by_class[code] for code in longest if by_class[code]},
         resource_ns=dict(zip(STREAMS, by_stream, strict=True)),
     )
 

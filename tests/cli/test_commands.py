@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from hespas import __version__
 from hespas.cli import completion, convert, main, session, validate
 from hespas.files.limits import VARIABLE
+from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 STEP = FIXTURES / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
@@ -308,6 +309,71 @@ def test_trusting_an_input_ends_with_the_command(tmp_path: Path, monkeypatch: py
     assert "more than the limit of 1,048,576" in small.stderr
     assert "missing key" in trusted.stderr
     assert VARIABLE not in os.environ
+
+
+@pytest.fixture
+def host_only(tmp_path: Path) -> Path:
+    """A trace of PyTorch on a CPU: a product inside a layer, and a view."""
+    shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [
+        host("aten::linear", 0, 100, args=shapes),
+        host("aten::t", 5, 10, args={"Input Dims": [[64, 64]], "Input type": ["float"]}),
+        host("aten::mm", 20, 70, args=shapes),
+        annotation("ProfilerStep#1", 0, 200),
+    ]
+    return write_kineto(tmp_path / "cpu.pt.trace.json", events)
+
+
+@pytest.mark.parametrize("target", ["p.csv", "p.chrome.json", "p.pftrace"])
+def test_a_run_on_the_cpu_is_measured_work_in_every_view(target: str, host_only: Path) -> None:
+    """Each operation has the time that none inside it takes, 100 us in sum, also where it is read again."""
+    done = _convert(host_only, host_only.parent / target)
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stderr.splitlines()]
+    assert ["device", "events", "3", "3"] in rows
+    assert ["device", "time", "100.000", "us", "100.000", "us"] in rows
+    again = _hespas("view", host_only.parent / target)
+    assert "100.000 us of device time" in again.stdout
+
+
+def test_a_lone_trace_of_pytorch_is_a_program_where_one_is_wanted(host_only: Path) -> None:
+    """Converted, simulated and estimated without naming a format; a table stays one of events."""
+    assert "3 device events on CPU" in _hespas("view", host_only).stdout
+    for target in ("one.et", "graph.arrow"):
+        done = _convert(host_only, host_only.parent / target)
+        assert done.exit_code == 0, done.output
+        assert "(pytorch) ->" in done.stderr
+    done = _hespas("simulate", host_only)
+    assert done.exit_code == 0, done.output
+    assert "100.000 us per step" in done.stdout
+    assert "free" not in done.stdout, "calls around operations are overhead of the host"
+    assert "host overhead" in done.stdout
+    done = _hespas("estimate", host_only, "--hardware", "H100-SXM")
+    assert done.exit_code == 0, done.output
+    viewed = _hespas("view", host_only.parent / "graph.arrow").stdout
+    assert "host overhead" in viewed
+    assert "free" not in viewed
+
+
+def test_sums_say_how_many_steps_they_span(tmp_path: Path) -> None:
+    """Two marked steps are added up and called so; times beside them are those of one."""
+    shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events: list[Json] = []
+    for step, start in enumerate((0.0, 100.0)):
+        events += [
+            annotation(f"ProfilerStep#{step}", start, 90),
+            host("aten::mm", start + 5, 20, args=shapes),
+            launch(start + 10, step + 1),
+            kernel("gemm", start + 40, 8, step + 1),
+        ]
+    path = write_kineto(tmp_path / "gpu.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    done = _validate("accuracy", "--measured", path, "--hardware", "H100-SXM", "--json", tmp_path / "r.json")
+    assert done.exit_code == 0, done.output
+    assert "sum of operations, 2 steps" in done.stdout
+    assert "added up over 2 steps, times are of one; measured span 8.000 us" in done.stdout
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert {run["steps"] for run in document["end_to_end"]} == {2.0}
+    assert {run["measured_ns"] for run in document["end_to_end"]} == {16000.0}
 
 
 def test_a_log_directory_is_viewed_as_its_newest_recording(tmp_path: Path) -> None:

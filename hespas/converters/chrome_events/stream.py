@@ -36,6 +36,8 @@ Block = tuple[list[TraceEvent], bytes]
 """Events, and the text of their array."""
 
 _EVENTS = msgspec.json.Decoder(list[TraceEvent])
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
 
 
 class EventStream:
@@ -134,11 +136,25 @@ class EventStream:
         except (msgspec.DecodeError, RecursionError) as error:
             repaired = _whole_characters(array)
             if repaired == array:
-                raise self._malformed(error) from error
+                return self._without_nulls(array, error)
         self.repaired_blocks += 1
         try:
             return _EVENTS.decode(repaired), repaired
         except (msgspec.DecodeError, RecursionError) as error:
+            raise self._malformed(error) from error
+
+    def _without_nulls(self, array: bytes, error: Exception) -> Block:
+        """The events of a list in which some are null, as that of writers that drop them late."""
+        try:
+            texts = _RAWS.decode(array)
+        except (msgspec.DecodeError, RecursionError):
+            raise self._malformed(error) from error
+        if _NULL not in texts:
+            raise self._malformed(error) from error
+        whole = b"".join((b"[", b",".join([b"{}" if text == _NULL else text for text in texts]), b"]"))
+        try:
+            return _EVENTS.decode(whole), whole
+        except (msgspec.DecodeError, RecursionError):
             raise self._malformed(error) from error
 
     def _malformed(self, error: Exception) -> FormatError:

@@ -12,6 +12,7 @@ from hespas.converters.perfetto.events import EventColumns, EventKind
 from hespas.converters.perfetto.places import Descriptions, Place
 from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
 from hespas.converters.perfetto.told import Told
+from hespas.converters.tracks.measured import HOST_CATEGORY
 from hespas.converters.tracks.pairs import enclosing, overlapping, pair
 from hespas.graph import Diagnostics, HostOps, Profile
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
@@ -117,6 +118,8 @@ def _column(values: object) -> IntArray:
 
 def _device(facts: TraceFacts, slices: _Slices, places: list[Place], diagnostics: Diagnostics) -> BoolArray:
     strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
+    if facts.attributes.get("schema") == SCHEMA_ID:  # ours says what is of the host, also beside a CPU's work
+        return category != strings.add(HOST_CATEGORY)
     by_track = np.array([place.is_device for place in places], np.bool_)[slices.track]
     rows = [strings.add(name) for name in sorted(_DEVICE_CATEGORIES)]
     found = by_track | np.isin(category, rows)

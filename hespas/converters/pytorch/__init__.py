@@ -68,6 +68,7 @@ FORMAT_KINETO = Format(
     specification="https://github.com/pytorch/kineto",
     sniff=_sniff_kineto,
     read=_read_kineto,
+    as_workload="pytorch",
 )
 
 FORMAT_ET = Format(

@@ -252,7 +252,7 @@ def _draft(
         op_row=np.where(framework > 0, framework, np.where(shown, category, 0)).astype(np.int32),
         framework_row=framework.astype(np.int32),
         work=Work.placed(costs, nodes.event[shown], np.flatnonzero(shown), len(nodes.event)),
-        stream=np.where(shown, device.stream[event], -1) if len(device) else nodes.event,
+        stream=np.where(shown, device.own_streams()[event], -1) if len(device) else nodes.event,
         queue=_queues(linked, nodes),
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
         operands=flow.operands if linked.trace else _of_nodes(costs.operands, nodes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from hespas.converters.pytorch.records import (
     Kind,
     LaunchArgs,
     SyncArgs,
+    category_of,
 )
 from hespas.converters.pytorch.values import Rows, differ, integer, integers
 from hespas.graph import StringTable, StringTableBuilder
@@ -68,6 +69,29 @@ class DeviceEvents(Events):
     bytes: IntArray
     collective_row: SmallIntArray
 
+    @property
+    def devices(self) -> IntArray:
+        """The numbers of the devices that worked, in order; none where no event states one."""
+        return np.unique(self.device[self.device >= 0])
+
+    @property
+    def place(self) -> IntArray:
+        """Which of :attr:`devices` each event was on; the first where it does not say."""
+        return np.maximum(np.searchsorted(self.devices, self.device), 0)
+
+    def own_streams(self) -> IntArray:
+        """The stream of each event; of several devices with streams of one number, the one with most events
+        keeps its numbers, and those of others follow the largest.
+        """
+        if len(self.devices) < 2:
+            return self.stream
+        main = int(np.bincount(self.place).argmax())
+        other = (self.place != main) & (self.stream >= 0)
+        _, number = np.unique(np.stack([self.place[other], self.stream[other]]), axis=1, return_inverse=True)
+        streams = self.stream.copy()
+        streams[other] = int(self.stream.max()) + 1 + number.reshape(-1)
+        return streams
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HostEvents(Events):
@@ -105,7 +129,8 @@ class SyncEvents(Events):
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class KinetoTrace:
     """One trace. ``annotation`` holds named ranges as operations of the host. ``skipped`` counts events of
-    categories that carry no time of ours, by category.
+    categories that carry no time of ours, by category. ``repeated`` counts events that stood in the file
+    before, with all that is kept of them, by category: they are left out.
     """
 
     header: Header
@@ -116,10 +141,12 @@ class KinetoTrace:
     annotation: HostEvents
     sync: SyncEvents
     skipped: dict[str, int]
+    repeated: dict[str, int]
     repaired_blocks: int
 
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
+_NULL, _NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 
 @dataclass(slots=True)
@@ -137,6 +164,31 @@ class _Collected:
 
     def rows(self, name: str) -> SmallIntArray:
         return self.column(name).astype(np.int32)
+
+    def without_repeated(self) -> IntArray:
+        """Leave out events that are equal to an earlier one in all columns; the categories of those.
+
+        A stream runs one thing at a time, and a thread begins one: what took time at the same place and
+        moment under the same ids was written twice.
+        """
+        start_ns, duration_ns = self.column("start_ns"), self.column("duration_ns")
+        order = np.lexsort((duration_ns, start_ns))
+        same = np.flatnonzero(
+            (np.diff(start_ns[order]) == 0)
+            & (np.diff(duration_ns[order]) == 0)
+            & (duration_ns[order[1:]] > 0)
+        )
+        if not len(same):
+            return np.empty(0, np.int64)
+        near = np.unique(np.concatenate([order[same], order[same + 1]]))
+        columns = {name: self.column(name) for name in self.parts}
+        _, first = np.unique(
+            np.stack([column[near] for column in columns.values()]), axis=1, return_index=True
+        )
+        again = np.delete(near, first)
+        again = again[columns["id"][again] >= 0]
+        self.parts = {name: [np.delete(column, again)] for name, column in columns.items()}
+        return columns["category_row"][again]
 
 
 def read_events(path: Path, max_bytes: int) -> KinetoTrace:
@@ -188,9 +240,11 @@ class _Reader:
         others: defaultdict[str, int] = defaultdict(int)
         for place, event in enumerate(events):
             if event.ph == "X":
+                if event.cat not in KINDS:
+                    event.cat = category_of(event.cat, event.name)
                 places_of[event.cat].append(place)
             else:
-                others[event.cat or f"phase {event.ph}"] += 1
+                others[event.cat or f"phase {event.ph or '?'}"] += 1
         chosen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
         for category, places in places_of.items():
             kind = KINDS.get(category)
@@ -228,7 +282,8 @@ class _Reader:
             case Kind.LAUNCH:
                 launches = self._decoded(self.launch_args, events, places)
                 into.add("correlation", integers([each.correlation for each in launches]))
-                into.add("external_id", integers([each.external_id for each in launches]))
+                into.add("external_id", _external_ids(launches))
+                into.add("id", into.parts["correlation"][-1])
             case Kind.HOST | Kind.ANNOTATION:
                 self._host(into, self._decoded(self.host_args, events, places))
             case Kind.SYNC:
@@ -240,6 +295,10 @@ class _Reader:
         try:
             return decoder.decode(b"[" + b",".join([event.args for event in events]) + b"]")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if any(event.args == _NULL for event in events):
+                for event in events:
+                    event.args = _NOTHING if event.args == _NULL else event.args
+                return self._decoded(decoder, events, places)
             pairs = zip(places, events, strict=True)
             wrong = (place for place, event in pairs if not _makes_sense(decoder, event))
             number = next(wrong, places[0])
@@ -250,7 +309,9 @@ class _Reader:
 
     def _device(self, into: _Collected, args: list[DeviceArgs]) -> None:
         into.add("correlation", integers([each.correlation for each in args]))
-        into.add("external_id", integers([each.external_id for each in args]))
+        into.add("id", into.parts["correlation"][-1])
+        into.add("external_id", _external_ids(args))
+        into.add("graph_node", integers([each.graph_node for each in args]))
         into.add("stream", integers([each.stream for each in args]))
         into.add("device", integers([each.device for each in args]))
         into.add("bytes", integers([each.bytes for each in args]))
@@ -281,10 +342,12 @@ class _Reader:
         into.add("stream", integers([each.stream for each in args]))
         into.add("wait_on_stream", integers([each.wait_on_stream for each in args]))
         into.add("record", integers([each.record for each in args]))
+        into.add("id", into.parts["correlation"][-1])
 
     def _host(self, into: _Collected, args: list[HostArgs]) -> None:
         into.add("external_id", integers([each.external_id for each in args]))
         into.add("record_id", integers([each.record_id for each in args]))
+        into.add("id", np.maximum(into.parts["external_id"][-1], into.parts["record_id"][-1]))
         into.add("sequence", integers([each.sequence for each in args]))
         into.add("forward_thread", integers([each.forward_thread for each in args]))
         into.add("dims_row", self._texts([each.dims for each in args]))
@@ -300,12 +363,15 @@ class _Reader:
 
     def trace(self, header: Header, repaired_blocks: int) -> KinetoTrace:
         """All columns."""
+        rows = [collected.without_repeated() for collected in self.kinds.values()]
+        strings = self.strings.build()
+        repeated = Counter(strings[row] for row in np.concatenate(rows).tolist())
         device, launch = self.kinds[Kind.DEVICE], self.kinds[Kind.LAUNCH]
         host, annotation = self.kinds[Kind.HOST], self.kinds[Kind.ANNOTATION]
         sync = self.kinds[Kind.SYNC]
         return KinetoTrace(
             header=header,
-            strings=self.strings.build(),
+            strings=strings,
             device=DeviceEvents(
                 **_shared(device),
                 correlation=device.column("correlation"),
@@ -331,8 +397,16 @@ class _Reader:
                 record=sync.column("record"),
             ),
             skipped=self.skipped,
+            repeated=dict(repeated),
             repaired_blocks=repaired_blocks,
         )
+
+
+def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray:
+    """Ids of operations, whose name was once written small."""
+    found = integers([each.external_id for each in args])
+    first = integers([each.first_external_id for each in args])
+    return np.where(found < 0, first, found)
 
 
 class _Shared(TypedDict):

@@ -10,10 +10,11 @@ import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
+from hespas.converters.pytorch.exclusive import exclusive_ns
 from hespas.converters.pytorch.kernels import measured_comms
-from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes
+from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes, thread_key
 from hespas.converters.pytorch.records import Header, Number
-from hespas.converters.pytorch.steps import steps_of
+from hespas.converters.pytorch.steps import host_steps_of, steps_of
 from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -27,6 +28,8 @@ _UNNAMED_DEVICES = {(9, 4, 304): "AMD Instinct MI300X", (9, 4, 228): "AMD Instin
 def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read one rank's trace. Raises ``FormatError`` for what is no such trace, naming the byte.
 
+    Where neither a device nor a call of one is recorded the CPU is the device: its operations are the events,
+    each with the time that none inside it takes.
     Nothing that took device time is left out: an event whose cause is not in the trace keeps its kernel name
     and stream. ``diagnostics`` tell how much of the time that is.
     """
@@ -41,8 +44,11 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     nesting = Nesting.of(trace.host)
     links = link(trace, nesting)
     report_links(trace, links, diagnostics, str(path))
-    _report_ranks(trace.header, diagnostics, str(path))
-    return profile_of(path.name.removesuffix(".gz").removesuffix(".json"), trace, nesting, links)
+    _report_ranks(trace, diagnostics, str(path))
+    name = path.name.removesuffix(".gz").removesuffix(".json")
+    if len(trace.device) or len(trace.launch) or trace.header.devices:
+        return profile_of(name, trace, nesting, links)
+    return _profile_of_host(name, trace, nesting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +71,63 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
     count = len(device)
     strings = StringTableBuilder(trace.strings)
     comms = measured_comms(trace, links, strings)
+    devices, device_index = _devices(trace)
+    rank = _rank(trace.header)
     return Profile.of(
         name,
-        (_device_name(trace.header, device.device),),
+        devices,
         strings.build(),
         op_row=_of_host(host.name_row, cause),
         kernel_row=device.name_row,
         category_row=device.category_row,
         shapes_row=_of_host(host.dims_row, cause),
         dtype_row=_of_host(host.types_row, cause),
-        rank=np.full(count, _rank(trace.header), np.int32),
-        stream=device.stream,
+        device_index=device_index,
+        rank=np.full(count, rank, np.int32) if _is_of_job(trace.header) else device.place.astype(np.int32),
+        stream=device.own_streams() if _is_of_job(trace.header) else device.stream,
         start_ns=(device.start_ns - base.start_ns).astype(np.float64),
         duration_ns=device.duration_ns.astype(np.float64),
         run=steps_of(trace, links),
         bytes_moved=np.where(device.bytes >= 0, device.bytes, np.nan),
         host_event=cause.astype(np.int32),
         comms=comms,
+        host=_host_ops(host, nesting, base),
+        metadata=trace_metadata(trace),
+    )
+
+
+def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile:
+    """The profile of a run on the CPU, in the order of the trace. An operation around others with shapes does
+    nothing of its own but to call them: it keeps its time, and no shapes.
+    """
+    host, base = trace.host, _Base.of(trace)
+    key = thread_key(host)
+    own_ns = exclusive_ns(key, host.start_ns, host.end_ns)
+    ran = np.flatnonzero(own_ns > 0)
+    cause = owner_with_shapes(host, nesting, np.arange(len(host)))
+    cause = np.where(cause >= 0, cause, np.arange(len(host)))[ran]
+    calls = np.zeros(len(host), np.bool_)
+    outer = nesting.parent[host.dims_row > 0]
+    while len(outer := np.unique(outer[outer >= 0])):
+        calls[outer] = True
+        outer = nesting.parent[outer]
+    bears = ~calls[cause]
+    strings = StringTableBuilder(trace.strings)
+    return Profile.of(
+        name,
+        ("CPU",),
+        strings.build(),
+        op_row=host.name_row[cause],
+        kernel_row=host.name_row[ran],
+        category_row=host.category_row[ran],
+        shapes_row=np.where(bears, host.dims_row[cause], 0).astype(np.int32),
+        dtype_row=np.where(bears, host.types_row[cause], 0).astype(np.int32),
+        rank=np.full(len(ran), _rank(trace.header), np.int32),
+        stream=np.unique(key, return_inverse=True)[1].reshape(-1).astype(np.int64)[ran],
+        start_ns=(host.start_ns[ran] - base.start_ns).astype(np.float64),
+        duration_ns=own_ns[ran].astype(np.float64),
+        run=host_steps_of(trace, host.start_ns[ran]),
+        host_event=cause.astype(np.int32),
         host=_host_ops(host, nesting, base),
         metadata=trace_metadata(trace),
     )
@@ -109,6 +155,14 @@ def _host_ops(host: HostEvents, nesting: Nesting, base: _Base) -> HostOps:
     )
 
 
+def _is_of_job(header: Header) -> bool:
+    """Whether the trace is of one of several processes, each of them a rank; else each device is one."""
+    stated = header.distributed
+    return stated is not None and (
+        _rank(header) > 0 or (_is_count(stated.world_size) and stated.world_size > 1)
+    )
+
+
 def _rank(header: Header) -> int:
     rank = header.distributed.rank if header.distributed else None
     return rank if _is_count(rank) else 0
@@ -118,9 +172,13 @@ def _is_count(number: Number) -> TypeGuard[int]:
     return isinstance(number, int) and 0 <= number < 1 << 31
 
 
-def _report_ranks(header: Header, diagnostics: Diagnostics, path: str) -> None:
-    """Say which rank or number of ranks cannot be: nothing else tells traces of one job apart."""
-    stated = header.distributed
+def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> None:
+    """Say what is a rank, and which rank or number of ranks cannot be: nothing else tells traces apart."""
+    several = len(trace.device.devices)
+    each = "its streams are told apart" if _is_of_job(trace.header) else "each is a rank, in their order"
+    message = f"one process worked on {several} devices: {each}"
+    diagnostics.info("kineto.several-devices", path, message, count=several if several > 1 else 0)
+    stated = trace.header.distributed
     if stated is None:
         return
     rank, size = stated.rank, stated.world_size
@@ -131,12 +189,20 @@ def _report_ranks(header: Header, diagnostics: Diagnostics, path: str) -> None:
         diagnostics.warning("kineto.impossible-rank", path, f"{told}, which contradicts itself")
 
 
-def _device_name(header: Header, used: IntArray) -> str:
-    """The device that the events name, else the first of the list; a CPU where there is none."""
+def _devices(trace: KinetoTrace) -> tuple[tuple[str, ...], SmallIntArray]:
+    """The kinds of devices that worked, and which one each event was of; a CPU where there is none."""
+    if not trace.header.devices and not len(trace.device):
+        return ("CPU",), np.empty(0, np.int32)
+    numbers: list[int] = trace.device.devices.tolist() or [0]
+    kinds: dict[str, int] = {}
+    kind = [kinds.setdefault(_device_name(trace.header, number), len(kinds)) for number in numbers]
+    return tuple(kinds), np.array(kind, np.int32)[trace.device.place]
+
+
+def _device_name(header: Header, number: int) -> str:
+    """The device of that number, else the first of the list."""
     if not header.devices:
-        return "CPU" if not len(used) else ""
-    numbers, counts = np.unique(used[used >= 0], return_counts=True)
-    number = int(numbers[counts.argmax()]) if len(numbers) else 0
+        return ""
     chosen = next((each for each in header.devices if each.id == number), header.devices[0])
     if chosen.name:
         return chosen.name
@@ -167,6 +233,12 @@ def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
 def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
     """Say what is not linked, what was left out, and what had to be repaired."""
     device = trace.device
+    twice = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.repeated.items()))
+    diagnostics.warning(
+        "kineto.repeated", path,
+        f"events stand in the file again, with the same ids and times, and count once: {twice}",
+        count=sum(trace.repeated.values()),
+    )  # fmt: skip
     ran_ns = np.maximum(device.duration_ns, 0).astype(np.float64)
     total_ns = float(ran_ns.sum())
     for missing, code, message in (

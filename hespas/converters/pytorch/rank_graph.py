@@ -75,6 +75,9 @@ def read_rank(
     make = device_draft if len(kineto.device) else host_draft
     graph = _with_steps(assembled(make(linked, name, diagnostics, path), rank, diagnostics), linked)
     metadata = trace_metadata(kineto)
+    devices = linked.profile(name).devices
+    if len(devices) == 1 and devices[0]:
+        metadata["device"] = devices[0]
     if trace:
         metadata["schema"] = trace.schema
     return RankGraph(graph, metadata)

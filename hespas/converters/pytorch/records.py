@@ -20,6 +20,7 @@ __all__ = [
     "LaunchArgs",
     "Number",
     "SyncArgs",
+    "category_of",
 ]
 
 _ABSENT = msgspec.Raw(b"")
@@ -78,10 +79,31 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
     }
 )
 """Category -> kind; events of other categories are counted and left out."""
+_FIRST_NAMES = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+}
+"""What the profiler of PyTorch 1.8 to 1.10 called categories, as ``Kernel`` and ``Memcpy``."""
+_STEP = "ProfilerStep#"
+
+
+def category_of(category: str, name: str) -> str:
+    """The category of an event by its name of today; steps were operators once."""
+    if category in KINDS or not category:
+        return category
+    lower = category.lower()
+    known = _FIRST_NAMES.get(lower, lower)
+    if known == "cpu_op" and name.startswith(_STEP):
+        return "user_annotation"
+    return known if known in KINDS else category
 
 
 _DEVICE_NAMES = {
     "external_id": "External id",
+    "first_external_id": "external id",
+    "graph_node": "graph node id",
     "collective": "Collective name",
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
@@ -111,6 +133,8 @@ class DeviceArgs(msgspec.Struct, gc=False, rename=_DEVICE_NAMES):
 
     correlation: Number = None
     external_id: Number = None
+    first_external_id: Number = None
+    graph_node: Number = None
     stream: Number = None
     device: Number = None
     bytes: Number = None
@@ -128,11 +152,14 @@ class DeviceArgs(msgspec.Struct, gc=False, rename=_DEVICE_NAMES):
     target: Number = None
 
 
-class LaunchArgs(msgspec.Struct, gc=False, rename={"external_id": "External id"}):
+class LaunchArgs(
+    msgspec.Struct, gc=False, rename={"external_id": "External id", "first_external_id": "external id"}
+):
     """Of a call that launches."""
 
     correlation: Number = None
     external_id: Number = None
+    first_external_id: Number = None
 
 
 class SyncArgs(msgspec.Struct, gc=False):

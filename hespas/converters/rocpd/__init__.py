@@ -20,12 +20,9 @@ _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 
 
 def _sniff(head: Head) -> int:
-    """By the names of tables, which carry the recording's number behind."""
-    return (
-        95
-        if has_table(head, lambda table: table.lower().startswith("rocpd_"), (b"`rocpd_", b'"rocpd_'))
-        else 0
-    )
+    """By the names of tables, which may carry the recording's number behind."""
+    signs = (b"`rocpd_", b'"rocpd_', b"TABLE rocpd_", b"EXISTS rocpd_")
+    return 95 if has_table(head, lambda table: table.lower().startswith("rocpd_"), signs) else 0
 
 
 def _sniff_json(head: Head) -> int:

@@ -95,6 +95,12 @@ def _suffixes(database: Database) -> list[str]:
     return sorted(found)
 
 
+def _table_name(database: Database, name: str, suffix: str) -> str:
+    """A table of a set: the one with its suffix, else the one that all sets share."""
+    own, shared = f"rocpd_{name}{suffix}", f"rocpd_{name}"
+    return shared if not database.has(own) and database.has(shared) else own
+
+
 def _no_tables(database: Database) -> FormatError | UnsupportedError:
     if database.has("rocpd_op") or database.has("rocpd_api"):
         return UnsupportedError(
@@ -112,7 +118,7 @@ def _no_tables(database: Database) -> FormatError | UnsupportedError:
 
 
 def _version(database: Database, suffix: str) -> str:
-    table = database.read(f"rocpd_metadata{suffix}", (), ("tag", "value"))
+    table = database.read(_table_name(database, "metadata", suffix), (), ("tag", "value"))
     texts = [text.decode("utf-8", "replace") for text in table.distinct]
     pairs = zip(listed(table.texts["tag"]), listed(table.texts["value"]), strict=True)
     facts = {texts[tag]: texts[value] for tag, value in pairs if tag >= 0 and value >= 0}
@@ -165,7 +171,7 @@ class _Reader:
         self.track_of = _ById.of(self.tracks["id"])
 
     def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> Table:
-        return self.database.read(f"rocpd_{name}{self.suffix}", integers, texts)
+        return self.database.read(_table_name(self.database, name, self.suffix), integers, texts)
 
     def _span(self, name: str, further: tuple[str, ...]) -> dict[str, IntArray]:
         """Rows of a table with their times, process, thread and place; those without times are left out."""

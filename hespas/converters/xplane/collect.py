@@ -154,7 +154,7 @@ def _add(events: LineEvents, line: int, device: _Parts, host: _Parts) -> int:
     is_device = np.zeros(count, np.bool_)
     is_device[events.device] = True
     rows = events.device
-    if events.line.kind in (LineKind.STREAM, LineKind.ASYNC):
+    if events.line.kind is LineKind.STREAM:
         nothing = np.full(count, -1, np.int64)
         around_host, around_device, exclusive, overlapping = nothing, nothing, events.duration_ps, 0
     else:

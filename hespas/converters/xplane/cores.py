@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.converters.xplane.collect import Collected, DeviceTable
-from hespas.converters.xplane.lines import ABSENT, LineKind, is_cpu
+from hespas.converters.xplane.lines import ABSENT, LineKind
 from hespas.graph.columns import IntArray
-from hespas.schemas.xplane import TPU_PREFIX
+from hespas.schemas.xplane import CPU_PLANE, TPU_PREFIX
 
 __all__ = ["Ranked", "ranked"]
 
@@ -46,7 +46,7 @@ def ranked(collected: Collected, planes: Mapping[str, Mapping[str, str]], num_de
     """Tell the device of each event, and merge the cores of a megacore."""
     device = collected.device
     ordinals = np.array([_ordinal(line.plane) for line in collected.lines], np.int64)
-    on_cpu = np.array([is_cpu(line.plane) for line in collected.lines], np.bool_)
+    on_cpu = np.array([line.plane == CPU_PLANE for line in collected.lines], np.bool_)
     if not len(device):
         return Ranked(device, np.empty(0, np.int64))
     stated = np.clip(device.stats["device_ordinal"], 0, np.iinfo(np.int32).max)

@@ -120,7 +120,7 @@ def _report_times(found: Found, strings: Texts, sink: _Sink) -> None:
 
 def _report_file(facts: SpaceFacts, sink: _Sink) -> None:
     listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.left_out.items())[:12])
-    left_out = f"events of lines that say the same by step, scope or program are left out: {listed}"
+    left_out = f"events of lines that say the same again or run beside the operations are left out: {listed}"
     sink.info("other-lines", left_out, sum(facts.left_out.values()))
     sink.warning("unknown-kind", "events are of a kind that the file does not describe", facts.unnamed)
     sink.warning("aggregated", "events stand for many; each keeps the time of all", facts.aggregated)

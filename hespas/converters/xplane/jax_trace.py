@@ -18,12 +18,15 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.xplane.collect import collect
 from hespas.converters.xplane.lines import (
     ABSENT,
+    CLOCK,
     NUMBERS,
     TEXTS,
     Line,
     LineEvents,
     LineKind,
-    is_cpu,
+    device_clock,
+    device_rows,
+    has_devices,
     line_kind,
     truth_of,
 )
@@ -74,7 +77,7 @@ class _Args(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Args)
-_EMPTY = b"{}"
+_EMPTY = (b"{}", b"null")
 _Key = tuple[int | str | None, int | str | None]
 
 
@@ -135,7 +138,7 @@ class _Reader:
         if thread is None:
             thread = self.threads[key] = _Thread()
         raw = bytes(event.args)
-        if raw != _EMPTY:
+        if raw not in _EMPTY:
             self._facts(thread, self._args(event))
         thread.names.append(self.strings.add(event.name))
         thread.start_ns.append(start_ns)
@@ -171,6 +174,7 @@ class _Reader:
         base_ns = min((min(thread.start_ns) for thread in self.threads.values()), default=0)
         facts.base_ns = base_ns
         facts.planes = {plane: {} for plane in truths}
+        launches = has_devices(self.process.values())
         for number, (key, (plane, name)) in enumerate(named.items()):
             thread = self.threads.pop(key)
             kind = line_kind(plane, name, truths[plane])
@@ -178,12 +182,12 @@ class _Reader:
                 facts.left_out[name] = facts.left_out.get(name, 0) + len(thread.names)
                 continue
             tid = key[1] if isinstance(key[1], int) else number
-            yield self._line(Line(plane, name, tid, kind), thread, base_ns)
+            yield self._line(Line(plane, name, tid, kind), thread, base_ns, launches)
 
     def _line_name(self, key: _Key) -> tuple[str, str]:
         return self.process.get(key[0], CPU_PLANE), self.thread_name.get(key, "")
 
-    def _line(self, line: Line, thread: _Thread, base_ns: int) -> LineEvents:
+    def _line(self, line: Line, thread: _Thread, base_ns: int, launches: bool) -> LineEvents:
         count, told = len(thread.names), np.array(thread.rows, np.int64)
         relative = np.array(thread.start_ns, np.int64) - base_ns
         duration_ns = np.array(thread.duration_ns, np.int64)
@@ -192,15 +196,10 @@ class _Reader:
         if latest_ns > _LARGEST_NS or bool(beyond.any()):
             raise self._error("an event lies more than 26 days from the others", "field 'ts'")
         columns = {name: _spread(values, told, count, name) for name, values in thread.args.items()}
-        start_ps, duration_ps = _device_clock(
+        start_ps, duration_ps = device_clock(
             relative * 1000, duration_ns * 1000, columns, self.shifts_ps, line.plane
         )
-        if line.kind is not LineKind.HOST:
-            device = np.arange(count, dtype=np.int64)
-        elif is_cpu(line.plane) and "hlo_op" in columns:
-            device = np.flatnonzero(columns["hlo_op"] > 0)
-        else:
-            device = np.empty(0, np.int64)
+        device = device_rows(line, columns, count, has_devices=launches)
         return LineEvents(
             line=line,
             name_row=np.array(thread.names, np.int32),
@@ -212,10 +211,9 @@ class _Reader:
         )
 
 
-_CLOCK = ("device_offset_ps", "device_duration_ps")
 _KEPT = frozenset((*NUMBERS, *TEXTS))
-_FACTS = (*NUMBERS, *TEXTS, *_CLOCK)
-_NUMERIC = frozenset((*NUMBERS, *_CLOCK))
+_FACTS = (*NUMBERS, *TEXTS, *CLOCK)
+_NUMERIC = frozenset((*NUMBERS, *CLOCK))
 
 
 def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
@@ -263,22 +261,3 @@ def _spread(values: Sequence[int], rows: IntArray, count: int, name: str) -> Int
     column = np.full(count, ABSENT if name in _NUMERIC else 0, np.int64)
     column[rows[: len(values)]] = values
     return column
-
-
-def _device_clock(
-    start_ps: IntArray,
-    duration_ps: IntArray,
-    columns: dict[str, IntArray],
-    shifts_ps: dict[str, int],
-    plane: str,
-) -> tuple[IntArray, IntArray]:
-    """Times by the device's own clock where every event of the line states them; ``shifts_ps`` of processes
-    move those to the clock of the trace.
-    """
-    offset, length = (columns.get(name) for name in _CLOCK)
-    if offset is None or length is None or not len(offset):
-        return start_ps, duration_ps
-    limit = _LARGEST_NS * 1000
-    if bool(((offset < 0) | (offset > limit) | (length < 0) | (length > limit)).any()):
-        return start_ps, duration_ps
-    return offset + shifts_ps.setdefault(plane, int(start_ps[0] - offset[0])), length

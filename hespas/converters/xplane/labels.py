@@ -41,9 +41,7 @@ def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: Texts) -> L
     ``memcpy`` or ``memset`` on streams, ``thunk`` on a host thread, and ``wrapper`` for what encloses others.
     """
     stats = device.stats
-    of_op_line = np.array([line.kind in (LineKind.OPS, LineKind.ASYNC) for line in lines], np.bool_)[
-        device.line
-    ]
+    of_op_line = np.array([line.kind is LineKind.OPS for line in lines], np.bool_)[device.line]
     short = _mapped(device.name_row, lambda row: strings.add(_instruction(strings[row])))
     named = np.where(of_op_line, short, 0)
     op_row = np.where(

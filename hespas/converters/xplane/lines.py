@@ -2,16 +2,21 @@
 
 What is device work, by plane and line:
 
-* On a device plane, the events of the lines ``XLA Ops``, ``Sparse Core Ops``, ``Async XLA Ops`` and of the
-  streams of a GPU. Where a GPU plane has streams, its ``XLA Ops`` say the same again and are left out, as
-  are the lines that sum up by step, scope or program. Where a plane has neither, all other lines count.
-* On a host plane, the events that name an ``hlo_op``: XLA's CPU back end runs operations on host threads.
-  Everything else there is an operation of the host.
+* On a device plane, the events of the lines ``XLA Ops`` and ``Sparse Core Ops``, or those of the streams of a
+  GPU: where a plane has streams, they alone count, as its other lines are derived of them. Lines that sum up
+  by step, scope or program are left out. Where a plane has neither, all other lines count.
+* ``Async XLA Ops`` run beside the operations, which take the time to start them and to wait for them: counted
+  too, that time would be there twice.
+* On the host plane of a file without device planes, the events that name an ``hlo_op``: XLA's CPU back end
+  runs operations on host threads. Beside a device such an event is its launch. Everything else there is an
+  operation of the host.
+
+So count XProf's own totals: ``ConvertTensorCoreDeviceTraceXPlaneToOpMetricsDb`` and
+``ConvertDeviceTraceXPlaneToKernelReports`` of https://github.com/openxla/xprof.
 
 Operations nest: a loop, a call or a conditional encloses what it runs. A device event therefore counts the
 time that no other device event inside it takes; the sum over a line is the time the line was busy. Events on
-GPU streams and asynchronous lines never enclose each other: kernels of one graph, or transfers, may run side
-by side, and each counts in full.
+GPU streams never enclose each other: kernels of one graph may run side by side, and each counts in full.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from hespas.schemas.xplane import (
     ASYNC_LINES,
     CPU_PLANE,
     DERIVED_LINES,
+    DERIVED_OF,
     DEVICE_PREFIX,
     GPU_PREFIX,
     HOST_PREFIX,
@@ -38,6 +44,8 @@ from hespas.schemas.xplane import (
 
 __all__ = [
     "ABSENT",
+    "CLOCK",
+    "LARGEST_PS",
     "NUMBERS",
     "TEXTS",
     "Line",
@@ -45,7 +53,9 @@ __all__ = [
     "LineKind",
     "Program",
     "Truth",
-    "is_cpu",
+    "device_clock",
+    "device_rows",
+    "has_devices",
     "line_kind",
     "split_module_name",
     "truth_of",
@@ -78,6 +88,10 @@ TEXTS = (
     "memset_details",
 )
 """What is kept of the facts about a device event, by the profiler's names."""
+CLOCK = ("device_offset_ps", "device_duration_ps")
+"""When an operation ran by the clock of its device, whose durations count; facts that all events state."""
+LARGEST_PS = (1 << 61) - 1000
+"""About 26 days; a sum of two still fits 64 bits."""
 
 
 class LineKind(IntEnum):
@@ -90,9 +104,7 @@ class LineKind(IntEnum):
     """Operations of a device, which may nest."""
     STREAM = 3
     """Work on a device that does not nest."""
-    ASYNC = 4
-    """Transfers that run beside the operations of a device."""
-    MODULES = 5
+    MODULES = 4
     """Runs of programs."""
 
 
@@ -133,7 +145,7 @@ class LineEvents:
 
     def stat(self, name: str) -> IntArray:
         """A column of facts about the device events."""
-        missing = ABSENT if name in NUMBERS else 0
+        missing = ABSENT if name in NUMBERS or name in CLOCK else 0
         return self.stats.get(name, np.full(len(self.device), missing, np.int64))
 
 
@@ -147,7 +159,7 @@ class Program:
 
 
 def truth_of(plane: str, lines: Iterable[str]) -> Truth:
-    """Which lines of a plane say what ran, from the names of all."""
+    """Which lines of a plane say what ran, from the names of all those that hold events."""
     names = frozenset(lines)
     if plane.startswith(GPU_PREFIX) and any(name.startswith(STREAM_PREFIX) for name in names):
         return Truth.STREAMS
@@ -158,21 +170,51 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
     """What the events of a line are."""
     if plane.startswith(HOST_PREFIX):
         return LineKind.LEFT_OUT if plane == METADATA_PLANE else LineKind.HOST
-    if not plane.startswith(DEVICE_PREFIX):
-        return LineKind.LEFT_OUT
-    if line in MODULE_LINES:
-        return LineKind.MODULES
-    if line in DERIVED_LINES:
-        return LineKind.LEFT_OUT
-    if line in OP_LINES | ASYNC_LINES:
-        of_ops = LineKind.OPS if line in OP_LINES else LineKind.ASYNC
-        return LineKind.LEFT_OUT if truth is Truth.STREAMS else of_ops
-    return LineKind.LEFT_OUT if truth is Truth.OPERATIONS else LineKind.STREAM
+    name = line.partition(DERIVED_OF)[0]
+    if not plane.startswith(DEVICE_PREFIX) or name in DERIVED_LINES | ASYNC_LINES:
+        is_modules = line in MODULE_LINES and plane.startswith(DEVICE_PREFIX)
+        return LineKind.MODULES if is_modules else LineKind.LEFT_OUT
+    match truth:
+        case Truth.STREAMS:
+            counts = line.startswith(STREAM_PREFIX)
+        case Truth.OPERATIONS:
+            counts = line in OP_LINES
+        case Truth.ALL:
+            counts = True
+    work = LineKind.OPS if truth is Truth.OPERATIONS else LineKind.STREAM
+    return work if counts else LineKind.LEFT_OUT
 
 
-def is_cpu(plane: str) -> bool:
-    """Whether a plane holds the threads on which the CPU back end runs operations."""
-    return plane == CPU_PLANE
+def has_devices(planes: Iterable[str]) -> bool:
+    """Whether a file has planes of devices, so that operations named on host threads are launches."""
+    return any(plane.startswith(DEVICE_PREFIX) for plane in planes)
+
+
+def device_rows(line: Line, columns: dict[str, IntArray], count: int, *, has_devices: bool) -> IntArray:
+    """Which events of a line are work of a device."""
+    if line.kind is not LineKind.HOST:
+        return np.arange(count, dtype=np.int64)
+    if line.plane != CPU_PLANE or has_devices or "hlo_op" not in columns:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(columns["hlo_op"] > 0)
+
+
+def device_clock(
+    start_ps: IntArray,
+    duration_ps: IntArray,
+    columns: dict[str, IntArray],
+    shifts_ps: dict[str, int],
+    plane: str,
+) -> tuple[IntArray, IntArray]:
+    """Times by the device's own clock where every event of the line states them; ``shifts_ps`` of planes
+    move those to the clock of the trace.
+    """
+    offset, length = (columns.get(name) for name in CLOCK)
+    if offset is None or length is None or not len(offset):
+        return start_ps, duration_ps
+    if bool(((offset < 0) | (offset > LARGEST_PS) | (length < 0) | (length > LARGEST_PS)).any()):
+        return start_ps, duration_ps
+    return offset + shifts_ps.setdefault(plane, int(start_ps[0] - offset[0])), length
 
 
 def split_module_name(text: str) -> tuple[str, int]:

@@ -62,7 +62,7 @@ def membership(collected: Collected, programs: list[Program], strings: Texts) ->
     """Find the program of every device event."""
     told = _stated(collected, strings)
     rows_by_plane = collected.rows_by_plane() if collected.modules else {}
-    of_program = np.array([line.kind in (LineKind.OPS, LineKind.ASYNC) for line in collected.lines], np.bool_)
+    of_program = np.array([line.kind is LineKind.OPS for line in collected.lines], np.bool_)
     for plane, runs in collected.modules.items():
         rows = rows_by_plane.get(plane, np.empty(0, np.int64))
         rows = rows[(told.name_row[rows] > 0) | of_program[collected.device.line[rows]]]

@@ -9,12 +9,16 @@ import numpy as np
 
 from hespas.converters.xplane.lines import (
     ABSENT,
+    CLOCK,
+    LARGEST_PS,
     NUMBERS,
     Line,
     LineEvents,
     LineKind,
     Program,
-    is_cpu,
+    device_clock,
+    device_rows,
+    has_devices,
     line_kind,
     split_module_name,
     truth_of,
@@ -37,8 +41,6 @@ from hespas.schemas.xplane import (
 __all__ = ["SpaceFacts", "SpaceReader"]
 
 _CHUNK_EVENTS = 1 << 17
-_LARGEST_PS = (1 << 61) - 1000
-"""About 26 days; a sum of two still fits 64 bits."""
 _MOST_PLANES, _MOST_LINES = 4096, 16_384
 """Of a recording, which has a plane per core and a line per stream or thread; each takes its time, also where
 it is of a few bytes.
@@ -86,6 +88,8 @@ class SpaceReader:
         self.facts = SpaceFacts()
         self._recover = recover
         self._lines = 0
+        self._shifts_ps: dict[str, int] = {}
+        self._has_devices = False
 
     def lines(self) -> Iterator[LineEvents]:
         """All lines that hold something of ours, plane by plane."""
@@ -97,6 +101,7 @@ class SpaceReader:
         if len(filled) > _MOST_PLANES:
             byte = int(planes.start[filled[_MOST_PLANES]])
             raise WireFault(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
+        self._has_devices = has_devices(names[place] for place in filled)
         for place in filled:
             yield from self._opened(names[place], fields.of(place))
 
@@ -139,10 +144,10 @@ class SpaceReader:
         ]
         numbers = inside.numbers(LineField.ID, count).tolist()
         timestamps_ns = inside.numbers(LineField.TIMESTAMP_NS, count).tolist()
-        truth = truth_of(plane, names)
         all_events = inside.messages(LineField.EVENTS)
         kinds: _Kinds | None = None
         filled: list[int] = np.unique(all_events.owner).tolist()
+        truth = truth_of(plane, (names[place] for place in filled))
         self._lines += len(filled)
         if self._lines > _MOST_LINES:
             byte = int(spans.start[filled[-1]])
@@ -163,7 +168,7 @@ class SpaceReader:
         if self.facts.base_ns is None:
             self.facts.base_ns = timestamp_ns
         shift_ps = (timestamp_ns - self.facts.base_ns) * 1000
-        if abs(shift_ps) > _LARGEST_PS:
+        if abs(shift_ps) > LARGEST_PS:
             raise WireFault("a line begins more than 26 days from the others", int(events.start[0]))
         return shift_ps
 
@@ -198,13 +203,18 @@ class SpaceReader:
         offsets = np.cumsum([0, *(len(part.start_ps) for part in parts[:-1])])
         device = [part.device + offset for part, offset in zip(parts, offsets.tolist(), strict=True)]
         names = {name for part in parts for name in part.stats}
+        stated = {name: np.concatenate([part.stat(name) for part in parts]) for name in sorted(names)}
+        start_ps = np.concatenate([part.start_ps for part in parts]) + shift_ps
+        duration_ps = np.concatenate([part.duration_ps for part in parts])
+        if line.kind is not LineKind.HOST:
+            start_ps, duration_ps = device_clock(start_ps, duration_ps, stated, self._shifts_ps, line.plane)
         return LineEvents(
             line=line,
             name_row=np.concatenate([part.name_row for part in parts]),
-            start_ps=np.concatenate([part.start_ps for part in parts]) + shift_ps,
-            duration_ps=np.concatenate([part.duration_ps for part in parts]),
+            start_ps=start_ps,
+            duration_ps=duration_ps,
             device=np.concatenate(device),
-            stats={name: np.concatenate([part.stat(name) for part in parts]) for name in sorted(names)},
+            stats={name: column for name, column in stated.items() if name not in CLOCK},
             launch=np.concatenate([part.launch for part in parts]),
         )
 
@@ -224,11 +234,11 @@ class SpaceReader:
         at, known = np.maximum(kind, 0), kind >= 0
         told = stats.read(fields.messages(EventField.STATS), count)
         columns = _merged(told, kinds.stats, at, known)
-        device = _device_rows(line, columns, count)
+        device = device_rows(line, columns, count, has_devices=self._has_devices)
         launch = columns.get("correlation_id", np.full(count, ABSENT, np.int64))
         name_row = _rows_of(kinds.name_row, at, known)
         stated = {name: column[device] for name, column in columns.items()}
-        if line.kind in (LineKind.OPS, LineKind.ASYNC):
+        if line.kind is LineKind.OPS:
             stated["long_name"] = _rows_of(kinds.long_row, at, known)
         return LineEvents(
             line=line, name_row=name_row.astype(np.int32), start_ps=offset_ps, duration_ps=duration_ps,
@@ -276,23 +286,14 @@ def _merged(
     """What events say themselves, else what their kind says."""
     merged = dict(told)
     for name, column in common.items():
-        missing = ABSENT if name in NUMBERS else 0
+        missing = ABSENT if name in NUMBERS or name in CLOCK else 0
         of_kind = np.where(known, column[at], missing)
         own = told.get(name)
         merged[name] = of_kind if own is None else np.where(own == missing, of_kind, own)
     return merged
 
 
-def _device_rows(line: Line, columns: dict[str, IntArray], count: int) -> IntArray:
-    """Which events of a line are work of a device."""
-    if line.kind is not LineKind.HOST:
-        return np.arange(count, dtype=np.int64)
-    if not is_cpu(line.plane) or "hlo_op" not in columns:
-        return np.empty(0, np.int64)
-    return np.flatnonzero(columns["hlo_op"] > 0)
-
-
 def _is_beyond(times_ps: IntArray) -> BoolArray:
     """Which times no recording has; the least integer has no absolute value of its type."""
-    beyond: BoolArray = (times_ps > _LARGEST_PS) | (times_ps < -_LARGEST_PS)
+    beyond: BoolArray = (times_ps > LARGEST_PS) | (times_ps < -LARGEST_PS)
     return beyond

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS
+from hespas.converters.xplane.lines import ABSENT, CLOCK, NUMBERS, TEXTS
 from hespas.converters.xplane.texts import Texts
 from hespas.converters.xplane.wire import Bytes, Fields, split
 from hespas.graph.columns import IntArray
@@ -15,7 +15,7 @@ from hespas.schemas.xplane import MapField, StatField, StatMetadataField
 
 __all__ = ["IdMap", "StatReader", "map_entries", "to_integer"]
 
-_NAMES = {name.lower().encode(): name for name in (*NUMBERS, *TEXTS)}
+_NAMES = {name.lower().encode(): name for name in (*NUMBERS, *TEXTS, *CLOCK)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class StatReader:
             chosen = np.flatnonzero(np.isin(key, rows))
             if not len(chosen):
                 continue
-            numeric = name in NUMBERS
+            numeric = name in NUMBERS or name in CLOCK
             column = np.full(count, ABSENT if numeric else 0, np.int64)
             convert = self._numbers if numeric else self._texts
             column[stats.owner[chosen]] = convert(kind[chosen], value[chosen], start[chosen])

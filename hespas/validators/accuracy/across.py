@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from math import nan
@@ -14,7 +14,7 @@ from hespas.validators.accuracy.cases import Cases, shared_shapes
 from hespas.validators.accuracy.fitting import kendall_tau
 from hespas.validators.accuracy.statistics import unique_shapes
 
-__all__ = ["SpeedUp", "speed_ups"]
+__all__ = ["ShapeSpeedUp", "SpeedUp", "speed_up_rows", "speed_ups"]
 
 _LONG_NS = 20_000.0
 """Shapes above 20 us on both devices are listed apart: below, launches decide."""
@@ -41,19 +41,23 @@ class SpeedUp:
     constant_sign: float
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ShapeSpeedUp:
+    """One shape on two devices: times on each; ``case`` is its first one on ``hardware``."""
+
+    estimator: str
+    hardware: str
+    other: str
+    cases: Cases
+    case: int
+    predicted_ns: tuple[float, float]
+    measured_ns: tuple[float, float]
+
+
 def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
     """One row per pair of devices and estimator; none where the devices share no shape."""
-    if len({each.hardware for each in cases}) < 2:
-        return []
-    shape = shared_shapes(cases)
-    bounds = np.cumsum([0, *(len(each) for each in cases)])
-    by_device: dict[str, list[tuple[Cases, IntArray]]] = {}
-    for each, start in zip(cases, bounds.tolist(), strict=False):
-        by_device.setdefault(each.hardware, []).append((each, shape[start : start + len(each)]))
-    names = {
-        device: list(dict.fromkeys(said.estimator for said in group[0][0].predictions))
-        for device, group in by_device.items()
-    }
+    by_device = _by_device(cases)
+    names = _names(by_device)
     pairs = list(combinations(by_device, 2))
     found: dict[tuple[str, str, str], SpeedUp] = {}
     for name in dict.fromkeys(chain.from_iterable(names.values())):  # what one says stands in memory at once
@@ -64,12 +68,68 @@ def speed_ups(cases: Sequence[Cases]) -> list[SpeedUp]:
             if one not in tables or two not in tables:
                 continue
             left, right = tables[one], tables[two]
-            _, first, second = np.intersect1d(left[:, 0], right[:, 0], return_indices=True)
-            if len(first):
-                order = np.sort(first)  # as the first device has them
-                paired = second[np.argsort(first)]
+            order, paired = _paired(left, right)
+            if len(order):
                 found[one, two, name] = _compare(name, one, two, left[order, 1:], right[paired, 1:])
     return [found[one, two, name] for one, two in pairs for name in names[one] if (one, two, name) in found]
+
+
+def speed_up_rows(cases: Sequence[Cases]) -> Iterator[ShapeSpeedUp]:
+    """Each shape that two devices measured, by pair and estimator, as the first device has them."""
+    by_device = _by_device(cases)
+    names = _names(by_device)
+    places = {device: _places(group) for device, group in by_device.items()}
+    for one, two in combinations(by_device, 2):
+        for name in (each for each in names[one] if each in names[two]):
+            left, right = _by_shape(by_device[one], name), _by_shape(by_device[two], name)
+            order, paired = _paired(left, right)
+            for mine, theirs in zip(left[order].tolist(), right[paired].tolist(), strict=True):
+                group, case = places[one][int(mine[0])]
+                yield ShapeSpeedUp(
+                    estimator=name,
+                    hardware=one,
+                    other=two,
+                    cases=group,
+                    case=case,
+                    predicted_ns=(mine[1], theirs[1]),
+                    measured_ns=(mine[2], theirs[2]),
+                )
+
+
+def _by_device(cases: Sequence[Cases]) -> dict[str, list[tuple[Cases, IntArray]]]:
+    """Sources and their shared shape numbers, by device; empty where there is one device only."""
+    by_device: dict[str, list[tuple[Cases, IntArray]]] = {}
+    if len({each.hardware for each in cases}) < 2:
+        return by_device
+    shape = shared_shapes(cases)
+    bounds = np.cumsum([0, *(len(each) for each in cases)])
+    for each, start in zip(cases, bounds.tolist(), strict=False):
+        by_device.setdefault(each.hardware, []).append((each, shape[start : start + len(each)]))
+    return by_device
+
+
+def _names(by_device: Mapping[str, Sequence[tuple[Cases, IntArray]]]) -> dict[str, list[str]]:
+    """The estimators that speak of each device."""
+    return {
+        device: list(dict.fromkeys(said.estimator for said in group[0][0].predictions))
+        for device, group in by_device.items()
+    }
+
+
+def _places(group: Sequence[tuple[Cases, IntArray]]) -> dict[int, tuple[Cases, int]]:
+    """The first case of each shape."""
+    found: dict[int, tuple[Cases, int]] = {}
+    for each, shape in group:
+        numbers, first = np.unique(shape, return_index=True)
+        for number, place in zip(numbers.tolist(), first.tolist(), strict=True):
+            found.setdefault(number, (each, place))
+    return found
+
+
+def _paired(left: FloatArray, right: FloatArray) -> tuple[IntArray, IntArray]:
+    """Rows of both tables that are of one shape, in the order of the first."""
+    _, first, second = np.intersect1d(left[:, 0], right[:, 0], return_indices=True)
+    return np.sort(first), second[np.argsort(first)]
 
 
 def _by_shape(cases: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatArray:

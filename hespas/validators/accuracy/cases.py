@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import OpClass, OpGraph, Profile
+from hespas.graph import DTYPES, OpClass, OpGraph, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.merge import merge_nodes
@@ -26,6 +26,7 @@ __all__ = [
     "Members",
     "Prediction",
     "Texts",
+    "case_dtypes",
     "case_labels",
     "covered_ns",
     "grouped_graph",
@@ -86,7 +87,9 @@ class Cases:
     ``outside_ns`` that of the events that no case stands for: nobody matches them. ``members`` (empty: each
     case is one operation) say what a case is made of. ``op_class`` numbers ``classes``, which all cases of
     one comparison share; ``families`` (empty: none) names what several classes are summarised as beside, one
-    text per class.
+    text per class. ``useful_flops`` (none: ``flops``) are those without zeros, ``dtypes`` (empty: unknown)
+    the element type that each case computes in. All cases together are of ``steps`` steps: a recording
+    without its program is of as many as it holds (NaN: unknown).
     """
 
     source: str
@@ -108,6 +111,9 @@ class Cases:
     inside_ns: float = nan
     outside_ns: float = 0.0
     members: tuple[Members, ...] = ()
+    useful_flops: FloatArray | None = None
+    dtypes: tuple[str, ...] = ()
+    steps: float = nan
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per case."""
@@ -116,8 +122,10 @@ class Cases:
             raise InvariantError("Cases: columns differ in length")
         if any(len(each.duration_ns) != len(self.labels) for each in self.predictions):
             raise InvariantError("Cases: a prediction does not have one row per case")
-        if len(self.members) not in (0, len(self.labels)):
-            raise InvariantError("Cases: members are not of every case")
+        if any(len(each) not in (0, len(self.labels)) for each in (self.members, self.dtypes)):
+            raise InvariantError("Cases: members or element types are not of every case")
+        if self.useful_flops is not None and len(self.useful_flops) != len(self.labels):
+            raise InvariantError("Cases: useful FLOPs are not of every case")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -299,6 +307,20 @@ def case_labels(
             text += f" x {count:g}"
         shape.append(rows.setdefault(text, len(rows)))
     return tuple(labels), tuple(rows), np.array(shape, np.int64)
+
+
+def case_dtypes(graph: OpGraph, nodes: IntArray) -> tuple[str, ...]:
+    """The element type that each node computes in, else that of its first operand, else of its first result;
+    the empty text where no type is known.
+    """
+    rates: list[int] = graph.rate_dtype[nodes].tolist()
+    operands: list[list[int]] = graph.operands.take(nodes).to_lists()
+    results: list[list[int]] = graph.results.take(nodes).to_lists()
+    found: list[str] = []
+    for rate, taken, made in zip(rates, operands, results, strict=True):
+        known = (element.name for row in (*taken, *made) if (element := graph.types.dtype_of(row)))
+        found.append(DTYPES[rate].name if rate >= 0 else next(known, ""))
+    return tuple(found)
 
 
 def _type_text(graph: OpGraph, row: int) -> str:

@@ -14,18 +14,23 @@ from hespas.validators.accuracy.sources import events_of
 
 __all__ = ["by_device"]
 
+_ANY_CPU = "CPU"
+"""What recordings of a host call their device; a CPU that a user describes has a name of its own."""
+
 
 def by_device(
     profile: Profile | Workload, named: Mapping[str, Device], diagnostics: Diagnostics
 ) -> list[tuple[Profile | Workload, str]]:
     """The parts of a profile, each with the spelling of its device; ``named`` is by the user's spellings.
 
-    A profile of a single device is taken for the only one named, with a warning where its own name is that of
-    another; of several devices, events of those that are not named are left out with a warning. Raises
-    ``UsageError`` where none fits and there is a choice.
+    A profile of a single device is taken for the only one named, with a warning where it states a name that
+    this one does not have; of several devices, events of those that are not named are left out with a
+    warning. Raises ``UsageError`` where none fits and there is a choice.
     """
     if isinstance(profile, Workload):
-        return [(profile, _only(profile.name, (), named))]
+        stated = profile.metadata.get("device", "")
+        fitting = _fitting(stated, named)
+        return [(profile, fitting or _taken_for(profile.name, [stated], named, diagnostics))]
     texts = (*profile.devices, "")
     place = _places(profile)
     used: list[int] = np.unique(place).tolist() if len(place) else list(range(len(profile.devices)))
@@ -75,12 +80,14 @@ def _taken_for(name: str, texts: Sequence[str], named: Mapping[str, Device], dia
     if len(known) > 1:
         raise _unfit(name, texts)
     spelling = _only(name, texts, named)
+    device = named[spelling].name
+    stated = next((text for text in texts if text), "")
     if known:
-        diagnostics.warning(
-            "accuracy.other-device",
-            name,
-            f"recorded on {known.pop()}, and compared with estimates for {named[spelling].name}",
-        )
+        told = f"recorded on {known.pop()}, and compared with estimates for {device}"
+        diagnostics.warning("accuracy.other-device", name, told)
+    elif stated and (stated != _ANY_CPU or canonical(device)):
+        told = f"recorded on {stated}, and compared with estimates for {device}, which has no such name"
+        diagnostics.warning("accuracy.other-device", name, told)
     return spelling
 
 

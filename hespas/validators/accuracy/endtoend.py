@@ -25,33 +25,51 @@ __all__ = ["busy_ns", "end_to_end", "span_ns", "step_of"]
 def span_ns(profile: Profile) -> float:
     """Median over runs of the time from the first start to the last end of any rank [ns]; NaN without events.
 
-    Ranks of one profile share a clock; profiles without runs count as one.
+    Ranks of one profile share a clock; profiles without runs count as one. Ranks that are out of step ran it
+    one after another, as devices without collectives do, or began to be recorded a run apart: each is a run
+    of its own.
     """
-    times = [float(end.max() - start.min()) for start, end in _by_run(profile, per_rank=False)]
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for run, start, end in _by_run(profile):
+        spans.setdefault(run, []).append((float(start.min()), float(end.max())))
+    times = [last - first for ranks in spans.values() for first, last in _in_step(ranks)]
     return float(np.median(times)) if times else float("nan")
+
+
+def _in_step(ranks: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans of ranks joined where they share at least half of the shorter one."""
+    found: list[tuple[float, float]] = []
+    for first, last in sorted(ranks):
+        before = found[-1] if found else (first, first)
+        shared = min(before[1], last) - first
+        if found and 2.0 * shared >= min(before[1] - before[0], last - first):
+            found[-1] = (before[0], max(before[1], last))
+        else:
+            found.append((first, last))
+    return found
 
 
 def busy_ns(profile: Profile) -> float:
     """Median over ranks and runs of the time during which any event runs [ns]; NaN without events."""
     times: list[float] = []
-    for start, end in _by_run(profile, per_rank=True):
+    for _, start, end in _by_run(profile):
         order = np.argsort(start, kind="stable")
         times.append(covered_ns(start[order], end[order]))
     return float(np.median(times)) if times else float("nan")
 
 
-def _by_run(profile: Profile, *, per_rank: bool) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Starts and ends of each run; events outside of any run count only where there is none."""
+def _by_run(profile: Profile) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """Starts and ends of each run on each rank; events outside of any run count only where there is none."""
     inside = profile.run >= 0
     chosen = np.flatnonzero(inside) if bool(inside.any()) else np.arange(len(profile))
-    rank = profile.rank[chosen].astype(np.int64) if per_rank else np.zeros(len(chosen), np.int64)
-    run = profile.run[chosen].astype(np.int64)
+    rank, run = profile.rank[chosen].astype(np.int64), profile.run[chosen].astype(np.int64)
     keys, place = np.unique(rank << 32 | run & 0xFFFFFFFF, return_inverse=True)
     order = np.argsort(place, kind="stable")
     bounds = np.searchsorted(place[order], np.arange(len(keys) + 1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = chosen[order[first:last]]
-        yield profile.start_ns[rows], profile.start_ns[rows] + np.maximum(profile.duration_ns[rows], 0.0)
+        ends = profile.start_ns[rows] + np.maximum(profile.duration_ns[rows], 0.0)
+        yield int(profile.run[rows[0]]), profile.start_ns[rows], ends
 
 
 def end_to_end(
@@ -80,6 +98,7 @@ def end_to_end(
                     measured_ns=measured,
                     is_lower_bound=done.is_lower_bound,
                     coverage=shares.get(model.name, nan),
+                    steps=1.0,
                 )
     mean_ns = cases.measured_ns if cases.mean_ns is None else cases.mean_ns
     for said in cases.predictions:
@@ -95,6 +114,7 @@ def end_to_end(
                 measured_ns=float(mean_ns[known].sum()),
                 is_lower_bound=not bool(known.all()),
                 coverage=shares[said.estimator],
+                steps=cases.steps,
             )
 
 

@@ -20,6 +20,7 @@ from hespas.validators.accuracy.report import (
     accuracy_html,
     accuracy_markdown,
     provenance_of,
+    speed_up_csv,
 )
 from hespas.validators.accuracy.report.embedding import plotly_script
 from hespas.validators.accuracy.result import Accuracy, Thresholds
@@ -27,6 +28,8 @@ from hespas.validators.accuracy.result import Accuracy, Thresholds
 __all__ = ["REPORT_FILES", "check_folder", "write_report"]
 
 REPORT_FILES = ("report.html", "report.json", "report.csv", "report.md")
+_ACROSS = "speed-ups.csv"
+"""Written where several devices measured the same shapes."""
 _HINT = "name another --report DIR"
 
 
@@ -35,7 +38,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     plotly_script()
     if _nearest(folder) != folder:
         return
-    for name in REPORT_FILES:
+    for name in (*REPORT_FILES, _ACROSS):
         path = folder / name
         if path.is_symlink():
             raise OutputError(
@@ -79,7 +82,8 @@ def write_report(
     profiles: Sequence[Profile | Workload] = (),
     workload: Workload | None = None,
 ) -> None:
-    """Write all files of :data:`REPORT_FILES`, each whole or not at all; other files of ``folder`` stay.
+    """Write all files of :data:`REPORT_FILES`, and the table of speed-ups where devices share shapes, each
+    whole or not at all; other files of ``folder`` stay.
 
     What was compared is given again as to :func:`~hespas.validators.accuracy.accuracy`: the page shows the
     devices' figures, what ran when, and beside it ``workload`` simulated with the first of ``estimators`` on
@@ -108,6 +112,9 @@ def write_report(
         "report.csv": accuracy_csv(done).encode("utf-8", "replace"),
         "report.md": accuracy_markdown(done, limits).encode("utf-8", "replace"),
     }
+    across = speed_up_csv(done.cases)
+    if across:
+        contents[_ACROSS] = across.encode("utf-8", "replace")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

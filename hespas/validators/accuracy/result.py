@@ -47,7 +47,7 @@ class EndToEnd:
     """One step. ``basis`` says what is compared: the simulated step with ``span`` (first start to last end)
     or ``busy`` (the time the device works), or ``sum of operations``: the sum of what is predicted with that
     of what was measured for the same cases, the means over their runs. ``coverage`` is the share of the
-    source's device time that the estimator speaks of.
+    source's device time that the estimator speaks of, ``steps`` how many steps a sum spans (NaN: unknown).
     """
 
     workload: str
@@ -59,6 +59,12 @@ class EndToEnd:
     measured_ns: float
     is_lower_bound: bool
     coverage: float = nan
+    steps: float = nan
+
+    @property
+    def what(self) -> str:
+        """The basis, and how many steps are summed where that is not one."""
+        return f"{self.basis}, {self.steps:g} steps" if self.steps > 1 else self.basis
 
     @property
     def relative_error(self) -> float:

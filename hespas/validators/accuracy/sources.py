@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Cases,
     Members,
+    case_dtypes,
     case_labels,
     grouped_graph,
     leading_nodes,
@@ -214,6 +216,9 @@ def _matched(
         repeats=measured.repeats,
         flops=grouped.flops[measured.group] * times[measured.group],
         bytes_moved=grouped.bytes_moved[measured.group] * times[measured.group],
+        useful_flops=grouped.useful_flops[measured.group] * times[measured.group],
+        dtypes=case_dtypes(grouped, measured.group),
+        steps=1.0,
         inside_ns=coverage.compared_time_ns,
         outside_ns=float(np.maximum(np.nan_to_num(outside), 0.0).sum()),
         members=_members(graph, matching, joins, measured.group),
@@ -345,6 +350,7 @@ def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Itera
             cases=replace(
                 _cases_of(graph, node, times, (graph.name, workload.name, hardware)),
                 outside_ns=float((graph.duration_ns * graph.multiplicity)[idle].sum()),
+                steps=nan if recorded is None else float(recorded.count),
             ),
             coverage=None,
             program=None if recorded is None else Workload.spmd(untimed, workload.num_ranks),
@@ -359,7 +365,11 @@ def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> So
     graph = found.graph
     node = np.flatnonzero(found.busy_ns >= LEAST_NS)
     times = np.ones(len(node))
-    cases = _cases_of(graph, node, times, (profile.name, profile.name, hardware))
+    runs = len(np.unique(profile.run[profile.run >= 0]))
+    cases = replace(
+        _cases_of(graph, node, times, (profile.name, profile.name, hardware)),
+        steps=float(runs) if runs else nan,
+    )
     return Source(
         profile=profile,
         graph=graph,
@@ -389,4 +399,6 @@ def _cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[st
         repeats=np.ones(len(node), np.int64),
         flops=graph.flops[node] * times,
         bytes_moved=graph.bytes_moved[node] * times,
+        useful_flops=graph.useful_flops[node] * times,
+        dtypes=case_dtypes(graph, node),
     )

@@ -130,14 +130,96 @@ def test_a_device_without_a_name_is_told_by_what_it_is(tmp_path: Path) -> None:
     assert profile.device == "AMD Instinct MI300X"
 
 
-def test_the_device_is_the_one_most_events_name_however_large_its_number(tmp_path: Path) -> None:
+def test_devices_are_the_ones_that_events_name_however_large_their_numbers(tmp_path: Path) -> None:
     devices = [{"id": 0, "name": "first"}, {"id": 99999999999, "name": "last"}]
     events = [
         kernel("k", start, 1, {"device": device})
         for start, device in enumerate((0, 99999999999, 99999999999))
     ]
     profile, _ = read(write(tmp_path / "t.json", *events, deviceProperties=devices))
-    assert profile.device == "last"
+    assert profile.devices == ("first", "last")
+    assert profile.device_index.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("world", [None, 1, 4])
+def test_two_devices_of_a_process_are_neither_one_rank_nor_one_stream(
+    world: int | None, tmp_path: Path
+) -> None:
+    """In a job each process is a rank, and its second device can only be told by its streams."""
+    devices = [{"id": number, "name": "NVIDIA H100"} for number in range(4)]
+    job = {} if world is None else {"distributedInfo": {"rank": 2 if world > 1 else 0, "world_size": world}}
+    events = [kernel("k", start, 2, {"device": device}) for start, device in enumerate((1, 1, 3))]
+    profile, diagnostics = read(write(tmp_path / "t.json", *events, deviceProperties=devices, **job))
+    assert profile.device == "NVIDIA H100"
+    assert profile.rank.tolist() == ([2, 2, 2] if job and world != 1 else [0, 0, 1])
+    assert profile.stream.tolist() == ([7, 7, 8] if job and world != 1 else [7, 7, 7])
+    assert diagnostics.counts()["kineto.several-devices"] == 2
+
+
+def test_the_categories_of_the_first_profilers_are_read(tmp_path: Path) -> None:
+    """PyTorch 1.8 to 1.10: ``Kernel``, ``Operator``; ids of operations under a name written small."""
+    step = host("ProfilerStep#4", 0, 40)
+    op = host("aten::mm", 12, 10, {**SHAPES, "External id": 3})
+    call = launch(14, 5)
+    later = host("aten::copy_", 30, 5, {"External id": 8})
+    work = kernel("gemm", 50, 3, {"correlation": 5, "external id": 3}, cat="Kernel")
+    copy = kernel("Memcpy HtoD", 60, 2, {"bytes": 64, "external id": 8}, cat="Memcpy")
+    fill = kernel("Memset", 63, 1, cat="Memset")
+    for event, category in ((step, "Operator"), (op, "Operator"), (later, "Operator"), (call, "Runtime")):
+        event["cat"] = category
+    profile, diagnostics = read(write(tmp_path / "t.json", step, op, later, call, work, copy, fill))
+    assert [profile.strings[row] for row in profile.op_row.tolist()] == ["aten::mm", "aten::copy_", ""]
+    assert [profile.strings[row] for row in profile.category_row.tolist()] == [
+        "kernel",
+        "gpu_memcpy",
+        "gpu_memset",
+    ]
+    assert profile.duration_ns.tolist() == [3000.0, 2000.0, 1000.0]
+    assert profile.run.tolist() == [4, -1, -1]
+    assert len(profile.host) == 2
+    assert "kineto.other-events" not in diagnostics.counts()
+
+
+def test_null_events_and_null_args_are_nothing(tmp_path: Path) -> None:
+    bare = host("aten::relu", 20, 5)
+    bare["args"] = None
+    work = kernel("gemm", 50.5, 3.25, {"correlation": 5})
+    path = write(tmp_path / "t.json", host("aten::mm", 12, 4, SHAPES), bare, launch(14, 5), work)
+    document = json.loads(path.read_text())
+    document["traceEvents"].insert(1, None)
+    path.write_text(json.dumps(document))
+    profile, _ = read(path)
+    assert profile.strings[int(profile.op_row[0])] == "aten::mm"
+    assert profile.duration_ns.tolist() == [3250.0]
+    assert len(profile.host) == 2
+
+
+@pytest.mark.parametrize("text", ["[null]", "[1, null]", '[{"ph": 3}, null]'])
+def test_what_is_no_event_beside_a_null_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"schemaVersion": 1, "traceEvents": {text}}}')
+    with pytest.raises(FormatError):
+        read(path)
+
+
+def test_events_written_twice_count_once_and_it_is_told(tmp_path: Path) -> None:
+    """Equal in time, place and ids: not two kernels of a graph, nor two of a coarse clock."""
+    events = [
+        host("aten::mm", 12, 10, {**SHAPES, "External id": 3}),
+        launch(14, 5),
+        kernel("gemm", 50, 3, {"correlation": 5}),
+        kernel("node", 60, 2, {"correlation": 9, "graph node id": 1}),
+        kernel("node", 60, 2, {"correlation": 9, "graph node id": 2}),
+        kernel("short", 70, 0, {"correlation": 10}),
+    ]
+    once, quiet = read(write(tmp_path / "once.json", *events))
+    twice, diagnostics = read(write(tmp_path / "twice.json", *events, *events))
+    assert twice.duration_ns.sum() == once.duration_ns.sum() == 7000.0
+    assert len(twice.host) == 1
+    assert "kineto.repeated" not in quiet.counts()
+    assert diagnostics.counts()["kineto.repeated"] == 5
+    [told] = [each.message for each in diagnostics if each.code == "kineto.repeated"]
+    assert told.endswith("cpu_op 1, cuda_runtime 1, kernel 3")
 
 
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:

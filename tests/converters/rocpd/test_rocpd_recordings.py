@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -58,6 +59,36 @@ def test_the_committed_files_are_what_the_script_makes(tmp_path: Path) -> None:
     rocprof.write_document(tmp_path / "c")
     for made, kept in zip(("a.gz", "b.gz", "c"), FILES, strict=True):
         assert contents(tmp_path / made) == contents(kept)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("shared", ["", "string", "info_kernel_symbol", "metadata"])
+def test_tables_need_no_suffix(shared: str, packed: bool, database: Path) -> None:
+    """All of a set without one, or one table for all sets; also where the names stand without quotes."""
+    with closing(sqlite3.connect(database)) as connection:
+        lines = [line for line in connection.iterdump() if "_909" not in line and "CREATE VIEW" not in line]
+    script = "\n".join(lines)
+    suffix, whole = "_019ad0f2_908", load_set(database, script)
+    names = [f"rocpd_{shared}{suffix}"] if shared else sorted(set(re.findall(rf"rocpd_\w+{suffix}", script)))
+    for name in names:
+        short = name.removesuffix(suffix)
+        script = script.replace(f'"{name}"', short).replace(f"`{name}`", short).replace(name, short)
+    plain = load_set(database, script, packed=packed)
+    for column in ("kernel_row", "op_row", "category_row"):
+        rows = [[each.strings[row] for row in getattr(each, column).tolist()] for each in (whole, plain)]
+        assert rows[0] == rows[1]
+    assert plain.duration_ns.tolist() == whole.duration_ns.tolist()
+    assert plain.metadata["schema_version"] == "3"
+
+
+def load_set(path: Path, script: str, *, packed: bool = False) -> Profile:
+    """What is read of a database made by a script."""
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    return read(path)[0]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

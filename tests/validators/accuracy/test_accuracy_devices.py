@@ -74,10 +74,35 @@ def test_another_device_than_the_one_named_is_told() -> None:
 
 
 @pytest.mark.parametrize("devices", [("abacus",), ("abacus", ""), (), ("",)])
-def test_names_nobody_knows_are_of_the_device_that_is_named(devices: tuple[str, ...]) -> None:
+def test_names_nobody_knows_are_taken_for_the_device_that_is_named_and_it_is_told(
+    devices: tuple[str, ...],
+) -> None:
     done, found = _compared(_recording(devices, list(range(len(devices) or 1))), "H100-SXM")
     assert list(_measured(done)) == ["H100-SXM"]
-    assert OTHER not in found.counts()
+    told = [each.message for each in found if each.code == OTHER]
+    stated = "recorded on abacus, and compared with estimates for H100-SXM, which has no such name"
+    assert told == ([stated] if "abacus" in devices else [])
+
+
+@pytest.mark.parametrize(("name", "told"), [("CPU", 0), ("NVIDIA H100 80GB HBM3", 1), ("abacus", 1)])
+def test_any_cpu_may_be_the_one_a_user_describes(name: str, told: int, tmp_path: Path) -> None:
+    mine = replace(load_device("H100-SXM"), name="my laptop", aliases=())
+    path = write_device(mine, tmp_path / "mine.toml")
+    _, found = _compared(_recording([name], [0]), str(path))
+    assert found.counts().get(OTHER, 0) == told
+
+
+@pytest.mark.parametrize(("stated", "told"), [("NVIDIA H100 80GB HBM3", 0), ("AMD Instinct MI300X", 1)])
+def test_a_graph_with_times_says_what_it_was_measured_on(stated: str, told: int) -> None:
+    made = Program()
+    made.add("a", "dot", takes=[(8, 8), (8, 8)], duration_ns=50.0)
+    workload = Workload(
+        name="w", classes=(made.build(),), rank_class=np.array([0], np.int32), metadata={"device": stated}
+    )
+    found = Diagnostics()
+    done = accuracy([workload], ["H100-SXM"], diagnostics=found)
+    assert [each.hardware for each in done.cases] == ["H100-SXM"]
+    assert found.counts().get(OTHER, 0) == told
 
 
 def test_a_file_may_say_what_recordings_call_its_device(tmp_path: Path) -> None:

@@ -263,11 +263,21 @@ def test_span_and_busy_of_a_run() -> None:
     for run, at in ((0, 0.0), (1, 1000.0), (-1, 5000.0)):
         recording.event("a", 100.0, at=at, run=run, stream=0)
         recording.event("b", 100.0, at=at + 50.0, run=run, stream=1)
-        recording.event("c", 50.0, at=at + 250.0, run=run, rank=1)
+        recording.event("c", 250.0, at=at + 50.0, run=run, rank=1)
     profile = recording.build()
-    assert (span_ns(profile), busy_ns(profile)) == (300.0, 100.0)
+    assert (span_ns(profile), busy_ns(profile)) == (300.0, 200.0)
     assert isnan(span_ns(Recording().build()))
     assert isnan(busy_ns(Recording().build()))
+
+
+def test_ranks_out_of_step_are_not_one_long_run() -> None:
+    """The second device began a run later, and its runs are numbered from there; clocks differ by 20 ns."""
+    recording = Recording()
+    for run in range(4):
+        recording.event("a", 990.0, at=1000.0 * run, run=run, rank=0)
+        recording.event("a", 990.0, at=1000.0 * (run + 1) - 20.0, run=run, rank=1)
+    assert span_ns(recording.build()) == 990.0
+    assert busy_ns(recording.build()) == 990.0
 
 
 EVENT = st.tuples(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.graph.errors import OutputError
+from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.folder import REPORT_FILES, check_folder, write_report
-from hespas.validators.accuracy.report import CSV_COLUMNS, accuracy_csv, accuracy_markdown
+from hespas.validators.accuracy.report import CSV_COLUMNS, accuracy_csv, accuracy_markdown, speed_up_csv
 from hespas.validators.accuracy.report.names import Names
+from hespas.validators.accuracy.report.rows import SPEED_UP_COLUMNS
 from hespas.validators.accuracy.report.texts import UNKNOWN, clip, percent, rate_text, shown, time_text
 from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
 from tests.validators.accuracy.report_samples import (
@@ -46,6 +49,53 @@ def test_csv_has_a_row_per_case_and_estimator() -> None:
     unknown = [row for row in rows if row["predicted_ns"] == ""]
     assert {row["relative_error"] for row in unknown} == {""}
     assert len(unknown) == 2 * 4
+
+
+def test_csv_says_what_rate_was_reached_and_which_share_of_the_roof() -> None:
+    """By the FLOPs that are no zeros, against what the data sheet alone would take (p0)."""
+    some = cases(3)
+    roof = Prediction(
+        estimator="p0",
+        duration_ns=np.array([50.0, np.nan, 20.0]),
+        low_ns=np.full(3, np.nan),
+        high_ns=np.full(3, np.nan),
+    )
+    some = replace(
+        some,
+        predictions=(roof,),
+        measured_ns=np.array([200.0, 100.0, 0.0]),
+        flops=np.array([8e6, 5e6, 1e6]),
+        useful_flops=np.array([4e6, np.nan, 1e6]),
+        dtypes=("bf16", "f32", ""),
+    )
+    rows = list(csv.DictReader(io.StringIO(accuracy_csv(comparison(some)))))
+    told = ("dtype", "flops", "useful_flops", "tflops_per_s", "share_of_roof")
+    assert [tuple(row[name] for name in told) for row in rows if row["estimator"] == "p0"] == [
+        ("bf16", "8000000.0", "4000000.0", "20.0", "0.25"),
+        ("f32", "5000000.0", "", "", ""),
+        ("", "1000000.0", "1000000.0", "", ""),
+    ]
+
+
+def test_the_table_of_speed_ups_has_a_row_per_shape_that_devices_share() -> None:
+    def measured(hardware: str, times_ns: list[float], predicted_ns: list[float]) -> Cases:
+        unknown = np.full(3, np.nan)
+        said = Prediction(
+            estimator="roofline", duration_ns=np.array(predicted_ns), low_ns=unknown, high_ns=unknown
+        )
+        some = replace(cases(3), hardware=hardware, measured_ns=np.array(times_ns), predictions=(said,))
+        return replace(some, shapes=("a", "b", hardware), shape=np.arange(3))
+
+    one = measured("H100-SXM", [100.0, 50.0, 7.0], [100.0, 40.0, 7.0])
+    two = measured("B200-SXM", [50.0, 25.0, 9.0], [40.0, 20.0, 9.0])
+    rows = list(csv.DictReader(io.StringIO(speed_up_csv([one, two]))))
+    assert tuple(rows[0]) == SPEED_UP_COLUMNS
+    told = ("shape", "hardware", "other", "speed_up", "predicted_speed_up", "relative_error")
+    assert [tuple(row[name] for name in told) for row in rows] == [
+        ("a", "H100-SXM", "B200-SXM", "2.0", "2.5", "0.25"),
+        ("b", "H100-SXM", "B200-SXM", "2.0", "2.0", "0.0"),
+    ]
+    assert not speed_up_csv([one])
 
 
 def test_csv_keeps_hostile_names() -> None:
@@ -90,7 +140,7 @@ def test_a_folder_of_reports_is_written_whole_and_not_over_another(tmp_path: Pat
     folder = tmp_path / "new" / "report"
     done = hostile_comparison()
     write_report(done, NO_LIMITS, folder, overwrite=False, hardware=["H100-SXM"])
-    assert {path.name for path in folder.iterdir()} == set(REPORT_FILES)
+    assert {path.name for path in folder.iterdir()} == {*REPORT_FILES, "speed-ups.csv"}
     (folder / "mine.txt").write_text("kept")
     with pytest.raises(OutputError):
         check_folder(folder, overwrite=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hespas.validators.accuracy.report.markdown import accuracy_markdown
 from hespas.validators.accuracy.report.page import accuracy_html
 from hespas.validators.accuracy.report.provenance import FileFact, Provenance, provenance_of
-from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv
+from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv, speed_up_csv
 
 __all__ = [
     "CSV_COLUMNS",
@@ -15,4 +15,5 @@ __all__ = [
     "accuracy_html",
     "accuracy_markdown",
     "provenance_of",
+    "speed_up_csv",
 ]

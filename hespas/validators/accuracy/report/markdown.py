@@ -96,7 +96,7 @@ def _end_to_end(done: Accuracy) -> str:
         (
             _code(run.source),
             _code(run.hardware),
-            run.basis,
+            run.what,
             _code(run.estimator),
             ("at least " if run.is_lower_bound else "") + time_text(run.predicted_ns),
             time_text(run.measured_ns),

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
 
 from hespas.files.cells import inert_cell
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.validators.accuracy.across import speed_up_rows
+from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import relative_error
 
-__all__ = ["CSV_COLUMNS", "accuracy_csv"]
+__all__ = ["CSV_COLUMNS", "SPEED_UP_COLUMNS", "accuracy_csv", "speed_up_csv"]
 
 CSV_COLUMNS = (
     "source",
@@ -27,8 +29,12 @@ CSV_COLUMNS = (
     "measured_ns",
     "spread_ns",
     "repeats",
+    "dtype",
     "flops",
+    "useful_flops",
     "bytes",
+    "tflops_per_s",
+    "share_of_roof",
     "estimator",
     "predicted_ns",
     "low_ns",
@@ -38,7 +44,27 @@ CSV_COLUMNS = (
     "instructions",
     "operations",
 )
-"""The header. ``instructions`` and ``operations`` are JSON lists of what the case is made of."""
+"""The header. ``tflops_per_s`` is what was measured, of useful FLOPs; ``share_of_roof`` is what the data
+sheet alone would take (the baseline p0) of the time measured. ``instructions`` and ``operations`` are JSON
+lists of what the case is made of.
+"""
+
+SPEED_UP_COLUMNS = (
+    "label",
+    "shape",
+    "op_class",
+    "hardware",
+    "other",
+    "measured_ns",
+    "other_measured_ns",
+    "speed_up",
+    "estimator",
+    "predicted_ns",
+    "other_predicted_ns",
+    "predicted_speed_up",
+    "relative_error",
+)
+"""The header of the table across devices; a speed-up is the time on ``hardware`` by that on ``other``."""
 
 
 def accuracy_csv(done: Accuracy) -> str:
@@ -68,6 +94,7 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
     blank: list[tuple[object, object, object]] = [("", "", "")] * len(cases)
     told = tuple(zip(*(members or blank), strict=True)) or ((), (), ())
     classes: list[int] = cases.op_class.tolist()
+    useful = cases.flops if cases.useful_flops is None else cases.useful_flops
     return zip(
         repeat(cases.source),
         repeat(cases.hardware),
@@ -77,8 +104,12 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
         _figures(cases.measured_ns),
         _figures(cases.spread_ns),
         cases.repeats.tolist(),
+        cases.dtypes or repeat(""),
         _figures(cases.flops),
+        _figures(useful),
         _figures(cases.bytes_moved),
+        _figures(_ratio(useful / 1e3, cases.measured_ns)),
+        _figures(_ratio(_roof_ns(cases), cases.measured_ns)),
         repeat(said.estimator),
         _figures(said.duration_ns),
         _figures(said.low_ns),
@@ -87,6 +118,42 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
         *told,
         strict=False,  # the repeated columns have no end
     )
+
+
+def _roof_ns(cases: Cases) -> FloatArray:
+    """What the data sheet alone would take; NaN where nothing says."""
+    roof = next((said.duration_ns for said in cases.predictions if said.estimator == BASELINES[0]), None)
+    return np.full(len(cases), np.nan) if roof is None else roof
+
+
+def _ratio(one: FloatArray, other: FloatArray) -> FloatArray:
+    """NaN where either is unknown or nothing was measured."""
+    found = np.full(len(one), np.nan)
+    np.divide(one, other, out=found, where=other > 0)
+    return found
+
+
+def speed_up_csv(cases: Sequence[Cases]) -> str:
+    """The table across devices: each shape that two of them measured, once per estimator that speaks of both;
+    empty where they share none.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for number, row in enumerate(speed_up_rows(cases)):
+        if not number:
+            writer.writerow(SPEED_UP_COLUMNS)
+        at, place = row.cases, row.case
+        measured, predicted = (
+            row.measured_ns[0] / row.measured_ns[1],
+            row.predicted_ns[0] / row.predicted_ns[1],
+        )
+        what = at.labels[place], at.shapes[int(at.shape[place])], at.classes[int(at.op_class[place])]
+        cells = (
+            *(*what, row.hardware, row.other, *row.measured_ns, measured),
+            *(row.estimator, *row.predicted_ns, predicted, predicted / measured - 1),
+        )
+        writer.writerow([inert_cell(cell) for cell in cells])
+    return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _listed(names: tuple[str, ...]) -> str:
