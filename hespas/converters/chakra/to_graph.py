@@ -29,6 +29,7 @@ from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
+from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.converters.chakra.timing import Times, micros_as_ns
@@ -119,9 +120,10 @@ class _Costs:
 
 def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     flops = reader.take(reader.find("num_ops"))
+    flops = _counted(reader, "counted_ops", flops)
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
-    moved = reader.take(reader.find("tensor_size"))
+    moved = _counted(reader, "counted_bytes", reader.take(reader.find("tensor_size")))
     written = reader.find("bytes_written")
     fits = written.value <= moved[written.node]
     reader.refuse("bytes_written", int((~fits).sum()))
@@ -143,6 +145,18 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
         is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
     )
+
+
+def _counted(reader: AttributeReader, name: str, stated: FloatArray) -> FloatArray:
+    """Counts that are stated as 1 because a simulator cannot do with the true one."""
+    found = reader.find(name)
+    found = found.where((stated[found.node] == 1) & (found.value == 0))
+    if not len(found.node):
+        return stated
+    column = stated.copy()
+    column[found.node] = 0.0
+    reader.modelled[found.row] = True
+    return column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,12 +184,14 @@ def _extra(
     others: list[ExtraRows],
     forced: Bools,
     strings: StringTableBuilder,
+    *,
+    as_stated: bool,
 ) -> ExtraTable:
     flagged = reader.kind != NodeKind.METADATA
     layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
     return collect(
         [
-            *file_rows(columns, strings),
+            *file_rows(columns, strings, as_stated=as_stated),
             *layout_rows(layouts, strings),
             *others,
             *attribute_rows(columns, ~reader.modelled, strings),
@@ -219,7 +235,10 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         others += time_rows(columns, costs.duration_ns, written)
     for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
         others += io_rows(io, tag)
-    extra = _extra(columns, reader, others, forced, strings)
+    data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
+    size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
+    listed = _takes_lists(reader, data_deps, size)
+    extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
     names = _with_names(columns, strings)
     return OpGraph(
@@ -246,7 +265,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         bytes_written=costs.bytes_written,
         duration_ns=costs.duration_ns,
         multiplicity=constant(1.0, count),
-        data_deps=_deps(columns.id, columns.data_offsets, columns.data_deps),
+        data_deps=data_deps,
         control_deps=_deps(columns.id, columns.ctrl_offsets, columns.ctrl_deps),
         operands=tensors.operands,
         results=tensors.results,
@@ -256,6 +275,17 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         regions=RegionTable.empty(),
         extra=extra,
     )
+
+
+def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs) -> bool:
+    """Whether all nodes list the tensors that a writer would list; they then count as accounted for."""
+    if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
+        return False
+    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))
+    if rows is None:
+        return False
+    reader.modelled[rows] = True
+    return True
 
 
 def _report(reader: AttributeReader, costs: _Costs, faults: Faults) -> None:
