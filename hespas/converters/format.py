@@ -43,6 +43,7 @@ class ReadOptions:
     ``num_devices`` states the number of ranks where the input does not (None: as the input says).
     ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
     ``Format.read_versions``). ``recover`` keeps the whole records before a cut and reports how many.
+    ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
@@ -51,6 +52,7 @@ class ReadOptions:
     num_devices: int | None = None
     version: str = ""
     recover: bool = False
+    default_dtype: str = ""
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None

@@ -33,6 +33,7 @@ from hespas.converters.chakra.readiness import (
 )
 from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
 from hespas.converters.chakra.timing import Times
+from hespas.converters.chakra.told_classes import classes_unless_stated
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
@@ -304,7 +305,8 @@ class _AttributeWriter:
         default = np.zeros(len(NodeKind), np.uint8)
         for kind, op_class in DEFAULT_CLASS.items():
             default[kind] = op_class
-        nodes = np.flatnonzero(self.graph.op_class != default[self.graph.kind])
+        unless_stated = classes_unless_stated(self.graph, default[self.graph.kind])
+        nodes = np.flatnonzero(self.graph.op_class != unless_stated)
         names = [member.name.lower().encode() for member in OpClass]
         self._spelled("op_class", nodes, names, self.graph.op_class[nodes].astype(np.int64))
 

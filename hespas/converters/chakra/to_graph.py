@@ -5,6 +5,7 @@ Every attribute value either goes into a column that can hold it exactly, or sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nan
 
@@ -33,6 +34,7 @@ from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.converters.chakra.timing import Times, micros_as_ns
+from hespas.converters.chakra.told_classes import SCHEMA_ATTRIBUTE, told_classes
 from hespas.graph import (
     Csr,
     ExtraTable,
@@ -224,7 +226,6 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
-    op_class = reader.codes("op_class", _CLASS_BY_NAME, _default_classes(reader.kind))
     dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
     collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
     contractions = reader.contractions()
@@ -238,6 +239,9 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size)
+    default = _default_classes(reader.kind)
+    unstated = default if listed else _told(reader, default, costs.flops, op_row, strings)
+    op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
     names = _with_names(columns, strings)
@@ -286,6 +290,25 @@ def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs) -> bool:
         return False
     reader.modelled[rows] = True
     return True
+
+
+def _told(
+    reader: AttributeReader,
+    default: NDArray[np.uint8],
+    flops: FloatArray,
+    op_row: SmallIntArray,
+    strings: StringTableBuilder,
+) -> NDArray[np.uint8]:
+    """The classes that the words of another tool's trace tell."""
+    names, operations = reader.columns.name, strings.build()
+
+    def words(nodes: list[int]) -> Iterator[str]:
+        for node, row in zip(nodes, op_row[nodes].tolist(), strict=True):
+            yield operations[row] if row else names.text(node)
+
+    metadata = AttributeFacts.of(reader.columns.metadata)
+    said = list(metadata.values(metadata.texts(SCHEMA_ATTRIBUTE)))
+    return told_classes(default, (reader.kind, flops), words, said[0].decode() if said else "")
 
 
 def _report(reader: AttributeReader, costs: _Costs, faults: Faults) -> None:
