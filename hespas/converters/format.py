@@ -42,7 +42,9 @@ class ReadOptions:
 
     ``num_devices`` states the number of ranks where the input does not (None: as the input says).
     ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
-    ``Format.read_versions``). ``recover`` keeps the whole records before a cut and reports how many.
+    ``Format.read_versions``). ``recover`` keeps the whole records before a cut, and what
+    else can be repaired, and reports how many.
+    ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
     ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
@@ -52,6 +54,7 @@ class ReadOptions:
     num_devices: int | None = None
     version: str = ""
     recover: bool = False
+    comm_groups: Path | None = None
     default_dtype: str = ""
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)

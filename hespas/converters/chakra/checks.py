@@ -67,7 +67,9 @@ def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, fau
             lost = f"{first}; dependencies on nodes behind the cut are left out"
             faults.lint("ET006", lost, int(missing.sum()))
         else:
-            faults.nodes("ET006", columns, _marked(columns, owner[missing]), first, hint=hint)
+            where = _marked(columns, owner[missing])
+            repair = "dependencies on no node are left out"
+            faults.repaired("ET006", columns, where, first, repair=repair, hint=hint)
     own: Bools = deps == columns.id[owner]
     faults.nodes("ET007", columns, _marked(columns, owner[own]), f"{field} names the node itself")
     order = np.lexsort((deps, owner))
