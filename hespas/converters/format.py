@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, Profile, Workload
@@ -46,6 +47,7 @@ class ReadOptions:
     else can be repaired, and reports how many.
     ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
     ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
+    ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
@@ -56,6 +58,7 @@ class ReadOptions:
     recover: bool = False
     comm_groups: Path | None = None
     default_dtype: str = ""
+    run_time_unit: Literal["", "us", "ns"] = ""
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None

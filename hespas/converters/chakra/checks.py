@@ -16,6 +16,7 @@ from hespas.schemas.chakra.tables import NodeType
 __all__ = ["check_acyclic", "check_file"]
 
 _LISTED = 8
+_LEAST_NEGATIVE = np.uint64(1 << 63)
 
 
 def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
@@ -32,6 +33,20 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     ):
         _check_deps(columns, field, offsets, deps, faults)
     check_types(columns, facts, faults)
+    _check_times(columns, facts, faults)
+
+
+def _check_times(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
+    """GR001: no time is negative. Microseconds of 2**63 and more are what a negative number looks like."""
+    nanos = facts.integers("duration_nanos")
+    for bad, message in (
+        (columns.duration_micros >= _LEAST_NEGATIVE, "duration_micros is 2**63 or more: a negative time?"),
+        (_marked(columns, nanos.node[nanos.value < 0]), "duration_nanos is negative"),
+    ):
+        if faults.lenient:  # a checker's reader
+            faults.nodes("GR001", columns, bad, message)
+        else:
+            faults.lint("GR001", message, int(bad.sum()))
 
 
 def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:

@@ -171,7 +171,7 @@ def _job_size(columns: EtColumns) -> int:
 
 
 def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
-    return read_columns(
+    columns = read_columns(
         path,
         diagnostics,
         max_bytes=options.max_bytes,
@@ -179,6 +179,10 @@ def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtCo
         version=options.version,
         recover=options.recover,
     )
+    if not columns.schema or options.run_time_unit != "ns":
+        return columns
+    times = columns.duration_micros
+    return replace(columns, duration_micros=np.zeros_like(times), run_ns=times)
 
 
 def _read_rank(
@@ -253,6 +257,7 @@ def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]
     yield from (columns.id - first, columns.type, columns.start_micros, columns.duration_micros)
     yield from (columns.ctrl_offsets, columns.ctrl_deps - first)
     yield from (columns.data_offsets, columns.data_deps - first)
+    yield columns.duration_micros if columns.run_ns is None else columns.run_ns
     yield from (attrs.offsets, attrs.key, attrs.field, attrs.doc_row, hidden)
     yield np.where(attrs.has_payload | hidden, np.uint64(0), attrs.bits)
     yield from (columns.inputs.node, columns.outputs.node, meta.key, meta.field, meta.bits)
