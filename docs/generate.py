@@ -43,6 +43,14 @@ collective. `duration_nanos` is exact; `duration_micros` of the node carries its
 so that sums are right within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
 `useful_ops` where it equals `num_ops`, `pg_name` where all ranks take part. Every other attribute that a
 trace had is kept, with its type and place.
+
+Traces run as they are under ASTRA-sim's `roofline-enabled` and `track-local-mem`, which its H100
+configurations turn on. A roofline never finishes a computation of 0 FLOPs or bytes, so 1 is stated there and
+`counted_ops` or `counted_bytes` is 0. `inputs` and `outputs` list, for every node, the tensors it reads and
+writes: each node writes one, named by the node's id, and reads those of the nodes it depends on. Weights and
+other inputs from outside the trace are not listed, so the tracker's peak is that of what the trace makes. A
+trace of another tool is written again with what it states, and `check` with `--system-config` says what it
+lacks (ET024, ET033).
 """
 _RULE_NOTES = """
 `hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need

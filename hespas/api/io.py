@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
 from hespas.files.output import check_destination, write_atomically
-from hespas.graph import Diagnostics, Profile
+from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
+from hespas.graph.passes import with_default_dtype
 
 __all__ = ["check_version", "read", "write"]
 
@@ -36,7 +37,26 @@ def read(
     check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_left_out(source, chosen, found)
-    return chosen.read(source, settings, found)
+    element = _default_dtype(settings.default_dtype)
+    value = chosen.read(source, settings, found)
+    return value if element is None else _with_default_dtype(value, element, str(path), found)
+
+
+def _default_dtype(name: str) -> DType | None:
+    element = find_dtype(name) if name else None
+    if name and element is None:
+        raise UsageError(f"unknown element type {name!r}", hint="write bf16, f16, f32, f8E4M3FN, i8, ...")
+    return element
+
+
+def _with_default_dtype(value: Value, element: DType, path: str, diagnostics: Diagnostics) -> Value:
+    """The value whose operations of unknown element type have this one."""
+    if not isinstance(value, Workload):
+        return value
+    made = [with_default_dtype(graph, element.code) for graph in value.classes]
+    message = f"operations state no element type and are taken to compute in {element.name}, as asked"
+    diagnostics.info("read.default-dtype", path, message, count=sum(count for _, count in made))
+    return replace(value, classes=tuple(graph for graph, _ in made))
 
 
 def write(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, Profile, Workload
@@ -43,7 +44,11 @@ class ReadOptions:
     ``num_devices`` states the number of ranks where the input does not (None: as the input says), and
     ``num_replicas`` how many of them are replicas, the others being partitions of each.
     ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
-    ``Format.read_versions``). ``recover`` keeps the whole records before a cut and reports how many.
+    ``Format.read_versions``). ``recover`` keeps the whole records before a cut, and what
+    else can be repaired, and reports how many.
+    ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
+    ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
+    ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
@@ -53,6 +58,9 @@ class ReadOptions:
     num_replicas: int | None = None
     version: str = ""
     recover: bool = False
+    comm_groups: Path | None = None
+    default_dtype: str = ""
+    run_time_unit: Literal["", "us", "ns"] = ""
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hespas.estimators.network import NetworkCosts
-from hespas.estimators.rates import contraction_choices
-from hespas.graph import DTYPES, Diagnostics, NodeKind, OpGraph
+from hespas.estimators.rates import arithmetic_dtype, contraction_choices
+from hespas.graph import DTYPES, UNKNOWN_DTYPE, Diagnostics, NodeKind, OpGraph
 from hespas.graph.columns import BoolArray
 from hespas.hardware import Device
 
@@ -27,10 +27,11 @@ def tell_compute(
         ("roofline.unknown-flops", "the FLOPs are unknown", flops_unknown),
         ("roofline.unknown-bytes", "the bytes are unknown", bytes_unknown),
         (
-            "roofline.no-rate",
-            f"the element type is unknown or {device.name} has no rate for it",
-            no_rate,
+            "roofline.unknown-dtype",
+            "the element type is unknown (--default-dtype bf16 states one for all that state none)",
+            no_rate & (arithmetic_dtype(graph, UNKNOWN_DTYPE) == UNKNOWN_DTYPE),
         ),
+        ("roofline.no-rate", f"{device.name} has no rate for the element type", no_rate),
         ("roofline.no-host-link", f"{device.name} states no link to the host", unknown),
     )
     rest = unknown

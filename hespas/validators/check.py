@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from hespas.validators.configuration import (
 )
 from hespas.validators.job import Backend, Job, Profile, Report, Rule, Scope
 from hespas.validators.result import CheckedInput, CheckResult, Findings, Violation
-from hespas.validators.table import RULES
+from hespas.validators.table import RULES, find_rule
 
 __all__ = ["CheckOptions", "check", "check_workload"]
 
@@ -37,7 +37,8 @@ _CODE = re.compile(r"^(ET\d{3}): (.*)$", re.DOTALL)
 class CheckOptions:
     """How to check. The configuration files are ASTRA-sim's; rules that need one not given are skipped.
 
-    ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say.
+    ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say,
+    ``comm_groups`` the file of process groups where it is not beside the input.
     ``keep`` bounds the findings listed per code; ``replay_limit`` the nodes of a deadlock replay.
     """
 
@@ -47,6 +48,7 @@ class CheckOptions:
     backend: Backend | None = None
     format: str | None = None
     num_devices: int | None = None
+    comm_groups: Path | None = None
     keep: int = 20
     replay_limit: int = 1_000_000
 
@@ -169,24 +171,33 @@ def _check_path(
     assert entry.read is not None, "find_format returns readable formats"
     found = Diagnostics(keep=max(options.keep, 20))
     note_left_out(path, entry, found)
-    value = entry.read(path, ReadOptions(lenient=True, num_devices=options.num_devices), found)
+    value = entry.read(
+        path,
+        ReadOptions(lenient=True, num_devices=options.num_devices, comm_groups=options.comm_groups),
+        found,
+    )
     if not isinstance(value, Workload):
         raise UnsupportedError(
             "this is a profile; check takes programs and traces", path=str(path), hint="see hespas-validate"
         )
-    _take_over(found, str(path), findings)
+    _take_over(found, str(path), findings, profile)
     job = _job(str(path), value, profile, options, configuration)
     _run(job, findings)
     return _summary(job, entry.name)
 
 
-def _take_over(found: Diagnostics, path: str, findings: Findings) -> None:
-    """Coded findings and errors of a reader become violations, the rest stays diagnostics."""
+def _take_over(found: Diagnostics, path: str, findings: Findings, profile: Profile | None) -> None:
+    """Coded findings and errors of a reader become violations, the rest stays diagnostics. How groups are
+    named matters as much as the profile's table says: only a simulator stumbles over it.
+    """
+    naming = find_rule("ET018")
+    named = (naming.level(profile) if naming else None) or Severity.WARNING
     kept: dict[str, int] = {}
     for diagnostic in found:
         coded = re.fullmatch(r"ET\d{3}", diagnostic.code) is not None
         if diagnostic.severity is Severity.ERROR or (coded and diagnostic.severity is Severity.WARNING):
-            findings.add(_violation(diagnostic, path))
+            violation = _violation(diagnostic, path)
+            findings.add(replace(violation, severity=named) if violation.code == "ET018" else violation)
             kept[diagnostic.code] = kept.get(diagnostic.code, 0) + 1
         else:
             findings.notes.add(

@@ -66,6 +66,7 @@ class SystemConfig:
     local_memory_gb_per_s: float | None
     peak_tflops: float
     roofline: bool
+    tracks_local_memory: bool
     implementations: Mapping[CollectiveKind, tuple[str, ...]]
     custom: frozenset[CollectiveKind]
 
@@ -214,6 +215,7 @@ def read_system_config(path: Path) -> SystemConfig:
         local_memory_gb_per_s=source.real("local-mem-bw"),
         peak_tflops=source.real("peak-perf") or 0.0,
         roofline=source.flag("roofline-enabled"),
+        tracks_local_memory=source.flag("track-local-mem"),
         implementations=implementations,
         custom=frozenset(_IMPLEMENTATIONS)
         if "per-node-custom-implementation" in source.values

@@ -75,6 +75,10 @@ RULES: tuple[Rule, ...] = (
         configuration.roofline_costs, ("system",),
     ),
     Rule(
+        "ET033", "memory tracking has lists of tensors", _CONF, None, None, _E,
+        configuration.memory_lists, ("system",),
+    ),
+    Rule(
         "ET025", "algorithms fit group sizes", _CONF, None, None, _E,
         configuration.algorithms_fit, ("system", "network"),
     ),

@@ -196,7 +196,7 @@ def test_metadata_is_free() -> None:
         (nan, nan, "f32", "roofline.unknown-cost"),
         (nan, 1e9, "f32", "roofline.unknown-flops"),
         (1e9, nan, "f32", "roofline.unknown-bytes"),
-        (1e9, 1e9, "", "roofline.no-rate"),
+        (1e9, 1e9, "", "roofline.unknown-dtype"),
         (1e9, 1e9, "token", "roofline.no-rate"),
     ],
 )

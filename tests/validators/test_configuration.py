@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hespas.graph import CollectiveKind, NodeKind, OpClass, StridedGroups, Workload
+from hespas.converters.chakra.contract import Tag
+from hespas.graph import CollectiveKind, ExtraTable, NodeKind, OpClass, StridedGroups, Workload
 from hespas.graph.errors import FormatError
 from hespas.validators import CheckOptions, check_workload
 from hespas.validators.configuration import (
@@ -36,6 +39,15 @@ SYSTEM: Json = {
 }
 
 RANKS = 8
+
+AS_STATED = ExtraTable(
+    node=np.array([-1], np.int32),
+    key=np.zeros(1, np.int32),
+    tag=np.array([Tag.AS_STATED], np.int16),
+    offsets=np.zeros(2, np.int64),
+    values=b"",
+)
+"""What a graph has that was read from another tool's trace."""
 
 
 def network_text(topology: str = "Ring", npus: str = "8", *, dimensions: int = 1) -> str:
@@ -113,20 +125,24 @@ def test_et022_ranks_of_the_network(found: Check, npus: str, word: str) -> None:
 def test_et024_roofline(found: Check) -> None:
     roofline: Json = {"roofline-enabled": 1, "peak-perf": 312}
 
-    def compute(flops: float, moved: float) -> Workload:
+    def compute(flops: float, moved: float, *, foreign: bool = False) -> Workload:
         steps = Steps()
         b = steps.builder
         node = b.add_node(
             name_row=0, op_row=0, op_class=OpClass.CUSTOM, flops=flops, bytes_read=moved, bytes_written=0
         )
         steps.coll(node)
-        return Workload.spmd(steps.build(), RANKS)
+        graph = steps.build()
+        return Workload.spmd(replace(graph, extra=AS_STATED) if foreign else graph, RANKS)
 
     assert found(compute(1, 1), roofline) == {}
     assert "num_ops" in found(compute(nan, 1), roofline)["ET024"]
-    assert "num_ops" in found(compute(0, 1), roofline)["ET024"]
-    assert "tensor_size" in found(compute(1, 0), roofline)["ET024"]
-    assert "ET024" not in found(compute(0, 0))
+    assert "tensor_size" in found(compute(1, nan), roofline)["ET024"]
+    for counted in ((0, 1), (1, 0), (0, 0)):  # written as 1, and what was counted beside it
+        assert found(compute(*counted), roofline) == {}
+    assert "num_ops" in found(compute(0, 1, foreign=True), roofline)["ET024"]
+    assert "tensor_size" in found(compute(1, 0, foreign=True), roofline)["ET024"]
+    assert "ET024" not in found(compute(0, 0, foreign=True))
     assert "ET026" in found(compute(1, 1), {"roofline-enabled": 1})
 
 

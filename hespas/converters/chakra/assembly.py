@@ -238,7 +238,8 @@ def _apply(layouts: Layouts, whole: _Part, generated: Bools, names: dict[str, in
         retyped = named & own & _fits(kind, whole.bits[rows], whole.length[rows])
         whole.field[rows[retyped]] = kind[retyped]
         integer = np.isin(kind, [int(member) for member in INTEGER_FIELDS])
-        text = (kind == AttributeField.STRING) & (whole.length[rows] >= 0)
+        same = (kind == AttributeField.STRING) | (kind == whole.field[rows])
+        text = same & (whole.length[rows] >= 0)
         code = whole.node[rows] * len(names) + whole.key[rows]
         spurious = own & named & (~integer & ~text | np.isin(code, code[~own]))
         silent = own & ~named & (whole.implied[rows] | whole.optional[rows])

@@ -16,6 +16,7 @@ from hespas.schemas.chakra.tables import NodeType
 __all__ = ["check_acyclic", "check_file"]
 
 _LISTED = 8
+_LEAST_NEGATIVE = np.uint64(1 << 63)
 
 
 def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
@@ -32,6 +33,20 @@ def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> Non
     ):
         _check_deps(columns, field, offsets, deps, faults)
     check_types(columns, facts, faults)
+    _check_times(columns, facts, faults)
+
+
+def _check_times(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
+    """GR001: no time is negative. Microseconds of 2**63 and more are what a negative number looks like."""
+    nanos = facts.integers("duration_nanos")
+    for bad, message in (
+        (columns.duration_micros >= _LEAST_NEGATIVE, "duration_micros is 2**63 or more: a negative time?"),
+        (_marked(columns, nanos.node[nanos.value < 0]), "duration_nanos is negative"),
+    ):
+        if faults.lenient:  # a checker's reader
+            faults.nodes("GR001", columns, bad, message)
+        else:
+            faults.lint("GR001", message, int(bad.sum()))
 
 
 def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:
@@ -67,7 +82,9 @@ def _check_deps(columns: EtColumns, field: str, offsets: Longs, deps: Words, fau
             lost = f"{first}; dependencies on nodes behind the cut are left out"
             faults.lint("ET006", lost, int(missing.sum()))
         else:
-            faults.nodes("ET006", columns, _marked(columns, owner[missing]), first, hint=hint)
+            where = _marked(columns, owner[missing])
+            repair = "dependencies on no node are left out"
+            faults.repaired("ET006", columns, where, first, repair=repair, hint=hint)
     own: Bools = deps == columns.id[owner]
     faults.nodes("ET007", columns, _marked(columns, owner[own]), f"{field} names the node itself")
     order = np.lexsort((deps, owner))

@@ -26,6 +26,9 @@ from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.history import LATEST_VERSIONS
 
+_WITHOUT_CONVERTER = "0.0.1"
+"""The schema from before there was a converter that wrote microseconds."""
+
 __all__ = ["iter_columns", "read_columns", "write_columns"]
 
 
@@ -114,9 +117,13 @@ def _say_migrated(opened: Opened, faults: CodecFaults) -> None:
     else:
         _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
     if isinstance(opened.decoder, HistoricDecoder):
+        likely = (
+            "simulators of its time took them as cycles of 1 ns, which is the likely unit: --run-time-unit ns"
+            if opened.schema == _WITHOUT_CONVERTER
+            else "and converters other than Chakra's for PyTorch wrote cycles: --run-time-unit ns"
+        )
         message = (
-            "run times are taken as microseconds, as Chakra's PyTorch converter wrote them; "
-            f"schema {opened.schema} names no unit, and other converters wrote cycles"
+            f"run times count as microseconds unless told; schema {opened.schema} names no unit; {likely}"
         )
         _warn(faults.diagnostics, "chakra.run-time-unit", faults.path, message, opened.decoder.run_times)
 

@@ -217,7 +217,8 @@ class EtColumns:
 
     ``frame_byte`` is where each node's frame starts in the (decompressed) file. ``schema`` is the version of
     the schema that the file has, where that is not the one of its label; ``is_cut`` says that nodes behind a
-    cut are missing. A writer ignores these.
+    cut are missing; ``run_ns`` are times that an old schema states in no unit and the user calls ns, in which
+    case ``duration_micros`` is 0. A writer ignores these.
     """
 
     version: str
@@ -237,6 +238,7 @@ class EtColumns:
     frame_byte: Longs
     schema: str = ""
     is_cut: bool = False
+    run_ns: Words | None = None
 
     @classmethod
     def empty(cls, attrs: AttributeColumns) -> EtColumns:

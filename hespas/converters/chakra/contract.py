@@ -55,6 +55,11 @@ ATTRIBUTES: MappingProxyType[str, AttributeField] = MappingProxyType(
         "comm_result_bytes": AttributeField.INT64,
         "channel": AttributeField.INT64,
         "reduction": AttributeField.STRING,
+        "counted_ops": AttributeField.INT64,
+        "counted_bytes": AttributeField.UINT64,
+        # ASTRA-sim's memory tracker reads these.
+        "inputs": AttributeField.STRING_LIST,
+        "outputs": AttributeField.STRING_LIST,
     }
 )
 """Attributes that the graph models, in the order in which they are written, with their canonical type.
@@ -65,6 +70,8 @@ is the element type that sets the arithmetic rate; ``framework_op`` the framewor
 ``duration_nanos`` is left out when ``duration_micros`` says the same. ``contractions`` spells matrix products
 and convolutions (:mod:`.contraction_texts`); ``comm_operand_bytes`` and ``comm_result_bytes`` are the whole
 input and output of a collective, ``channel`` its number in the program, ``reduction`` what it computes.
+``counted_ops`` and ``counted_bytes`` are 0 where ``num_ops`` or ``tensor_size`` says 1 only because a
+roofline cannot do with 0; ``inputs`` and ``outputs`` list tensors (:mod:`.readiness`).
 """
 
 LINTED: MappingProxyType[str, AttributeField] = MappingProxyType(
@@ -172,3 +179,5 @@ class Tag:
     OUTPUTS = 109
     LAYOUT = 200
     VERSION = 201
+    AS_STATED = 202
+    """A file that has not what :mod:`.readiness` adds, and is written without it. No value."""

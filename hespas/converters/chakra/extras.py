@@ -47,6 +47,7 @@ _OTHER_TAGS = (
     Tag.OUTPUTS,
     Tag.LAYOUT,
     Tag.VERSION,
+    Tag.AS_STATED,
 )
 """What a trace has beside attributes."""
 
@@ -189,11 +190,13 @@ def layout_rows(found: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
     ]
 
 
-def file_rows(columns: EtColumns, strings: StringTableBuilder) -> list[ExtraRows]:
+def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
     """The file's version label and metadata attributes, as rows of node -1."""
     version = ByteRows.from_text([columns.version])
     nobody = np.full(1, -1, np.int64)
     found = [_constant(nobody, 0, Tag.VERSION, version)]
+    if as_stated:
+        found.append(_constant(nobody, 0, Tag.AS_STATED, ByteRows.blank(1)))
     attrs = columns.metadata
     if len(attrs):
         holder = EtColumns.empty(attrs)

@@ -33,6 +33,7 @@ class Faults:
     rank: int | None
     diagnostics: Diagnostics
     lenient: bool
+    recover: bool = False
 
     def error(
         self, code: str, message: str, *, position: str = "", hint: str | None = None, node: int | None = None
@@ -59,6 +60,17 @@ class Faults:
         self.diagnostics.add(
             code, Severity.ERROR, self.path, message, path=self.path, rank=self.rank, count=max(0, rest)
         )
+
+    def repaired(
+        self, code: str, columns: EtColumns, bad: Bools, message: str, *, repair: str, hint: str
+    ) -> None:
+        """An error of the nodes marked, or where the user asked for it (``--recover``) a warning of what was
+        made of them.
+        """
+        if self.recover and not self.lenient:
+            self.lint(code, f"{message}: {repair}", int(bad.sum()))
+        else:
+            self.nodes(code, columns, bad, message, f"{hint}; --recover reads it without")
 
     def lint(self, code: str, message: str, count: int) -> None:
         """A warning about ``count`` nodes or attributes."""

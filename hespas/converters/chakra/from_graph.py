@@ -23,16 +23,23 @@ from hespas.converters.chakra.contract import (
 )
 from hespas.converters.chakra.contraction_texts import contraction_texts
 from hespas.converters.chakra.kept import Kept
+from hespas.converters.chakra.readiness import (
+    LARGEST_COUNT,
+    LIST_NAMES,
+    is_as_stated,
+    stand_ins,
+    tensor_lists,
+    written_bytes,
+)
 from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
 from hespas.converters.chakra.timing import Times
+from hespas.converters.chakra.told_classes import classes_unless_stated
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["LARGEST_COUNT", "Lowered", "Variables", "from_graph"]
+__all__ = ["Lowered", "Variables", "from_graph"]
 
-LARGEST_COUNT = float(1 << 62)
-"""Counts from here on are not stated."""
 _LARGEST_CANONICAL_TAG = (1 << 31) - 1
 _NAME_OF_NOTHING = b"node_0"
 
@@ -142,8 +149,9 @@ def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times)
     writer.strings_of("op_type", graph.op_row.astype(np.int64))
     writer.collectives(variables)
     writer.messages(variables)
-    writer.floats("num_ops", graph.flops)
-    writer.floats("tensor_size", graph.bytes_read + graph.bytes_written)
+    no_flops, no_bytes = stand_ins(graph)
+    writer.floats("num_ops", np.where(no_flops, 1.0, graph.flops))
+    writer.floats("tensor_size", np.where(no_bytes, 1.0, graph.bytes_moved))
     streams = np.flatnonzero(graph.stream >= 0)
     writer.integers("stream", streams, graph.stream[streams].astype(np.int64))
     timed = np.flatnonzero(times.nanos >= 0)
@@ -157,6 +165,10 @@ def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times)
     writer.strings_of("framework_op", graph.framework_row.astype(np.int64))
     writer.contractions()
     writer.facts_of_collectives()
+    for name, counts_none in (("counted_ops", no_flops), ("counted_bytes", no_bytes)):
+        nodes = np.flatnonzero(counts_none)
+        writer.integers(name, nodes, np.zeros(len(nodes), np.int64))
+    writer.tensor_lists()
     docs = extra.add_to(assembly, of_file=False)
     return assembly.finish(extra.layouts(), docs)
 
@@ -257,6 +269,19 @@ class _AttributeWriter:
         nodes, texts, which = contraction_texts(self.graph)
         self._spelled("contractions", nodes, texts, which)
 
+    def tensor_lists(self) -> None:
+        """What every node reads and writes, as a memory tracker wants it."""
+        graph = self.graph
+        if is_as_stated(graph):
+            return
+        size = written_bytes(
+            graph.kind, (graph.bytes_read, graph.bytes_written), graph.collectives, graph.p2p
+        )
+        nodes = np.flatnonzero(graph.kind != NodeKind.METADATA)
+        for name, lists in zip(LIST_NAMES, tensor_lists(graph.id, graph.data_deps, size), strict=True):
+            start = lists.offsets[:-1] + self.assembly.buffer(lists.data.data)
+            self.assembly.texts(name, ATTRIBUTES[name], nodes, start[nodes], lists.lengths[nodes])
+
     def messages(self, variables: Variables) -> None:
         table = self.graph.p2p
         node = table.node.astype(np.int64)
@@ -280,7 +305,8 @@ class _AttributeWriter:
         default = np.zeros(len(NodeKind), np.uint8)
         for kind, op_class in DEFAULT_CLASS.items():
             default[kind] = op_class
-        nodes = np.flatnonzero(self.graph.op_class != default[self.graph.kind])
+        unless_stated = classes_unless_stated(self.graph, default[self.graph.kind])
+        nodes = np.flatnonzero(self.graph.op_class != unless_stated)
         names = [member.name.lower().encode() for member in OpClass]
         self._spelled("op_class", nodes, names, self.graph.op_class[nodes].astype(np.int64))
 

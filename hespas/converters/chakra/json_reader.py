@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hespas.converters.chakra.comm_groups import FILE_NAME
+from hespas.converters.chakra.comm_groups import FILE_NAME, USUAL_NAMES
 from hespas.converters.chakra.frames import CutOffError
 from hespas.converters.chakra.json_frames import JsonFrames, KnownNodes, Message
 from hespas.converters.chakra.json_naming import RANK_FILE, bare_name
@@ -90,8 +90,9 @@ class _Copies:
         return self.scratch
 
     def _link_groups(self) -> None:
-        groups = self.folder / FILE_NAME
-        if groups.is_file():
+        found = (self.folder / name for name in USUAL_NAMES)
+        groups = next((path for path in found if path.is_file()), None)
+        if groups is not None:
             (self.scratch / FILE_NAME).symlink_to(groups.resolve())
 
     def _copy(self, path: Path, diagnostics: Diagnostics) -> Path:

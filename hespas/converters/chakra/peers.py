@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.converters.chakra.columns import ByteRows, EtColumns
-from hespas.converters.chakra.contract import WHOLE_WORLD
+from hespas.converters.chakra.comm_groups import NamedGroups
 from hespas.converters.chakra.facts import AttributeFacts, Integers, Texts
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.spans import Bools, Longs
@@ -34,7 +34,7 @@ __all__ = [
     "without_rows",
 ]
 
-Groups = Mapping[int, Sequence[int]]
+Groups = NamedGroups
 """Group id -> global ranks in ring order."""
 
 
@@ -123,15 +123,16 @@ def _groups(
     found = facts.texts("pg_name")
     found = found.where(is_collective[found.node])
     texts, place = facts.distinct(found)
-    ids = np.array([_group_id(text, groups) for text in texts] or [0], np.int64)[place]
+    ids = np.array([groups.find(text) for text in texts] or [0], np.int64)[place]
     bad = np.zeros(len(columns), np.bool_)
     bad[found.node[ids < 0]] = True
-    faults.nodes(
+    faults.repaired(
         "ET018",
         columns,
         bad,
         "pg_name is no group of comm_group.json",
-        hint="put the comm_group.json of this trace beside it",
+        repair="taken as one of all ranks",
+        hint="put the comm_group.json of this trace beside it, or name it with --comm-groups",
     )
     group = np.zeros(len(columns), np.int64)
     group[found.node] = np.maximum(ids, 0)
@@ -140,14 +141,6 @@ def _groups(
 
 def _rows(found: Texts, mask: Bools) -> Longs:
     return found.row[mask]
-
-
-def _group_id(text: str, groups: Groups) -> int:
-    """The id a text names, 0 for all ranks, -1 for none."""
-    if text in WHOLE_WORLD:
-        return 0
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-    return number if number in groups and str(number) == text else -1
 
 
 def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from hespas.converters.chakra.checks import check_acyclic, check_file
 from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.columns import EtColumns
-from hespas.converters.chakra.comm_groups import FILE_NAME, parse_groups, read_groups
+from hespas.converters.chakra.comm_groups import (
+    FILE_NAME,
+    groups_of_metadata,
+    parse_groups,
+    read_groups,
+    render_groups,
+)
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
@@ -44,6 +50,7 @@ from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ABSENT, Diagnostics, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, UsageError
+from hespas.schemas.chakra.tables import NodeType
 
 __all__ = ["read_chakra"]
 
@@ -57,6 +64,8 @@ class _Class:
     rows: PeerRows
     ranks: list[RankPeers]
     faults: Faults
+    renumbered: int = 0
+    """Ranks whose ids begin with another number than those of the first one, which stand for all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +95,8 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     that is not known or cannot be told. A lenient reader records faults under the checker's codes
     (``ET001`` ...) and goes on.
     """
-    faults = Faults(str(path), None, diagnostics, options.lenient)
-    source = _directory(path, options, faults) if path.is_dir() else _file(path, faults)
+    faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
+    source = _directory(path, options, faults) if path.is_dir() else _file(path, options, faults)
     job = _Job(source.groups, source.group_file)
     for done, (rank, file) in enumerate(source.files):
         _read_rank(rank, file, job, options, diagnostics, alone=not source.is_directory)
@@ -96,7 +105,7 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     return _workload(source, job, options, faults)
 
 
-def _file(path: Path, faults: Faults) -> _Source:
+def _file(path: Path, options: ReadOptions, faults: Faults) -> _Source:
     """One rank's trace; its rank is in its name. Groups may stand beside it."""
     match = RANK_FILE.match(path.name)
     stated = match is not None and len(match["rank"]) <= MAX_RANK_DIGITS
@@ -105,8 +114,8 @@ def _file(path: Path, faults: Faults) -> _Source:
             "ET022", f"{path.name} would be the file of rank {match['rank']} (limit {MAX_DEVICES:,})"
         )
         stated = False
-    groups, data = read_groups(path.parent, faults)
     name = match["name"] if match else re.sub(r"(\.e[tg])?(\.gz)?$", "", path.name) or path.name
+    groups, data = read_groups(path.parent, name, faults, options.comm_groups)
     return _Source(name, ((int(match["rank"]) if match and stated else -1, path),), groups, data)
 
 
@@ -146,7 +155,7 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
     if not ranks:
         raise FormatError("ET022: the file of rank 0 is missing", path=str(path), hint="copy the set again")
-    groups, data = read_groups(path, faults)
+    groups, data = read_groups(path, name, faults, options.comm_groups)
     return _Source(name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 
 
@@ -162,7 +171,7 @@ def _job_size(columns: EtColumns) -> int:
 
 
 def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtColumns:
-    return read_columns(
+    columns = read_columns(
         path,
         diagnostics,
         max_bytes=options.max_bytes,
@@ -170,6 +179,10 @@ def _columns(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> EtCo
         version=options.version,
         recover=options.recover,
     )
+    if not columns.schema or options.run_time_unit != "ns":
+        return columns
+    times = columns.duration_micros
+    return replace(columns, duration_micros=np.zeros_like(times), run_ns=times)
 
 
 def _read_rank(
@@ -179,7 +192,7 @@ def _read_rank(
     columns = _columns(path, options, diagnostics)
     facts = AttributeFacts.of(columns.attrs)
     number = _own_place(columns, rank, job, diagnostics, alone=alone)
-    faults = Faults(str(path), number, diagnostics, options.lenient)
+    faults = Faults(str(path), number, diagnostics, options.lenient, options.recover)
     peers, rows = rank_peers(columns, facts, number, job.groups, faults)
     key = _class_key(columns, rows)
     known = job.classes.get(key)
@@ -188,6 +201,7 @@ def _read_rank(
         job.classes[key] = _Class(columns, facts, rows, [peers], faults)
     else:
         known.ranks.append(peers)
+        known.renumbered += _first_id(columns) != _first_id(known.columns)
 
 
 def _own_place(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostics, *, alone: bool) -> int:
@@ -203,11 +217,27 @@ def _own_place(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostic
     if not job.groups and len(embedded.row):
         job.group_file = stated.values(embedded)[0]
         job.groups = parse_groups(job.group_file, Faults("", rank, diagnostics, lenient=True))
+    _add_process_groups(columns, rank, job, diagnostics)
     return rank
 
 
+def _add_process_groups(columns: EtColumns, rank: int, job: _Job, diagnostics: Diagnostics) -> None:
+    """Take the groups that a PyTorch trace lists itself, where no file does."""
+    io = columns.inputs
+    listing = np.flatnonzero(columns.type[io.node] == NodeType.METADATA)
+    if not len(listing):
+        return
+    document, whole = groups_of_metadata(io.values.take(listing))
+    if not job.group_file and document:
+        job.groups = parse_groups(document, Faults("", rank, diagnostics, lenient=True))
+        job.group_file = render_groups(job.groups)
+    job.groups.names.update({name: 0 for name in whole if job.groups.find(name) < 0})
+
+
 def _class_key(columns: EtColumns, rows: PeerRows) -> bytes:
-    """A hash of everything but groups and peers. Equal keys: equal files, up to those."""
+    """A hash of everything but groups, peers and the number that ids begin with. Equal keys: equal files, up
+    to those.
+    """
     digest = blake2b(digest_size=32)
     for part in _hashed(columns, rows):
         digest.update(part.size.to_bytes(8, "little"))
@@ -215,12 +245,19 @@ def _class_key(columns: EtColumns, rows: PeerRows) -> bytes:
     return digest.digest()
 
 
+def _first_id(columns: EtColumns) -> np.uint64:
+    return columns.id.min() if len(columns) else np.uint64(0)
+
+
 def _hashed(columns: EtColumns, rows: PeerRows) -> Iterator[NDArray[np.generic]]:
     """All columns, with the values hidden that may differ within a class."""
     hidden, payload = without_rows(columns, rows)
     attrs, meta = columns.attrs, columns.metadata
-    yield from (columns.id, columns.type, columns.start_micros, columns.duration_micros)
-    yield from (columns.ctrl_offsets, columns.ctrl_deps, columns.data_offsets, columns.data_deps)
+    first = _first_id(columns)  # ids may continue from rank to rank: they are labels within a file
+    yield from (columns.id - first, columns.type, columns.start_micros, columns.duration_micros)
+    yield from (columns.ctrl_offsets, columns.ctrl_deps - first)
+    yield from (columns.data_offsets, columns.data_deps - first)
+    yield columns.duration_micros if columns.run_ns is None else columns.run_ns
     yield from (attrs.offsets, attrs.key, attrs.field, attrs.doc_row, hidden)
     yield np.where(attrs.has_payload | hidden, np.uint64(0), attrs.bits)
     yield from (columns.inputs.node, columns.outputs.node, meta.key, meta.field, meta.bits)
@@ -246,6 +283,9 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
             graphs.append(to_graph(found.columns, found.facts, peers, source.name, found.faults))
         if not options.lenient:  # a checker looks for cycles itself, over all formats
             check_acyclic(found.columns, graphs[-1], found.faults)
+    renumbered = sum(found.renumbered for found in job.classes.values())
+    message = "ranks number the same nodes from another id on; the first rank of a class stands for all"
+    faults.diagnostics.info("chakra.renumbered", faults.path, message, count=renumbered)
     first = next(iter(job.classes.values()))
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})

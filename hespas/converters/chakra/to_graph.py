@@ -5,6 +5,7 @@ Every attribute value either goes into a column that can hold it exactly, or sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nan
 
@@ -29,9 +30,11 @@ from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
+from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.converters.chakra.timing import Times, micros_as_ns
+from hespas.converters.chakra.told_classes import SCHEMA_ATTRIBUTE, told_classes
 from hespas.graph import (
     Csr,
     ExtraTable,
@@ -119,9 +122,10 @@ class _Costs:
 
 def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     flops = reader.take(reader.find("num_ops"))
+    flops = _counted(reader, "counted_ops", flops)
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
-    moved = reader.take(reader.find("tensor_size"))
+    moved = _counted(reader, "counted_bytes", reader.take(reader.find("tensor_size")))
     written = reader.find("bytes_written")
     fits = written.value <= moved[written.node]
     reader.refuse("bytes_written", int((~fits).sum()))
@@ -132,17 +136,30 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     # Zero microseconds may as well be an unknown time.
     micros = micros_as_ns(columns.duration_micros)
     nanos = reader.take(reader.find("duration_nanos"))
+    stated = micros if columns.run_ns is None else columns.run_ns.astype(np.float64)
     return _Costs(
         flops=flops,
         useful_flops=np.where(np.isnan(useful_flops), flops, useful_flops),
         transcendentals=_transcendentals(transcendentals, flops),
         bytes_read=moved - bytes_written,
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
-        duration_ns=np.where(np.isnan(nanos), np.where(micros > 0, micros, nan), nanos),
+        duration_ns=np.where(np.isnan(nanos), np.where(stated > 0, stated, nan), nanos),
         exact_micros=(micros > 0) & (nanos == micros),
         is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
     )
+
+
+def _counted(reader: AttributeReader, name: str, stated: FloatArray) -> FloatArray:
+    """Counts that are stated as 1 because a simulator cannot do with the true one."""
+    found = reader.find(name)
+    found = found.where((stated[found.node] == 1) & (found.value == 0))
+    if not len(found.node):
+        return stated
+    column = stated.copy()
+    column[found.node] = 0.0
+    reader.modelled[found.row] = True
+    return column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,12 +187,14 @@ def _extra(
     others: list[ExtraRows],
     forced: Bools,
     strings: StringTableBuilder,
+    *,
+    as_stated: bool,
 ) -> ExtraTable:
     flagged = reader.kind != NodeKind.METADATA
     layouts = find_layouts(columns.attrs, reader.modelled, flagged=flagged, forced=forced)
     return collect(
         [
-            *file_rows(columns, strings),
+            *file_rows(columns, strings, as_stated=as_stated),
             *layout_rows(layouts, strings),
             *others,
             *attribute_rows(columns, ~reader.modelled, strings),
@@ -208,7 +227,6 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
-    op_class = reader.codes("op_class", _CLASS_BY_NAME, _default_classes(reader.kind))
     dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
     collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
     contractions = reader.contractions()
@@ -219,7 +237,13 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         others += time_rows(columns, costs.duration_ns, written)
     for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
         others += io_rows(io, tag)
-    extra = _extra(columns, reader, others, forced, strings)
+    data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
+    size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
+    listed = _takes_lists(reader, data_deps, size)
+    default = _default_classes(reader.kind)
+    unstated = default if listed else _told(reader, default, costs.flops, op_row, strings)
+    op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
+    extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
     names = _with_names(columns, strings)
     return OpGraph(
@@ -246,7 +270,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         bytes_written=costs.bytes_written,
         duration_ns=costs.duration_ns,
         multiplicity=constant(1.0, count),
-        data_deps=_deps(columns.id, columns.data_offsets, columns.data_deps),
+        data_deps=data_deps,
         control_deps=_deps(columns.id, columns.ctrl_offsets, columns.ctrl_deps),
         operands=tensors.operands,
         results=tensors.results,
@@ -256,6 +280,36 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
         regions=RegionTable.empty(),
         extra=extra,
     )
+
+
+def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs) -> bool:
+    """Whether all nodes list the tensors that a writer would list; they then count as accounted for."""
+    if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
+        return False
+    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))
+    if rows is None:
+        return False
+    reader.modelled[rows] = True
+    return True
+
+
+def _told(
+    reader: AttributeReader,
+    default: NDArray[np.uint8],
+    flops: FloatArray,
+    op_row: SmallIntArray,
+    strings: StringTableBuilder,
+) -> NDArray[np.uint8]:
+    """The classes that the words of another tool's trace tell."""
+    names, operations = reader.columns.name, strings.build()
+
+    def words(nodes: list[int]) -> Iterator[str]:
+        for node, row in zip(nodes, op_row[nodes].tolist(), strict=True):
+            yield operations[row] if row else names.text(node)
+
+    metadata = AttributeFacts.of(reader.columns.metadata)
+    said = list(metadata.values(metadata.texts(SCHEMA_ATTRIBUTE)))
+    return told_classes(default, (reader.kind, flops), words, said[0].decode() if said else "")
 
 
 def _report(reader: AttributeReader, costs: _Costs, faults: Faults) -> None:

@@ -11,8 +11,8 @@ from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
 from hespas.converters.chakra.contraction_texts import LARGEST_EXTENT
 from hespas.converters.chakra.extras import foreign_texts
-from hespas.converters.chakra.from_graph import LARGEST_COUNT
 from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.readiness import LARGEST_COUNT
 from hespas.converters.chakra.shapes import nodes_of_odd_sizes
 from hespas.converters.chakra.timing import LONGEST_NS
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload

@@ -14,7 +14,7 @@ from hespas.graph.passes.carried import leaves_loop
 from hespas.graph.passes.fold import FoldFree, is_free
 from hespas.graph.passes.fuse import FuseElementwise
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
-from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_durations
+from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_default_dtype, with_durations
 from hespas.graph.passes.segments import GroupRegions
 from hespas.graph.passes.totals import Totals, known_sum, totals
 from hespas.graph.passes.unroll import UnrollLoops
@@ -38,6 +38,7 @@ __all__ = [
     "take_nodes",
     "topological_order",
     "totals",
+    "with_default_dtype",
     "with_durations",
 ]
 

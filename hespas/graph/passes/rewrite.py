@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray
+from hespas.graph.dtypes import UNKNOWN_DTYPE
+from hespas.graph.kinds import NodeKind
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.carried import CarriedValues
 from hespas.graph.passes.order import all_deps, topological_order
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 
-__all__ = ["bypass", "dead_code", "take_nodes", "with_durations"]
+__all__ = ["bypass", "dead_code", "take_nodes", "with_default_dtype", "with_durations"]
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -25,6 +27,22 @@ _MAX_BYPASS_EDGES = 256
 def with_durations(graph: OpGraph, duration_ns: FloatArray) -> OpGraph:
     """The same graph with other durations, shape ``(nodes,)``."""
     return replace(graph, duration_ns=duration_ns)
+
+
+def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
+    """The graph whose computations that state no element type compute in that of ``code``, and how many those
+    are. One states its type, or its first operand or result does.
+    """
+    silent = (graph.kind == NodeKind.COMPUTE) & (graph.rate_dtype == UNKNOWN_DTYPE)
+    for lists in (graph.operands, graph.results):
+        there = np.flatnonzero(lists.lengths)
+        first = graph.types.dtype[lists.values[lists.offsets[there]]]
+        silent[there[first != UNKNOWN_DTYPE]] = False
+    if not silent.any():
+        return graph, 0
+    return replace(graph, rate_dtype=np.where(silent, code, graph.rate_dtype).astype(np.int16)), int(
+        silent.sum()
+    )
 
 
 def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr) -> OpGraph:

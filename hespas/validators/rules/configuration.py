@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hespas.converters.chakra.readiness import list_faults, stand_ins
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, Resource, Severity
 from hespas.validators.configuration import NetworkConfig, SystemConfig
 from hespas.validators.job import Job, Report
@@ -19,6 +20,7 @@ __all__ = [
     "backend_fits_network",
     "chunks_not_empty",
     "few_groups_on_one_dimension",
+    "memory_lists",
     "remote_memory_there",
     "roofline_costs",
     "system_complete",
@@ -81,14 +83,26 @@ def as_many_ranks_as_network(job: Job, report: Report) -> None:
 
 
 def roofline_costs(job: Job, report: Report) -> None:
-    """ET024: in roofline mode every computation states FLOPs and bytes."""
+    """ET024: in roofline mode every computation states FLOPs and bytes. One that counts none of them states 1
+    in a trace that is written here, but not in one that another tool wrote.
+    """
     if not _system(job).roofline:
         return
     for index, graph in enumerate(job.classes):
         computes = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
-        flops, moved = graph.flops > 0, graph.bytes_moved > 0
+        no_flops, no_bytes = stand_ins(graph)
+        flops, moved = (graph.flops > 0) | no_flops, (graph.bytes_moved > 0) | no_bytes
         report.nodes(index, computes & ~flops, "no num_ops: in roofline mode it never finishes")
         report.nodes(index, computes & flops & ~moved, "no tensor_size: in roofline mode nothing follows it")
+
+
+def memory_lists(job: Job, report: Report) -> None:
+    """ET033: where local memory is tracked, every node lists what it reads and writes."""
+    if not _system(job).tracks_local_memory:
+        return
+    for index, graph in enumerate(job.classes):
+        for mask, message in list_faults(graph):
+            report.nodes(index, mask, message)
 
 
 def algorithms_fit(job: Job, report: Report) -> None:

@@ -120,8 +120,8 @@ def test_a_lenient_reader_takes_the_ranks_before_a_gap(reference: Any, tmp_path:
     [
         ("[1, 2]", "no object"),
         ('{"1": [0, "x"]}', "no object"),
-        ('{"0": [0, 1]}', "group id '0'"),
-        ('{"x": [0, 1]}', "group id 'x'"),
+        ('{"0": [0, 1]}', "pg_name is no group"),
+        ('{"x": [0, 1]}', "pg_name is no group"),
         ('{"1": [0, 0]}', "lists a rank twice"),
         ('{"1": []}', "is empty"),
         ('{"1": [4, 5]}', "no member"),

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hespas import api
 from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.hlo import FORMAT as HLO
+from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, Severity, Workload
+from hespas.graph.columns import FloatArray
+from hespas.graph.errors import UsageError
+from hespas.hardware import load_device, peak_for
 from hespas.schemas.chakra.tables import AttributeField
 
 _PROGRAM = Path(__file__).parents[3] / "fixtures" / "hlo" / "mlp.hlo.txt"
@@ -128,3 +133,106 @@ def test_sizes_of_contractions_travel_in_an_attribute(tmp_path: Path) -> None:
     back = _read(tmp_path / "out.et")[0].classes[0].contractions
     for name in ("batch", "m", "n", "k", "lhs", "rhs", "accumulator", "flops", "useful_flops", "products"):
         assert getattr(back, name).tolist() == getattr(rows, name).tolist()
+
+
+_STEPS = (
+    ("transformer.0.mha.q@0_Y", "M", 4_000_000),
+    ("transformer.0.mha.norm@0_Y", "E", 2_000),
+    ("matmul_of_letters", "E2", 3_000),
+    ("transformer.0.mha.res@0_Y", "A", 1_000),
+    ("nothing to do", "M", 0),
+)
+
+
+def _letters(reference: Any, path: Path, schema: str) -> None:
+    """A trace as STAGE writes it: no version, no element types, letters for operations."""
+    nodes: list[Any] = []
+    for number, (name, letter, flops) in enumerate(_STEPS):
+        node = reference.node(id=number, name=name, type=4, data_deps=[number - 1] if number else [])
+        node.attr.add(name="num_ops").int64_val = flops
+        node.attr.add(name="tensor_size").uint64_val = 6_000
+        node.attr.add(name="op_type").string_val = letter
+        nodes.append(node)
+    head = reference.metadata()
+    head.attr.add(name="schema").string_val = schema
+    frames = [head.SerializeToString(), *(node.SerializeToString() for node in nodes)]
+    path.write_bytes(reference.framed(*frames))
+
+
+def test_a_trace_without_element_types_is_estimated_at_the_rate_of_products(
+    reference: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.et"
+    _letters(reference, path, "symbolic_tensor_network")
+    silent = Diagnostics()
+    assert np.isnan(_roofline(api.read(path), silent)).any()
+    assert any("--default-dtype" in entry.message for entry in silent)
+    told = Diagnostics()
+    value = api.read(path, options=ReadOptions(default_dtype="bf16"), diagnostics=told)
+    assert told.counts()["read.default-dtype"] == len(_STEPS)
+    assert isinstance(value, Workload)
+    contraction, elementwise, none = OpClass.CONTRACTION, OpClass.ELEMENTWISE, OpClass.UNKNOWN
+    assert value.classes[0].op_class.tolist() == [contraction, *[elementwise] * 3, none]
+    times = _roofline(value, Diagnostics())
+    device = load_device("H100")
+    peak = peak_for(device, "matrix", "bf16").flops_per_s
+    assert times[0] == pytest.approx(device.launch_overhead_ns + 4e6 / peak * 1e9)
+    assert not np.isnan(times).any()
+    with pytest.raises(UsageError, match="unknown element type"):
+        api.read(path, options=ReadOptions(default_dtype="bfloat17"))
+
+
+def _roofline(value: object, diagnostics: Diagnostics) -> FloatArray:
+    assert isinstance(value, Workload)
+    return Roofline().estimate(value.classes[0], load_device("H100"), diagnostics).duration_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "op_class"),
+    [
+        ("aten::mm", OpClass.CONTRACTION),
+        ("aten::addmm", OpClass.CONTRACTION),
+        ("BatchMatMul", OpClass.CONTRACTION),
+        ("layer1_fwd_gemm", OpClass.CONTRACTION),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32", OpClass.CONTRACTION),
+        ("nvjet_hsh_128x256", OpClass.CONTRACTION),
+        ("einsum.12", OpClass.CONTRACTION),
+        ("Linear", OpClass.CONTRACTION),
+        ("conv2d", OpClass.CONVOLUTION),
+        ("aten::convolution_backward", OpClass.CONVOLUTION),
+        ("flash_fwd_kernel", OpClass.ATTENTION),
+        ("self_attention", OpClass.ATTENTION),
+        ("attention_softmax", OpClass.UNKNOWN),
+        ("attention_norm", OpClass.UNKNOWN),
+        ("linear_bias_add", OpClass.UNKNOWN),
+        ("splitKreduce_kernel gemm", OpClass.UNKNOWN),
+        ("command", OpClass.UNKNOWN),
+        ("convert", OpClass.UNKNOWN),
+        ("M", OpClass.UNKNOWN),
+    ],
+)
+def test_products_are_told_by_words(reference: Any, tmp_path: Path, text: str, op_class: OpClass) -> None:
+    path = tmp_path / "w.et"
+    for name, operation in ((text, ""), ("step", text)):
+        node = reference.node(id=1, name=name, type=4)
+        node.attr.add(name="num_ops").int64_val = 5
+        if operation:
+            node.attr.add(name="op_type").string_val = operation
+        path.write_bytes(reference.file(node))
+        value = _read(path)[0]
+        assert value.classes[0].op_class.tolist() == [op_class]
+        _write(value, tmp_path / "again.et")
+        assert (tmp_path / "again.et").read_bytes() == path.read_bytes()
+
+
+def test_a_class_that_a_trace_states_counts(reference: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.et"
+    for stated, found in (("elementwise", OpClass.ELEMENTWISE), ("contraction", OpClass.CONTRACTION)):
+        node = reference.node(id=1, name="gemm", type=4)
+        node.attr.add(name="num_ops").int64_val = 5
+        node.attr.add(name="op_class").string_val = stated
+        path.write_bytes(reference.file(node))
+        value = _read(path)[0]
+        assert value.classes[0].op_class.tolist() == [found]
+        _write(value, tmp_path / "again.et")
+        assert (tmp_path / "again.et").read_bytes() == path.read_bytes()

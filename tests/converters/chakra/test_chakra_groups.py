@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hespas import api
 from hespas.converters import load_format
 from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.codec import read_columns
@@ -18,7 +20,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import ABSENT, Diagnostics, Workload
 from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators import check_workload
+from hespas.validators import CheckOptions, Profile, check, check_workload
 from hespas.validators.roundtrip import Kept, columns_kept
 from tests.converters.chakra.conftest import Reference
 
@@ -243,3 +245,72 @@ def test_absent_ranks_run_nothing(reference: Reference, tmp_path: Path) -> None:
     assert np.isnan(done.timeline.finish_ns).tolist() == [True, True, False, True, True]
     assert done.timeline.shown_by.tolist() == [-1, -1, 2, -1, -1]
     assert done.step_ns == done.timeline.finish_ns[2]
+
+
+def _named(reference: Reference, folder: Path, name: str) -> None:
+    for rank in range(4):
+        node = reference.node(id=1, name="ar", type=7)
+        node.attr.add(name="comm_type").int64_val = 0
+        node.attr.add(name="comm_size").int64_val = 64
+        node.attr.add(name="pg_name").string_val = name.format(half=rank // 2, number=rank // 2 + 1)
+        (folder / f"job.{rank}.et").write_bytes(reference.file(node))
+
+
+@pytest.mark.parametrize(
+    "file", ["comm_group.json", "comm_groups.json", "job.json", "../comm_groups.json", "asked.json"]
+)
+@pytest.mark.parametrize(
+    ("pattern", "names"), [("{number}", ["1", "2"]), ("dp{half}", ["dp0", "dp1"]), ("{half}", ["0", "1"])]
+)
+def test_groups_of_any_file_and_name_are_found(
+    reference: Reference, tmp_path: Path, file: str, pattern: str, names: list[str]
+) -> None:
+    folder = tmp_path / "et"
+    folder.mkdir()
+    _named(reference, folder, pattern)
+    (folder / file).write_text(json.dumps({names[0]: [0, 1], names[1]: [2, 3]}))
+    (folder / "other.json").write_text('{"note": "no ranks"}')
+    stated = folder / file if file == "asked.json" else None
+    found = Diagnostics()
+    workload = api.read(folder, options=ReadOptions(comm_groups=stated), diagnostics=found)
+    assert isinstance(workload, Workload)
+    rows = [[members.tolist() for members in groups] for groups in workload.group_sets]
+    assert [sorted(row) for row in rows] == [[[0, 1], [2, 3]]]
+    assert ("chakra.groups-file" in found.counts()) == (file != "comm_group.json")
+    assert ("ET018" in found.counts()) == (pattern != "{number}")
+    api.write(workload, f"{tmp_path}/out/")
+    written = json.loads((tmp_path / "out" / "comm_group.json").read_text())
+    assert sorted(written.values()) == [[0, 1], [2, 3]]
+    assert all(int(name) > 0 for name in written)
+    profiles: tuple[tuple[Profile | None, str], ...] = (
+        (None, "warning"),
+        ("chakra", "warning"),
+        ("astra-sim", "error"),
+    )
+    for profile, severity in profiles:
+        result = check([folder], profile, CheckOptions(comm_groups=stated))
+        levels = {entry.severity.value for entry in result.violations if entry.code == "ET018"}
+        assert levels == (set[str]() if pattern == "{number}" else {severity})
+
+
+def test_ids_that_continue_from_rank_to_rank_make_no_classes(reference: Reference, tmp_path: Path) -> None:
+    nodes: list[Any] = []
+    for rank in range(6):
+        nodes = [
+            reference.node(id=100 * rank + step, name=f"n{step}", type=4, duration_micros=5)
+            for step in range(4)
+        ]
+        for before, node in pairwise(nodes):
+            node.data_deps.append(before.id)
+        (tmp_path / f"w.{rank}.et").write_bytes(reference.file(*nodes))
+    found = Diagnostics()
+    workload = api.read(tmp_path, diagnostics=found)
+    assert isinstance(workload, Workload)
+    assert len(workload.classes) == 1
+    assert found.counts()["chakra.renumbered"] == 5
+    assert workload.classes[0].data_deps.values.tolist() == [0, 1, 2]
+    last = reference.node(id=503, name="n3", type=4, duration_micros=5, data_deps=[501])
+    (tmp_path / "w.5.et").write_bytes(reference.file(*nodes[:3], last))
+    workload = api.read(tmp_path)
+    assert isinstance(workload, Workload)
+    assert len(workload.classes) == 2

@@ -59,7 +59,7 @@ def test_ranks_of_a_thousand_can_be_checked_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not _RESNET.exists(), reason="the sample workloads are not here")
 def test_no_work_of_a_training_step_takes_no_time(tmp_path: Path) -> None:
-    convert(_RESNET, tmp_path / "out.et", ranks=range(1), hardware=_HARDWARE)
+    convert(_RESNET, tmp_path / "out.et", ranks=range(1), hardware=_HARDWARE, granularity="op")
     columns = read_columns(tmp_path / "out.et", Diagnostics())
     facts = AttributeFacts.of(columns.attrs)
     works, timed = np.zeros(len(columns), np.bool_), columns.duration_micros > 0

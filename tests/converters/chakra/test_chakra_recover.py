@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +14,9 @@ from typer.testing import CliRunner
 from hespas.cli import convert
 from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.codec import read_columns
-from hespas.converters.format import ReadOptions
+from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, Severity, Workload
+from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError
 from tests.converters.chakra.historic_protos import Logical, encode
 
@@ -96,8 +99,58 @@ def test_dependencies_on_lost_nodes_are_left_out(tmp_path: Path, version: str) -
     assert found.classes[0].data_deps.values.tolist() == [0]
     assert diagnostics.counts()["ET006"] == 1
     path.write_bytes(encode(version, nodes))
-    with pytest.raises(FormatError, match="ET006"):
-        _read(path, recover=True)
+    with pytest.raises(FormatError, match="ET006") as caught:
+        _read(path, recover=False)
+    assert "--recover" in (caught.value.hint or "")
+    found, diagnostics = _read(path, recover=True)
+    assert found.classes[0].data_deps.values.tolist() == [0]
+    told = next(entry for entry in diagnostics if entry.code == "ET006")
+    assert (told.severity, diagnostics.counts()["ET006"]) == (Severity.WARNING, 1)
+    assert "names node 2, which does not exist: dependencies on no node are left out" in told.message
+
+
+def _pytorch_step(reference: Any) -> list[Any]:
+    """No node 0 though others wait for it, CPU nodes, and process groups in a METADATA node."""
+    listed: list[dict[str, str | list[int]]] = [
+        {"pg_name": "0", "pg_desc": "default_pg", "ranks": []},
+        {"pg_name": "7", "pg_desc": "pairs", "ranks": [0, 1]},
+        {"pg_name": "tensor parallel", "pg_desc": "", "ranks": [1, 0]},
+        {"pg_name": "everybody", "pg_desc": "", "ranks": []},
+    ]
+    init = {"values": f"['{json.dumps(listed)}']"}
+    nodes: list[Any] = [
+        reference.node(id=1, name="## process_group:init ##", type=1, inputs=init),
+        reference.node(id=2, name="aten::mm", type=4, ctrl_deps=[0, 1], duration_micros=5),
+    ]
+    nodes[1].attr.add(name="is_cpu_op").bool_val = True
+    for number, name in enumerate(("0", "7", "tensor parallel", "everybody", "stranger"), 3):
+        node = reference.node(id=number, name="nccl", type=7, data_deps=[number - 1])
+        node.attr.add(name="comm_type").int64_val = 0
+        node.attr.add(name="comm_size").int64_val = 64
+        node.attr.add(name="pg_name").string_val = name
+        nodes.append(node)
+    return nodes
+
+
+def test_a_pytorch_trace_as_its_converter_leaves_it_is_read(reference: Any, tmp_path: Path) -> None:
+    nodes = _pytorch_step(reference)
+    for rank in range(4):
+        (tmp_path / f"w.{rank}.et").write_bytes(reference.file(*nodes[: 2 if rank > 1 else None]))
+    with pytest.raises(FormatError, match="ET018"):
+        _read(tmp_path, recover=False)
+    found, diagnostics = _read(tmp_path, recover=True)
+    told = [entry.message for entry in diagnostics if entry.code in {"ET006", "ET018"}]
+    assert any("taken as one of all ranks" in message for message in told)
+    assert any("dependencies on no node are left out" in message for message in told)
+    graph = found.classes[0]
+    rows: list[int] = graph.collectives.group_set.tolist()
+    members: list[list[int]] = [[] if row < 0 else graph.group_sets[row].members(0).tolist() for row in rows]
+    assert members == [[], [0, 1], [1, 0], [], []]
+    assert FORMAT.write is not None
+    FORMAT.write(found, tmp_path / "out", WriteOptions(directory=True, name="w"), Diagnostics())
+    assert json.loads((tmp_path / "out" / "comm_group.json").read_text()) == {"7": [0, 1], "8": [1, 0]}
+    again, _ = _read(tmp_path / "out", recover=True)
+    assert [each for each in workloads_equal(again, found) if each.column != "name"] == []
 
 
 def test_recovery_is_for_cuts_alone(tmp_path: Path) -> None:

@@ -12,7 +12,17 @@ import pytest
 
 from hespas import api
 from hespas.converters import ReadOptions, WriteOptions, load_format
-from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, OpGraph, Permutation, Workload
+from hespas.graph import (
+    Diagnostics,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    Permutation,
+    Severity,
+    Workload,
+)
+from hespas.validators import Profile, check
 from hespas.validators.roundtrip import roundtrip
 
 _LIST = {"1": [0, 1], "2": [2, 3]}
@@ -247,3 +257,27 @@ def test_an_early_trace_is_written_with_the_label_of_its_schema(reference: Any, 
     again = Diagnostics()
     _read(tmp_path / "out.0.et", again)
     assert not again.counts()
+
+
+@pytest.mark.parametrize(
+    ("fields", "nanos", "message"),
+    [
+        ({"duration_micros": 1 << 63}, None, "2**63 or more"),
+        ({"duration_micros": (1 << 63) - 1}, None, ""),
+        ({"duration_micros": 1}, -1, "duration_nanos is negative"),
+        ({"duration_micros": 1}, 0, ""),
+    ],
+)
+def test_negative_times_are_errors_of_a_check(
+    reference: Any, tmp_path: Path, fields: dict[str, int], nanos: int | None, message: str
+) -> None:
+    node = reference.node(id=1, name="a", type=4, **fields)
+    if nanos is not None:
+        node.attr.add(name="duration_nanos").int64_val = nanos
+    (tmp_path / "w.et").write_bytes(reference.file(node))
+    profiles: list[Profile | None] = [None, "chakra", "astra-sim"]
+    for profile in profiles:
+        result = check([tmp_path / "w.et"], profile)
+        found = [entry for entry in result.violations if entry.code == "GR001"]
+        assert [(entry.severity, entry.node) for entry in found] == [(Severity.ERROR, 1)] * bool(message)
+        assert all(message in entry.message for entry in found)

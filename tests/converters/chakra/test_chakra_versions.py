@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from hespas import api
 from hespas.converters.chakra.codec import read_columns
-from hespas.graph import CollectiveKind, Diagnostics
+from hespas.converters.format import ReadOptions
+from hespas.graph import CollectiveKind, Diagnostics, Workload
 from tests.converters.chakra.historic_protos import (
     OLD_VERSIONS,
     Logical,
@@ -37,6 +39,27 @@ def test_one_program_in_every_schema_is_one_graph(tmp_path: Path, version: str) 
     kinds = [CollectiveKind(kind).name for kind in found.classes[0].collectives.kind.tolist()]
     assert kinds == ["ALL_REDUCE", "ALL_GATHER", "ALL_TO_ALL", "REDUCE_SCATTER"]
     assert found.classes[0].duration_ns[[1, 8]].tolist() == [17e3, 3e3]
+
+
+_UNITS: list[tuple[Literal["", "us", "ns"], float]] = [("", 1e3), ("us", 1e3), ("ns", 1.0)]
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_run_times_without_a_unit_are_in_the_one_that_the_user_names(tmp_path: Path, version: str) -> None:
+    for unit, factor in _UNITS:
+        (tmp_path / "a.et").write_bytes(encode(version, graph_nodes()))
+        found = Diagnostics()
+        options = ReadOptions(run_time_unit=unit)
+        value = api.read(tmp_path / "a.et", options=options, diagnostics=found)
+        assert isinstance(value, Workload)
+        assert value.classes[0].duration_ns[[1, 8]].tolist() == [17 * factor, 3 * factor]
+        told = next(entry.message for entry in found if entry.code == "chakra.run-time-unit")
+        assert "--run-time-unit ns" in told
+        assert ("likely unit" in told) == (version == "0.0.1")
+        api.write(value, tmp_path / "out.et", overwrite=True)
+        again = api.read(tmp_path / "out.et")
+        assert isinstance(again, Workload)
+        assert again.classes[0].duration_ns[[1, 8]].tolist() == [17 * factor, 3 * factor]
 
 
 @pytest.mark.parametrize("packed", [False, True])

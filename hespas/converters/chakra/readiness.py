@@ -1,0 +1,217 @@
+"""What ASTRA-sim's roofline and its memory tracker want of a trace beyond durations.
+
+With ``roofline-enabled`` a computation of no FLOPs never finishes and one of no bytes wakes nobody, so a
+count of 0 is stated as 1 and the true one beside it (``counted_ops``, ``counted_bytes``). With
+``track-local-mem`` every node states lists ``inputs`` and ``outputs`` of tensor names and sizes: here each
+node writes one tensor, called by the node's id, and reads those of its data dependencies. What comes from
+outside the trace, such as weights, is not listed. A trace of another tool keeps what it states; it is marked
+by a row of its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.columns import ByteRows
+from hespas.converters.chakra.contract import Tag
+from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans, offsets_of
+from hespas.graph import CollectiveTable, Csr, NodeKind, OpGraph, P2pTable, Resource
+from hespas.graph.columns import FloatArray
+from hespas.schemas.chakra.tables import AttributeField
+
+__all__ = [
+    "LARGEST_COUNT",
+    "LIST_NAMES",
+    "TensorLists",
+    "is_as_stated",
+    "list_faults",
+    "stand_ins",
+    "states_lists",
+    "tensor_lists",
+    "written_bytes",
+]
+
+LARGEST_COUNT = float(1 << 62)
+"""Counts from here on are not stated."""
+LIST_NAMES = ("inputs", "outputs")
+
+_STRING = 0x0A
+"""Tag of a string in a list of strings."""
+_ZERO = ord("0")
+_POWERS = np.array([10**power for power in range(1, 20)], np.uint64)
+
+
+def is_as_stated(graph: OpGraph) -> bool:
+    """Whether the graph was read from a trace that has not what is added here, and is written as it was."""
+    return bool((graph.extra.tag == Tag.AS_STATED).any())
+
+
+def stand_ins(graph: OpGraph) -> tuple[Bools, Bools]:
+    """Computations that state one FLOP, and those that state one byte, because they count none."""
+    if is_as_stated(graph):
+        no = np.zeros(len(graph), np.bool_)
+        return no, no
+    computes = (graph.kind == NodeKind.COMPUTE) & (graph.resource == Resource.DEVICE)
+    flops, moved = np.rint(graph.flops), np.rint(graph.bytes_moved)
+    return computes & (flops == 0) & (moved >= 0), computes & (moved == 0) & (flops >= 0)
+
+
+def written_bytes(
+    kind: NDArray[np.uint8],
+    costs: tuple[FloatArray, FloatArray],
+    collectives: CollectiveTable,
+    p2p: P2pTable,
+) -> Longs:
+    """Whole bytes that each node leaves in memory, 0 where unknown; ``costs`` are bytes read and written."""
+    moved = costs[0] + costs[1]
+    size = np.where((moved >= 0) & (moved < LARGEST_COUNT), costs[1], 0.0)
+    result = collectives.result_bytes
+    told = result >= 0
+    size[collectives.node[told]] = result[told]
+    messages = np.isin(kind, (NodeKind.SEND, NodeKind.RECV))
+    size[messages | (kind == NodeKind.METADATA)] = 0.0
+    arrives = kind[p2p.node] == NodeKind.RECV
+    size[p2p.node[arrives]] = p2p.comm_bytes[arrives]
+    return np.rint(np.where((size > 0) & (size < LARGEST_COUNT), size, 0.0)).astype(np.int64)
+
+
+class TensorLists(NamedTuple):
+    """The lists of all nodes, encoded."""
+
+    inputs: ByteRows
+    outputs: ByteRows
+
+
+def tensor_lists(ids: Words, data_deps: Csr, size: Longs) -> TensorLists:
+    """Each node's tensor under its id, and those of the nodes it depends on."""
+    outputs = _named_sizes(ids, size)
+    lengths = outputs.lengths
+    producers = data_deps.values.astype(np.int64)
+    data, _ = copy_spans(Window.holding(outputs.data), outputs.offsets[producers], lengths[producers])
+    read = offsets_of(lengths[producers])
+    return TensorLists(ByteRows(data, read[data_deps.offsets]), outputs)
+
+
+def _named_sizes(ids: Words, size: Longs) -> ByteRows:
+    """A list of two texts, id and size, per node; an empty one where the size is 0."""
+    there = np.flatnonzero(size)
+    amount = size[there].view(np.uint64)
+    name = ids[there]
+    widths = (_digits(name), _digits(amount))
+    lengths = np.zeros(len(size), np.int64)
+    lengths[there] = 4 + widths[0] + widths[1]
+    offsets = offsets_of(lengths)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    at = offsets[there]
+    for value, width in zip((name, amount), widths, strict=True):
+        data[at], data[at + 1] = _STRING, width
+        _spell(data, at + 2, value, width)
+        at = at + 2 + width
+    return ByteRows(data, offsets)
+
+
+def _digits(value: Words) -> Longs:
+    return np.searchsorted(_POWERS, value, side="right") + 1
+
+
+def _spell(data: NDArray[np.uint8], at: Longs, value: Words, width: Longs) -> None:
+    """Write decimal numbers of known widths."""
+    end, rest = at + width, value
+    for place in range(1, int(width.max(initial=0)) + 1):
+        rows = np.flatnonzero(width >= place)
+        quotient = rest // np.uint64(10)
+        data[(end - place)[rows]] = (rest - quotient * np.uint64(10))[rows] + np.uint64(_ZERO)
+        rest = quotient
+
+
+def states_lists(facts: AttributeFacts, lists: TensorLists) -> NDArray[np.int64] | None:
+    """The attribute rows that state just these lists, None where a node states others or none."""
+    found: list[Longs] = []
+    for name, expected in zip(LIST_NAMES, lists, strict=True):
+        rows = facts.first_rows(name)
+        if len(rows) != len(expected) or not (facts.attrs.field[rows] == AttributeField.STRING_LIST).all():
+            return None
+        payload = facts.attrs.payload
+        row = facts.attrs.bits[rows].view(np.int64)
+        start, length = payload.offsets[row], payload.offsets[row + 1] - payload.offsets[row]
+        if not np.array_equal(length, expected.lengths):
+            return None
+        data, _ = copy_spans(Window.holding(payload.data), start, length)
+        if not np.array_equal(data, expected.data):
+            return None
+        found.append(rows)
+    return np.concatenate(found)
+
+
+def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
+    """Nodes whose lists stop the memory tracker, and why; only a trace of another tool has any."""
+    if not is_as_stated(graph):
+        return
+    stated = {name: _stated(graph, name) for name in LIST_NAMES}
+    told = graph.kind != NodeKind.METADATA
+    for name, lists in stated.items():
+        absent = told.copy()
+        absent[list(lists)] = False
+        yield absent, f"no list {name!r}: the memory tracker throws"
+        yield (
+            _marked(graph, [node for node, texts in lists.items() if not _are_pairs(texts)]),
+            (f"its list {name!r} is not of names, each with a size: the memory tracker throws"),
+        )
+    yield (
+        _marked(graph, _written_twice(stated["outputs"])),
+        "it writes a tensor that was written before: the memory tracker counts the first only",
+    )
+
+
+def _marked(graph: OpGraph, nodes: list[int]) -> Bools:
+    mask = np.zeros(len(graph), np.bool_)
+    mask[nodes] = True
+    return mask
+
+
+def _stated(graph: OpGraph, name: str) -> dict[int, list[bytes]]:
+    """The texts of one list by node."""
+    table = graph.extra
+    kept = np.flatnonzero((table.node >= 0) & (table.tag == AttributeField.STRING_LIST))
+    keys = table.key[kept]
+    rows = kept[np.isin(keys, [key for key in np.unique(keys).tolist() if graph.strings[key] == name])]
+    nodes: list[int] = table.node[rows].tolist()
+    return {node: _texts(table.value(row)) for node, row in zip(nodes, rows.tolist(), strict=True)}
+
+
+def _texts(data: bytes) -> list[bytes]:
+    """The members of an encoded list of strings; what is none ends it."""
+    found: list[bytes] = []
+    at = 0
+    while at + 1 < len(data) and data[at] == _STRING:
+        length = shift = 0
+        while (at := at + 1) < len(data):
+            length |= (data[at] & 0x7F) << shift
+            shift += 7
+            if data[at] < 0x80:
+                break
+        found.append(data[at + 1 : at + 1 + length])
+        at += 1 + length
+    return found
+
+
+def _are_pairs(texts: list[bytes]) -> bool:
+    return len(texts) % 2 == 0 and all(size.isdigit() and len(size) < 20 for size in texts[1::2])
+
+
+def _written_twice(outputs: dict[int, list[bytes]]) -> list[int]:
+    """Nodes that write a tensor of some size which a node before them writes, too."""
+    seen: set[bytes] = set()
+    again: list[int] = []
+    for node in sorted(outputs):
+        texts = outputs[node]
+        names = {name for name, size in zip(texts[::2], texts[1::2], strict=False) if size.strip(b"0")}
+        if names & seen:
+            again.append(node)
+        seen |= names
+    return again
