@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -310,7 +311,7 @@ def encode_arrays(tree: Group) -> bytes:
         )
         sizes = [size for size in _parts(shape) if isinstance(size, int) and 0 <= size < 1 << 20]
         fitting = (
-            array.reshape(sizes) if int(np.prod(sizes or [1], dtype=np.float64)) == array.size else array
+            array.reshape(sizes) if math.prod(sizes) == array.size else array
         )
         arrays[_name(name).replace("/", "_") or "x"] = fitting
     out = io.BytesIO()

@@ -47,6 +47,7 @@ def time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) ->
     tops = np.array([band.up_to_ns for band in fit.bands])
     band = np.minimum(np.searchsorted(tops, time), len(tops) - 1)
     widening = 1 + _PER_DOUBLING * doublings_beyond(fit, ops)
-    low = np.array([each.low for each in fit.bands])[band] ** widening
-    high = np.array([each.high for each in fit.bands])[band] ** widening
-    return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
+    with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
+        low = np.array([each.low for each in fit.bands])[band] ** widening
+        high = np.array([each.high for each in fit.bands])[band] ** widening
+        return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
