@@ -6,12 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
+from hespas.converters import (
+    ReadOptions,
+    Value,
+    WriteOptions,
+    find_format,
+    format_for_output,
+    is_recognised,
+    note_left_out,
+)
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 
-__all__ = ["check_version", "read", "write"]
+__all__ = ["check_version", "read", "read_profiles", "write"]
 
 
 def read(
@@ -37,6 +45,30 @@ def read(
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_left_out(source, chosen, found)
     return chosen.read(source, settings, found)
+
+
+def read_profiles(
+    path: str | Path, *, options: ReadOptions | None = None, diagnostics: Diagnostics | None = None
+) -> list[Profile]:
+    """The measured profiles of a file, or of a folder with one per rank, in order of ranks.
+
+    A folder that is read as one workload of its files, as that of PyTorch's profiler, holds a profile in each
+    file that is one. Raises what :func:`read` does, and ``UsageError`` for what is a program.
+    """
+    source = Path(path)
+    origin = find_format(source, None)
+    files = [source]
+    if source.is_dir():
+        near = sorted([*source.glob("*"), *source.glob("*/*")])
+        ranks = [entry for entry in near if entry.is_file() and is_recognised(entry)]
+        files = [entry for entry in ranks if find_format(entry, None).as_workload == origin.name] or files
+    found: list[Profile] = []
+    for file in files:
+        value = read(file, options=options, diagnostics=diagnostics)
+        if not isinstance(value, Profile):
+            raise UsageError("expected a measured profile, and this is a program", path=str(file))
+        found.append(value)
+    return sorted(found, key=lambda each: int(each.rank.min()) if len(each) else 0)
 
 
 def write(
