@@ -40,7 +40,8 @@ _ATTRIBUTE_NOTES = """
 Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
 `bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any other
 collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the stream,
-so that sums are right within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
+from computation to computation and from communication to communication, so that sums of either are right
+within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
 `useful_ops` where it equals `num_ops`, `pg_name` where all ranks take part. Every other attribute that a
 trace had is kept, with its type and place.
 

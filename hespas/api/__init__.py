@@ -36,6 +36,7 @@ __all__ = [
     "estimators_document",
     "graph_estimator",
     "read",
+    "read_profiles",
     "simulate",
     "simulation_document",
     "step_of",
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
         graph_estimator,
         total_duration_ns,
     )
-    from hespas.api.io import read, write
+    from hespas.api.io import read, read_profiles, write
     from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
     from hespas.api.simulation import simulate, simulation_document, step_of, write_simulation_json
     from hespas.api.summary import Summary, summarise, summary_document
@@ -107,7 +108,7 @@ _HOMES = {
         "graph_estimator",
         "total_duration_ns",
     ),
-    "hespas.api.io": ("read", "write"),
+    "hespas.api.io": ("read", "read_profiles", "write"),
     "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
     "hespas.api.simulation": ("simulate", "simulation_document", "step_of", "write_simulation_json"),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),

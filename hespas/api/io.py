@@ -6,13 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.converters import ReadOptions, Value, WriteOptions, find_format, format_for_output, note_left_out
+from hespas.converters import (
+    ReadOptions,
+    Value,
+    WriteOptions,
+    find_format,
+    format_for_output,
+    is_recognised,
+    note_left_out,
+)
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import with_default_dtype
 
-__all__ = ["check_version", "read", "write"]
+__all__ = ["check_version", "read", "read_profiles", "write"]
 
 
 def read(
@@ -57,6 +65,30 @@ def _with_default_dtype(value: Value, element: DType, path: str, diagnostics: Di
     message = f"operations state no element type and are taken to compute in {element.name}, as asked"
     diagnostics.info("read.default-dtype", path, message, count=sum(count for _, count in made))
     return replace(value, classes=tuple(graph for graph, _ in made))
+
+
+def read_profiles(
+    path: str | Path, *, options: ReadOptions | None = None, diagnostics: Diagnostics | None = None
+) -> list[Profile]:
+    """The measured profiles of a file, or of a folder with one per rank, in order of ranks.
+
+    A folder that is read as one workload of its files, as that of PyTorch's profiler, holds a profile in each
+    file that is one. Raises what :func:`read` does, and ``UsageError`` for what is a program.
+    """
+    source = Path(path)
+    origin = find_format(source, None)
+    files = [source]
+    if source.is_dir():
+        near = sorted([*source.glob("*"), *source.glob("*/*")])
+        ranks = [entry for entry in near if entry.is_file() and is_recognised(entry)]
+        files = [entry for entry in ranks if find_format(entry, None).as_workload == origin.name] or files
+    found: list[Profile] = []
+    for file in files:
+        value = read(file, options=options, diagnostics=diagnostics)
+        if not isinstance(value, Profile):
+            raise UsageError("expected a measured profile, and this is a program", path=str(file))
+        found.append(value)
+    return sorted(found, key=lambda each: int(each.rank.min()) if len(each) else 0)
 
 
 def write(

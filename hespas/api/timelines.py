@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
+
+import numpy as np
 
 from hespas.converters import WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
@@ -16,7 +19,7 @@ from hespas.files.packed import open_input
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError, UsageError
 
-__all__ = ["check_timeline", "write_timeline"]
+__all__ = ["aligned", "check_timeline", "write_timeline"]
 
 _VIEWED = {
     ".json": "hespas.converters.chrome_trace.writer",
@@ -94,19 +97,20 @@ def write_timeline(
     workload: Workload,
     path: Path,
     *,
-    beside: Profile | None = None,
+    beside: Sequence[Profile] = (),
     hardware: str = "",
     overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a simulated run, and a measured profile ``beside`` it, at once or not at all.
+    """Write a simulated run, and measured profiles ``beside`` it, at once or not at all: their first step
+    begins where the run does, see :func:`aligned`.
 
     The name tells the format: Chrome trace, Perfetto trace, or a table of the spans, whose device is
     ``simulated HARDWARE``. Returns the bytes written. Raises as :func:`check_timeline` does, and
     ``UsageError`` where the timeline is not of this workload.
     """
-    check_timeline(path, beside=beside is not None, overwrite=overwrite)
+    check_timeline(path, beside=bool(beside), overwrite=overwrite)
     found = diagnostics if diagnostics is not None else Diagnostics()
     options = WriteOptions(name=path.name, progress=progress)
     run = Simulated(timeline, workload)
@@ -117,12 +121,50 @@ def write_timeline(
             _write_table(run, hardware, temporary, options, found)
             return
         values: list[tuple[str, Displayed]] = [("", run)]
-        if beside is not None:
-            values = [("measured", beside), ("simulated", run)]
+        if beside:
+            values = [*(("measured", each) for each in aligned(beside)), ("simulated", run)]
         write = cast("_WriteDisplayed", import_module(_VIEWED[suffix]).write_displayed)
         write(values, temporary, options, found)
 
     return write_atomically(path, fill, overwrite=overwrite, directory=False)
+
+
+def aligned(profiles: Sequence[Profile]) -> list[Profile]:
+    """Profiles of one job on the clock of a simulated step: device work of the first recorded step (without
+    steps, all of it) begins at 0.
+
+    Recordings of several processes have clocks of their own. All ranks leave a collective together: a later
+    profile is moved so that the ends of those it shares with an earlier one, by group and number, agree in
+    the median; one that shares none begins at 0 itself.
+    """
+    found: list[Profile] = []
+    left_ns: dict[tuple[str, int], float] = {}
+    for profile in profiles:
+        ends_ns = _collective_ends(profile)
+        apart = [left_ns[key] - end for key, end in ends_ns.items() if key in left_ns]
+        shift_ns = float(np.median(apart)) if apart else -_step_start(profile)
+        for key, end in ends_ns.items():
+            left_ns.setdefault(key, end + shift_ns)
+        host = replace(profile.host, start_ns=profile.host.start_ns + shift_ns)
+        found.append(replace(profile, start_ns=profile.start_ns + shift_ns, host=host))
+    return found
+
+
+def _collective_ends(profile: Profile) -> dict[tuple[str, int], float]:
+    """When each numbered collective of a group ended."""
+    comms, strings = profile.comms, profile.strings
+    rows = np.flatnonzero(comms.sequence >= 0)
+    ends = (profile.start_ns + profile.duration_ns)[comms.event[rows]]
+    groups = [strings[row] for row in comms.group_row[rows].tolist()]
+    return dict(zip(zip(groups, comms.sequence[rows].tolist(), strict=True), ends.tolist(), strict=True))
+
+
+def _step_start(profile: Profile) -> float:
+    """When the device begins with the first recorded step; 0 where nothing has a start."""
+    known = ~np.isnan(profile.start_ns)
+    inside = known & (profile.run >= 0)
+    chosen = inside if bool(inside.any()) else known
+    return float(profile.start_ns[chosen].min()) if bool(chosen.any()) else 0.0
 
 
 def _write_table(

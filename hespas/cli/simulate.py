@@ -62,7 +62,8 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
     ] = None,
     beside: Annotated[
-        Path | None, typer.Option(metavar="PROFILE", help="Show this measured profile in the same timeline.")
+        Path | None,
+        typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
     ] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -130,28 +131,28 @@ class _Drawn:
             taken["--timeline"] = [self.file]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
 
-    def measured(self, progress: Callable[[int, int], None] | None) -> Profile | None:
-        """The profile beside the run, if any; what is found in it is told at once, under its name."""
+    def measured(self, progress: Callable[[int, int], None] | None) -> list[Profile]:
+        """The profiles beside the run, if any; what is found in them is told at once, under their name."""
         from hespas import api
         from hespas.converters import ReadOptions
-        from hespas.graph import Diagnostics, Profile
+        from hespas.graph import Diagnostics
         from hespas.graph.errors import UsageError
 
         if not self.beside:
-            return None
+            return []
         diagnostics = Diagnostics()
-        found = api.read(self.beside, options=ReadOptions(progress=progress), diagnostics=diagnostics)
-        if not isinstance(found, Profile):
-            raise UsageError(
-                "--beside takes a measured profile, and this is a program", path=str(self.beside)
-            )
+        options = ReadOptions(progress=progress)
+        try:
+            found = api.read_profiles(self.beside, options=options, diagnostics=diagnostics)
+        except UsageError as error:
+            raise UsageError(f"--beside: {error.message}", path=error.path, hint=error.hint) from error
         say_diagnostics(diagnostics, self.beside)
         return found
 
     def write(
         self,
         done: Simulation,
-        measured: Profile | None,
+        measured: list[Profile],
         hardware: str,
         diagnostics: Diagnostics,
     ) -> None:

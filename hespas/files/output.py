@@ -19,6 +19,8 @@ from hespas.graph.errors import HespasError, OutputError
 __all__ = ["check_destination", "once_placed", "placed_at_once", "placed_together", "write_atomically"]
 
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
+_GROUPS_FILE = "comm_group.json"
+"""Of a set of rank files, and of no other: it goes with them."""
 _FEW_FILES = 16
 _FLUSHES_AT_ONCE = 8
 
@@ -373,9 +375,14 @@ def _replace_directory(temporary: Path, target: Path) -> None:
             path=str(target),
             hint="remove them or choose another destination",
         )
-    for file in there:
-        if file.name in fresh and not file.is_symlink():
+    replaced = [file for file in there if file.name in fresh]
+    for file in replaced:
+        if not file.is_symlink():
             shutil.copymode(file, temporary / file.name)
+    gone: list[Path] = []
+    if any(_RANK_FILE.match(file.name) for file in replaced):
+        gone = [file for file in kept if file.name == _GROUPS_FILE]
+        kept = [file for file in kept if file.name != _GROUPS_FILE]
     gathered = _gathered(kept, temporary)
     shutil.copymode(target, temporary)
     if gathered and exchange(temporary, target):
@@ -385,6 +392,8 @@ def _replace_directory(temporary: Path, target: Path) -> None:
         (temporary / file.name).unlink(missing_ok=True)
     for file in sorted(temporary.iterdir()):
         file.replace(target / file.name)
+    for file in gone:
+        file.unlink(missing_ok=True)
 
 
 def _gathered(kept: list[Path], temporary: Path) -> bool:
@@ -400,5 +409,6 @@ def _gathered(kept: list[Path], temporary: Path) -> bool:
 def _rescued(old: Path, target: Path) -> None:
     """Move what somebody has put into the folder after it was looked at; not rank files of another set."""
     for entry in old.iterdir():
-        if not os.path.lexists(target / entry.name) and not _RANK_FILE.match(entry.name):
+        of_a_set = _RANK_FILE.match(entry.name) or entry.name == _GROUPS_FILE
+        if not of_a_set and not os.path.lexists(target / entry.name):
             entry.rename(target / entry.name)

@@ -131,22 +131,28 @@ class Report:
         mask: BoolArray,
         message: str,
         severity: Severity | None = None,
+        *,
+        rank: int | None = None,
     ) -> None:
-        """A finding per marked node of one class, at the class's first rank."""
+        """A finding per marked node of one class, at the class's first rank, or at the one that is at fault
+        where not all of the class are.
+        """
         graph = self.job.classes[index]
         ranks = self.job.ranks_of(index)
         if not len(ranks):
             return
-        suffix = f" (and on the {len(ranks) - 1:,} other ranks of its class)" if len(ranks) > 1 else ""
+        where = int(ranks[0]) if rank is None else rank
+        of_all = rank is None and len(ranks) > 1
+        suffix = f" (and on the {len(ranks) - 1:,} other ranks of its class)" if of_all else ""
         marked = np.flatnonzero(mask)
         listed: list[int] = marked[: self.findings.keep].tolist()
         for node in listed:
             name = graph.node_name(node) or graph.op_name(node)
             told = f"{name}: {message}{suffix}" if name else f"{message}{suffix}"
-            self.add(told, rank=int(ranks[0]), node=int(graph.id[node]), severity=severity)
+            self.add(told, rank=where, node=int(graph.id[node]), severity=severity)
         rest = len(marked) - len(listed)
         if rest > 0:
-            self.add(f"{rest:,} more nodes", rank=int(ranks[0]), severity=severity, count=rest)
+            self.add(f"{rest:,} more nodes", rank=where, severity=severity, count=rest)
 
     def note(self, message: str) -> None:
         """Something worth knowing that is no violation, such as a check that was not possible."""

@@ -20,6 +20,7 @@ from hespas import api
 from hespas.cli.main import app
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError, UsageError
+from tests.converters.pytorch.traces import Json, annotation, kernel, launch, write_kineto
 from tests.converters.tracks.samples import measured, simulated
 from tests.simulator.small_programs import Sketch
 
@@ -45,6 +46,11 @@ def times_of(path: Path) -> list[tuple[float, float]]:
     found = api.read(path)
     assert isinstance(found, Profile)
     return sorted(zip(found.start_ns.tolist(), found.duration_ns.tolist(), strict=True))
+
+
+def from_zero(times: list[tuple[float, float]]) -> set[tuple[float, float]]:
+    """The times when work begins at 0, as that of a simulated step does."""
+    return {(start - times[0][0], duration) for start, duration in times}
 
 
 def trace_events(path: Path) -> list[dict[str, Any]]:
@@ -107,7 +113,39 @@ def test_a_measured_profile_stands_beside_the_run(name: str, tmp_path: Path) -> 
     sides = ["measured rank 3: H100", "measured rank 3 host", "simulated rank 0: and 7 alike"]
     assert processes(target) == sides
     assert len(times_of(target)) == len(measured()) + len(simulated_step()[0])
-    assert set(times_of(profile)) <= set(times_of(target))
+    assert from_zero(times_of(profile)) <= set(times_of(target))
+
+
+def test_a_folder_of_ranks_stands_beside_the_run_on_one_clock(tmp_path: Path) -> None:
+    """Device work of the first step begins at 0; the second rank's clock is 5 ms ahead, and its first
+    collective ends with the first rank's.
+    """
+    folder, target = tmp_path / "job", tmp_path / "t.json"
+    folder.mkdir()
+    for rank, (clock_us, late_us) in enumerate(((100.0, 0.0), (5_100.0, 3.0))):
+        talk: Json = {"Collective name": "allreduce", "Process Group Name": "0", "Seq": 7, "Group size": 2}
+        events = [
+            annotation("ProfilerStep#1", clock_us + 50, 200),
+            launch(clock_us, 1),
+            kernel("warm-up", clock_us + 10, 20, 1),
+            launch(clock_us + 60, 2),
+            kernel("gemm", clock_us + 70 + late_us, 20, 2),
+            launch(clock_us + 61, 3),
+            kernel("ncclDevKernel", clock_us + 90 + late_us, 30 - late_us, 3, talk, stream=9),
+        ]
+        about = {"rank": rank, "world_size": 2}
+        write_kineto(folder / f"rank{rank}.json", events, distributedInfo=about)
+    done = run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", folder)
+    assert done.exit_code == 0, done.output
+    assert [name for name in processes(target) if "measured" in name] == [
+        "measured rank 0",
+        "measured rank 1",
+    ]
+    slices = [event for event in trace_events(target) if event["ph"] == "X"]
+    starts = {name: [each["ts"] for each in slices if each["name"] == name] for name in ("warm-up", "gemm")}
+    assert starts == {"warm-up": [-60, -60], "gemm": [0, 3]}
+    ends = [each["ts"] + each["dur"] for each in slices if each["name"] == "ncclDevKernel"]
+    assert ends == [50, 50]
 
 
 def test_what_is_found_in_the_profile_is_told_under_its_name(tmp_path: Path) -> None:
@@ -127,7 +165,7 @@ def test_a_perfetto_trace_with_both_sides(tmp_path: Path) -> None:
     assert run(STEP, "--hardware", "H100-SXM", "--timeline", target, "--beside", profile).exit_code == 0
     found = api.read(target)
     assert isinstance(found, Profile)
-    assert set(times_of(profile)) <= set(times_of(target))
+    assert from_zero(times_of(profile)) <= set(times_of(target))
     assert set(found.rank.tolist()) == {0, 3}
 
 
@@ -179,7 +217,7 @@ def test_an_earlier_timeline_is_replaced_and_a_profile_is_not(name: str, tmp_pat
         (["--timeline", "t.json", "--json", "t.json"], "--json names the same file as --timeline"),
         (["--timeline", "t.csv", "--beside", "m.csv"], "a table holds one run"),
         (["--beside", "m.csv"], "--beside shows a profile in a timeline"),
-        (["--timeline", "t.json", "--beside", str(STEP)], "--beside takes a measured profile"),
+        (["--timeline", "t.json", "--beside", str(STEP)], "--beside: expected a measured profile"),
     ],
 )
 def test_a_wrong_request_says_what_is_wrong(

@@ -92,6 +92,27 @@ def test_rank_files_of_a_larger_set_are_not_mixed_with_the_new_one(tmp_path: Pat
     assert _names(out) == ["job.7.et"]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_process_groups_of_the_replaced_set_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(output, "exchange", lambda *_: False)
+    out = tmp_path / "out"
+    for old in ("job.0.et", "notes.json"):
+        out.mkdir(exist_ok=True)
+        (out / old).write_text("old")
+        (out / "comm_group.json").write_text("old")
+        write_atomically(out, _fill_set, overwrite=True, directory=True)
+        if old == "job.0.et":  # of the set that is replaced
+            assert _names(out) == ["job.0.et", "job.1.et"]
+            for entry in out.iterdir():
+                entry.unlink()
+        else:
+            assert _names(out) == ["comm_group.json", "job.0.et", "job.1.et", "notes.json"]
+            assert (out / "comm_group.json").read_text() == "old"
+
+
 def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -513,3 +513,12 @@ def test_a_set_without_groups_is_told_and_no_fault_of_ours() -> None:
     builder.add_collective(node, CollectiveKind.ALL_REDUCE, group_set=empty, comm_bytes=8)
     found = check_workload(Workload.spmd(builder.build(), 2))
     assert "ET019" in {each.code for each in found.violations}
+
+
+def test_a_finding_names_the_rank_that_is_at_fault() -> None:
+    steps = Steps(4)
+    steps.coll(steps.compute(), groups=[[0, 1], [2]])
+    found = check_workload(Workload.spmd(steps.build(), 4)).violations
+    told = [entry for entry in found if "in no group of it" in entry.message]
+    assert [entry.rank for entry in told] == [3]
+    assert "other ranks of its class" not in told[0].message

@@ -85,7 +85,7 @@ class Lowered(NamedTuple):
 def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
     """The trace of one rank. O(nodes + attributes), vectorised but for texts of shapes."""
     extra = Kept(graph)
-    times = extra.times(Times.of(graph.duration_ns, graph.resource, graph.stream))
+    times = extra.times(Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)))
     assembled = _attributes(graph, variables, extra, times)
     kinds = np.zeros(len(NodeKind), np.int32)
     for kind, number in KIND_TO_TYPE.items():

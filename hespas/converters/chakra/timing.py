@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.graph import NodeKind
 from hespas.graph.columns import FloatArray
 
 __all__ = ["LONGEST_NS", "UNKNOWN", "Times", "carried_micros", "micros_as_ns", "whole_nanos"]
 
+_COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 UNKNOWN = -1
 LONGEST_NS = 1 << 62
 """Longer times (146 years) are told in microseconds only."""
 
-_LARGEST_MICROS = np.uint64((1 << 64) - 1)
-_LARGEST_CAST = float((1 << 64) - 2048)
-"""The largest number below 2**64 that a float holds."""
+_LARGEST_MICROS = np.uint64((1 << 63) - 1)
+"""More would be a negative time to readers of signed numbers."""
+_LARGEST_CAST = float((1 << 63) - 1024)
+"""The largest number below 2**63 that a float holds."""
 
 
 class Times(NamedTuple):
@@ -34,9 +37,15 @@ class Times(NamedTuple):
     micros: Words
 
     @classmethod
-    def of(cls, duration_ns: FloatArray, resource: NDArray[np.integer], stream: NDArray[np.integer]) -> Times:
-        """What a trace states for durations (ns, NaN where unknown); remainders are carried per stream."""
-        lane = resource.astype(np.int64) * (1 << 32) + stream
+    def of(
+        cls, duration_ns: FloatArray, kind: NDArray[np.integer], place: tuple[NDArray[np.integer], ...]
+    ) -> Times:
+        """What a trace states for durations (ns, NaN where unknown). ``place`` is resource and stream, along
+        which remainders are carried: those of computations among each other, for a simulator replays their
+        times alone.
+        """
+        resource, stream = place
+        lane = (resource.astype(np.int64) * 2 + np.isin(kind, _COMMUNICATION)) * (1 << 32) + stream
         nanos = whole_nanos(duration_ns, lane)
         micros = carried_micros(nanos, lane).view(np.uint64)
         long = np.flatnonzero(duration_ns >= LONGEST_NS)

@@ -233,7 +233,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
     others = start_rows(columns)
     if costs.is_exact and columns.duration_micros.any():  # else a writer may fill them in
-        written = Times.of(costs.duration_ns, resource, stream).micros
+        written = Times.of(costs.duration_ns, reader.kind, (resource, stream)).micros
         others += time_rows(columns, costs.duration_ns, written)
     for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
         others += io_rows(io, tag)

@@ -91,7 +91,7 @@ def _members(job: Job, report: Report, index: int, row: int) -> None:
         who: list[int] = ranks[~inside][:8].tolist()
         text = f"{int((~inside).sum()):,} ranks that issue it are in no group of it, such as {who}"
         severity = Severity.WARNING if job.profile is None else None
-        report.nodes(index, _users(graph, row), text, severity)
+        report.nodes(index, _users(graph, row), text, severity, rank=who[0])
 
 
 def _group_names(graph: OpGraph) -> dict[str, int]:

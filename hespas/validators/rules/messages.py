@@ -59,11 +59,17 @@ def _peers(job: Job, report: Report, index: int, row: int, permutation: Permutat
         if not mine:
             whom = "sends" if kind is NodeKind.SEND else "receives"
             report.nodes(index, nodes, f"none of its ranks is the one that {whom}, by its source and target")
-        if any(source == target for source, target in mine):
-            report.nodes(index, nodes, "its peer is its own rank")
+        to_itself = [source for source, target in mine if source == target]
+        if to_itself:
+            report.nodes(index, nodes, "its peer is its own rank", rank=to_itself[0])
         outside = [pair for pair in mine if total > 0 and not 0 <= pair[1 - side] < total]
         if outside:
-            report.nodes(index, nodes, f"its peer {outside[0][1 - side]} is not one of the {total:,} ranks")
+            report.nodes(
+                index,
+                nodes,
+                f"its peer {outside[0][1 - side]} is not one of the {total:,} ranks",
+                rank=outside[0][side],
+            )
 
 
 def _own(permutation: Permutation, ranks: set[int]) -> list[tuple[int, int]]:

@@ -105,15 +105,16 @@ def test_long_times_come_back_exactly(reference: Any, tmp_path: Path, micros: in
     path.write_bytes(_timed(reference, (5, None), (micros, None), (7, None)))
     workload, found = _read(path)
     assert workload.classes[0].duration_ns.tolist() == [5e3, float(micros) * 1e3, 7e3]
-    assert not found.counts()
+    assert found.counts() == ({"GR001": 1} if micros >= 1 << 63 else {})
     assert _write(workload, tmp_path / "out.0.et").read_bytes() == path.read_bytes()
 
 
 def test_times_longer_than_any_trace_are_the_longest() -> None:
     time = np.array([5e18, 2.5e22, 1.0])
-    times = Times.of(time, np.zeros(3, np.int64), np.zeros(3, np.int64))
+    nothing = np.zeros(3, np.int64)
+    times = Times.of(time, nothing, (nothing, nothing))
     assert times.nanos.tolist() == [-1, -1, 1]
-    assert times.micros.tolist() == [5 * 10**15, (1 << 64) - 1, 1]
+    assert times.micros.tolist() == [5 * 10**15, (1 << 63) - 1, 1]
     assert times.shortened(time) == 1
 
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.timing import UNKNOWN, carried_micros, whole_nanos
+from hespas.converters.chakra.timing import UNKNOWN, Times, carried_micros, whole_nanos
+from hespas.graph import NodeKind
 
 _NODES = st.lists(
     st.tuples(st.floats(0, 1e9) | st.sampled_from([0.0, 0.2, 0.7, 1.0, 1.5, 300.0]), st.integers(0, 2)),
@@ -39,3 +40,12 @@ def test_whole_numbers_stay_and_unknown_is_no_time() -> None:
     nanos = whole_nanos(time, np.zeros(5, np.int64))
     assert nanos.tolist() == [5, UNKNOWN, 1_000_000, UNKNOWN, UNKNOWN]
     assert carried_micros(nanos, np.zeros(5, np.int64)).tolist() == [1, 0, 1000, 0, 0]
+
+
+def test_what_a_simulator_replays_has_its_own_remainders() -> None:
+    kind = np.array([NodeKind.COMPUTE, NodeKind.COLLECTIVE] * 4)
+    time = np.array([600.0, 700.0] * 4)
+    place = (np.zeros(8, np.int64), np.zeros(8, np.int64))
+    micros = Times.of(time, kind, place).micros
+    assert int(micros[kind == NodeKind.COMPUTE].sum()) == 3  # 2.4 us, and nothing of the collectives' 2.8
+    assert int(micros[kind == NodeKind.COLLECTIVE].sum()) == 3
