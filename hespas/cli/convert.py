@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped, Granularity, Missing
-from hespas.cli.reports import EstimatorOption, GranularityOption, MissingOption, check_reports, list_file
+from hespas.cli.reports import (
+    EstimatorOption,
+    GranularityOption,
+    MissingOption,
+    ReplicasOption,
+    check_reports,
+    list_file,
+)
 from hespas.cli.session import (
     DebugOption,
     ProgressOption,
@@ -94,6 +101,7 @@ def convert(
     estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
     ranks: _Ranks = "",
     num_devices: _NumDevices = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     granularity: Annotated[Granularity | None, GranularityOption] = None,
     missing: Annotated[Missing, MissingOption] = "warn",
     overwrite: _Overwrite = False,
@@ -132,6 +140,7 @@ def convert(
                 estimator=estimator,
                 ranks=_parse_ranks(ranks),
                 num_devices=num_devices,
+                num_replicas=num_replicas,
                 granularity=granularity,
                 missing=missing,
                 overwrite=overwrite,

@@ -21,6 +21,7 @@ __all__ = [
     "ListOption",
     "MissingOption",
     "OverwriteOption",
+    "ReplicasOption",
     "check_apart",
     "check_once",
     "check_reports",
@@ -46,6 +47,9 @@ GranularityOption = typer.Option(
     help="One node per operation, per elementwise chain, or per region between collectives (default: fused "
     "where no compiler has fused the program yet and it gets times).",
     show_default=False,
+)
+ReplicasOption = typer.Option(
+    min=1, metavar="N", help="How many of --num-devices are replicas, where SRC does not say."
 )
 MissingOption = typer.Option(help="What to do where a time or a trip count is not known.")
 OverwriteOption = typer.Option("--overwrite", help="Replace files that the options name.")

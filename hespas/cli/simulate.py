@@ -16,6 +16,7 @@ from hespas.cli.reports import (
     JsonOption,
     MissingOption,
     OverwriteOption,
+    ReplicasOption,
     check_apart,
     check_reports,
     hardware_files,
@@ -55,6 +56,7 @@ def simulate(
     num_devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
     ] = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     missing: Annotated[Missing, MissingOption] = "warn",
     json_file: Annotated[Path | None, JsonOption] = None,
     timeline: Annotated[
@@ -83,7 +85,7 @@ def simulate(
         drawn = _Drawn(timeline, beside, json_file, overwrite)
         drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
-            options = ReadOptions(num_devices=num_devices, progress=callback)
+            options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             value = api.read(source, format=source_format or None, options=options, diagnostics=diagnostics)
             measured = drawn.measured(callback)
             done = api.simulate(
