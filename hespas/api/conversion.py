@@ -93,13 +93,8 @@ def convert(
     found = diagnostics if diagnostics is not None else Diagnostics()
     target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
     _check_estimator(hardware, estimator)
-    reading = ReadOptions(
-        num_devices=num_devices,
-        num_replicas=num_replicas,
-        version=source_version,
-        recover=recover,
-        progress=progress,
-    )
+    reading = ReadOptions(version=source_version, recover=recover, progress=progress)
+    reading = replace(reading, num_devices=num_devices, num_replicas=num_replicas)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     preparation = Preparation(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target

@@ -9,7 +9,7 @@ from math import inf, isnan
 import numpy as np
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
-from hespas.estimators import MissingPolicy, apply_estimate, load_estimator
+from hespas.estimators import MissingPolicy, apply_estimate, as_run_on, load_estimator
 from hespas.estimators.energy import StepEnergy, step_energy
 from hespas.estimators.settings import for_job, with_option
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
@@ -78,7 +78,8 @@ def graph_estimator(
         model = with_option(model, "failed", "error", "unknown")
 
     def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        return apply_estimate(graph, model.estimate(graph, device, diagnostics), missing, diagnostics)
+        said = model.estimate(as_run_on(graph, device, diagnostics), device, diagnostics)
+        return apply_estimate(graph, said, missing, diagnostics)
 
     return run
 
@@ -108,7 +109,7 @@ def estimate(
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
-        estimates.append(model.estimate(graph, device, found))
+        estimates.append(model.estimate(as_run_on(graph, device, found), device, found))
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)
     energies = [

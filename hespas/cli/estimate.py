@@ -18,6 +18,7 @@ from hespas.cli.reports import (
     LoudnessOption,
     NumDevicesOption,
     OverwriteOption,
+    ReplicasOption,
     check_reports,
     estimator_files,
     hardware_files,
@@ -73,6 +74,7 @@ def estimate(
     ] = "",
     source_format: Annotated[str, FromOption] = "",
     num_devices: Annotated[int | None, NumDevicesOption] = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv|-", help="Write one row per operation.")
     ] = None,
@@ -97,6 +99,7 @@ def estimate(
                     "SRC": source,
                     "--from": source_format,
                     "--num-devices": num_devices,
+                    "--num-replicas": num_replicas,
                     "--granularity": granularity,
                 }
             )
@@ -104,7 +107,7 @@ def estimate(
             return
         if source is None:
             raise UsageError("nothing to estimate", hint="name a workload (SRC) or a table (--table FILE)")
-        reading = (source_format or None, num_devices)
+        reading = (source_format or None, num_devices, num_replicas)
         _estimate_program(source, reading, granularity, asked, progress)
 
 
@@ -150,7 +153,7 @@ def _refuse_with_table(given: dict[str, Path | str | int | None]) -> None:
 
 def _estimate_program(
     source: Path,
-    reading: tuple[str | None, int | None],
+    reading: tuple[str | None, int | None, int | None],
     granularity: Granularity | None,
     asked: _Asked,
     progress: bool | None,
@@ -160,9 +163,9 @@ def _estimate_program(
 
     asked.check_reports("SRC", source)
     diagnostics = asked.diagnostics
-    source_format, num_devices = reading
+    source_format, num_devices, num_replicas = reading
     with progress_bar("estimating", progress) as callback:
-        options = ReadOptions(num_devices=num_devices, progress=callback)
+        options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
         value = api.read(
             source, format=source_format, options=options, diagnostics=diagnostics, workload=True
         )

@@ -26,6 +26,7 @@ __all__ = [
     "MissingOption",
     "NumDevicesOption",
     "OverwriteOption",
+    "ReplicasOption",
     "check_apart",
     "check_once",
     "check_reports",
@@ -61,6 +62,9 @@ GranularityOption = typer.Option(
     show_default=False,
 )
 NumDevicesOption = typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
+ReplicasOption = typer.Option(
+    min=1, metavar="N", help="How many of --num-devices are replicas, where SRC does not say."
+)
 LoudnessOption = typer.Option(
     "--verbose/--quiet",
     "-v/-q",

@@ -19,6 +19,7 @@ from hespas.cli.reports import (
     MissingOption,
     NumDevicesOption,
     OverwriteOption,
+    ReplicasOption,
     check_apart,
     check_reports,
     hardware_files,
@@ -56,6 +57,7 @@ def simulate(
     granularity: Annotated[Granularity | None, GranularityOption] = None,
     source_format: Annotated[str, FromOption] = "",
     num_devices: Annotated[int | None, NumDevicesOption] = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     missing: Annotated[Missing, MissingOption] = "warn",
     json_file: Annotated[Path | None, JsonOption] = None,
     timeline: Annotated[
@@ -86,7 +88,7 @@ def simulate(
         drawn = _Drawn(timeline, beside, json_file, overwrite)
         drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
-            options = ReadOptions(num_devices=num_devices, progress=callback)
+            options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             value = api.read(
                 source, format=source_format or None, options=options, diagnostics=diagnostics, workload=True
             )

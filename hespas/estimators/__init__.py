@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.estimators.apply import MissingPolicy, apply_estimate, kept_durations, settle_missing
+from hespas.estimators.apply import MissingPolicy, apply_estimate, as_run_on, kept_durations, settle_missing
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.registry import estimator_names, load_estimator
 
@@ -10,6 +10,7 @@ __all__ = [
     "Estimator",
     "MissingPolicy",
     "apply_estimate",
+    "as_run_on",
     "estimator_names",
     "kept_durations",
     "load_estimator",

@@ -3,23 +3,83 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Diagnostics, Estimate, NodeKind, OpGraph, Severity
+from hespas.graph import (
+    DTYPES,
+    SOURCE_DTYPE,
+    Diagnostics,
+    Estimate,
+    NodeKind,
+    OpGraph,
+    Severity,
+    find_dtype,
+)
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import is_free, with_durations
+from hespas.hardware import Device
 
-__all__ = ["MISSING_POLICIES", "MissingPolicy", "apply_estimate", "kept_durations", "settle_missing"]
+__all__ = [
+    "MISSING_POLICIES",
+    "MissingPolicy",
+    "apply_estimate",
+    "as_run_on",
+    "kept_durations",
+    "settle_missing",
+]
 
 MissingPolicy = Literal["error", "warn", "zero"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
 """What to do with nodes that have no duration: refuse, keep them unknown, or count them as 0."""
 
 _LISTED = 12
+
+
+def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
+    """The work of a program on a device. What was compiled for a CPU multiplies narrow values as f32 (see
+    :data:`~hespas.graph.SOURCE_DTYPE`): another device multiplies them as they are, and converts nothing.
+    """
+    key = {row for row in np.unique(graph.extra.key).tolist() if graph.strings[row] == SOURCE_DTYPE}
+    rows = np.flatnonzero(np.isin(graph.extra.key, list(key)) & (graph.extra.node >= 0)).tolist()
+    if device.kind == "cpu" or not rows:
+        return graph
+    source = np.full((2, len(graph)), -1, np.int16)
+    converts = np.zeros(len(graph), np.bool_)
+    for row in rows:
+        node, names = int(graph.extra.node[row]), graph.extra.value(row).decode("utf-8", "replace").split(",")
+        types = [find_dtype(name) for name in (names[0], names[-1])]
+        source[:, node] = [-1 if kind is None else kind.code for kind in types]
+        converts[node] = names == [_CONVERT]
+    table, wide = graph.contractions, (source >= 0).all(axis=0)
+    if not wide.any():  # conversions for anything else are real ones
+        return graph
+    narrow = np.where(wide, source, -1)[:, table.node]
+    lhs, rhs = np.where(narrow >= 0, narrow, np.stack((table.lhs, table.rhs)))
+    diagnostics.warning(
+        "estimate.widened",
+        graph.name,
+        f"products of narrow values that were widened to f32 for a CPU are estimated on {device.name} as "
+        "what they were, without the conversions around them",
+        count=int(wide.sum()),
+    )
+    zero = {name: np.where(converts, 0.0, getattr(graph, name)) for name in _FIGURES}
+    bits = np.array([kind.bits for kind in DTYPES], np.float64)[source].mean(axis=0)
+    zero["bytes_read"] = np.where(wide, zero["bytes_read"] * bits / _WIDE_BITS, zero["bytes_read"])
+    return replace(
+        graph,
+        rate_dtype=np.where(wide, source[0], graph.rate_dtype).astype(np.int16),
+        contractions=replace(table, lhs=lhs.astype(np.int16), rhs=rhs.astype(np.int16)),
+        **zero,
+    )
+
+
+_CONVERT, _WIDE_BITS = "convert", 32
+_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
 def apply_estimate(

@@ -14,6 +14,7 @@ from hespas.graph.profile import EventColumns, HostOps, MeasuredComms, Profile
 from hespas.graph.tables import (
     ACCUMULATOR_BITS,
     MAC_NOISE_SIGMA,
+    SOURCE_DTYPE,
     CollectiveTable,
     ContractionTable,
     ExtraTable,
@@ -30,6 +31,7 @@ __all__ = [
     "DYNAMIC",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
+    "SOURCE_DTYPE",
     "UNKNOWN_DTYPE",
     "WHOLE_JOB",
     "CollectiveKind",

@@ -15,6 +15,7 @@ from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 __all__ = [
     "ACCUMULATOR_BITS",
     "MAC_NOISE_SIGMA",
+    "SOURCE_DTYPE",
     "CollectiveTable",
     "ContractionTable",
     "ExtraTable",
@@ -25,6 +26,11 @@ __all__ = [
 ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
 """Keys of texts in :class:`ExtraTable` that say how a product is accumulated where element types do not show
 it: bits of the accumulator, and the standard deviation of its noise in units of its last bit.
+"""
+
+SOURCE_DTYPE = "source_dtype"
+"""Key of the text that names the type of values which a compiler widened for a device that does not compute
+in it: of products, and (``convert``) of the conversions themselves.
 """
 
 

@@ -537,3 +537,32 @@ def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None
             assert done.exit_code == 4, done.output
             assert "what one device does is not known" in done.output
     assert ".global-program" in _validate("check", _GLOBAL).output
+
+
+_OVER_ALL = """HloModule m
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+ENTRY e {
+  x = f32[1024]{0} parameter(0)
+  ROOT r = f32[1024]{0} all-reduce(x), replica_groups={{0,1}}, to_apply=add
+}
+"""
+
+
+def test_devices_and_replicas_are_those_asked_for(tmp_path: Path) -> None:
+    program = tmp_path / "m.hlo"
+    program.write_text(_OVER_ALL)
+    counts = ["--num-devices", "8", "--num-replicas", "2"]
+    for done in (
+        _hespas("estimate", program, "--hardware", "H100-SXM", *counts),
+        _hespas("simulate", program, "--hardware", "H100-SXM", *counts),
+        _convert(program, tmp_path / "traces", *counts),
+    ):
+        assert done.exit_code == 0, done.output
+        assert "8 ranks in 1 class" in done.output
+    refused = _convert(program, tmp_path / "new", "--num-devices", "7", "--num-replicas", "2")
+    assert refused.exit_code == 2
+    assert "try: --num-devices 8" in refused.output

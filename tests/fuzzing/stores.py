@@ -310,9 +310,7 @@ def encode_arrays(tree: Group) -> bytes:
             [text_of(cell) if isinstance(cell, Group) else cell for cell in _parts(cells)], text_of(kind)
         )
         sizes = [size for size in _parts(shape) if isinstance(size, int) and 0 <= size < 1 << 20]
-        fitting = (
-            array.reshape(sizes) if math.prod(sizes) == array.size else array
-        )
+        fitting = array.reshape(sizes) if math.prod(sizes) == array.size else array
         arrays[_name(name).replace("/", "_") or "x"] = fitting
     out = io.BytesIO()
     np.savez_compressed(out, allow_pickle=False, **arrays)

@@ -21,7 +21,8 @@ from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import base_opcode
 from hespas.converters.hlo.scan import unquote
 from hespas.converters.hlo.traffic import UPDATING, fusion_bytes
-from hespas.graph import NodeKind, OpClass
+from hespas.converters.hlo.widened import source_dtypes, widens
+from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, Severity
 from hespas.graph.errors import UnsupportedError
 
 __all__ = ["MAX_CALL_DEPTH", "Lowering"]
@@ -145,9 +146,26 @@ class Lowering:
             kind=kind,
         )
         frame.nodes.append(node)
+        self._note_widened(node, (computation, index), cost)
         if frame.state:
             self._note_reader(frame, index, node)
         return node
+
+    def _note_widened(self, node: int, place: tuple[Computation, int], cost: Cost) -> None:
+        """Keep the types of narrow values that are multiplied as f32, and which conversions are for that."""
+        opcode = place[0].opcodes[place[1]]
+        if cost.contractions:
+            narrow = source_dtypes(self.program, *place)
+            if narrow is not None:
+                types = ",".join(dict.fromkeys(each.name for each in narrow))
+                self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, types.encode())
+                message = (
+                    "multiplies values that the compiler widened to f32, as XLA does for CPUs; estimates "
+                )
+                message += "for other devices take the narrow type"
+                self.findings.add("hlo.widened-product", types, place, message, Severity.INFO)
+        elif opcode in {"convert", "fusion"} and widens(self.program, *place):
+            self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, b"convert")
 
     def _note_reader(self, frame: Frame, index: int, node: int) -> None:
         """Remember which element of the loop state a node reads."""

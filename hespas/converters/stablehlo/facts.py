@@ -53,7 +53,7 @@ from hespas.converters.stablehlo.types import TypeTable
 from hespas.graph import OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
-__all__ = ["FactReader", "summed"]
+__all__ = ["FactReader"]
 
 _SINGLE_OP = 2
 _MAX_DEPTH = 100
@@ -221,12 +221,12 @@ class FactReader:
             return _UNKNOWN
         if op.name.endswith((".case", ".if")):
             return max(parts, key=_weight)
-        total = summed(parts)
-        return repeated(total, self._trips.trips(op)) if op.name.endswith(".while") else total
+        total = _summed(parts)
+        return _repeated(total, self._trips.trips(op)) if op.name.endswith(".while") else total
 
     def _all_of(self, block: Block, depth: int) -> Cost:
         operations = [view.operation for view in block.operations]
-        return summed([self.executed(op, depth) for op in operations if op.name not in _RETURNS])
+        return _summed([self.executed(op, depth) for op in operations if op.name not in _RETURNS])
 
     def _single(self, op: Operation) -> Body:
         """The body that is one operation and its return; equal ones are computed once."""
@@ -370,7 +370,7 @@ class FactReader:
         return CustomFacts(symbol_of(op, "call_target_name"), text_of(op, name))
 
 
-def summed(costs: Sequence[Cost]) -> Cost:
+def _summed(costs: Sequence[Cost]) -> Cost:
     """Costs together, as of one operation; bytes too, which a fusion replaces by those of its operands."""
     total = Cost(OpClass.FUSION)
     for cost in costs:
@@ -388,7 +388,7 @@ def summed(costs: Sequence[Cost]) -> Cost:
     return total
 
 
-def repeated(cost: Cost, times: float) -> Cost:
+def _repeated(cost: Cost, times: float) -> Cost:
     """A cost several times; what a product is per trip is no single product of all of them."""
     figures = (cost.flops, cost.useful_flops, cost.transcendentals, cost.bytes_read, cost.bytes_written)
     flops, useful, transcendentals, read, written = (figure * times for figure in figures)

@@ -108,7 +108,7 @@ def test_proto_and_text_of_a_module_are_the_same_graph() -> None:
     pytest.importorskip("jaxlib")
     proto, found = _read(PROTO)
     text, _ = _read(PROTO_AS_TEXT)
-    assert found.counts() == {"hlo.inferred-devices": 1}
+    assert found.counts() == {"hlo.inferred-devices": 1, "hlo.widened-product": 57}
     assert proto.num_ranks == text.num_ranks == 8
     assert _figures(proto.classes[0]) == _figures(text.classes[0])
     assert proto.classes[0].group_sets == text.classes[0].group_sets
@@ -150,7 +150,7 @@ def test_a_broken_proto_is_a_format_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "attributes", "devices", "expected"),
     [
-        ("", "", None, (1, "")),
+        ("", "", None, (1, "hlo.unknown-devices")),
         ("", "", 4, (4, "")),
         ("", ", channel_id=1", 4, (4, "")),
         (", num_partitions=8", ", channel_id=1", None, (8, "")),
