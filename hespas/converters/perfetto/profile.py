@@ -119,7 +119,8 @@ def _column(values: object) -> IntArray:
 def _device(facts: TraceFacts, slices: _Slices, places: list[Place], diagnostics: Diagnostics) -> BoolArray:
     strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
     if facts.attributes.get("schema") == SCHEMA_ID:  # ours says what is of the host, also beside a CPU's work
-        return category != strings.add(HOST_CATEGORY)
+        ours: BoolArray = category != strings.add(HOST_CATEGORY)
+        return ours
     by_track = np.array([place.is_device for place in places], np.bool_)[slices.track]
     rows = [strings.add(name) for name in sorted(_DEVICE_CATEGORIES)]
     found = by_track | np.isin(category, rows)

@@ -188,7 +188,8 @@ class _Collected:
         again = np.delete(near, first)
         again = again[columns["id"][again] >= 0]
         self.parts = {name: [np.delete(column, again)] for name, column in columns.items()}
-        return columns["category_row"][again]
+        categories: IntArray = columns["category_row"][again]
+        return categories
 
 
 def read_events(path: Path, max_bytes: int) -> KinetoTrace:

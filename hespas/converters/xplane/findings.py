@@ -10,7 +10,7 @@ import numpy as np
 from hespas.converters.xplane.collect import Collected
 from hespas.converters.xplane.cores import Ranked
 from hespas.converters.xplane.labels import Labels
-from hespas.converters.xplane.lines import LineKind
+from hespas.converters.xplane.lines import LineKind, has_devices
 from hespas.converters.xplane.space import SpaceFacts
 from hespas.converters.xplane.texts import Texts
 from hespas.graph import Diagnostics
@@ -114,6 +114,10 @@ def _report_times(found: Found, strings: Texts, sink: _Sink) -> None:
         name = strings[int(found.labels.kernel_row[negative[0]])]
         message = f"device events end before they start, the first is {name[:80]!r}"
         sink.warning("negative-duration", message, len(negative))
+    silent = [plane for plane in found.facts.planes if has_devices([plane])]
+    listed = ", ".join(plane[:60] for plane in silent[:4])
+    nothing = f"nothing was recorded on devices: {listed}; what the host names of them are launches"
+    sink.warning("no-device-events", nothing, 0 if len(found.on.device) else len(silent))
     zero = int((found.on.device.duration_ps == 0).sum())
     sink.warning("zero-duration", "device events of 0 ps", zero)
 

@@ -318,7 +318,7 @@ def test_beside_a_device_what_names_an_operation_on_the_host_is_its_launch(
     lines = [Line(13, "Stream #13(Compute)", 100, work)]
     lines.extend(Line(0xDEADBEEF + place, name, 100, again) for place, name in enumerate(derived))
     calls = [host_launch("fusion.1", 0, 5_000_000, 1), host_launch("gemm.2", 6_000_000, 4_000_000, 2)]
-    profile, _ = written(
+    profile, diagnostics = written(
         tmp_path,
         Plane(1, "/host:CPU", {}, [Line(7, "pool/7", 90, calls)]),
         Plane(2, "/device:GPU:0", {"core_count": 132}, lines if kernels else []),
@@ -326,6 +326,7 @@ def test_beside_a_device_what_names_an_operation_on_the_host_is_its_launch(
     assert total_ps(profile) == (7_000_000 if kernels else 0)
     assert texts(profile, profile.host.name_row) == ["fusion.1", "gemm.2"]
     assert profile.host_event.tolist() == ([0, 1] if kernels else [])
+    assert diagnostics.counts().get("xplane.no-device-events", 0) == (0 if kernels else 1)
 
 
 def test_durations_of_a_tpu_are_those_of_its_own_clock(tmp_path: Path) -> None:
