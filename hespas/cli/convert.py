@@ -10,8 +10,11 @@ import typer
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped, Granularity, Missing
 from hespas.cli.reports import EstimatorOption, GranularityOption, MissingOption, check_reports, list_file
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -22,6 +25,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
+from hespas.converters.format import RunTimeUnit
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
@@ -102,6 +106,9 @@ def convert(
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
     show_version: _Version = False,

@@ -13,8 +13,11 @@ from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
 from hespas.cli.reports import JsonOption, OverwriteOption, check_reports, write_document
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -24,6 +27,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
+from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +92,9 @@ def check(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
