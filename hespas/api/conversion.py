@@ -317,7 +317,7 @@ def _as_written(
     differs = any(code in told and not set(columns) <= _NOT_SUMMED for code, columns in target.losses.items())
     if conservation is None or target.flat or target.read is None or not differs:
         return conservation
-    again = read(place, format=target.name, options=ReadOptions(locations=False))
+    again = read(place, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
     if not isinstance(again, Workload):  # events have no such sums
         return conservation
     return replace(conservation, after=_sums_written(again, ranks, conservation.num_ranks))

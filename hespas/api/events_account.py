@@ -96,7 +96,7 @@ def event_account(
     """
     if target.read is None or not isinstance(profile, Profile):
         return None
-    again = read(written, format=target.name, options=ReadOptions(locations=False))
+    again = read(written, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
     if not isinstance(again, Profile):
         return None
     before, after = event_totals(profile), event_totals(again)

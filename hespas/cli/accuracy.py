@@ -26,14 +26,18 @@ from hespas.cli.reports import (
     write_document,
 )
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
     progress_bar,
     say_diagnostics,
 )
+from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,6 +120,9 @@ def accuracy(
     min_coverage: _CoverageOption = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

@@ -21,8 +21,11 @@ from hespas.cli.reports import (
     list_file,
 )
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -34,6 +37,7 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
+from hespas.converters.format import RunTimeUnit
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
@@ -120,6 +124,9 @@ def convert(
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

@@ -25,8 +25,11 @@ from hespas.cli.reports import (
     hardware_option,
 )
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -43,6 +46,7 @@ from hespas.cli.text import (
     table_text,
     time_text,
 )
+from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +85,9 @@ def estimate(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

@@ -21,6 +21,7 @@ import typer
 
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
+from hespas.converters.format import RunTimeUnit, assuming
 from hespas.files.limits import VARIABLE
 from hespas.files.output import placed_together
 from hespas.graph.diagnostics import Diagnostics, Severity
@@ -28,8 +29,11 @@ from hespas.graph.errors import FormatError, HespasError, OutputError, UsageErro
 from hespas.graph.plugins import set_aside
 
 __all__ = [
+    "CommGroupsOption",
     "DebugOption",
+    "DefaultDtypeOption",
     "ProgressOption",
+    "RunTimeUnitOption",
     "TrustOption",
     "command_line",
     "emit",
@@ -72,6 +76,44 @@ TrustOption = typer.Option(
     callback=_trust,
     expose_value=False,
     help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
+)
+
+
+def _assume_dtype(context: typer.Context, name: str) -> None:
+    if name:
+        context.with_resource(assuming(default_dtype=name))
+
+
+def _assume_groups(context: typer.Context, path: Path | None) -> None:
+    if path is not None:
+        context.with_resource(assuming(comm_groups=path))
+
+
+def _assume_unit(context: typer.Context, unit: RunTimeUnit) -> None:
+    if unit:
+        context.with_resource(assuming(run_time_unit=unit))
+
+
+DefaultDtypeOption = typer.Option(
+    "--default-dtype",
+    metavar="TYPE",
+    callback=_assume_dtype,
+    expose_value=False,
+    help="Element type of operations that state none, as in other tools' traces: bf16, f32, ...",
+)
+CommGroupsOption = typer.Option(
+    "--comm-groups",
+    metavar="FILE",
+    callback=_assume_groups,
+    expose_value=False,
+    help="The process groups of a trace (default: comm_group.json beside it).",
+)
+RunTimeUnitOption = typer.Option(
+    "--run-time-unit",
+    metavar="us|ns",
+    callback=_assume_unit,
+    expose_value=False,
+    help="Unit of run times in traces of old schemas, which name none (default: us).",
 )
 ProgressOption = typer.Option(
     "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."

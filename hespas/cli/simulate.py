@@ -26,8 +26,11 @@ from hespas.cli.reports import (
     hardware_option,
 )
 from hespas.cli.session import (
+    CommGroupsOption,
     DebugOption,
+    DefaultDtypeOption,
     ProgressOption,
+    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -35,6 +38,7 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import counted, step_text, table_text, time_text
+from hespas.converters.format import RunTimeUnit
 
 if TYPE_CHECKING:
     from hespas.graph import Diagnostics, Profile
@@ -69,6 +73,9 @@ def simulate(
     ] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
+    default_dtype: Annotated[str, DefaultDtypeOption] = "",
+    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
+    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
+from hespas.converters.format import Format, Head, ReadOptions, RunTimeUnit, Value, WriteOptions, assuming
 from hespas.converters.left_out import note_left_out
 from hespas.converters.registry import (
     find_format,
@@ -18,8 +18,10 @@ __all__ = [
     "Format",
     "Head",
     "ReadOptions",
+    "RunTimeUnit",
     "Value",
     "WriteOptions",
+    "assuming",
     "find_format",
     "format_for_output",
     "format_names",

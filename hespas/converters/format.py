@@ -6,7 +6,9 @@ point group ``hespas.formats``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,7 +16,16 @@ from typing import Literal
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, Profile, Workload
 
-__all__ = ["HEAD_BYTES", "Format", "Head", "ReadOptions", "Value", "WriteOptions"]
+__all__ = [
+    "HEAD_BYTES",
+    "Format",
+    "Head",
+    "ReadOptions",
+    "RunTimeUnit",
+    "Value",
+    "WriteOptions",
+    "assuming",
+]
 
 Value = Workload | Profile
 """What a reader makes and a writer takes."""
@@ -35,6 +46,44 @@ class Head:
     suffixes: tuple[str, ...]
     is_directory: bool = False
     names: tuple[str, ...] = ()
+
+
+RunTimeUnit = Literal["", "us", "ns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assumptions:
+    """What inputs do not say themselves; see :class:`ReadOptions`."""
+
+    default_dtype: str = ""
+    comm_groups: Path | None = None
+    run_time_unit: RunTimeUnit = ""
+
+
+_NOTHING = _Assumptions()
+_ASSUMED: ContextVar[_Assumptions] = ContextVar("assumed", default=_NOTHING)
+
+
+@contextmanager
+def assuming(
+    *,
+    default_dtype: str | None = None,
+    comm_groups: Path | None = None,
+    run_time_unit: RunTimeUnit | None = None,
+) -> Generator[None]:
+    """Make these the defaults of :class:`ReadOptions` within the block; None leaves one as it was."""
+    before = _ASSUMED.get()
+    token = _ASSUMED.set(
+        _Assumptions(
+            default_dtype=before.default_dtype if default_dtype is None else default_dtype,
+            comm_groups=comm_groups or before.comm_groups,
+            run_time_unit=before.run_time_unit if run_time_unit is None else run_time_unit,
+        )
+    )
+    try:
+        yield
+    finally:
+        _ASSUMED.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +107,9 @@ class ReadOptions:
     num_replicas: int | None = None
     version: str = ""
     recover: bool = False
-    comm_groups: Path | None = None
-    default_dtype: str = ""
-    run_time_unit: Literal["", "us", "ns"] = ""
+    comm_groups: Path | None = field(default_factory=lambda: _ASSUMED.get().comm_groups)
+    default_dtype: str = field(default_factory=lambda: _ASSUMED.get().default_dtype)
+    run_time_unit: RunTimeUnit = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None

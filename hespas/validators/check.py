@@ -171,11 +171,10 @@ def _check_path(
     assert entry.read is not None, "find_format returns readable formats"
     found = Diagnostics(keep=max(options.keep, 20))
     note_left_out(path, entry, found)
-    value = entry.read(
-        path,
-        ReadOptions(lenient=True, num_devices=options.num_devices, comm_groups=options.comm_groups),
-        found,
-    )
+    reading = ReadOptions(lenient=True, num_devices=options.num_devices)
+    if options.comm_groups is not None:
+        reading = replace(reading, comm_groups=options.comm_groups)
+    value = entry.read(path, reading, found)
     if not isinstance(value, Workload):
         raise UnsupportedError(
             "this is a profile; check takes programs and traces", path=str(path), hint="see hespas-validate"

@@ -19,7 +19,9 @@ from typer.testing import CliRunner, Result
 
 from hespas import __version__
 from hespas.cli import completion, convert, main, session, validate
+from hespas.converters import ReadOptions
 from hespas.files.limits import VARIABLE
+from hespas.schemas.chakra.reference import reference_messages
 from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -566,3 +568,54 @@ def test_devices_and_replicas_are_those_asked_for(tmp_path: Path) -> None:
     refused = _convert(program, tmp_path / "new", "--num-devices", "7", "--num-replicas", "2")
     assert refused.exit_code == 2
     assert "try: --num-devices 8" in refused.output
+
+
+def _silent_trace(path: Path) -> Path:
+    """A product whose trace states no element type."""
+    node = reference_messages().node(id=1, name="gemm", type=4)
+    node.attr.add(name="num_ops").int64_val = 10**9
+    node.attr.add(name="tensor_size").uint64_val = 1000
+    head = reference_messages().metadata(version="0.0.4").SerializeToString()
+    data = [head, node.SerializeToString()]
+    path.write_bytes(b"".join(bytes([len(frame)]) + frame for frame in data))
+    return path
+
+
+def test_every_command_takes_the_element_type_that_an_input_does_not_say(tmp_path: Path) -> None:
+    path = _silent_trace(tmp_path / "w.et")
+    silent = _hespas("estimate", path, "--hardware", "H100")
+    assert "--default-dtype bf16" in silent.output
+    asked = ["--hardware", "H100", "--default-dtype", "bf16"]
+    for command in ("estimate", "simulate"):
+        told = _hespas(command, path, *asked)
+        assert told.exit_code == 0, told.output
+        assert "element type is unknown" not in told.output
+    wrong = _hespas("view", path, "--default-dtype", "bf17")
+    assert wrong.exit_code == 2
+    assert "unknown element type 'bf17'" in wrong.output
+    assert ReadOptions().default_dtype == ""  # no command leaves it behind
+
+
+def test_a_file_of_process_groups_is_named_on_the_command_line(tmp_path: Path) -> None:
+    steps = tmp_path / "in"
+    steps.mkdir()
+    for rank in range(2):
+        node = reference_messages().node(id=1, name="ar", type=7)
+        for key, kind, value in (("comm_type", "int64_val", 0), ("comm_size", "int64_val", 9)):
+            setattr(node.attr.add(name=key), kind, value)
+        node.attr.add(name="pg_name").string_val = "dp"
+        head = reference_messages().metadata(version="0.0.4").SerializeToString()
+        frames = [head, node.SerializeToString()]
+        data = b"".join(bytes([len(frame)]) + frame for frame in frames)
+        (steps / f"w.{rank}.et").write_bytes(data)
+    refused = _convert(steps, tmp_path / "none")
+    assert refused.exit_code == 3
+    assert "--comm-groups" in refused.output
+    (tmp_path / "any.txt").write_text('{"dp": [0, 1]}')
+    stated = ["--comm-groups", str(tmp_path / "any.txt")]
+    done = _convert(steps, tmp_path / "out", *stated)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "comm_group.json").read_text() == '{"1": [0, 1]}'
+    check = _validate("check", steps, *stated)
+    assert "ET018" in check.output
+    assert "is no group" not in check.output

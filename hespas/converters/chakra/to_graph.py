@@ -136,14 +136,14 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     # Zero microseconds may as well be an unknown time.
     micros = micros_as_ns(columns.duration_micros)
     nanos = reader.take(reader.find("duration_nanos"))
-    stated = micros if columns.run_ns is None else columns.run_ns.astype(np.float64)
+    run_ns = micros if columns.run_ns is None else columns.run_ns.astype(np.float64)
     return _Costs(
         flops=flops,
         useful_flops=np.where(np.isnan(useful_flops), flops, useful_flops),
         transcendentals=_transcendentals(transcendentals, flops),
         bytes_read=moved - bytes_written,
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
-        duration_ns=np.where(np.isnan(nanos), np.where(stated > 0, stated, nan), nanos),
+        duration_ns=np.where(np.isnan(nanos), np.where(run_ns > 0, run_ns, nan), nanos),
         exact_micros=(micros > 0) & (nanos == micros),
         is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),

@@ -39,7 +39,7 @@ def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnost
     """
     asked = asked_devices(options, str(path))
     trace = read_host_trace(path, options.max_bytes, StringTableBuilder(), options.version)
-    number = max(rank_in_name(path.name), 0)
+    number = max(rank_in_name(path.name, alone=True), 0)
     groups = Groups.of(trace.groups, max(asked, number + 1))
     name = job_name(path.name)
     graph = host_trace_graph(trace, name, Rank(number, groups, str(path)), diagnostics)

@@ -92,6 +92,12 @@ def _files(path: Path) -> Iterator[_Found]:
             yield _Found(entry, profile, rank, int(process[1]) if process else -1)
 
 
+def _rank_alone(each: _Found) -> int:
+    """The rank of a file that is the only one of its kind: a number in its name may be any."""
+    by_name = rank_in_name(each.path.name)
+    return rank_in_name(each.path.name, alone=True) if each.rank == by_name else each.rank
+
+
 def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[int, RankFiles]:
     """The files of each rank. Raises ``FormatError`` for two files of one kind and rank.
 
@@ -106,7 +112,8 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
     kinds = [[each for each in found if each.is_profile is kind] for kind in (True, False)]
     if all(len(kind) <= 1 for kind in kinds):
         profile, trace = (kind[0].path if kind else None for kind in kinds)
-        stated = next((each.rank for each in (*kinds[0], *kinds[1]) if each.rank >= 0), 0)
+        ranks_said = (_rank_alone(each) for each in (*kinds[0], *kinds[1]))
+        stated = next((rank for rank in ranks_said if rank >= 0), 0)
         return {stated: RankFiles(profile, trace)}
     by_kind: list[dict[int, Path]] = []
     for kind in kinds:

@@ -9,19 +9,22 @@ __all__ = ["job_name", "rank_in_name"]
 _WORDED = re.compile(r"(?:rank|worker|gpu|device)[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:^|[-_.])(\d{1,6})(?=$|[-_.])")
+_DOTTED = re.compile(r"\.(\d{1,6})(?=$|\.)")
 _KINDS = re.compile(
     r"(?:et[-_]host|execution[-_]trace|kineto|pytorch[-_]et|host[-_]et|(?<![a-z])(?:et|eg)(?![a-z]))",
     re.IGNORECASE,
 )
 
 
-def rank_in_name(name: str) -> int:
-    """The rank a file name states, -1 where none: behind ``rank`` or ``worker``, else its last number."""
+def rank_in_name(name: str, *, alone: bool = False) -> int:
+    """The rank a file name states, -1 where none: behind ``rank`` or ``worker``, else its last number. Of a
+    file ``alone`` only one between dots counts: ``run_2024`` was recorded in that year, or is a run.
+    """
     stem = _SUFFIXES.sub("", name)
     worded = _WORDED.search(stem)
     if worded:
         return int(worded[1])
-    numbers = _NUMBER.findall(stem)
+    numbers = (_DOTTED if alone else _NUMBER).findall(stem)
     return int(numbers[-1]) if numbers else -1
 
 

@@ -237,6 +237,24 @@ def test_what_file_names_say(name: str, rank: int, job: str) -> None:
     assert (rank_in_name(name), job_name(name)) == (rank, job)
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("run_2024.json", -1),
+        ("2024-06-01.pt.trace.json", -1),
+        ("step-3.et.json", -1),
+        ("job.3.json", 3),
+        ("run_2024.rank1.json", 1),
+        ("worker7.pt.trace.json", 7),
+    ],
+)
+def test_a_number_in_the_name_of_a_lone_file_may_be_any(tmp_path: Path, name: str, rank: int) -> None:
+    assert rank_in_name(name, alone=True) == rank
+    write_et(tmp_path / name, [groups_node(), node(10, "aten::a", 2, 1, [T], [T])])
+    value = read_folder(tmp_path)[0]
+    assert value.present.tolist() == [max(rank, 0)]
+
+
 # --- joining the two records
 
 T = tensor(5, 4)
