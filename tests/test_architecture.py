@@ -237,13 +237,16 @@ def test_listed_names_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_and_functions_are_small(path: Path) -> None:
+    """The parameters of a command are the table of its options: they are not counted."""
     lines = path.read_text(encoding="utf-8").count("\n")
     assert lines <= MAX_MODULE_LINES
+    is_command = room_of(name_of(path)) == "cli"
     long = [
         f"{node.name}: {length} lines"
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+        and (length := (node.end_lineno or 0) - (node.body[0] if is_command else node).lineno + 1)
+        > MAX_FUNCTION_LINES
     ]
     assert long == []
 
