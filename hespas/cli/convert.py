@@ -136,9 +136,8 @@ def convert(
 
     hespas-convert step.mlir traces/ --hardware H100-SXM
     """
-    diagnostics = Diagnostics()
-    reads, writes = [source, hardware, estimator], [destination]
-    with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=writes):
+    diagnostics, reads = Diagnostics(), [source, hardware, estimator]
+    with command_line(debug, diagnostics, source, documents=[log_json], reads=reads, writes=[destination]):
         if list_formats:
             _list_formats(source, destination, as_json=as_json, overwrite=overwrite)
             return
@@ -166,15 +165,15 @@ def convert(
                 progress=callback,
                 diagnostics=diagnostics,
             )
-            _write_log(done, log_json, overwrite=overwrite)
-        _report(done)
+        _tell(done, log_json, overwrite=overwrite)
 
 
-def _write_log(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
+def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
     from hespas import api
 
     if log_json:
         api.write_json(api.conversion_document(done), log_json, overwrite=overwrite)
+    _report(done)
 
 
 def _check(source: str, destination: str, log_json: Path | None, *, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from hespas.graph import (
     Severity,
     find_dtype,
 )
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import is_free, with_durations
 from hespas.hardware import Device
@@ -67,19 +68,24 @@ def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGra
         "what they were, without the conversions around them",
         count=int(wide.sum()),
     )
-    zero = {name: np.where(converts, 0.0, getattr(graph, name)) for name in _FIGURES}
     bits = np.array([kind.bits for kind in DTYPES], np.float64)[source].mean(axis=0)
-    zero["bytes_read"] = np.where(wide, zero["bytes_read"] * bits / _WIDE_BITS, zero["bytes_read"])
+
+    def kept(figure: FloatArray) -> FloatArray:
+        return np.where(converts, 0.0, figure)
+
     return replace(
         graph,
+        flops=kept(graph.flops),
+        useful_flops=kept(graph.useful_flops),
+        transcendentals=kept(graph.transcendentals),
+        bytes_read=kept(graph.bytes_read) * np.where(wide, bits / _WIDE_BITS, 1.0),
+        bytes_written=kept(graph.bytes_written),
         rate_dtype=np.where(wide, source[0], graph.rate_dtype).astype(np.int16),
         contractions=replace(table, lhs=lhs.astype(np.int16), rhs=rhs.astype(np.int16)),
-        **zero,
     )
 
 
 _CONVERT, _WIDE_BITS = "convert", 32
-_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
 def apply_estimate(

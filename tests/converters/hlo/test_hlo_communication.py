@@ -464,7 +464,7 @@ _OVER_REPLICAS = (
 
 
 def _members(workload: Workload) -> list[int]:
-    return next(iter(next(iter(workload.group_sets)))).tolist()
+    return [int(member) for member in next(iter(next(iter(workload.group_sets))))]
 
 
 def test_collectives_over_all_devices_of_an_unknown_number_are_told(read_text: ReadText) -> None:
