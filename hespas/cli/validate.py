@@ -15,9 +15,7 @@ from hespas.cli.reports import JsonOption, OverwriteOption, check_reports, write
 from hespas.cli.session import (
     CommGroupsOption,
     DebugOption,
-    DefaultDtypeOption,
     ProgressOption,
-    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -27,7 +25,6 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,9 +89,7 @@ def check(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
     comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     debug: Annotated[bool, DebugOption] = False,
 ) -> None:
