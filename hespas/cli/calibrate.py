@@ -24,11 +24,8 @@ from hespas.cli.reports import (
     write_document,
 )
 from hespas.cli.session import (
-    CommGroupsOption,
     DebugOption,
-    DefaultDtypeOption,
     ProgressOption,
-    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -38,7 +35,6 @@ from hespas.cli.session import (
     say_diagnostics,
 )
 from hespas.cli.text import count_text, counted, table_text
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,9 +108,6 @@ def calibrate(
         bool, typer.Option("--overwrite", help="Replace FILE.toml, its models, files of DIR, and FILE.")
     ] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

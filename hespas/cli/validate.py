@@ -21,9 +21,7 @@ from hespas.cli.reports import (
 from hespas.cli.session import (
     CommGroupsOption,
     DebugOption,
-    DefaultDtypeOption,
     ProgressOption,
-    RunTimeUnitOption,
     TrustOption,
     command_line,
     emit,
@@ -34,7 +32,6 @@ from hespas.cli.session import (
 )
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,9 +102,7 @@ def check(
     json_file: Annotated[Path | None, JsonOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
     comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
     max_input_bytes: Annotated[int | None, TrustOption] = None,
     loudness: Annotated[bool | None, LoudnessOption] = None,
     debug: Annotated[bool, DebugOption] = False,

@@ -26,10 +26,10 @@ from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.history import LATEST_VERSIONS
 
+__all__ = ["iter_columns", "read_columns", "write_columns"]
+
 _WITHOUT_CONVERTER = "0.0.1"
 """The schema from before there was a converter that wrote microseconds."""
-
-__all__ = ["iter_columns", "read_columns", "write_columns"]
 
 
 def iter_columns(

@@ -215,6 +215,23 @@ def _places(reader: AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
     return resource, stream
 
 
+def _verbatim(
+    columns: EtColumns,
+    costs: _Costs,
+    tensors: _Types,
+    place: tuple[NDArray[np.uint8], NDArray[np.uint8], SmallIntArray],
+) -> list[ExtraRows]:
+    """What a trace states beside attributes and a graph has no column for."""
+    kind, resource, stream = place
+    found = start_rows(columns)
+    if costs.is_exact and columns.duration_micros.any():  # else a writer may fill them in
+        written = Times.of(costs.duration_ns, kind, (resource, stream)).micros
+        found += time_rows(columns, costs.duration_ns, written)
+    for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
+        found += io_rows(io, tag)
+    return found
+
+
 def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str, faults: Faults) -> OpGraph:
     """The graph of a class whose ranks share these columns; who talks to whom is in ``peers``.
 
@@ -231,12 +248,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
     contractions = reader.contractions()
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
-    others = start_rows(columns)
-    if costs.is_exact and columns.duration_micros.any():  # else a writer may fill them in
-        written = Times.of(costs.duration_ns, reader.kind, (resource, stream)).micros
-        others += time_rows(columns, costs.duration_ns, written)
-    for io, tag in zip(tensors.foreign, (Tag.INPUTS, Tag.OUTPUTS), strict=True):
-        others += io_rows(io, tag)
+    others = _verbatim(columns, costs, tensors, (reader.kind, resource, stream))
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size)
