@@ -148,8 +148,10 @@ def convert(
             done = api.convert(
                 source,
                 destination,
-                source_format=source_format or None, target_format=target_format or None,
-                source_version=from_version, target_version=to_version,
+                source_format=source_format or None,
+                target_format=target_format or None,
+                source_version=from_version,
+                target_version=to_version,
                 recover=recover,
                 hardware=hardware or None,
                 estimator=estimator,
@@ -162,14 +164,8 @@ def convert(
                 jobs=jobs,
                 progress=callback,
                 diagnostics=diagnostics,
-<<<<<<< HEAD
             )
         _tell(done, log_json, overwrite=overwrite)
-=======
-            )  # fmt: skip
-            _write_log(done, log_json, overwrite=overwrite)
-        _report(done)
->>>>>>> chak
 
 
 def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:

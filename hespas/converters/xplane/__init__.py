@@ -30,8 +30,8 @@ _TICKS = re.compile(rb'"metadata"\s*:\s*\{\s*"highres-ticks"\s*:\s*true')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"')
 
 
-_PLACES = ("*", "plugins/profile/*/*", "profile/*/*", "*/*")
-"""Where a log directory of JAX or TensorFlow, or a part of one, has its recordings."""
+_PLACES = ("plugins/profile/*/*", "profile/*/*")
+"""Where a log directory of JAX or TensorFlow has its recordings: in a folder per run."""
 
 
 def _sniff(head: Head) -> int:
@@ -43,7 +43,7 @@ def _sniff(head: Head) -> int:
 
 def _recordings(folder: Path) -> list[Path]:
     """The recordings in a log directory, in order of their runs, which are named by time."""
-    for place in _PLACES:
+    for place in (*_PLACES, *(("*",) if folder.resolve().parent.name == "profile" else ())):
         found = sorted(folder.glob(f"{place}.xplane.pb"))
         if found:
             return found
