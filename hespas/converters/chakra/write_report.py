@@ -29,6 +29,13 @@ _OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE})
 _LISTED = 4
 
 
+_INEXACT = (
+    (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),
+    (CollectiveKind.RAGGED_ALL_TO_ALL, "chakra.ragged-bound", "is written as all-to-all of its bound"),
+)
+"""Collectives that a trace has no word of its own for."""
+
+
 def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
     """Say what a trace cannot hold, and what it says less well than the graph.
 
@@ -37,14 +44,7 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
     _report_job(workload, groups, rank, diagnostics)
     for graph in workload.classes:
         table = graph.collectives
-        for kind, code, message in (
-            (CollectiveKind.UNKNOWN, "chakra.unknown-collective", "has no comm_type in Chakra"),
-            (
-                CollectiveKind.RAGGED_ALL_TO_ALL,
-                "chakra.ragged-bound",
-                "is written as all-to-all of its bound",
-            ),
-        ):
+        for kind, code, message in _INEXACT:
             nodes = table.node[table.kind == kind]
             if kind == CollectiveKind.UNKNOWN:
                 nodes = np.concatenate([nodes, _undescribed(graph, (NodeKind.COLLECTIVE,), table.node)])
