@@ -283,12 +283,17 @@ _HARDLY_MISSED = frozenset({"metadata", "attachments"})
 """Columns with what was said about the job beside its operations, and documents that came along."""
 
 
+_TRIFLES = frozenset({"chakra.rounded-times"})
+"""Findings about less than a measurement can tell."""
+
+
 def _report_dropped(dropped: Iterable[Dropped], target: str) -> None:
     from hespas.converters import load_format
 
     losses = load_format(target).losses
     for each in dropped:
-        if not is_verbose() and set(losses.get(each.reason, ("*",))) <= _HARDLY_MISSED:
+        trifle = each.reason in _TRIFLES or set(losses.get(each.reason, ("*",))) <= _HARDLY_MISSED
+        if trifle and not is_verbose():
             continue
         moved = f", {bytes_text(each.bytes_moved)} not moved" if each.bytes_moved else ""
         less = "less" if each.count >= 0 else "more"

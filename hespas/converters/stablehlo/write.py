@@ -137,7 +137,8 @@ class _Job(NamedTuple):
             "operations replayed: the program does the same work in the same order, but is not the one the "
             f"graph came from{because}"
         )
-        found.warning("stablehlo.replay", graph.name, message, count=len(flat))
+        written = len(flat) or 1  # of nothing, a return is left
+        found.warning("stablehlo.replay", graph.name, message, count=written)
         _report_absent(graph.name, absent, found)
         _report_changed(graph.name, changed, found)
         if replayed.num_ranks > self.workload.num_ranks:
