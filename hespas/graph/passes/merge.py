@@ -86,7 +86,8 @@ def _leaves(graph: OpGraph, group: IntArray) -> BoolArray:
 
 def _busiest_rate(graph: OpGraph, group: IntArray, groups: int) -> NDArray[np.int16]:
     """The arithmetic type of the member with most operations (the last of equals)."""
-    work = np.nan_to_num(graph.flops) + np.nan_to_num(graph.transcendentals)
+    with np.errstate(over="ignore"):  # infinity says it, without a warning of NumPy
+        work = np.nan_to_num(graph.flops) + np.nan_to_num(graph.transcendentals)
     order = np.argsort(work, kind="stable")
     rates = np.full(groups, -1, np.int16)
     rates[group[order]] = graph.rate_dtype[order]
@@ -125,9 +126,10 @@ def _traffic(
     inside = group[consumer] == group[producer]
     result_bytes = graph.results.segment_sum(graph.types.bytes)
     saved = np.minimum(result_bytes[producer[inside]], graph.bytes_read[consumer[inside]])
-    read = _sum(graph.bytes_read, group, groups)
-    read -= np.bincount(group[consumer[inside]], weights=saved, minlength=groups)
-    read -= _read_again(graph, group, groups, result_bytes)
+    stays = np.bincount(group[consumer[inside]], weights=saved, minlength=groups)
+    again = _read_again(graph, group, groups, result_bytes)
+    with np.errstate(invalid="ignore"):  # more than a number holds less as much is unknown
+        read = _sum(graph.bytes_read, group, groups) - stays - again
     written = _sum(np.where(leaves, graph.bytes_written, 0.0), group, groups)
     return np.maximum(read, 0.0), written
 
@@ -137,7 +139,7 @@ def _read_again(graph: OpGraph, group: IntArray, groups: int, result_bytes: Floa
     consumer, producer = graph.data_deps.row_ids, graph.data_deps.values.astype(np.int64)
     outside = np.flatnonzero(group[consumer] != group[producer])
     consumer, producer = consumer[outside], producer[outside]
-    taken = np.minimum(result_bytes[producer], graph.bytes_read[consumer])
+    taken = np.fmin(result_bytes[producer], graph.bytes_read[consumer])
     order = np.lexsort((-taken, producer, group[consumer]))
     owner, producer, taken = group[consumer][order], producer[order], taken[order]
     again = np.zeros(len(order), np.bool_)
