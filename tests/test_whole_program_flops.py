@@ -40,7 +40,6 @@ DIFFERENCES: dict[str, Mapping[str, float]] = {
     "hlo/sort_and_fft.hlo.txt": _SORT_AND_FFT,
     "hlo/top_k.hlo.txt": {"TopK: XLA's analysis knows no library calls": -98_304},
     "stablehlo/hand_chlo.mlir": {
-        "lgamma: transcendentals here, a polynomial of 53 operations to XLA": 53 * 8_192,
         "sinh: transcendentals here, 10 operations to XLA": 10 * 8_192,
         "is_inf: absolute value and comparison to XLA": 8_192,
         "top_k: XLA counts nothing": -24_576,
