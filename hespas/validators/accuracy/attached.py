@@ -29,8 +29,9 @@ def attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tu
         with TemporaryDirectory(prefix="hespas-") as folder:
             path = Path(folder) / "module.pb"
             path.write_bytes(data)
+            found = Diagnostics()
             try:
-                value = read(path, ReadOptions(), diagnostics)
+                value = read(path, ReadOptions(), found)
             except HespasError as error:
                 diagnostics.warning(
                     "accuracy.unreadable-module",
@@ -38,5 +39,14 @@ def attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tu
                     f"module {module} is left out: {error.message}",
                 )
                 continue
+        _tell(found, module, diagnostics)
         if isinstance(value, Workload):
             yield module, replace(value, name=module)
+
+
+def _tell(found: Diagnostics, module: str, diagnostics: Diagnostics) -> None:
+    """What is found in a module, under its name: nobody knows the file it was read from."""
+    counts = found.counts()
+    first = {each.code: each for each in reversed(list(found))}
+    for code, each in first.items():
+        diagnostics.add(code, each.severity, module, each.message, count=counts[code])
