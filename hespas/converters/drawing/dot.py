@@ -21,6 +21,10 @@ __all__ = ["quoted", "write_dot"]
 
 _EDGE_STYLE = {CONTROL: ' [style=dashed, color="#777777"]', CARRIED: " [style=dotted, constraint=false]"}
 _LONGEST_LINE = 60
+_QUICK_NODES = 1_500
+"""``dot`` lays out so many in some ten seconds; ``sfdp`` many more, without the order of a flow."""
+_LAYOUT = "nslimit=2, nslimit1=2, mclimit=0.1"
+"""How often ``dot`` tries to shorten edges: unbounded, it takes minutes for a few hundred operations."""
 
 
 def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
@@ -32,10 +36,18 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
         deep = sum(depth >= MAX_DEPTH for depth in picture.depths())
         told = f"regions nested more than {MAX_DEPTH} deep have no outline"
         diagnostics.info("drawing.depth", picture.graph.name, told, count=deep)
+    total = sum(len(picture.graph) for picture in found)
+    if total > _QUICK_NODES:
+        diagnostics.warning(
+            "drawing.layout",
+            value.name,
+            f"{total:,} operations take Graphviz's dot minutes: lay them out with sfdp -Goverlap=prism, "
+            "or draw fewer with --granularity fused or region",
+        )
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
         stream.write(f"digraph {quoted(value.name)} {{\n")
         stream.write('  node [style="filled,rounded", shape=box, fontname="sans-serif", fontsize=10];\n')
-        stream.write('  graph [fontname="sans-serif", compound=true];\n')
+        stream.write(f'  graph [fontname="sans-serif", compound=true, {_LAYOUT}];\n')
         for picture in found:
             for line in _drawn(picture):
                 stream.write(f"  {line}\n")

@@ -41,9 +41,15 @@ def one_node(name: str, operation: str = "op", nodes: int = 1) -> OpGraph:
     return b.build()
 
 
-def dot(workload: Workload, path: Path, options: WriteOptions | None = None) -> str:
+def dot(
+    workload: Workload,
+    path: Path,
+    options: WriteOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> str:
     assert FORMAT_DOT.write is not None
-    FORMAT_DOT.write(workload, path, options or WriteOptions(), Diagnostics())
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    FORMAT_DOT.write(workload, path, options or WriteOptions(), found)
     return path.read_text("utf-8")
 
 
@@ -112,6 +118,25 @@ def test_too_much_to_draw_says_what_to_do(tmp_path: Path) -> None:
         dot(Workload.spmd(one_node("n", nodes=MAX_NODES + 1), 1), tmp_path / "x.dot")
     assert "--granularity region" in str(caught.value.hint)
     assert not (tmp_path / "x.dot").exists()
+
+
+def test_what_dot_takes_minutes_for_says_what_to_lay_it_out_with(tmp_path: Path) -> None:
+    found = Diagnostics()
+    few, many = (Workload.spmd(one_node("n", nodes=count), 1) for count in (1_500, 1_501))
+    dot(few, tmp_path / "few.dot", diagnostics=found)
+    assert "drawing.layout" not in found.counts()
+    dot(many, tmp_path / "many.dot", diagnostics=found)
+    assert "sfdp" in next(each.message for each in found if each.code == "drawing.layout")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+def test_graphviz_lays_out_a_training_step(tmp_path: Path) -> None:
+    """Without bounds on its search it takes minutes; with them 2 to 3 s of CPU time."""
+    api.convert(ROOT / "fixtures" / "stablehlo" / "llama_train_1dev.mlir.gz", tmp_path / "step.dot")
+    limited = ["sh", "-c", f"ulimit -t 40; exec dot -Tplain {tmp_path}/step.dot"]
+    done = subprocess.run(limited, capture_output=True, check=False, timeout=600)
+    assert done.returncode == 0
+    assert done.stdout.count(b"\nnode ") > 300
 
 
 def test_only_the_classes_of_chosen_ranks_are_drawn(tmp_path: Path) -> None:
