@@ -79,20 +79,21 @@ def list_schedule(tasks: Tasks, priority: Priority) -> Schedule:
     """
     rank = _ranks(tasks, priority)
     start_ns, ran = _start_times(tasks, rank)
+    with np.errstate(over="ignore"):
+        end_ns = start_ns + np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
+    if sum(tasks.duration_ns.tolist()) == inf and not np.isfinite(end_ns).all():
+        raise FormatError(
+            f"{tasks.name or 'the graph'}: times of operations add up to more than a number holds",
+            position=f"operation {int(np.argmax(tasks.duration_ns))} of the schedule",
+            hint="are the times in nanoseconds?",
+        )
     if np.isnan(start_ns).any():
         stuck = int(np.flatnonzero(np.isnan(start_ns))[0])
-        if sum(tasks.duration_ns.tolist()) == inf:
-            raise FormatError(
-                f"{tasks.name or 'the graph'}: times of operations add up to more than a number holds",
-                position=f"operation {int(np.argmax(tasks.duration_ns))} of the schedule",
-                hint="are the times in nanoseconds?",
-            )
         raise FormatError(
             f"{tasks.name or 'the graph'}: dependencies form a cycle, so that some operations never start",
             position=f"operation {stuck} of the schedule",
             hint="hespas-validate check shows the cycle",
         )
-    end_ns = start_ns + np.where(tasks.stream == FREE, 0.0, tasks.duration_ns)
     cause, by_resource = _causes(tasks, start_ns, end_ns, ran)
     return Schedule(start_ns, end_ns, cause, by_resource)
 

@@ -62,8 +62,8 @@ class Expanded(NamedTuple):
 def expand(graph: OpGraph) -> Expanded:
     """The graph with every PERMUTE as SEND then RECV, on a tag of its own where none is stated.
 
-    Ids become node numbers where there is a permute or two nodes have one id. The SEND keeps the costs; those
-    of the RECV are unknown.
+    Ids become node numbers where there is a permute or two nodes have one id. The SEND keeps the costs; of
+    the RECV, which comes in meanwhile, they are unknown, and its time is 0 where that of the SEND is known.
     """
     permutes = graph.kind == NodeKind.PERMUTE
     if not permutes.any():
@@ -84,6 +84,7 @@ def expand(graph: OpGraph) -> Expanded:
     untagged = (p2p.tag < 0) & permutes[rows[p2p.node]]
     tag = np.where(untagged, _own_tags(graph, rows[p2p.node]), p2p.tag)
     costs = {name: _without(_cost(expanded, name), receives) for name in _COSTS}
+    costs["duration_ns"][receives] = np.where(np.isnan(expanded.duration_ns[receives]), nan, 0.0)
     numbered = replace(
         expanded, kind=kind, id=np.arange(len(rows), dtype=np.uint64), p2p=replace(p2p, tag=tag)
     )

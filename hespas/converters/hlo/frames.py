@@ -59,7 +59,7 @@ class Frame:
     ``nodes`` has the maker of each instruction reached so far, ``parts`` the elements of the few that are
     tuples. ``state`` are the numbers of parameters that hold the state of an enclosing loop, and ``readers``
     lists (element, node) of the nodes that read it (-1: all of it). ``async_results`` leads from an
-    asynchronous start to the last node of what it called.
+    asynchronous start to the last node of what it called, ``issues`` to the nodes that it waits for itself.
     """
 
     computation: Computation
@@ -71,6 +71,7 @@ class Frame:
     parts: dict[int, tuple[Value, ...]] = field(default_factory=dict[int, tuple[Value, ...]])
     readers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     async_results: dict[int, int] = field(default_factory=dict[int, int])
+    issues: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     numbers: dict[str, int] | None = None
 
     def value(self, index: int) -> Value:

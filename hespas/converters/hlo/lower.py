@@ -30,6 +30,9 @@ __all__ = ["MAX_CALL_DEPTH", "Lowering"]
 MAX_CALL_DEPTH = 100
 """Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
 
+_MESSAGES = frozenset({"send", "recv"})
+_MOST_AWAITED = 64
+"""What waits for the issue of a start waits for so many nodes at most, else for what the start began."""
 _FREE = frozenset(
     {
         "parameter",
@@ -106,16 +109,20 @@ class Lowering:
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
     def control_nodes(self, frame: Frame, index: int) -> list[int]:
-        """Nodes of ``control-predecessors``; one that does not stand above is told of and left out."""
+        """Nodes of ``control-predecessors``; one that does not stand above is told of and left out. Behind an
+        asynchronous start means behind its issue, which waits for what the start waits for; what it began
+        goes on meanwhile.
+        """
         text = frame.computation.attributes[index].get("control-predecessors")
         if text is None:
             return []
         found = [frame.number_of(name) for name in names(text)]
-        known = [frame.nodes[number] for number in found if 0 <= number < len(frame.nodes)]
-        if len(known) < len(found):
+        above = [number for number in found if 0 <= number < len(frame.nodes)]
+        if len(above) < len(found):
             place = (frame.computation, index)
             self.findings.add("hlo.control-order", "", place, "a control predecessor does not stand above it")
-        return known
+        known = [node for number in above for node in frame.issues.get(number, (frame.nodes[number],))]
+        return list(dict.fromkeys(known))
 
     def add(
         self,
@@ -146,6 +153,9 @@ class Lowering:
             kind=kind,
         )
         frame.nodes.append(node)
+        opcode = computation.opcodes[index]
+        if (opcode.endswith("-start") or opcode in _MESSAGES) and len(needed) + len(control) <= _MOST_AWAITED:
+            frame.issues[index] = [*needed, *control]
         self._note_widened(node, (computation, index), cost)
         if frame.state:
             self._note_reader(frame, index, node)
@@ -279,6 +289,8 @@ class Lowering:
         """``-done`` and ``-update``: no cost of their own; they wait for the start, or for what it called."""
         operands = frame.computation.operands[index]
         deps = self.operand_nodes(frame, index)
+        if suffix == "-update" and operands and operands[0] in frame.issues:
+            frame.issues[index] = frame.issues[operands[0]]
         result = frame.async_results.get(operands[0]) if operands else None
         if result is not None and suffix == "-update":
             frame.async_results[index] = result

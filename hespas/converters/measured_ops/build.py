@@ -15,6 +15,7 @@ from hespas.converters.costs.aten_cost import AtenCost
 from hespas.converters.costs.cost import Cost
 from hespas.converters.costs.facts import Tensor
 from hespas.converters.measured_ops.groups import EventGroups, Role, collective_kind, group_events
+from hespas.converters.measured_ops.owners import NOT_RECORDED
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -287,12 +288,14 @@ def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics
     unlinked = (found.host_op < 0) & ~found.costed & ~talks
     rest = ~found.costed & ~unlinked & ~talks
     rows, place = np.unique(graph.op_row, return_inverse=True)
-    in_table = np.array([find_aten_rule(graph.strings[int(row)]) is not None for row in rows], np.bool_)
-    answers = in_table[place] & groups.answers if len(rows) else groups.answers
+    rules = np.array([find_aten_rule(graph.strings[int(row)]) is not None for row in rows], np.bool_)
+    in_table = rules[place] if len(rows) else np.zeros(0, np.bool_)
+    described = np.append(profile.host.shapes_row != 0, False)[found.host_op]  # -1: no operation
+    lacking = rest & in_table & (groups.answers | ~described)
     for mask, code, told in (
         (unlinked, "measured-ops.unlinked", "device events of no host operation have no cost"),
-        (rest & ~answers, "measured-ops.unknown-op", "no row in the cost table"),
-        (rest & answers, "measured-ops.inputs-not-recorded", "the trace lacks what the cost depends on"),
+        (rest & ~lacking, "measured-ops.unknown-op", "no row in the cost table"),
+        (lacking, "measured-ops.inputs-not-recorded", NOT_RECORDED),
         (talks, "measured-ops.communication", "communication: its time is the network's"),
     ):
         time_ns = float(found.busy_ns[mask].sum())

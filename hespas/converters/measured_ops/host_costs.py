@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from hespas.converters.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.converters.costs.aten_cost import AtenCost
 from hespas.converters.costs.cost import Contraction
+from hespas.converters.measured_ops.owners import NOT_RECORDED
 from hespas.converters.measured_ops.spread import EventCosts
 from hespas.graph import ContractionTable, Csr, Diagnostics, HostOps, OpClass, StringTable, TensorTypesBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 
 __all__ = ["host_costs"]
+
 
 _BOOKKEEPING = re.compile(
     r"autograd::engine::.*|torch::autograd::\w+|\w+Backward\d+|detach_?|\[pytorch\|.*|## .* ##", re.DOTALL
@@ -36,11 +38,15 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Roles:
-    """Which operations bear a cost, cost nothing of their own, and communicate; of others nobody knows."""
+    """Which operations bear a cost, cost nothing of their own, and communicate; of others nobody knows.
+
+    ``undescribed`` are in the table, and the trace does not say what they were given.
+    """
 
     bears: BoolArray
     idle: BoolArray
     communicates: BoolArray
+    undescribed: BoolArray
 
 
 def host_costs(
@@ -102,7 +108,7 @@ def _roles(host: HostOps, strings: StringTable, communicates: BoolArray, touches
     if touches is not None:
         kept |= ~touches & ~in_table
     idle = ~bears & ~communicates & (answered | wraps | kept | copies)
-    return _Roles(bears=bears, idle=idle, communicates=communicates)
+    return _Roles(bears=bears, idle=idle, communicates=communicates, undescribed=in_table & ~described)
 
 
 def _inside(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
@@ -198,9 +204,10 @@ def _report(
     diagnostics, where = told
     unknown = ~roles.bears & ~roles.idle & ~roles.communicates
     unclear = roles.bears & np.isnan(found.flops + found.bytes_read + found.bytes_written)
+    unclear |= unknown & roles.undescribed
     for mask, code, message in (
-        (unknown, "measured-ops.unknown-op", "operations without a row in the cost table"),
-        (unclear, "measured-ops.inputs-not-recorded", "the trace lacks what the cost depends on"),
+        (unknown & ~unclear, "measured-ops.unknown-op", "operations without a row in the cost table"),
+        (unclear, "measured-ops.inputs-not-recorded", NOT_RECORDED),
     ):
         named = _names(host, strings, mask)
         diagnostics.warning(code, where, f"{message}: {named}", count=int(mask.sum()))

@@ -17,7 +17,12 @@ from hespas.converters.costs.aten import find_aten_rule, is_composite
 from hespas.graph import HostOps, StringTable
 from hespas.graph.columns import BoolArray, IntArray
 
-__all__ = ["Owners", "resolve_owners"]
+__all__ = ["NOT_RECORDED", "Owners", "resolve_owners"]
+
+NOT_RECORDED = (
+    "the trace lacks what the cost depends on (PyTorch's profiler keeps shapes with record_shapes=True)"
+)
+"""What is said of operations that the cost table has."""
 
 _DEEPEST = 256
 """Real operations nest a few dozen deep; what stands deeper answers for itself."""

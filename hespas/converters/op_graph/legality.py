@@ -5,7 +5,7 @@ A strict read raises. A lenient one goes on: the values stand in the graph for t
 
 from __future__ import annotations
 
-from math import prod
+from math import isnan, prod
 
 import numpy as np
 
@@ -51,6 +51,7 @@ def check_values(graph: OpGraph, num_ranks: int, fault: Fault, where: str) -> No
     oversized = oversized_type(graph.types)
     if oversized >= 0:
         fault.report(f"{where}types[{oversized}]", "the tensor has more than 2**63 elements", _SHAPE_HINT)
+    _check_types(graph, fault, where)
     _check_carried(graph, fault)
     _check_communication(graph, fault)
     _check_group_sets(graph, num_ranks, fault, where)
@@ -72,6 +73,21 @@ def oversized_type(types: TensorTypes) -> int:
         if exceeds or prod(max(extent, 1) for extent in types.shape(row)) > MAX_ELEMENTS:
             return int(row)
     return -1
+
+
+def _check_types(graph: OpGraph, fault: Fault, where: str) -> None:
+    """A type has one size: formats that spell it out at each tensor know no rows."""
+    types = graph.types
+    sizes: dict[tuple[int, tuple[int, ...], bool, str], tuple[int, float]] = {}
+    for row, (code, size) in enumerate(zip(types.dtype.tolist(), types.bytes.tolist(), strict=True)):
+        encoding = graph.strings[int(types.encoding[row])]
+        first, before = sizes.setdefault(
+            (code, types.shape(row), bool(types.bounded[row]), encoding), (row, size)
+        )
+        if size != before and not (isnan(size) and isnan(before)):
+            message = f"the type stands in row {first} already, of {before:g} bytes there and {size:g} here"
+            fault.report(f"{where}types[{row}]", message, "state each type once, with the size of a tensor")
+            return
 
 
 def _check_carried(graph: OpGraph, fault: Fault) -> None:

@@ -446,3 +446,33 @@ def test_fusions_that_double_are_refused_and_take_no_memory(read_text: ReadText)
     text += "ENTRY e {\n  p = f32[2] parameter(0)\n  ROOT a = f32[2] fusion(p), kind=kLoop, calls=c59\n}\n"
     with pytest.raises(FormatError, match="its fusions written out make"):
         read_text(text)
+
+
+ISSUED = """HloModule m, is_scheduled=true, num_partitions=4
+add {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+ENTRY e {
+  x = f32[64]{0} parameter(0)
+  w = f32[64]{0} parameter(1)
+  a = f32[64]{0} negate(x)
+  start = f32[64]{0} all-reduce-start(a), channel_id=1, replica_groups={{0,1,2,3}},
+      use_global_device_ids=true, to_apply=add, control-predecessors={w}
+  behind = f32[64]{0} negate(w), control-predecessors={start}
+  second = f32[64]{0} all-reduce-start(behind), channel_id=2, replica_groups={{0,1,2,3}},
+      use_global_device_ids=true, to_apply=add, control-predecessors={start}
+  done = f32[64]{0} all-reduce-done(start)
+  after = f32[64]{0} abs(w), control-predecessors={done}
+  last = f32[64]{0} all-reduce-done(second)
+  ROOT out = (f32[64]{0}, f32[64]{0}) tuple(after, last)
+}
+"""
+
+
+def test_behind_an_asynchronous_start_is_behind_its_issue(read_text: ReadText) -> None:
+    graph = read_text(ISSUED)[0].classes[0]
+    waits = _waits(graph)
+    assert waits == {"start": ["w"], "behind": ["a", "w"], "second": ["a", "w"], "after": ["done"]}
+    assert _deps(graph, "done") == ["start"]

@@ -326,3 +326,15 @@ def test_a_name_does_not_begin_a_line_of_a_message() -> None:
     told = [each.message for each in diagnostics if each.code == "measured-ops.unknown-op"]
     assert "a\\nerror: b" in told[0]
     assert "\n" not in told[0]
+
+
+def test_an_operation_of_the_table_without_shapes_is_not_called_unknown() -> None:
+    trace = Trace()
+    trace.event("gemm", trace.op("aten::mm"), 0, 5)
+    trace.event("mine", trace.op("my::op"), 5, 2)
+    diagnostics = Diagnostics()
+    costed_ops(trace.profile(), diagnostics)
+    told = {each.code: each.message for each in diagnostics}
+    assert "my::op 1 x" in told["measured-ops.unknown-op"]
+    assert "aten::mm" not in told["measured-ops.unknown-op"]
+    assert "aten::mm 1 x" in told["measured-ops.inputs-not-recorded"]
