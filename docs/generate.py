@@ -60,7 +60,7 @@ a configuration are checked when it is given (`--system-config`, `--network-conf
 
 
 _LIMIT_NOTES = f"""
-Inputs are regular files: a pipe, device or socket is refused (exit 3) before it is opened, except standard
+Inputs are regular files: a pipe, device or socket is refused (exit 3) when it is opened, except standard
 input as `-`. `--max-input-bytes N` of a command, or `{VARIABLE}=N` in the environment, says that
 inputs of N bytes are trusted: it raises every limit in bytes that is lower;
 a gzip stream may then expand to N bytes whatever its ratio, and a program gets the memory and time that one

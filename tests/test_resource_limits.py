@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -448,7 +449,7 @@ _BOMBS: dict[str, _Bomb] = {
         )
     },
     "groups in groups": _Bomb(
-        "comm_group.json", lambda: b'{"1":' + b"[" * 1_000_000, ("{dir}/x.et", "{out}/o.json"), 3, "ET018"
+        "comm_group.json", lambda: b'{"1":' + b"[" * 1_000_000, ("{dir}/x.et", "{out}/o.json"), 3, "ET019"
     ),
     "a group of zeros": _Bomb(
         "comm_group.json",
@@ -581,6 +582,11 @@ _SPECIAL: dict[str, tuple[str, tuple[str, ...]]] = {
     "system": ("validate", (*_CHECK, "--system-config", "{special}")),
     "network": ("validate", (*_CHECK, "--network-config", "{special}")),
     "memory": ("validate", (*_CHECK, "--memory-config", "{special}")),
+    "groups": ("validate", (*_CHECK, "--comm-groups", "{special}")),
+    "database": (
+        "main",
+        ("estimate", _PROGRAM, "--hardware", _DEVICE, "--estimator", "database:path={special}"),
+    ),
     "compare": ("validate", ("compare", "{special}", "{special}")),
     "input": ("convert", ("{special}", "{dir}/o.json")),
 }
@@ -602,7 +608,11 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, what: s
     special = str(tmp_path / kind)
     done = _limited(0, module, [part.format(special=special, dir=tmp_path) for part in arguments])
     assert done.returncode == 3, done.stderr
-    assert special in done.stderr
+    why = "not a regular file"
+    if kind.startswith("folder"):
+        why = "no known format fits this input" if what == "input" else "is a directory"
+    assert re.search(f"error: {special}: (cannot be read: )?{why}", done.stderr)
+    assert "\n  try: " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -171,19 +171,24 @@ def _opened(
     workload: bool,
 ) -> tuple[Format, Value]:
     """The format of the source, or the one that makes a ``workload`` of it; and what is read."""
-    path = _spooled(source, stack)
+    path = _spooled(source, name, stack)
     origin = find_format(path, name, workload=workload)
     return origin, _read_named(str(source), path, origin.name, reading, found)
 
 
-def _spooled(source: str | Path, stack: ExitStack) -> Path:
+def _spooled(source: str | Path, name: str | None, stack: ExitStack) -> Path:
     """The path to read: standard input is copied to a file first, since formats are told by content.
     Errors that pass the stack name ``source``.
     """
     if str(source) != STANDARD_STREAM:
         stack.enter_context(_named(str(source), Path(source)))
         return Path(source)
-    spool = spooled_input(stack)
+
+    def check(beginning: Path) -> None:
+        with _named(str(source), beginning):
+            find_format(beginning, name)
+
+    spool = spooled_input(stack, check)
     stack.enter_context(_named(str(source), spool))
     return spool
 

@@ -16,8 +16,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
-from hespas.graph.errors import OutputError, UsageError
+from hespas.graph.errors import FormatError, OutputError, UsageError
 
 __all__ = [
     "STANDARD_STREAM",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 STANDARD_STREAM = "-"
+_PIECE_BYTES = 1 << 20
+_BEGINNING_BYTES = 16 << 20
+"""More than any format needs to be told."""
 _STANDARD_OUTPUT = frozenset({STANDARD_STREAM, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 
 
@@ -99,17 +103,33 @@ def check_streams(source: str, destination: str) -> None:
         raise _closed()
 
 
-def spooled_input(stack: ExitStack) -> Path:
-    """A copy of standard input that goes with ``stack``. Raises ``OutputError`` where there is no room for it
-    and ``UsageError`` where the stream is closed or cannot be read.
+def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
+    """A copy of standard input that goes with ``stack``. A stream that goes on past its beginning must pass
+    ``check``, which sees that much of it: one without end is refused for what it is.
+
+    Raises ``OutputError`` where there is no room for it, ``UsageError`` where the stream is closed or cannot
+    be read, ``FormatError`` where it is longer than any input may be, and what ``check`` raises.
     """
     stream = _bytes_of(sys.stdin)
     if stream is None:
         raise UsageError("standard input is closed", path=STANDARD_STREAM, hint="name a file, or pipe one in")
     spool = _scratch(stack) / "stdin"
+    most = limits().input_bytes
     try:
         with spool.open("wb") as copy:
-            shutil.copyfileobj(stream, copy)
+            taken = 0
+            while part := stream.read(_PIECE_BYTES):
+                copy.write(part)
+                taken += len(part)
+                if taken > most:
+                    raise FormatError(
+                        f"standard input goes on past {most:,} bytes, the limit",
+                        path=STANDARD_STREAM,
+                        hint=f"if you trust it, {VARIABLE} (or --max-input-bytes) raises the limit",
+                    )
+                if taken - len(part) < _BEGINNING_BYTES <= taken:
+                    copy.flush()
+                    check(spool)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise _no_room(error, spool.parent) from error

@@ -199,12 +199,12 @@ def _parse_ranks(text: str) -> range | None:
 
 def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bool) -> None:
     """Print the table, or write it as JSON: SRC is then the file behind ``--json``."""
-    from hespas.converters import format_names, load_format
+    from hespas.converters import usable_formats
 
     if destination:
         raise UsageError("--list-formats converts nothing", hint="leave SRC and DST out")
     json_file = list_file(Path(source) if source else None, as_json=as_json, overwrite=overwrite)
-    formats = [load_format(name) for name in format_names()]
+    formats = list(usable_formats())
     if json_file:
         rows: list[Json] = [
             {

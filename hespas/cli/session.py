@@ -21,9 +21,10 @@ import typer
 
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
-from hespas.converters.format import RunTimeUnit, assuming
-from hespas.files.limits import VARIABLE
+from hespas.converters.format import ReadOptions, RunTimeUnit, assuming
+from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import placed_together
+from hespas.files.source import read_document
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside
@@ -92,6 +93,13 @@ def _assume_groups(context: typer.Context, path: Path | None) -> None:
 def _assume_unit(context: typer.Context, unit: RunTimeUnit) -> None:
     if unit:
         context.with_resource(assuming(run_time_unit=unit))
+
+
+def _check_assumed() -> None:
+    """A file that an option names is read, whatever the reader makes of it. Raises ``FormatError``."""
+    groups = ReadOptions().comm_groups
+    if groups is not None:
+        read_document(groups, limits().groups_bytes, "a list of process groups")
 
 
 DefaultDtypeOption = typer.Option(
@@ -213,6 +221,7 @@ def command_line(
     before = _RESULT_ON_OUTPUT.set(any(map(is_standard_output, documents)))
     try:
         with _plugins_told(), _results_last():
+            _check_assumed()
             yield
     except (HespasError, MemoryError) as error:
         if diagnostics is not None:

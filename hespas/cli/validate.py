@@ -35,6 +35,7 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from hespas.api import Json
     from hespas.validators import Cell, CheckResult, ColumnResult, RoundTrips
 
 __all__ = ["app", "check", "common", "main", "roundtrip"]
@@ -114,7 +115,7 @@ def check(
     reads = [*(paths or ()), system_config, network_config, memory_config]
     with command_line(debug, source=_named(paths), documents=[json_file], reads=reads):
         if list_rules:
-            _list_rules()
+            _list_rules(json_file, overwrite=overwrite)
             return
         if not paths:
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
@@ -260,9 +261,16 @@ def _column_text(column: ColumnResult, cell: Cell) -> str:
     return f"{column.column} ({count_text(column.changed)}/{count_text(column.known)}){told}"
 
 
-def _list_rules() -> None:
+def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
     from hespas.validators import RULES
 
+    if json_file:
+        from hespas.api import write_json
+
+        check_reports({"--json": json_file}, {}, overwrite=overwrite)
+        listed: list[Json] = [{"code": rule.code, "title": rule.title} for rule in RULES]
+        write_json(listed, json_file, overwrite=overwrite)
+        return
     rows = [(rule.code, rule.title) for rule in RULES]
     emit(table_text(("code", "rule"), rows, left=(0, 1)))
 

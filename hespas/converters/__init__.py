@@ -12,6 +12,7 @@ from hespas.converters.registry import (
     is_recognised,
     load_format,
     sniff,
+    usable_formats,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "load_format",
     "note_left_out",
     "sniff",
+    "usable_formats",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "is_recognised",
     "load_format",
     "sniff",
+    "usable_formats",
 ]
 
 BUILTIN: dict[str, str] = {
@@ -79,7 +80,7 @@ def load_format(name: str) -> Format:
     return loaded
 
 
-def _formats() -> Iterator[Format]:
+def usable_formats() -> Iterator[Format]:
     """All formats, others' only once ours are used up: finding them takes longer than a small conversion.
     Those that do not work are left out.
     """
@@ -174,7 +175,7 @@ def sniff(path: Path) -> Format:
 def _refuse_ambiguous(head: Head) -> None:
     """Where content tells nothing, a suffix of several formats does not either."""
     suffix = head.suffixes[-1] if head.suffixes else ""
-    fitting = [entry.name for entry in _formats() if entry.read and suffix in entry.suffixes]
+    fitting = [entry.name for entry in usable_formats() if entry.read and suffix in entry.suffixes]
     if len(fitting) > 1:
         raise FormatError(
             f"{suffix} files may be {', '.join(fitting)}, and the content looks like none of them: it begins "
@@ -188,12 +189,12 @@ def _refuse_ambiguous(head: Head) -> None:
 def _by_suffix(head: Head) -> Format | None:
     """The first format whose files have such a name."""
     suffix = head.suffixes[-1] if head.suffixes else ""
-    return next((entry for entry in _formats() if entry.read and suffix in entry.suffixes), None)
+    return next((entry for entry in usable_formats() if entry.read and suffix in entry.suffixes), None)
 
 
 def _best_by_content(head: Head) -> tuple[int, Format | None]:
     best_score, best = 0, None
-    for entry in _formats():
+    for entry in usable_formats():
         score = _score(entry, head)
         if score >= _CERTAIN:
             return score, entry
@@ -257,13 +258,13 @@ def format_for_output(path: Path, name: str | None, *, profile: bool | None = No
         return load_format("chakra")
     fitting: list[Format] = []
     for ending in ("".join(suffixes[first:]) for first in range(len(suffixes))):
-        fitting += [entry for entry in _formats() if ending in entry.suffixes]
+        fitting += [entry for entry in usable_formats() if ending in entry.suffixes]
         writable = [entry for entry in fitting if entry.write]
         if writable:
             return next((entry for entry in writable if profile in (None, entry.profiles)), writable[0])
     if fitting:
         raise UsageError(f"format {fitting[0].name!r} can be read, not written", path=str(path))
-    listed = ", ".join(entry.name for entry in _formats() if entry.write)
+    listed = ", ".join(entry.name for entry in usable_formats() if entry.write)
     raise UsageError(
         f"no writable format has the suffix {suffixes[-1]!r}",
         path=str(path),

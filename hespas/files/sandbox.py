@@ -26,7 +26,7 @@ from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from hespas.files.limits import limits
-from hespas.graph.errors import HespasError, InvariantError, UnsupportedError
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = [
     "ROOT",
@@ -180,7 +180,14 @@ def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]
     variables of this one; the folder it is started in is taken from its path.
     """
     if python:
-        program = str(Path(python).absolute()) if Path(python).name != python else python
+        try:
+            program = str(Path(python).absolute()) if Path(python).name != python else python
+        except OSError as error:  # the folder that it starts from is gone
+            raise UsageError(
+                f"the current folder cannot be told: {error.strerror}",
+                path=python,
+                hint="change to a folder that is there",
+            ) from error
         return [program, "-E", "-c", _WITHOUT_HERE + script, *arguments]
     prelude = f"import sys\nsys.path[:] = {_import_path()!r}\n"
     return [_executable(), "-I", "-c", prelude + script, *arguments]

@@ -31,7 +31,9 @@ def refuse_special_files(path: Path) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise FormatError(
-            "not a regular file", path=str(path), hint="pipe it in: hespas-convert - DESTINATION < FILE"
+            "not a regular file",
+            path=str(path),
+            hint="give a file; hespas-convert takes what comes through a pipe: hespas-convert - DST < PIPE",
         )
 
 

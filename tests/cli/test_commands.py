@@ -619,3 +619,13 @@ def test_a_file_of_process_groups_is_named_on_the_command_line(tmp_path: Path) -
     check = _validate("check", steps, *stated)
     assert "ET018" in check.output
     assert "is no group" not in check.output
+
+
+def test_the_list_of_rules_is_written_as_json_too(tmp_path: Path) -> None:
+    place = tmp_path / "rules.json"
+    words = ["check", "--list-rules", "--json", str(place)]
+    done = CliRunner().invoke(validate.app, words)
+    assert done.exit_code == 0, done.output
+    assert {"code": "ET005", "title": "node ids are unique"} in json.loads(place.read_text())
+    done = CliRunner().invoke(validate.app, words)
+    assert (done.exit_code, "add --overwrite" in done.output) == (2, True)

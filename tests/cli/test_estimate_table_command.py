@@ -192,10 +192,11 @@ def test_unknown_stays_empty_and_is_counted(tmp_path: Path) -> None:
         (("--table", "t.csv", "--estimator", "systolic", "--dataflow", "rs"), 2, "no dataflow"),
         (("--table", "t.csv", "--estimator", "nobody"), 2, "nobody"),
         (("--table", "t.csv", "--out", "t.csv"), 2, "--out names the same file as --table"),
-        (("--table", "absent.csv"), 3, "no such file"),
+        (("--table", "absent.csv"), 3, "No such file or directory"),
         (("--table", "other.csv"), 3, "no known table of operations"),
         (("--table", "negative.csv"), 3, "negative.csv: row 2: m is -4"),
         (("--table", "text.csv"), 3, "column 'm' holds no numbers"),
+        (("--table", "infinite.csv"), 3, "infinite.csv: row 3: column 'm' holds no numbers"),
         (("--table", "none.csv"), 3, "no rows"),
         (("--table", "binary.parquet"), 3, "not a table"),
     ],
@@ -208,6 +209,7 @@ def test_what_is_refused(
     written(tmp_path, "a,b\n1,2\n", "other.csv")
     written(tmp_path, "m,n,k\n1,1,1\n-4,1,1\n", "negative.csv")
     written(tmp_path, "m,n,k\none,1,1\n", "text.csv")
+    written(tmp_path, "m,n,k\ninf,1,1\n2,1,1\none,1,1\n", "infinite.csv")
     written(tmp_path, "m,n,k\n", "none.csv")
     written(tmp_path, "PAR1 and nothing", "binary.parquet")
     before = sorted(path.name for path in tmp_path.iterdir())

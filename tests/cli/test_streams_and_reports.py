@@ -8,12 +8,16 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from hespas.cli import convert, main, validate
+from hespas.files.limits import Limits
+from hespas.graph.errors import FormatError
 from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
@@ -360,10 +364,60 @@ def test_a_working_folder_that_is_gone_is_a_message(words: tuple[str, ...], tmp_
     assert ": the working folder is gone" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("hespas-validate", "roundtrip", "{}", "--formats", "op-graph", "--jobs", "2"), 0),
+        (("hespas", "estimate", "{}/a.hlo", "--hardware", "L4", "--estimator", "scalesim:command=bin/no"), 2),
+    ],
+)
+def test_what_starts_processes_works_or_says_why_in_a_folder_that_is_gone(
+    words: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a.hlo", "b.hlo"):
+        (source / name).write_bytes((ROOT / "fixtures" / "hlo" / "mlp.hlo.txt").read_bytes())
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$2" && rmdir "$2" && exec "$0" -c "$1" "${@:3}"'
+    run = f"from hespas.cli.{MODULES[words[0]]} import main; main()"
+    arguments = [word.replace("{}", str(source)) for word in words[1:]]
+    command = ["bash", "-c", script, sys.executable, run, str(tmp_path / "gone"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == code, done.stderr
+    assert code == 0 or "change to a folder that is there" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device")
+def test_standard_input_without_end_is_refused_for_its_beginning(tmp_path: Path) -> None:
+    run = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({64 << 20}, {64 << 20}))\n"
+        "from hespas.cli.convert import main\nmain()"
+    )
+    with Path("/dev/zero").open("rb") as endless:
+        command = [sys.executable, "-c", run, "-", str(tmp_path / "o.json")]
+        done = subprocess.run(command, stdin=endless, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 3, done.stderr
+    assert "error: -: no known format fits this input" in done.stderr
+
+
+def test_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hespas.api import streams
+
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"x" * 5000)))
+    monkeypatch.setattr(streams, "limits", lambda: Limits(input_bytes=4000))
+    with ExitStack() as stack, pytest.raises(FormatError, match="goes on past 4,000 bytes"):
+        streams.spooled_input(stack, lambda _: None)
+
+
 INPUTS = [
     ("hespas", "view", "{}"),
     ("hespas-convert", "{}", "o.et"),
     ("hespas-validate", "check", "{}"),
+    ("hespas", "view", str(PROGRAM), "--comm-groups", "{}"),
     ("hespas-validate", "roundtrip", "{}"),
     ("hespas-validate", "compare", "{}", "{}"),
     ("hespas", "estimate", "--table", "{}", "--hardware", "L4"),

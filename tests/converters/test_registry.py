@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli.convert import app
+from hespas.cli.validate import app as validate
 from hespas.converters import (
     Format,
     Head,
@@ -139,6 +140,12 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, [str(tmp_path / "file"), str(tmp_path / "x.unheard"), "--to", "dot"])
     assert done.stderr.count("format 'broken'") == 1
+    done = CliRunner().invoke(app, ["--list-formats"])
+    assert done.exit_code == 0, done.output
+    assert "plugin" in done.stdout
+    assert ("format 'broken'" in done.stderr) == (attribute != "FAILING")  # that fails at files only
+    done = CliRunner().invoke(validate, ["roundtrip", str(source), "--jobs", "1"])
+    assert done.exit_code == 0, done.output
     if attribute != "FAILING":
         with pytest.raises(UnsupportedError, match="update that package"):
             load_format("broken")

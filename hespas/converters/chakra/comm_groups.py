@@ -96,7 +96,7 @@ def read_groups(
         data = read_document(path, limits().groups_bytes, "a list of process groups")
     except FormatError as error:
         faults.error(
-            "ET018", f"{path.name} cannot be read: {error.message}", hint=error.hint or "check the file"
+            "ET019", f"{path.name} cannot be read: {error.message}", hint=error.hint or "check the file"
         )
         return NamedGroups(), b""
     return parse_groups(data, faults), data
@@ -131,7 +131,7 @@ def parse_groups(data: bytes, faults: Faults) -> NamedGroups:
         listed = msgspec.json.decode(data, type=dict[str, list[int]])
     except (ValueError, RecursionError) as error:  # not JSON or of other types; not UTF-8; nested without end
         faults.error(
-            "ET018",
+            "ET019",
             f"{FILE_NAME} is no object of rank lists: {error}",
             hint='write {"1": [0, 1], "2": [2, 3]}',
         )

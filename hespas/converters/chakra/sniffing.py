@@ -29,6 +29,8 @@ def score(head: Head) -> int:
     if head.is_directory:
         return _DIRECTORY if any(RANK_FILE.match(name) for name in head.names) else _NO
     messages = _first_messages(head.data)
+    if len(messages) == _FRAMES and not any(messages):
+        return _NO  # zeros
     signatures = [Signature.of(message) for message in messages]
     known = [signature for signature in signatures if signature is not None]
     if not known or len(known) < len(signatures) or first_frame(known[0]) is FirstFrame.UNKNOWN:

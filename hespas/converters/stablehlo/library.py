@@ -9,6 +9,7 @@ from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.control import CONTROL
 from hespas.converters.stablehlo.mlir import Operation
 from hespas.converters.stablehlo.module import Frame
+from hespas.converters.stablehlo.scope import check_size
 from hespas.converters.stablehlo.template import Template
 from hespas.converters.stablehlo.walker import Shared, Walker
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -17,6 +18,9 @@ __all__ = ["FunctionLibrary", "call_sites"]
 
 _MAX_ACTIVE = 20
 """Functions read inside one another before the rest of a chain is read callees first, without nesting."""
+
+_FEW_NODES = 1 << 16
+"""A function of more, calls written out, has calls counted before they are written out any further."""
 
 _CALLERS = {
     "func.call": "callee",
@@ -37,6 +41,7 @@ class FunctionLibrary:
         self._path = path
         self._templates: dict[str, Template] = {}
         self._active: dict[str, None] = {}
+        self._is_counted = False
 
     def template(self, name: str) -> Template:
         """The template of a function. Raises ``FormatError`` where it has no body or calls itself,
@@ -77,7 +82,22 @@ class FunctionLibrary:
         Walker(self.shared, template, CONTROL).read(block, is_entry=is_entry)
         del self._active[name]
         self._templates[name] = template
+        if len(template) > _FEW_NODES and not self._is_counted:
+            self._is_counted = True
+            self._check_inlined()
         return template
+
+    def _check_inlined(self) -> None:
+        """Refuse, before more is copied, what calls would make too large: functions that are known, as often
+        as others call them. Raises ``UnsupportedError``.
+        """
+        sizes: dict[str, int] = {}
+        for name in self._callees_first(self._frame.entry):
+            known = self._templates.get(name)
+            calls = [] if known is not None else _calls(self._frame.functions.get(name), self._bindings)
+            copied = sum(sizes.get(callee, 0) for callee, op in calls if op.name == "func.call")
+            sizes[name] = copied if known is None else len(known)
+        check_size(self._frame.entry, sizes[self._frame.entry], self._path)
 
     def _callees_first(self, start: str) -> list[str]:
         """Functions that ``start`` reaches, callees before callers. Raises ``FormatError`` for recursion."""
@@ -112,9 +132,11 @@ def _cycle(active: Sequence[str], callee: str, path: str) -> FormatError:
     )
 
 
-def _calls(function: Operation, bindings: Bindings) -> list[tuple[str, Operation]]:
+def _calls(function: Operation | None, bindings: Bindings) -> list[tuple[str, Operation]]:
     """Calls in a function: callee and call operation."""
     found: list[tuple[str, Operation]] = []
+    if function is None:
+        return found
     advance: object = bindings.ir.WalkResult.ADVANCE
 
     def visit(op: Operation) -> object:
@@ -128,8 +150,6 @@ def _calls(function: Operation, bindings: Bindings) -> list[tuple[str, Operation
 
 
 def _callees(function: Operation | None, bindings: Bindings) -> list[str]:
-    if function is None:
-        return []
     return list(dict.fromkeys(callee for callee, _ in _calls(function, bindings) if callee))
 
 

@@ -41,6 +41,7 @@ _NEWLINE = b"\n"
 _NO_CLASS = "incompatible function arguments"
 """What the bindings say of a location that is an attribute: they have no class for it."""
 _SHARDING = b"sharding"
+_LONGEST_REASON = 200
 
 
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
@@ -113,10 +114,15 @@ def _stopped(error: Exception, data: bytes, path: str) -> FormatError | None:
     if place:
         hint = "bytes are read in strings of attributes and in names of functions only"
         return FormatError("a name or type is no text (UTF-8)", path=path, position=place, hint=hint)
-    if is_text:
+    if not isinstance(error, RuntimeError):
         return None
-    message = f"a damaged program: jaxlib's bindings stop with {type(error).__name__}"
-    return FormatError(message, path=path, position=whole, hint="write or copy the file again")
+    # What runs out of memory within their own frames comes out as any other failure of theirs.
+    reason = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
+    message = f"jaxlib's bindings stop with {type(error).__name__}: {reason}"
+    hint = "write or copy the file again"
+    if is_text:
+        hint = "they do where a type, an attribute or a location takes gigabytes to print: leave it out"
+    return FormatError(f"a damaged program: {message}", path=path, position=whole, hint=hint)
 
 
 def _read(

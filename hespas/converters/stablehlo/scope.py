@@ -16,10 +16,20 @@ from hespas.converters.stablehlo.template import (
 )
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["MAX_NODES", "Scope"]
+__all__ = ["MAX_NODES", "Scope", "check_size"]
 
 MAX_NODES = 4_000_000
 """Calls that call twice each double a program per level: past this, the copy is refused before it is made."""
+
+
+def check_size(function: str, nodes: int, path: str | None = None) -> None:
+    """Raise ``UnsupportedError`` for a function of too many operations once calls are inlined."""
+    if nodes > MAX_NODES:
+        raise UnsupportedError(
+            f"function @{function} has over {MAX_NODES:,} operations once calls are inlined",
+            path=path,
+            hint="check that functions do not call one another many times over",
+        )
 
 
 class Scope:
@@ -151,11 +161,7 @@ class Scope:
         """
         template = self.template
         base, first_region = len(template), len(template.regions)
-        if base + len(callee) > MAX_NODES:
-            raise UnsupportedError(
-                f"function @{template.name} has over {MAX_NODES:,} operations once calls are inlined",
-                hint="check that functions do not call one another many times over",
-            )
+        check_size(template.name, base + len(callee))
         flows = [flatten(value) for value in arguments]
         for offset, deps in enumerate(callee.deps):
             if not deps or min(deps) >= 0:

@@ -86,8 +86,7 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     except HespasError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        told = (type(error).__name__, error.message, error.position, error.hint)
-        return msgspec.msgpack.encode(Survivor(error=told))
+        return _refusal(error)
 
     def given(data: bytes, path: str, bindings: Bindings) -> Parsed:
         return parsed
@@ -99,6 +98,13 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     except HespasError as error:  # is told, with all that comes before it, where it is read for good
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
+        if isinstance(error.__cause__, RuntimeError):  # memory that ran out here, and would not there
+            return _refusal(error)
     return msgspec.msgpack.encode(
         Survivor(parsed.form.value, parsed.producer, parsed.has_locations, bytecode)
     )
+
+
+def _refusal(error: HespasError) -> bytes:
+    told = (type(error).__name__, error.message, error.position, error.hint)
+    return msgspec.msgpack.encode(Survivor(error=told))

@@ -98,7 +98,7 @@ def library_of_file(path: str, split: str) -> Library:
     try:
         changed = Path(path).stat().st_mtime_ns
     except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", path=path) from error
+        raise FormatError(f"cannot be read: {error.strerror}", path=path, hint="check the path") from error
     return _kept(path, split, changed)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from hespas.estimators.operations import Labels
 from hespas.files.limits import limits
 from hespas.files.packed import PackedInput, damage_errors, open_input, same_file
-from hespas.files.source import refuse_special_files
+from hespas.files.source import open_regular
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 
@@ -157,9 +157,10 @@ def _is_no_number(value: object) -> bool:
     if value is None or isinstance(value, float):
         return False
     try:
-        return isinstance(value, bool) or isinf(float(str(value)))  # an integer past every real number
+        number = float(str(value))
     except ValueError:
         return True
+    return isinstance(value, bool) or (isinstance(value, int) and isinf(number))  # past every real number
 
 
 def _folded(name: object) -> str:
@@ -183,9 +184,7 @@ def text_batches(path: Path) -> Iterator[pd.DataFrame]:
 def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iterator[Columns]:
     from pyarrow import ArrowException
 
-    refuse_special_files(path)
-    if not path.is_file():
-        raise FormatError("no such file", path=str(path), hint="check the path")
+    open_regular(path).close()
     if path.stat().st_size > limits().table_bytes:
         raise _too_large(path, f"{path.stat().st_size:,} bytes, more than a table of operations may have")
     rows = 0

@@ -176,7 +176,7 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> None:
 
 
 def _read(path: Path) -> _Report:
-    if not path.is_file():
+    if not path.exists():
         raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
     try:
         data = read_document(path, limits().report_bytes, "a report")

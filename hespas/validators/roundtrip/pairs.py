@@ -12,10 +12,10 @@ from hespas.converters import (
     Format,
     ReadOptions,
     find_format,
-    format_names,
     is_flat,
     load_format,
     note_left_out,
+    usable_formats,
 )
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
@@ -73,9 +73,7 @@ def file_pairs(path: Path, formats: Sequence[str] = (), *, in_folder: bool = Fal
     profile has no pairs: ``UnsupportedError``, unless it was met ``in_folder``, where it is skipped.
     """
     chosen = [load_format(name) for name in formats] or [
-        entry
-        for entry in map(load_format, format_names())
-        if entry.read and entry.write and not entry.profiles
+        entry for entry in usable_formats() if entry.read and entry.write and not entry.profiles
     ]
     origin = find_format(path, None)
     if origin.read is None:

@@ -71,13 +71,22 @@ def _inputs(path: Path) -> Iterator[_Input]:
             yield _Input(entry, in_folder=True)
 
 
+def _stands_somewhere() -> bool:
+    """Whether the current folder is still there: a process that is spawned starts in it."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
 def _pairs_of(given: _Input, formats: Sequence[str]) -> FilePairs:
     return file_pairs(given.path, formats, in_folder=given.in_folder)
 
 
 def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:
     """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
-    if jobs <= 1 or len(inputs) == 1:
+    if jobs <= 1 or len(inputs) == 1 or not _stands_somewhere():
         yield from (_pairs_of(given, formats) for given in inputs)
         return
     context, parent = get_context("spawn"), (os.getpid(),)

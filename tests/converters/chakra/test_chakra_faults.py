@@ -131,7 +131,7 @@ def test_a_lenient_reader_takes_the_ranks_before_a_gap(reference: Any, tmp_path:
         ('{"1": ' + "[" * 100_000, "no object"),
         ("", "is no object of rank lists"),
         ('{"1": [0, 1.5]}', "no object"),
-        ('{"\\ud800": [0]}', "ET018"),
+        ('{"\\ud800": [0]}', "ET019"),
     ],
     ids=range(14),
 )
@@ -156,10 +156,10 @@ def test_a_group_file_that_is_no_file_is_told(reference: Any, tmp_path: Path) ->
             groups.symlink_to("nowhere")
         else:
             os.mkfifo(groups)
-        with pytest.raises(FormatError, match=r"ET018: comm_group\.json cannot be read: "):
+        with pytest.raises(FormatError, match=r"ET019: comm_group\.json cannot be read: "):
             _read(tmp_path / "a.0.et")
         _, diagnostics = _read(tmp_path / "a.0.et", lenient=True)
-        assert diagnostics.counts()["ET018"]
+        assert diagnostics.counts()["ET019"]
         groups.rmdir() if groups.is_dir() else groups.unlink()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isnan
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.scope import Scope
+from hespas.converters.stablehlo.template import Template
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.passes import FoldFree, Pass, UnrollLoops, is_topological
@@ -204,6 +207,31 @@ def test_a_long_chain_of_calls_is_read_without_recursion(read_text: ReadText) ->
 def test_a_long_cycle_of_calls_is_refused(read_text: ReadText) -> None:
     with pytest.raises(FormatError, match="cycle"):
         read_text(chain(300, "  %0 = call @f1(%x) : (tensor<f32>) -> tensor<f32>"))
+
+
+def test_calls_that_double_are_counted_before_they_are_written_out(
+    read_text: ReadText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+
+    def copy(scope: Scope, callee: Template, *rest: Any) -> Any:
+        copied.append(len(callee))
+        return written_out(scope, callee, *rest)
+
+    written_out = Scope.copy
+    monkeypatch.setattr(Scope, "copy", copy)
+    kind = "(tensor<f32>) -> tensor<f32>"
+    levels = [
+        f"func.func {f'private @f{level}' if level else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
+        f"  %0 = call @f{level + 1}(%x) : {kind}\n  %1 = call @f{level + 1}(%0) : {kind}\n"
+        "  return %1 : tensor<f32>\n}"
+        for level in range(40)
+    ]
+    head = "func.func private @f40(%x: tensor<f32>) -> tensor<f32> {"
+    body = "  %0 = stablehlo.negate %x : tensor<f32>\n  return %0 : tensor<f32>\n}"
+    with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
+        read_text("\n".join([*levels, head, body]))
+    assert 60_000 < sum(copied) < 600_000
 
 
 def test_calls_that_double_at_each_level_are_refused_before_they_fill_memory(

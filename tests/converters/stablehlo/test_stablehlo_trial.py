@@ -91,9 +91,9 @@ def doubled(prefix: str, first: str, row: str, levels: int = 40) -> str:
     return "".join(f"{prefix}{level} = {text}\n" for level, text in enumerate([first, *rows]))
 
 
-def located(row: str) -> str:
+def located(row: str, file: str = "a.py") -> str:
     tanh = module(f"stablehlo.tanh %a : {VALUE} loc(#l40)")
-    return tanh + doubled("#l", 'loc("a.py":1:1)', row)
+    return tanh + doubled("#l", f'loc("{file}":1:1)', row)
 
 
 def tuples(levels: int) -> str:
@@ -136,6 +136,25 @@ BOMBS = {
         "",
     ),
 }
+LENGTHS = {
+    **{
+        f"callsite of {file}": (located("loc(callsite(X at X))", file), 3)
+        for file in ("a", "f", "abc", "abcde", "model.py")
+    },
+    "sharding of arrays": (attribute("mhlo.sharding", "[X, X]"), 3),
+    "sharding of dictionaries": (attribute("mhlo.sharding", "{a = X, b = X}"), 3),
+    "encoding": (
+        doubled("#e", '"x"', "[X, X]")
+        + "module { func.func @main(%a: tensor<4xf32, #e40>) -> tensor<4xf32, #e40> { "
+        "return %a : tensor<4xf32, #e40> } }",
+        3,
+    ),
+    "function type": (
+        doubled("!f", "() -> ()", "(X) -> X")
+        + "module { func.func @main(%a: !f40) -> !f40 { return %a : !f40 } }",
+        3,
+    ),
+}
 _COMMAND = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (12 * 10**8, 12 * 10**8))
@@ -167,6 +186,26 @@ def test_a_small_program_takes_neither_gigabytes_nor_minutes(
     path.write_bytes(program)
     assert len(program) < 2_500
     refuse(path, status, message)
+
+
+def _refuse_text(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.mlir"
+    text, status = LENGTHS[name]
+    path.write_text(text)
+    refuse(path, status, "a damaged program: ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
+@pytest.mark.parametrize("name", ["callsite of f", "sharding of arrays"])
+def test_memory_that_ends_within_the_bindings_is_no_bug_of_ours(name: str, tmp_path: Path) -> None:
+    _refuse_text(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
+@pytest.mark.parametrize("name", LENGTHS)
+def test_memory_ends_anywhere(name: str, tmp_path: Path) -> None:
+    _refuse_text(name, tmp_path)
 
 
 @pytest.mark.slow
