@@ -33,6 +33,7 @@ from hespas.files.source import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.passes import materialise
 
 __all__ = ["parsing", "read", "read_here", "read_program"]
 
@@ -157,7 +158,7 @@ def _read(
     devices = _devices(frame, shared.exchanges.rows, options, path, diagnostics)
     parts = _warn_if_global(data, frame, entry, shared, devices)
     attachments = {"stablehlo": _attachment(data, parsed, bindings)}
-    graph = assemble(frame.name, entry, shared, devices, attachments)
+    graph = materialise(assemble(frame.name, entry, shared, devices, attachments))
     metadata = {
         "format": "stablehlo",
         "form": parsed.form.value,
