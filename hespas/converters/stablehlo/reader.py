@@ -64,7 +64,9 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
         module = parse_program(program.bytecode, path, bindings).module
         return Parsed(module, Form(program.form), program.producer, program.has_locations)
 
-    return read_here(data, path, options, diagnostics, parse=parse)
+    # A program whose dimensions were bound is another one than came.
+    source = program.bytecode if options.dims else data
+    return read_here(source, path, options, diagnostics, parse=parse)
 
 
 def read_here(
