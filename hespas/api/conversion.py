@@ -75,6 +75,7 @@ def convert(
     ranks: range | None = None,
     num_devices: int | None = None,
     num_replicas: int | None = None,
+    dims: Mapping[str, int] | None = None,
     granularity: Granularity | None = None,
     missing: Missing = "warn",
     overwrite: bool = False,
@@ -86,15 +87,14 @@ def convert(
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
     operations (by default those of an unoptimised program that gets times); ``missing`` is what to do about
-    those of unknown time or trip count. ``..._version`` is that of a format to read or write; ``recover``
-    keeps the records before a cut. Findings go to ``diagnostics`` also where it fails: what
-    :func:`hespas.api.read` and ``write`` raise, nothing written.
+    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions. ``..._version`` is that
+    of a format; ``recover`` keeps the records before a cut. Findings go to ``diagnostics`` also where it
+    fails: what :func:`hespas.api.read` and ``write`` raise, nothing written.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
     _check_estimator(hardware, estimator)
-    reading = ReadOptions(version=source_version, recover=recover, progress=progress)
-    reading = replace(reading, num_devices=num_devices, num_replicas=num_replicas)
+    reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
     preparation = Preparation(
         granularity=granularity, missing=missing, hardware=hardware, estimator=estimator, target=target
@@ -121,6 +121,21 @@ def convert(
         estimator=estimator if hardware else "",
         diagnostics=found,
     )
+
+
+def _reading(
+    version: str,
+    num_devices: int | None,
+    num_replicas: int | None,
+    dims: Mapping[str, int] | None,
+    *,
+    recover: bool,
+    progress: Callable[[int, int], None] | None,
+) -> ReadOptions:
+    """How to read the source; what it is said to be where nobody says it here stands in the defaults."""
+    said = ReadOptions(version=version, num_devices=num_devices, num_replicas=num_replicas)
+    said = replace(said, recover=recover, progress=progress)
+    return said if dims is None else replace(said, dims=dims)
 
 
 def _prepared(
@@ -322,7 +337,7 @@ def _as_written(
     differs = any(code in told and not set(columns) <= _NOT_SUMMED for code, columns in target.losses.items())
     if conservation is None or target.flat or target.read is None or not differs:
         return conservation
-    again = read(place, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
+    again = read(place, format=target.name, options=ReadOptions(locations=False, comm_groups=None, dims={}))
     if not isinstance(again, Workload):  # events have no such sums
         return conservation
     return replace(conservation, after=_sums_written(again, ranks, conservation.num_ranks))

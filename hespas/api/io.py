@@ -46,6 +46,12 @@ def read(
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_left_out(source, chosen, found)
     element = _default_dtype(settings.default_dtype)
+    if settings.dims and chosen.name != "stablehlo":
+        raise UsageError(
+            f"format {chosen.name!r} has no symbolic dimensions",
+            path=str(source),
+            hint="leave --dim out: it is for StableHLO programs",
+        )
     value = chosen.read(source, settings, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
 

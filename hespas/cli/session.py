@@ -33,6 +33,7 @@ __all__ = [
     "CommGroupsOption",
     "DebugOption",
     "DefaultDtypeOption",
+    "DimOption",
     "ProgressOption",
     "RunTimeUnitOption",
     "TrustOption",
@@ -102,6 +103,31 @@ def _check_assumed() -> None:
         read_document(groups, limits().groups_bytes, "a list of process groups")
 
 
+_MAX_EXTENT_DIGITS = 18
+
+
+def _assume_dims(context: typer.Context, stated: list[str] | None) -> None:
+    dims: dict[str, int] = {}
+    for each in stated or ():
+        name, _, extent = each.partition("=")
+        if (
+            not name.strip()
+            or not (extent.isascii() and extent.isdigit())
+            or len(extent) > _MAX_EXTENT_DIGITS
+        ):
+            raise typer.BadParameter(f"{each!r}: write NAME=N, such as b=128 or arg0.1=128")
+        dims[name.strip()] = int(extent)
+    if dims:
+        context.with_resource(assuming(dims=dims))
+
+
+DimOption = typer.Option(
+    "--dim",
+    metavar="NAME=N",
+    callback=_assume_dims,
+    expose_value=False,
+    help="Extent of a symbolic dimension of a StableHLO program, by name or place (arg0.1=128); repeatable.",
+)
 DefaultDtypeOption = typer.Option(
     "--default-dtype",
     metavar="TYPE",

@@ -58,6 +58,7 @@ class _Assumptions:
     default_dtype: str = ""
     comm_groups: Path | None = None
     run_time_unit: RunTimeUnit = ""
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 _NOTHING = _Assumptions()
@@ -70,6 +71,7 @@ def assuming(
     default_dtype: str | None = None,
     comm_groups: Path | None = None,
     run_time_unit: RunTimeUnit | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> Generator[None]:
     """Make these the defaults of :class:`ReadOptions` within the block; None leaves one as it was."""
     before = _ASSUMED.get()
@@ -78,6 +80,7 @@ def assuming(
             default_dtype=before.default_dtype if default_dtype is None else default_dtype,
             comm_groups=comm_groups or before.comm_groups,
             run_time_unit=before.run_time_unit if run_time_unit is None else run_time_unit,
+            dims=before.dims if dims is None else dims,
         )
     )
     try:
@@ -98,6 +101,7 @@ class ReadOptions:
     ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
     ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
     ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).
+    ``dims`` are the extents of a program's symbolic dimensions, by name or by place (``arg0.1``).
     ``locations`` keeps source locations, at a cost. ``max_bytes`` bounds the decompressed size.
     ``progress(done, total)`` is called now and then on long work.
     """
@@ -110,6 +114,7 @@ class ReadOptions:
     comm_groups: Path | None = field(default_factory=lambda: _ASSUMED.get().comm_groups)
     default_dtype: str = field(default_factory=lambda: _ASSUMED.get().default_dtype)
     run_time_unit: RunTimeUnit = field(default_factory=lambda: _ASSUMED.get().run_time_unit)
+    dims: Mapping[str, int] = field(default_factory=lambda: _ASSUMED.get().dims)
     locations: bool = True
     max_bytes: int = field(default_factory=lambda: limits().input_bytes)
     progress: Callable[[int, int], None] | None = None

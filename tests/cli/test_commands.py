@@ -554,6 +554,26 @@ ENTRY e {
 """
 
 
+def test_symbolic_dimensions_are_bound(tmp_path: Path) -> None:
+    program = FIXTURES / "stablehlo" / "dynamic_mlp.mlir"
+    dims = ["--dim", "b=4", "--dim", "s=8"]
+    for done in (
+        _hespas("estimate", program, "--hardware", "H100-SXM", *dims),
+        _hespas("simulate", program, "--hardware", "H100-SXM", *dims),
+        _hespas("view", program, *dims),
+        _convert(program, tmp_path / "step.json", *dims),
+    ):
+        assert done.exit_code == 0, done.output
+        assert "run time only" not in done.output
+    silent = _hespas("view", program)
+    assert "--dim states them" in silent.output
+    for wrong, said in (("q=4", "it has b, s, arg0.0, arg0.1"), ("b=x", "write NAME=N")):
+        refused = _hespas("view", program, "--dim", wrong)
+        assert refused.exit_code == 2
+        assert said in refused.output
+    assert ReadOptions().dims == {}  # no command leaves them behind
+
+
 def test_devices_and_replicas_are_those_asked_for(tmp_path: Path) -> None:
     program = tmp_path / "m.hlo"
     program.write_text(_OVER_ALL)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name
 from hespas.converters.format import ReadOptions
-from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true
+from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true, names
 from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.converters.hlo.module import HloModule
 from hespas.converters.hlo.program import base_opcode
@@ -39,6 +39,8 @@ _PARTITIONER_CALLS = frozenset(
 _MESSAGES = frozenset({"collective-permute", "send", "recv"})
 _NAMED_IN = ("replica_groups", "source_target_pairs", "frontend_attributes")
 _NAMING = frozenset({"channel_id", *_NAMED_IN})
+_TO_SHARD = "SPMDFullToShardShape"
+_STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape"})
 _TILED = ("devices=", "mesh", "<=[")
 
 
@@ -254,7 +256,7 @@ def _is_global(module: HloModule) -> bool:
     for body in module.computations.values():
         opcodes.update(body.opcodes)
     if "custom-call" in opcodes and _speaks_to_partitioner(module):
-        return True
+        return not _works_by_hand_only(module)
     exchanges = any(
         base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
         for base in (base_opcode(opcode)[0] for opcode in opcodes)
@@ -270,6 +272,27 @@ def _is_global(module: HloModule) -> bool:
                 tiled = True
                 inner |= body.opcodes[index] not in {"parameter", "tuple"} and index != body.root
     return inner or (tiled and not exchanges and not scheduled)
+
+
+def _works_by_hand_only(module: HloModule) -> bool:
+    """Whether all work stands in computations that are called with shards: bodies of ``shard_map``."""
+    open_, seen = [module.entry], {module.entry.name}
+    while open_:
+        body = open_.pop()
+        targets = [unquote(given.get("custom_call_target", "")) for given in body.attributes]
+        for index, opcode in enumerate(body.opcodes):
+            if opcode in _STRUCTURE or (opcode == "custom-call" and targets[index] in _PARTITIONER_CALLS):
+                continue
+            if opcode != "call":
+                return False
+            if any(targets[operand] == _TO_SHARD for operand in body.operands[index]):
+                continue
+            for name in names(body.attributes[index].get("to_apply", "")):
+                callee = module.computations.get(name)
+                if callee is not None and name not in seen:
+                    seen.add(name)
+                    open_.append(callee)
+    return True
 
 
 def _speaks_to_partitioner(module: HloModule) -> bool:

@@ -20,7 +20,14 @@ from hespas.converters.hlo.inference import same_extents
 from hespas.converters.hlo.inference_calls import Inference
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule
 from hespas.converters.hlo.operands import NUM_OPERANDS
-from hespas.converters.hlo.scan import HEADERLESS, TRUNCATED_HINT, Source, shown, strip_comments, unquote
+from hespas.converters.hlo.scan import (
+    TRUNCATED_HINT,
+    Source,
+    begins_headerless,
+    shown,
+    strip_comments,
+    unquote,
+)
 from hespas.converters.hlo.shapes import Shape, ShapeTable, shown_shape
 from hespas.graph.errors import FormatError, UnsupportedError
 
@@ -31,7 +38,8 @@ _Read = TypeVar("_Read")
 _MODULE = re.compile(r"HloModule(?![\w.\-])[ \t]*([^\s,]*)")
 _ATTRIBUTE = re.compile(r"\s*,\s*([A-Za-z_][\w.\-]*)\s*=\s*|\s*(?:,\s*)?(?=/[*/])")
 _NAMED_VALUE = re.compile(r"([A-Za-z_][\w.\-]*)\s*=\s*")
-_SIGNATURE = re.compile(r"(ENTRY(?![\w.\-]))?\s*%?([\w.\-]*)")
+_ENTRY = re.compile(r"ENTRY(?![\w.\-])")
+_NAME = re.compile(r"%?([\w.\-]*)")
 _HEAD = re.compile(r"(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
 _SHAPE = re.compile(r"[a-z][a-z0-9]*\s*\[[^\]]*\](?:[ \t]*\{[^{}=%]*\})?")
 _OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\s*(?=\()")
@@ -87,7 +95,7 @@ class _Parser:
         source = self.source
         position = source.skip_space(0)
         match = _MODULE.match(self.text, position)
-        if match is None and not HEADERLESS.match(self.text, position):
+        if match is None and not begins_headerless(self.text, position):
             raise source.error(position, "'HloModule'")
         attributes: dict[str, str] = {}
         if match is not None:
@@ -118,7 +126,7 @@ class _Parser:
                 match = self._behind_comment(position)
             if match is None:
                 return position
-            start = match.end()
+            start = source.skip_space(match.end())
             if match[1] in CALLEE_KEYS and text.startswith("{", start) and self._is_body(start):
                 position, into[match[1]] = self._bodies(start)
                 continue
@@ -126,6 +134,8 @@ class _Parser:
             if text.startswith(("mesh", "@"), start):  # the one value with a comma of its own
                 more = _DEVICE_IDS.match(text, end)
                 end = source.skip_value(more.end()) if more else end
+            if match[1] == "literal" and _SHAPE.fullmatch(text, start, end):  # its shape, then itself
+                end = source.skip_value(source.skip_space(end))
             value = text[start:end].rstrip()
             if not value:
                 raise source.error(match.start(1), f"a value for {shown(match[1])}")
@@ -232,11 +242,12 @@ class _Parser:
     def _computation(self, position: int) -> tuple[Computation, int]:
         """``[ENTRY] name [(parameters) -> shape] { instructions }[, attributes]``."""
         text, source = self.text, self.source
-        match = _SIGNATURE.match(text, position)
-        if match is None or not (match[1] or match[2]):
+        entry = _ENTRY.match(text, position)
+        named = _NAME.match(text, source.skip_space(entry.end()) if entry else position)
+        if named is None or not (entry or named[1]):
             raise source.error(position, "a computation")
-        name = match[2] or f"computation.{len(self.computations)}"
-        cursor = source.skip_space(match.end())
+        name = named[1] or f"computation.{len(self.computations)}"
+        cursor = source.skip_space(named.end())
         signature = (0, 0)
         if text.startswith("(", cursor):
             cursor = source.skip_space(source.skip_group(cursor))
@@ -259,9 +270,9 @@ class _Parser:
         cursor = self._attributes(cursor, attributes)
         computation.thread = unquote(attributes.get("execution_thread", ""))
         self.computations[name] = computation
-        if match[1] and self.entry is not None:
+        if entry and self.entry is not None:
             raise source.error(position, f"one ENTRY computation, which {shown(self.entry.name)} is already")
-        if match[1]:
+        if entry:
             self.entry = computation
         return computation, cursor
 
@@ -285,7 +296,10 @@ class _Parser:
         head = _HEAD.match(self.text, position)
         if head is None:
             raise self.source.error(position, "an instruction 'name = shape opcode(...)' or '}'")
-        number, end = self._operation(computation, numbers, head.end(), head[2], head.start(2))
+        start = head.end()
+        if self.text.startswith("/", start):
+            start = self.source.skip_space(start)
+        number, end = self._operation(computation, numbers, start, head[2], head.start(2))
         if head[1] and computation.root >= 0:
             raise self.source.error(head.start(), f"one ROOT in {shown(computation.name)}, which has another")
         if head[1]:

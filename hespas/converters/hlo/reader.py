@@ -27,6 +27,7 @@ from hespas.converters.hlo.verify import check_shapes
 from hespas.files.source import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.passes import materialise
 
 __all__ = ["read_hlo", "source_of", "workload_of"]
 
@@ -99,6 +100,8 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     for key, value in module.attributes.items():
         emitter.builder.add_extra(-1, key, 0, value.encode("utf-8", "surrogatepass"))
     graph = emitter.builder.build()
+    if not program.is_scheduled:  # what a compiler left as an operation of its own has its cost by its rule
+        graph = materialise(graph)
     metadata = {
         **_metadata(module, replicas, partitions),
         **({WHOLE_JOB: str(partitions)} if is_global else {}),

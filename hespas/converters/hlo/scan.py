@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from hespas.graph.errors import FormatError
 
 __all__ = [
-    "HEADERLESS",
     "PRINTED_HINT",
     "STRING",
     "TRUNCATED_HINT",
     "Source",
+    "begins_headerless",
     "shown",
     "strip_comments",
     "unquote",
@@ -29,13 +29,11 @@ TRUNCATED_HINT = "the text ends early: copy or dump the file again"
 STRING = r""""[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'"""
 """A quoted string, as a pattern; line ends may stand in it (``re.DOTALL``)."""
 
-HEADERLESS = re.compile(
+_HEADERLESS = re.compile(
     r"ENTRY\s+%?[A-Za-z_][\w.\-]*\s*(?:\{|\([^(){}]*(?:\([^(){}]*\)[^(){}]*)*\)\s*->)"
     r"|%?[A-Za-z_][\w.\-]*\s*\{\s*(?:ROOT\s+)?%?[A-Za-z_][\w.\-]*\s*=\s*(?:[a-z]\w*\[|\(|[a-z][a-z\-]*\()"
 )
-"""How a module begins that leaves its header out: with its entry, or with a computation without a
-signature.
-"""
+_BEGINNING_CHARACTERS = 1 << 16
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COMMENT_START = re.compile(r"/[*/]")
@@ -103,6 +101,14 @@ def strip_comments(text: str) -> str:
         parts.append(text[position : match.start()])
         position = end
     return "".join(parts) + text[position:]
+
+
+def begins_headerless(text: str, position: int) -> bool:
+    """Whether a module begins there that leaves its header out: with its entry, or with a computation without
+    a signature, comments aside.
+    """
+    beginning = text[position : position + _BEGINNING_CHARACTERS]
+    return _HEADERLESS.match(strip_comments(beginning)) is not None
 
 
 def unquote(value: str) -> str:

@@ -6,7 +6,7 @@ Messages: ``xla/service/hlo.proto`` of openxla/xla.
 from __future__ import annotations
 
 from hespas.converters.format import Head
-from hespas.converters.hlo.scan import HEADERLESS, Source
+from hespas.converters.hlo.scan import Source, begins_headerless
 
 __all__ = ["is_text", "module_bytes", "sniff"]
 
@@ -18,7 +18,7 @@ _MAX_NAME_BYTES = 4096
 def is_text(data: bytes) -> bool:
     """Whether the bytes begin as a module does, comments and blanks aside."""
     text, start = _beginning(data)
-    return _has_header(text, start) or HEADERLESS.match(text, start) is not None
+    return _has_header(text, start) or begins_headerless(text, start)
 
 
 def _beginning(data: bytes) -> tuple[str, int]:

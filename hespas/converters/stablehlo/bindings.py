@@ -118,6 +118,23 @@ class Bindings(NamedTuple):
 
         return self._caught(convert)
 
+    def refined(self, module: Module, arguments: Sequence[str]) -> Module:
+        """The module with ``arguments`` as types of its entry, and all others as they follow from those.
+        Raises :class:`ParseFailure` where they do not.
+        """
+        program, types = self.bytecode(module), ",".join(arguments)
+
+        def refine(context: object) -> object:
+            made = self.ir.Module.parse(program, context)
+            passes = (
+                f"stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
+                "func.func(stablehlo-canonicalize-dynamism),canonicalize"
+            )
+            self._run(passes, made, context)
+            return cast("object", made)
+
+        return self._caught(refine)
+
     def _run(self, passes: str, module: Module, context: object) -> None:
         """Run passes over a module in place."""
         self.stablehlo.register_stablehlo_passes()

@@ -411,16 +411,18 @@ def _dot_facts(dims: _DotDims, precision: Precision) -> DotFacts:
 
 
 def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: str) -> tuple[WindowDim, ...]:
-    """The window of a convolution or windowed reduction; absent attributes mean 1, padding 0."""
-    ones = (1,) * len(sizes)
-    pads = int_tuple(op, "padding") or (0, 0) * len(sizes)
-    rows = zip(
-        sizes,
-        int_tuple(op, strides) or ones,
-        pads[::2],
-        pads[1::2],
-        int_tuple(op, lhs) or ones,
-        int_tuple(op, rhs) or ones,
-        strict=True,
+    """The window of a convolution or windowed reduction; absent attributes mean 1, padding 0.
+
+    MLIR holds ``dynamic_conv`` to one value per dimension only where it knows the padding: what is beyond
+    belongs to no dimension.
+    """
+    pads = int_tuple(op, "padding")
+    columns = (
+        (int_tuple(op, strides), 1),
+        (pads[::2], 0),
+        (pads[1::2], 0),
+        (int_tuple(op, lhs), 1),
+        (int_tuple(op, rhs), 1),
     )
+    rows = zip(sizes, *((*values, *[absent] * len(sizes)) for values, absent in columns), strict=False)
     return tuple(WindowDim(*row) for row in rows)

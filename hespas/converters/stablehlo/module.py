@@ -69,6 +69,14 @@ def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame
             attribute = op.attributes.get("mesh")
             if attribute is not None:
                 meshes[text_of(op, "sym_name")] = read_mesh(attribute, bindings.sdy)
+    modules = sum(view.operation.name == "builtin.module" for view in block.operations)
+    if not functions and modules > 1:
+        raise FormatError(
+            f"the file holds {modules} modules",
+            path=path,
+            position=end,
+            hint="give each a file of its own (those of MLIR's tests are divided by '// -----')",
+        )
     entry = _entry(functions, path, end)
     return Frame(
         text_of(top, "sym_name") or entry,

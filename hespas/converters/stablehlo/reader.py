@@ -33,6 +33,7 @@ from hespas.files.source import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, Workload
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.passes import materialise
 
 __all__ = ["parsing", "read", "read_here", "read_program"]
 
@@ -64,7 +65,9 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
         module = parse_program(program.bytecode, path, bindings).module
         return Parsed(module, Form(program.form), program.producer, program.has_locations)
 
-    return read_here(data, path, options, diagnostics, parse=parse)
+    # A program whose dimensions were bound is another one than came.
+    source = program.bytecode if options.dims else data
+    return read_here(source, path, options, diagnostics, parse=parse)
 
 
 def read_here(
@@ -163,7 +166,7 @@ def _read(
     devices = _devices(frame, shared.exchanges.rows, options, path, diagnostics)
     parts = _warn_if_global(data, frame, entry, shared, devices)
     attachments = {"stablehlo": _attachment(data, parsed, bindings)}
-    graph = assemble(frame.name, entry, shared, devices, attachments)
+    graph = materialise(assemble(frame.name, entry, shared, devices, attachments))
     metadata = {
         "format": "stablehlo",
         "form": parsed.form.value,

@@ -16,7 +16,7 @@ from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
 from hespas.files.limits import VARIABLE
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
 from hespas.graph import Diagnostics
-from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
+from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from hespas.converters.format import ReadOptions
@@ -39,7 +39,7 @@ class Survivor(msgspec.Struct, frozen=True):
     """Class, message, position and remedy."""
 
 
-_REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError)}
+_REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, UsageError)}
 
 
 def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
@@ -48,7 +48,9 @@ def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
 
     What else is wrong with the program comes out when it is read here.
     """
-    asked = msgspec.json.encode((options.num_devices, options.num_replicas, options.locations)).decode()
+    asked = msgspec.json.encode(
+        (options.num_devices, options.num_replicas, options.locations, dict(options.dims))
+    ).decode()
     try:
         answer = run_contained(f"{__name__}:attempt", data, "jaxlib's parser", asked)
     except ParserFailedError as error:
@@ -71,16 +73,19 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     """
     from hespas.converters.format import ReadOptions
     from hespas.converters.stablehlo.bindings import load_bindings
-    from hespas.converters.stablehlo.forms import parse_program
+    from hespas.converters.stablehlo.dimensions import bound
+    from hespas.converters.stablehlo.forms import Form, parse_program
     from hespas.converters.stablehlo.reader import parsing, read_here
 
-    num_devices, num_replicas, locations = msgspec.json.decode(
-        asked, type=tuple[int | None, int | None, bool]
+    num_devices, num_replicas, locations, dims = msgspec.json.decode(
+        asked, type=tuple[int | None, int | None, bool, dict[str, int]]
     )
     bindings = load_bindings()
     try:
         with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
             parsed = parse_program(data, "", bindings)
+            if dims:
+                parsed = parsed._replace(module=bound(parsed.module, dims, bindings), form=Form.BYTECODE)
     except InvariantError:
         raise
     except HespasError as error:

@@ -235,7 +235,10 @@ class Walker:
         if not signature.has_rule:
             code, message = "stablehlo.unknown-op", f"{op.name} is not in the cost table"
         elif signature.is_dynamic:
-            code, message = "stablehlo.dynamic-shape", f"{op.name} has extents known at run time only"
+            code, message = (
+                "stablehlo.dynamic-shape",
+                f"{op.name} has extents known at run time only (--dim states them)",
+            )
         elif target and not is_known_target(target):
             code, message = "stablehlo.unknown-custom-call", f"custom call @{target} has no cost rule"
         else:

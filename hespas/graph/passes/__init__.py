@@ -12,7 +12,7 @@ from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph
 from hespas.graph.passes.carried import leaves_loop
 from hespas.graph.passes.fold import FoldFree, is_free
-from hespas.graph.passes.fuse import FuseElementwise
+from hespas.graph.passes.fuse import FuseElementwise, materialise
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
 from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_default_dtype, with_durations
 from hespas.graph.passes.segments import GroupRegions
@@ -35,6 +35,7 @@ __all__ = [
     "known_sum",
     "leaves_loop",
     "levels",
+    "materialise",
     "take_nodes",
     "topological_order",
     "totals",

@@ -1,22 +1,23 @@
 """Fuse what compilers fuse: a chain of elementwise work moves its inputs and its outputs once, and layout
-changes beside a product are part of it.
+changes beside a product are part of it. What is computed from nothing is written where nobody fuses it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, Csr, IntArray
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.kinds import NodeKind, OpClass
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.fold import is_free
 from hespas.graph.passes.merge import merge_nodes
 from hespas.graph.passes.order import topological_order
 
-__all__ = ["FuseElementwise"]
+__all__ = ["FuseElementwise", "materialise"]
 
 _PRODUCERS = (
     OpClass.FREE,
@@ -45,6 +46,10 @@ _CONSUMERS = (
 _PRODUCTS = (OpClass.CONTRACTION, OpClass.CONVOLUTION)
 _VIEWS = (OpClass.FREE, OpClass.BROADCAST, OpClass.SLICE)
 """What only says where a product's operand stands: strides and offsets of its library call."""
+_HOLDERS = (*_CONSUMERS, OpClass.GATHER, OpClass.BROADCAST)
+"""Whose loops compute elements of a broadcast or an iota as they need them."""
+_UPDATES = (OpClass.UPDATE, OpClass.SCATTER)
+_IOTAS = frozenset({"stablehlo.iota", "stablehlo.dynamic_iota", "mhlo.iota", "mhlo.dynamic_iota", "iota"})
 _TRANSPOSES = frozenset({"stablehlo.transpose", "transpose"})
 _CONVERTS = frozenset({"stablehlo.convert", "convert"})
 
@@ -71,11 +76,14 @@ class _Roles:
 
     @classmethod
     def of(cls, graph: OpGraph) -> _Roles:
-        """Operations of unknown cost have no role, nor has what others wait for or a loop carries."""
+        """Operations of unknown cost have no role, nor has what others wait for, a loop carries, or an
+        update overwrites in place: it is in memory before that begins.
+        """
         known = (graph.kind == int(NodeKind.COMPUTE)) & ~(np.isnan(graph.flops) | np.isnan(graph.bytes_moved))
         moves = known & (np.bincount(graph.control_deps.values, minlength=len(graph)) == 0)
         moves[graph.regions.carried_producer] = False
         moves[graph.regions.carried_consumer] = False
+        moves[graph.data_deps.values[_is_buffer(graph)]] = False
         transposes, converts = _named(graph, _TRANSPOSES), _named(graph, _CONVERTS)
         products = known & np.isin(graph.op_class, _PRODUCTS)
         # Who has nothing but a product before it, which nobody else reads.
@@ -103,6 +111,80 @@ def _named(graph: OpGraph, names: frozenset[str]) -> BoolArray:
     return np.isin(graph.op_row, mine)
 
 
+def _is_buffer(graph: OpGraph) -> BoolArray:
+    """Which data dependencies are a buffer that its reader changes in a few places only and returns."""
+    deps = graph.data_deps
+    sizes = graph.results.segment_sum(graph.types.bytes)
+    in_place = np.isin(graph.op_class, _UPDATES) & (graph.bytes_written < sizes)
+    if not in_place.any():
+        return np.zeros(len(deps.values), np.bool_)
+    made = np.full(len(graph), -1, np.int64)
+    some = np.flatnonzero(graph.results.lengths)
+    made[some] = graph.results.values[graph.results.offsets[some]]
+    alike: BoolArray = made[deps.values] == made[deps.row_ids]
+    return in_place[deps.row_ids] & alike
+
+
+def materialise(graph: OpGraph) -> OpGraph:
+    """The graph of a program that nobody has compiled, in which a broadcast or an iota writes its result (and
+    reads its operand) where somebody needs it in memory: as a result of the program, in a library call, a
+    sort or a collective, as the state of a loop, as a buffer that is updated in place. Elsewhere it costs
+    nothing, because its consumers compute it. O(nodes + edges).
+    """
+    broadcasts = graph.op_class == OpClass.BROADCAST
+    makes = (broadcasts | _named(graph, _IOTAS)) & (graph.bytes_moved == 0)
+    if not makes.any():
+        return graph
+    deps = graph.data_deps
+    user, maker = deps.row_ids, deps.values
+    holds = np.isin(graph.op_class, _HOLDERS)[user]
+    holds |= np.isin(graph.op_class, _PRODUCTS)[user] & broadcasts[maker]
+    views = (graph.op_class == OpClass.FREE) & (graph.kind == int(NodeKind.COMPUTE))
+    needed = np.bincount(maker, minlength=len(graph)) == 0
+    needed[maker[(~holds & ~views[user]) | _is_buffer(graph)]] = True
+    needed[graph.regions.carried_producer] = True
+    found: list[bool] = needed.tolist()
+    for node in np.flatnonzero(views)[::-1].tolist():  # readers stand behind what they read
+        if found[node]:
+            for read in deps.row(node).tolist():
+                found[read] = True
+    written = makes & np.array(found, np.bool_)
+    sizes = (lists.segment_sum(graph.types.bytes) for lists in (graph.operands, graph.results))
+    read_bytes, result_bytes = (np.where(written, size, 0.0) for size in sizes)
+    return replace(
+        graph,
+        bytes_read=graph.bytes_read + read_bytes,
+        bytes_written=graph.bytes_written + result_bytes,
+    )
+
+
+def _constant(graph: OpGraph) -> list[bool]:
+    """Per node, whether it costs nothing and nor does all that it is made of: constants and views of them."""
+    found: list[bool] = is_free(graph).tolist()
+    for node in np.flatnonzero(is_free(graph) & (graph.data_deps.lengths > 0)).tolist():
+        found[node] = all(dep < node and found[dep] for dep in graph.data_deps.row(node).tolist())
+    return found
+
+
+def _computed_by_users(graph: OpGraph, owner: IntArray) -> OpGraph:
+    """The graph with the traffic of broadcasts and iotas that their users compute: one that is part of a
+    fusion reads its operand; one made of constants for many users, which stays alone, is read by none.
+    """
+    joins = owner != np.arange(len(graph))
+    broadcasts = graph.op_class == OpClass.BROADCAST
+    operands, results = (each.segment_sum(graph.types.bytes) for each in (graph.operands, graph.results))
+    read = np.where(joins & broadcasts & (graph.bytes_moved == 0), operands, graph.bytes_read)
+    shared = ~joins & np.array(_constant(graph), np.bool_) & (broadcasts | _named(graph, _IOTAS))
+    deps = graph.data_deps
+    gone = shared[deps.values]
+    if not (gone.any() or joins.any()):
+        return graph
+    user, maker = deps.row_ids[gone], deps.values[gone]
+    np.subtract.at(read, user, np.fmin(results[maker], read[user]))
+    kept = Csr.from_pairs(deps.row_ids[~gone], deps.values[~gone], len(graph)) if gone.any() else deps
+    return replace(graph, bytes_read=np.maximum(read, 0.0), data_deps=kept)
+
+
 @dataclass(frozen=True, slots=True)
 class FuseElementwise:
     """Merge a node that computes element by element into the first of its consumers; and a transpose, slice
@@ -121,6 +203,7 @@ class FuseElementwise:
     def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         """The graph with chains merged; FLOPs and communication conserved, traffic inside a chain gone."""
         owner = self._owners(graph)
+        graph = _computed_by_users(graph, owner)
         roots = np.flatnonzero(owner == np.arange(len(graph)))
         if len(roots) == len(graph):
             return graph
@@ -148,8 +231,11 @@ class FuseElementwise:
         place[order] = np.arange(len(order))
         places: list[int] = place.tolist()
         owner, size = list(range(len(graph))), [1] * len(graph)
+        ready = _constant(graph)
         for node in reversed(order):
             ends = {owner[user] for user in users[bounds[node] : bounds[node + 1]]}
+            if ready[node] and len(ends) > 1:  # each computes it, and waits for none of the others
+                continue
             root = min(ends, key=places.__getitem__, default=node)
             may_join = joins[takes[root]]
             if may_join is None or not may_join[node] or (len(ends) > 1 and takes[root] != _Takes.LOOPS):

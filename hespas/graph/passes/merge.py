@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, StringTableBuilder
 from hespas.graph.kinds import OpClass
 from hespas.graph.opgraph import OpGraph
+from hespas.graph.passes.order import topological_order
 from hespas.graph.passes.rewrite import take_nodes
 from hespas.graph.tables import ContractionTable, RegionTable
 
@@ -28,7 +29,8 @@ def merge_nodes(
 
     A group with one product is that product with something beside it, others are fusions called ``op_name``.
     FLOPs, transcendentals, durations and contractions of a group add up. Bytes add up where
-    ``keeps_traffic``; else a tensor made and used inside a group moves none. Results are those of members
+    ``keeps_traffic``; else a tensor made and used inside a group moves none, and what views inside it show of
+    others is read once. Results are those of members
     that are used outside, or by nobody. The rate is that of the member with most work. Groups of one node
     are unchanged.
     """
@@ -120,31 +122,51 @@ def _quotient(deps: Csr, group: IntArray, groups: int) -> Csr:
 def _traffic(
     graph: OpGraph, group: IntArray, groups: int, leaves: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Bytes read and written per group: each node's own less what stays inside."""
+    """Bytes read and written per group: each node's own less what stays inside, and what several members read
+    of one tensor once.
+    """
     deps = graph.data_deps
     consumer, producer = deps.row_ids, deps.values.astype(np.int64)
-    inside = group[consumer] == group[producer]
     result_bytes = graph.results.segment_sum(graph.types.bytes)
-    saved = np.minimum(result_bytes[producer[inside]], graph.bytes_read[consumer[inside]])
-    stays = np.bincount(group[consumer[inside]], weights=saved, minlength=groups)
-    again = _read_again(graph, group, groups, result_bytes)
+    taken = np.fmin(result_bytes[producer], graph.bytes_read[consumer])
+    inside = group[consumer] == group[producer]
+    source = np.where(inside, _viewed(graph, group, groups)[producer], producer)
+    made = source < 0
+    stays = np.bincount(group[consumer[made]], weights=taken[made], minlength=groups)
+    again = _read_again(group[consumer[~made]], source[~made], taken[~made], groups)
     with np.errstate(invalid="ignore"):  # more than a number holds less as much is unknown
         read = _sum(graph.bytes_read, group, groups) - stays - again
     written = _sum(np.where(leaves, graph.bytes_written, 0.0), group, groups)
     return np.maximum(read, 0.0), written
 
 
-def _read_again(graph: OpGraph, group: IntArray, groups: int, result_bytes: FloatArray) -> FloatArray:
-    """Bytes per group that several members read of one tensor from outside: the group reads it once."""
-    consumer, producer = graph.data_deps.row_ids, graph.data_deps.values.astype(np.int64)
-    outside = np.flatnonzero(group[consumer] != group[producer])
-    consumer, producer = consumer[outside], producer[outside]
-    taken = np.fmin(result_bytes[producer], graph.bytes_read[consumer])
-    order = np.lexsort((-taken, producer, group[consumer]))
-    owner, producer, taken = group[consumer][order], producer[order], taken[order]
+def _viewed(graph: OpGraph, group: IntArray, groups: int) -> IntArray:
+    """Per node, whose memory its readers in the same group read: -1 where the group makes the tensor itself.
+    A view makes nothing: it shows what stands outside, or an argument, which has no node (then itself).
+    """
+    found = np.full(len(graph), -1, np.int64)
+    several = np.bincount(group, minlength=groups)[group] > 1
+    views: list[bool] = (several & (graph.op_class == int(OpClass.FREE))).tolist()
+    if not any(views):
+        return found
+    shown: list[int] = found.tolist()
+    owner: list[int] = group.tolist()
+    deps = graph.data_deps.to_lists()
+    order: list[int] = topological_order(graph).tolist()
+    for node in order:
+        if views[node]:
+            sources = [shown[dep] if owner[dep] == owner[node] else dep for dep in deps[node]]
+            shown[node] = max(sources, default=node)
+    return np.array(shown, np.int64)
+
+
+def _read_again(readers: IntArray, source: IntArray, taken: FloatArray, groups: int) -> FloatArray:
+    """Bytes per group that its members read of a tensor after the first of them."""
+    order = np.lexsort((-taken, source, readers))
+    readers, source, taken = readers[order], source[order], taken[order]
     again = np.zeros(len(order), np.bool_)
-    again[1:] = (owner[1:] == owner[:-1]) & (producer[1:] == producer[:-1])
-    return np.bincount(owner[again], weights=taken[again], minlength=groups).astype(np.float64, copy=False)
+    again[1:] = (readers[1:] == readers[:-1]) & (source[1:] == source[:-1])
+    return np.bincount(readers[again], weights=taken[again], minlength=groups).astype(np.float64, copy=False)
 
 
 def _outside_operands(graph: OpGraph, group: IntArray, groups: int) -> Csr:

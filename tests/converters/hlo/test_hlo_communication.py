@@ -394,6 +394,40 @@ ALL_FOUR = "replica_groups=[1,4]<=[4], use_global_device_ids=true"
 SHARDED = "sharding={devices=[4,1]<=[4]}"
 
 
+@pytest.mark.parametrize(("beside", "is_global"), [("m", False), ("abs", True)])
+def test_a_program_inside_one_shard_map_is_of_one_device(
+    read_text: ReadText, beside: str, *, is_global: bool
+) -> None:
+    around = "f32[64]{0} abs(f)" if beside == "abs" else "f32[64]{0} reshape(f)"
+    shards = 'm = f32[16]{0} custom-call(x), custom_call_target="SPMDFullToShardShape", sharding={manual}'
+    text = f"""HloModule m, num_partitions=4
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}}
+body {{
+  p = f32[16]{{0}} parameter(0)
+  q = f32[16]{{0}} negate(p), sharding={{manual}}
+  ROOT r = f32[16]{{0}} all-reduce(q), channel_id=1, replica_groups={{}}, to_apply=add
+}}
+inner {{
+  x = f32[64]{{0}} parameter(0)
+  {shards}
+  c = f32[16]{{0}} call(m), to_apply=body
+  ROOT f = f32[64]{{0}} custom-call(c), custom_call_target="SPMDShardToFullShape"
+}}
+ENTRY e {{
+  x = f32[64]{{0}} parameter(0)
+  f = f32[64]{{0}} call(x), to_apply=inner
+  ROOT o = {around}
+}}
+"""
+    workload, diagnostics = read_text(text)
+    assert workload.num_ranks == 4
+    assert ("hlo.global-program" in diagnostics.counts()) is is_global
+
+
 @pytest.mark.parametrize(
     ("header", "lines", "is_global"),
     [

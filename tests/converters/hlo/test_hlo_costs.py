@@ -230,7 +230,7 @@ SCATTER = (
             OpClass.CONTRACTION, 2 * 64 * 64 * 128, X + 64 * 64 * 4,
         ),
         ('f32[64,128] custom-call(x), custom_call_target="Sharding"', OpClass.FREE, 0, 0),
-        ("f32[64,128,2] broadcast(x), dimensions={0,1}", OpClass.BROADCAST, 0, 0),
+        ("f32[64,128,2] broadcast(x), dimensions={0,1}", OpClass.BROADCAST, 0, 3 * X),
         ("f32[64,128] exponential-minus-one(x)", OpClass.TRANSCENDENTAL, 0, 2 * X),
         ("f32[64,128] round-nearest-even(x)", OpClass.ELEMENTWISE, 8192, 2 * X),
     ],

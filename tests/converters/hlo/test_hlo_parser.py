@@ -12,6 +12,7 @@ from hespas.converters.hlo.module import HloModule
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.scan import Source, unquote
 from hespas.converters.hlo.shapes import parse_shape
+from hespas.converters.hlo.sniff import is_text
 from hespas.graph import DYNAMIC
 from hespas.graph.errors import FormatError
 
@@ -111,6 +112,30 @@ def test_a_mesh_with_device_ids_is_one_value() -> None:
         f"HloModule m\nENTRY e {{\n  x = f32[] parameter(0), replica_groups={text}, channel_id=1\n}}"
     )
     assert module.entry.attributes[0] == {"replica_groups": text, "channel_id": "1"}
+
+
+@pytest.mark.parametrize("value", ["f32[] 0.5", "s32[2]{0} {1, 2}", "/*scalar*/ 3", "f32[]"])
+def test_a_literal_follows_its_shape(value: str) -> None:
+    line = f'ROOT y = f32[] custom-call(x), custom_call_target="t", literal={value}, channel_id=1'
+    module = _parse(f"HloModule m\nENTRY e {{\n  x = f32[] parameter(0)\n  {line}\n}}")
+    assert list(module.entry.attributes[1]) == ["custom_call_target", "literal", "channel_id"]
+
+
+def test_comments_stand_in_front_of_names_and_shapes() -> None:
+    module = _parse("HloModule m\nENTRY /*the step*/ e /**/ {\n  x = /*in*/ f32[2] parameter(0)\n}")
+    assert (module.entry.name, module.marked, module.entry.names) == ("e", True, ["x"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// why\nadd {\n  // what\n  a = f32[] parameter(0)\n}\nENTRY e {\n  x = f32[] parameter(0)\n}\n",
+        "/* why */ ENTRY // what\n  e { /**/ ROOT x = f32[] parameter(0)\n}\n",
+    ],
+)
+def test_a_module_without_header_begins_with_comments(text: str) -> None:
+    assert is_text(text.encode())
+    assert _parse(text).name == "module_e"
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,13 @@ def test_groups_are_not_written_out_a_million_times() -> None:
     assert highest_id(groups) == 5
 
 
+def test_several_modules_in_a_file(read_text: ReadText) -> None:
+    part = "module {\n  func.func @main() {return}\n}\n"
+    error = _refusal(read_text, f"{part}// -----\n{part}")
+    assert (error.message, error.position) == ("the file holds 2 modules", "line 8")
+    assert "a file of its own" in (error.hint or "")
+
+
 def test_no_replicas_stand_in_the_header(read_text: ReadText) -> None:
     error = _refusal(
         read_text, "// one\nmodule attributes {mhlo.num_replicas = 0 : i32} {func.func @main() {return}}"

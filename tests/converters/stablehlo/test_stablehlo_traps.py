@@ -214,6 +214,22 @@ def test_trap_11_unknown_extents_are_unknown_with_a_diagnostic(read_text: ReadTe
     assert diagnostics.counts() == {"stablehlo.dynamic-shape": 1}
 
 
+def test_trap_11_strides_of_no_dimension_are_left_out(read_text: ReadText) -> None:
+    """MLIR's verifier takes any number of them at a ``dynamic_conv`` whose padding it does not know."""
+    graph = read_text(
+        """func.func @main(%x: tensor<1x?x2xf32>, %w: tensor<4x2x2xf32>, %p: tensor<1x2xi32>)
+    -> tensor<1x?x2xf32> {
+  %0 = "stablehlo.dynamic_conv"(%x, %w, %p) {batch_group_count = 1 : i64, feature_group_count = 1 : i64,
+    dimension_numbers = #stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>, window_strides = array<i64: 2, 2>}
+    : (tensor<1x?x2xf32>, tensor<4x2x2xf32>, tensor<1x2xi32>) -> tensor<1x?x2xf32>
+  return %0 : tensor<1x?x2xf32>
+}"""
+    )[0].classes[0]
+    node = [graph.op_name(each) for each in range(len(graph))].index("stablehlo.dynamic_conv")
+    assert graph.op_class[node] == OpClass.CONVOLUTION
+    assert np.isnan(graph.flops[node])
+
+
 def test_trap_11_bounded_extents_are_upper_bounds(read_text: ReadText) -> None:
     workload, diagnostics = read_text(
         """func.func @main(%x: tensor<?x8xf32, #stablehlo.bounds<16, ?>>)

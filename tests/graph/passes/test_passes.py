@@ -35,6 +35,7 @@ from hespas.graph.passes import (
     dead_code,
     find_cycle,
     is_topological,
+    materialise,
     topological_order,
     totals,
 )
@@ -328,6 +329,110 @@ def _program(*rows: tuple[str, Sequence[int]]) -> OpGraph:
             bytes_written=4096,
         )
     return builder.build()
+
+
+Small = tuple[str, OpClass, Sequence[int], float, float]
+
+
+def _small(*rows: Small) -> OpGraph:
+    """Operations on tensors of 4 KiB, each with a class, what it reads from and the bytes it moves."""
+    builder = GraphBuilder("small")
+    kind, scalar = builder.types.add(dtype("f32"), (1024,)), builder.types.add(dtype("f32"), ())
+    for place, (name, op_class, deps, read, written) in enumerate(rows):
+        builder.add_node(
+            name_row=builder.strings.add(f"n{place}"),
+            op_row=builder.strings.add(name),
+            op_class=op_class,
+            data_deps=list(deps),
+            operands=[scalar] if op_class == OpClass.BROADCAST else [kind] * len(deps),
+            results=[kind],
+            flops=0,
+            transcendentals=0,
+            bytes_read=read,
+            bytes_written=written,
+        )
+    return builder.build()
+
+
+_BROADCAST: Small = ("broadcast", OpClass.BROADCAST, [], 0.0, 0.0)
+_IOTA: Small = ("iota", OpClass.GENERATE, [], 0.0, 0.0)
+
+
+WRITTEN: Sequence[tuple[Sequence[Small], Sequence[tuple[float, float]]]] = [
+    # A result of the program, alone, behind a view, in its tuple.
+    ([_BROADCAST], [(4, 4096)]),
+    ([_IOTA], [(0, 4096)]),
+    ([_BROADCAST, ("reshape", OpClass.FREE, [0], 0, 0)], [(4, 4096), (0, 0)]),
+    ([_IOTA, _BROADCAST, ("tuple", OpClass.FREE, [0, 1], 0, 0)], [(0, 4096), (4, 4096), (0, 0)]),
+    # What computes it for itself, behind a view too.
+    ([_BROADCAST, ("add", OpClass.ELEMENTWISE, [0], 8192, 4096)], [(0, 0), (8192, 4096)]),
+    (
+        [
+            _IOTA,
+            ("reshape", OpClass.FREE, [0], 0, 0),
+            ("add", OpClass.ELEMENTWISE, [1], 8192, 4096),
+        ],
+        [(0, 0), (0, 0), (8192, 4096)],
+    ),
+    # A product takes strides of zero, and no iota; a sort and a collective take memory.
+    ([_BROADCAST, ("dot", OpClass.CONTRACTION, [0], 8192, 4096)], [(0, 0), (8192, 4096)]),
+    ([_IOTA, ("dot", OpClass.CONTRACTION, [0], 8192, 4096)], [(0, 4096), (8192, 4096)]),
+    ([_IOTA, ("sort", OpClass.SORT, [0], 4096, 4096)], [(0, 4096), (4096, 4096)]),
+    ([_BROADCAST, ("all_reduce", OpClass.COLLECTIVE, [0], 4096, 4096)], [(4, 4096), (4096, 4096)]),
+    # A buffer that is updated in place is there before; one that is copied is made with the copy.
+    ([_BROADCAST, ("update", OpClass.UPDATE, [0], 64, 64)], [(4, 4096), (64, 64)]),
+    ([_BROADCAST, ("update", OpClass.UPDATE, [0], 4160, 4160)], [(0, 0), (4160, 4160)]),
+    # A constant lies in memory with the program.
+    ([("constant", OpClass.GENERATE, [], 0, 0)], [(0, 0)]),
+]
+
+
+@pytest.mark.parametrize(("rows", "moved"), WRITTEN)
+def test_what_nobody_computes_for_itself_is_written(
+    rows: Sequence[Small], moved: Sequence[tuple[float, float]]
+) -> None:
+    graph = materialise(_small(*rows))
+    assert list(zip(graph.bytes_read.tolist(), graph.bytes_written.tolist(), strict=True)) == [*moved]
+
+
+def test_views_inside_a_fusion_hide_no_traffic() -> None:
+    graph = _small(
+        ("dot", OpClass.CONTRACTION, [], 8192, 4096),
+        ("reshape", OpClass.FREE, [0], 0, 0),
+        ("reshape", OpClass.FREE, [], 0, 0),
+        ("add", OpClass.ELEMENTWISE, [1, 2], 8192, 4096),
+        ("reshape", OpClass.FREE, [3], 0, 0),
+        ("add", OpClass.ELEMENTWISE, [4, 1], 8192, 4096),
+    )
+    fused = FuseElementwise()(graph, Diagnostics())
+    # The product's result and the argument, each once; the sum behind a view is never in memory.
+    assert (fused.bytes_read.tolist(), fused.bytes_written.tolist()) == ([8192, 8192], [4096, 4096])
+
+
+def test_a_buffer_is_written_before_it_is_updated_in_place() -> None:
+    graph = _small(("add", OpClass.ELEMENTWISE, [], 4096, 4096), ("update", OpClass.UPDATE, [0], 64, 64))
+    fused = FuseElementwise()(graph, Diagnostics())
+    assert (fused.bytes_read.tolist(), fused.bytes_written.tolist()) == ([4096, 64], [4096, 64])
+
+
+def test_what_is_made_of_constants_is_computed_by_each_of_its_users() -> None:
+    graph = _small(
+        ("constant", OpClass.GENERATE, [], 0, 0),
+        ("broadcast", OpClass.BROADCAST, [0], 0, 0),
+        ("add", OpClass.ELEMENTWISE, [1], 8192, 4096),
+        ("dot", OpClass.CONTRACTION, [], 8192, 4096),
+        ("add", OpClass.ELEMENTWISE, [3, 1], 8192, 4096),
+    )
+    fused = FoldFree()(FuseElementwise()(materialise(graph), Diagnostics()), Diagnostics())
+    assert fused.data_deps.to_lists() == [[], [], [1]]
+    assert fused.bytes_read.tolist() == [4096, 8192, 4096]
+
+
+def test_a_broadcast_inside_a_fusion_reads_its_operand() -> None:
+    fused = FuseElementwise()(
+        _small(_BROADCAST, ("add", OpClass.ELEMENTWISE, [0], 8192, 4096)), Diagnostics()
+    )
+    assert (fused.bytes_read.tolist(), fused.bytes_written.tolist()) == ([4100], [4096])
 
 
 Rows = Sequence[tuple[str, Sequence[int]]]
