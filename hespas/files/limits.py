@@ -36,7 +36,7 @@ class Limits:
 
     input_bytes: int = 64 << 30
     trusted_bytes: int = 0
-    packed_free_bytes: int = 16 << 20
+    packed_free_bytes: int = 8 << 20
     packed_ratio: int = 100
     compressed_packets_bytes: int = 8 << 20
     compressed_packets_ratio: int = 50
