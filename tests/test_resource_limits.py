@@ -687,6 +687,22 @@ def test_a_peer_of_millions_takes_no_memory(
     ]
 
 
+def test_a_name_of_control_characters_is_shown(tmp_path: Path) -> None:
+    columns = "start, end, deviceId, contextId, streamId, correlationId, shortName, demangledName"
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(
+        _database(
+            f"CREATE TABLE {_KERNELS}({columns})",
+            f"INSERT INTO {_KERNELS} VALUES(1, 2, 0, 1, 7, 1, 1, 1)",
+            "INSERT INTO StringIds VALUES(1, zeroblob(15000000))",
+        )
+    )
+    done = _limited(path.stat().st_size, "main", ["view", str(path)])
+    assert done.returncode == 0, done.stderr[-600:]
+    assert r"\u0000" in done.stdout
+    assert len(done.stdout) < 10_000
+
+
 def test_a_group_of_less_than_nothing_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "k.json"
     path.write_bytes(_communication())
