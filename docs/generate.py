@@ -86,6 +86,8 @@ _LIMITS: dict[str, tuple[str, str]] = {
     "profile_rows_bytes": ("Parquet: `ops-table`", "80 for each row, and 20 times the file"),
     "card_bytes": ("learned models", "card, and trees as they lie on disk"),
     "model_bytes": ("learned models", "trees, unpacked"),
+    "model_trees": ("learned models", "trees of one forest"),
+    "model_sizes": ("learned models", "octaves of sizes that the fit has seen"),
     "cell_bytes": ("`nsys`, `rocpd`", "one cell of a database"),
     "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
     "node_fields": ("`chakra`", "fields of one node, or of the metadata"),

@@ -7,6 +7,7 @@ reader that takes too much fails here however fast the machine is.
 from __future__ import annotations
 
 import atexit
+import gzip
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from hespas.converters.perfetto.wire import field_bytes
+from hespas.files.limits import Limits
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
 
@@ -340,6 +342,24 @@ _BOMBS: dict[str, _Bomb] = {
         "100,003 columns or more, at most 4,096",
         module="main",
     ),
+    "a cell of megabytes": _Bomb(
+        "t.csv",
+        lambda: (
+            b"hardware,kind,dtype,m,n,k,duration_ns\nH100-SXM,matmul," + b"x" * 30_000_000 + b",1,1,1,1\n"
+        ),
+        _TABLE,
+        3,
+        "column 'dtype' holds a text of more than 1,048,576",
+        module="validate",
+    ),
+    "a cell of megabytes of a profile": _Bomb(
+        "t.csv",
+        lambda: b"hardware,op,duration_ns\nx," + b"a" * 20_000_000 + b",1\n",
+        _VIEW,
+        3,
+        "line 2",
+        module="main",
+    ),
     "columns by the thousand": _Bomb("t.csv", _many_columns, _TABLE, 3, "50,004 columns", module="validate"),
     "replay of a peer of millions": _Bomb(
         "x.et", lambda: _message(6, comm_src=_LAST, comm_size=8), _TO_MLIR, 4, "too many to list"
@@ -506,6 +526,46 @@ _BOMBS: dict[str, _Bomb] = {
 }
 
 
+_DENSE: dict[str, tuple[str, bytes, bytes, bytes]] = {
+    "op-graph": (
+        "g.json.gz",
+        b'{"schema":"hespas.op-graph/1","nodes":[',
+        b'{"op":"","deps":[]},',
+        b'{"op":"","deps":[]}]}',
+    ),
+    "stablehlo": (
+        "m.mlir.gz",
+        b"module {\nfunc.func @main(%a: tensor<f32>) {\n",
+        b'"stablehlo.add"(%a, %a) : (tensor<f32>, tensor<f32>) -> tensor<f32>\n',
+        b"return }}",
+    ),
+    "chrome-trace": (
+        "c.json.gz",
+        b'{"traceEvents":[',
+        b'{"ph":"X","name":"k","pid":0,"tid":7,"ts":1,"dur":1},',
+        b"{}]}",
+    ),
+    "perfetto": ("p.pftrace.gz", b"", b"\x0a\x02\x08\x01", b""),
+    "kineto": ("k.json.gz", b'{"schemaVersion":1,"traceEvents":[', b"{},", b"{}]}"),
+}
+"""Of each format a name, and what begins, fills and ends a file of as many parts as there is room for."""
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form == "kineto" else pytest.mark.slow) for form in _DENSE]
+)
+def test_gzip_just_below_the_limit_takes_no_more_time_than_there_is(tmp_path: Path, form: str) -> None:
+    name, head, unit, tail = _DENSE[form]
+    path = tmp_path / name
+    room = Limits().packed_free_bytes - len(head) - len(tail)
+    path.write_bytes(gzip.compress(head + unit * (room // len(unit)) + tail, 9, mtime=0))
+    assert path.stat().st_size < 100_000
+    done = _limited(path.stat().st_size, "main", ["view", str(path)])
+    assert done.returncode == (3 if form in {"perfetto", "kineto"} else 0), done.stderr
+    assert "decompresses to more than" not in done.stderr
+    assert "asks for more memory" not in done.stderr
+
+
 _SLOW = frozenset(
     (
         "an event of megabytes",
@@ -635,6 +695,22 @@ def test_a_peer_of_millions_takes_no_memory(
     assert json.loads((tmp_path / "o.json").read_text())["rank_classes"][0]["permutations"] == [
         {"ranks": peer + 1, "pairs": [pair]}
     ]
+
+
+def test_a_name_of_control_characters_is_shown(tmp_path: Path) -> None:
+    columns = "start, end, deviceId, contextId, streamId, correlationId, shortName, demangledName"
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(
+        _database(
+            f"CREATE TABLE {_KERNELS}({columns})",
+            f"INSERT INTO {_KERNELS} VALUES(1, 2, 0, 1, 7, 1, 1, 1)",
+            "INSERT INTO StringIds VALUES(1, zeroblob(15000000))",
+        )
+    )
+    done = _limited(path.stat().st_size, "main", ["view", str(path)])
+    assert done.returncode == 0, done.stderr[-600:]
+    assert r"\u0000" in done.stdout
+    assert len(done.stdout) < 10_000
 
 
 def test_a_group_of_less_than_nothing_is_unknown(tmp_path: Path) -> None:

@@ -122,12 +122,13 @@ def ranks_text(here: int, job: int) -> str:
 
 def plain_text(text: str) -> str:
     """A text as one line: what could end it, steer a terminal, or has no encoding, as JSON escapes it."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
+    # Each character is looked at once, however often it stands in megabytes of text.
+    return text.translate({ord(each): _escaped(each) for each in set(text) if not each.isprintable()})
 
 
 def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
     if character in _SHORT:
         return _SHORT[character]
     code = character.encode("utf-16-be", "surrogatepass").hex()

@@ -152,7 +152,8 @@ def _known_sum(figures: Sequence[float]) -> float:
 
 def _shown(text: str) -> str:
     """A name of an input: control characters shown, a long one cut in the middle."""
-    shown = plain_text(text)
+    ends = text if len(text) <= 2 * _LONGEST_NAME else text[:_LONGEST_NAME] + text[-_LONGEST_NAME:]
+    shown = plain_text(ends)
     half = _LONGEST_NAME // 2
     return shown if len(shown) <= _LONGEST_NAME else f"{shown[: half - 2]} .. {shown[-half + 2 :]}"
 

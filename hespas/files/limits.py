@@ -30,12 +30,13 @@ class Limits:
     operations, 80 of a profile) is bounded, too: by ``table_rows_bytes`` or ``profile_rows_bytes``, and 20
     times the file. How ``parser_bytes``, ``program_bytes``, ``program_cpu_s`` and ``parser_cpu_s`` grow with
     a program says :func:`hespas.files.sandbox.allowance`. The graph of a text workload takes up to 140 times
-    its text. XLA takes hours for programs of fewer operations than a replay may have.
+    its text. Real models have 400 trees, and have seen 10,000 octaves of sizes. XLA takes hours for programs
+    of fewer operations than a replay may have.
     """
 
     input_bytes: int = 64 << 30
     trusted_bytes: int = 0
-    packed_free_bytes: int = 64 << 20
+    packed_free_bytes: int = 8 << 20
     packed_ratio: int = 100
     compressed_packets_bytes: int = 8 << 20
     compressed_packets_ratio: int = 50
@@ -50,7 +51,9 @@ class Limits:
     table_columns: int = 1 << 12
     profile_rows_bytes: int = 200 << 20
     card_bytes: int = 64 << 20
-    model_bytes: int = 512 << 20
+    model_bytes: int = 64 << 20
+    model_trees: int = 4096
+    model_sizes: int = 1 << 17
     text_workload_bytes: int = 8 << 20
     cell_bytes: int = 16 << 20
     node_fields: int = 1 << 20

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def _csv_names(data: bytes, path: str) -> list[str]:
 def _line(data: bytes, message: str) -> int:
     """The line where the row that a message names ends, or that of the first field of more than 128 KiB."""
     told = _ROW.search(message)
-    reader = csv.reader(StringIO(data.decode("utf-8", "replace"), newline=""))
+    reader = csv.reader(TextIOWrapper(BytesIO(data), "utf-8", "replace", newline=""))
     try:
         for _ in islice(reader, int(told[1]) if told else None):
             pass

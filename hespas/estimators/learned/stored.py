@@ -116,6 +116,8 @@ def read_model(path: Path) -> LearnedModel:
     octaves = arrays.pop("octaves", np.empty(0))
     if octaves.dtype != np.int8 or octaves.ndim != 2 or octaves.shape[1] != len(card.support):
         raise _damaged(trees, "octaves", "the support is not that of the card")
+    if len(octaves) > limits().model_sizes:
+        raise _damaged(trees, "octaves", f"{len(octaves):,} sizes, at most {limits().model_sizes:,}")
     forests: dict[str, Forest] = {}
     for name in FORESTS:
         mine = {key.partition(".")[2]: each for key, each in arrays.items() if key.startswith(f"{name}.")}
@@ -211,6 +213,8 @@ def _forest(name: str, arrays: Mapping[str, NDArray[np.generic]], path: Path) ->
     scale, baseline = (float(arrays[each].item()) for each in _SCALARS)
     if not np.isfinite(scale) or not np.isfinite(baseline):
         raise _damaged(path, f"{name}.scale", "scale or baseline is not finite")
+    if len(arrays["leaf_offsets"]) - 1 > limits().model_trees:
+        raise _damaged(path, f"{name}.leaf_offsets", f"more than {limits().model_trees:,} trees")
     leaf = arrays["leaf"].astype(np.float64)
     largest = max(abs(scale) * float(np.abs(leaf).max(initial=0.0)), abs(baseline))
     if largest > _MOST_LOG:

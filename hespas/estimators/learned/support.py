@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.operations import Operations
+from hespas.files.limits import limits
 from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import UnsupportedError
 
 __all__ = ["FREE_OCTAVES", "MOST_OCTAVES", "WIDENING", "distances", "octaves_of", "support_of"]
 
@@ -19,12 +21,21 @@ MOST_OCTAVES = 3
 WIDENING = 0.25
 """Octaves of time that the interval grows, on both sides, for each octave of size beyond the free one."""
 
-_CELLS_AT_ONCE = 256
+_DIFFERENCES_AT_ONCE = 1 << 17
 
 
 def support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
-    """The distinct octaves that operations lie in; shape (cells, dims)."""
-    return np.unique(octaves_of(dims, ops), axis=0).astype(np.int8)
+    """The distinct octaves that operations lie in; shape (cells, dims).
+
+    Raises ``UnsupportedError`` where they are more than a stored model may have.
+    """
+    found = np.unique(octaves_of(dims, ops), axis=0).astype(np.int8)
+    if len(found) > limits().model_sizes:
+        raise UnsupportedError(
+            f"a learned model of {len(found):,} octaves of sizes, at most {limits().model_sizes:,}",
+            hint="fit it on fewer shapes",
+        )
+    return found
 
 
 def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
@@ -35,10 +46,18 @@ def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
 
 def distances(seen: NDArray[np.int8], octaves: IntArray) -> FloatArray:
     """The largest difference in any size to the nearest octaves seen; shape (ops,). Equal ones count once."""
-    distinct, place = np.unique(octaves, axis=0, return_inverse=True)
+    distinct, rows = np.unique(octaves, axis=0, return_inverse=True)
+    if not len(seen):
+        return np.full(len(octaves), np.inf)
     nearest = np.zeros(len(distinct))
-    for start in range(0, len(distinct), _CELLS_AT_ONCE):
-        some = distinct[start : start + _CELLS_AT_ONCE]
-        apart = np.abs(some[:, None, :] - seen[None, :, :].astype(np.int64)).max(axis=2)
-        nearest[start : start + _CELLS_AT_ONCE] = apart.min(axis=1) if len(seen) else np.inf
-    return nearest[place.reshape(-1)]
+    columns = [np.ascontiguousarray(column, np.int16) for column in seen.T]
+    room = np.empty((2, min(max(1, _DIFFERENCES_AT_ONCE // len(seen)), len(distinct)), len(seen)), np.int16)
+    for start in range(0, len(distinct), room.shape[1]):
+        some = distinct[start : start + room.shape[1]].astype(np.int16)
+        farthest, apart = room[:, : len(some)]
+        farthest[:] = 0
+        for place, column in enumerate(columns):
+            np.subtract(some[:, place, None], column, out=apart)
+            np.maximum(farthest, np.abs(apart, out=apart), out=farthest)
+        nearest[start : start + len(some)] = farthest.min(axis=1)
+    return nearest[rows.reshape(-1)]

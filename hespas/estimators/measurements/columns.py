@@ -6,7 +6,7 @@ import csv
 import io
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from importlib import import_module
 from math import isinf
@@ -31,6 +31,7 @@ _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
 _ROW_BYTES = 256
 """What a row takes in memory when estimates are compared with it or fitted on it, about."""
+_MOST_CHARACTERS = 1 << 20
 _HINT = "CSV, CSV.gz or Parquet with one header row"
 
 _TEXTS = frozenset(
@@ -121,7 +122,7 @@ class Columns:
             places, used = pd.factorize(column.cat.codes.to_numpy())
             names: list[object] = [*column.cat.categories.tolist(), ""]
             listed: list[int] = used.tolist()
-            return Labels(np.asarray(places, np.int32), tuple(str(names[code]) for code in listed))
+            return Labels(np.asarray(places, np.int32), self._bounded(name, [names[code] for code in listed]))
         try:
             codes, values = pd.factorize(column.astype("object"))
         except TypeError as error:
@@ -131,9 +132,21 @@ class Columns:
                 position=self._first(name, lambda value: isinstance(value, list | dict | np.ndarray)),
                 hint="one text per row",
             ) from error
-        texts = tuple(str(value) for value in values)
+        texts = self._bounded(name, values)
         row = np.asarray(codes, np.int32)
         return Labels(np.where(row < 0, len(texts), row).astype(np.int32), (*texts, ""))
+
+    def _bounded(self, name: str, values: Iterable[object]) -> tuple[str, ...]:
+        """The distinct texts of a column: each is handed on through labels and messages."""
+        texts = tuple(map(str, values))
+        if max(map(len, texts), default=0) <= _MOST_CHARACTERS:
+            return texts
+        raise FormatError(
+            f"column {name!r} holds a text of more than {_MOST_CHARACTERS:,} characters",
+            path=str(self.path),
+            position=self._first(name, lambda value: len(str(value)) > _MOST_CHARACTERS),
+            hint="shorten it; does a quote stay open?",
+        )
 
     def joined(self, *names: str) -> Labels:
         """Several columns of texts as one, a space between."""

@@ -156,6 +156,8 @@ def test_a_card_that_is_none_is_told_with_its_place(
         ("main.last", np.zeros((2, 2), np.uint8)),
         ("main.scale", np.float64(np.inf)),
         ("octaves", np.zeros(3)),
+        ("octaves", np.zeros(((1 << 17) + 1, 4), np.int8)),
+        ("main.leaf_offsets", np.arange(4098, dtype=np.int32)),
         ("elsewhere", np.zeros(3)),
     ],
 )
