@@ -15,6 +15,7 @@ from hespas.cli.reports import (
     JsonOption,
     LoudnessOption,
     OverwriteOption,
+    ReplicasOption,
     check_reports,
     write_document,
 )
@@ -90,6 +91,7 @@ def check(
     num_devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks where PATH does not say.")
     ] = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     system_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json: adds rules that need it.")
     ] = None,
@@ -130,6 +132,7 @@ def check(
             memory_config=memory_config,
             format=source_format or None,
             num_devices=num_devices,
+            num_replicas=num_replicas,
         )
         result = run(paths, profile.value if profile else None, options)
         if json_file:

@@ -13,7 +13,9 @@ from hespas.cli.reports import (
     FromOption,
     JsonOption,
     LoudnessOption,
+    NumDevicesOption,
     OverwriteOption,
+    ReplicasOption,
     check_reports,
 )
 from hespas.cli.session import (
@@ -55,9 +57,8 @@ _LONGEST_NAME = 60
 def view(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable file or folder of rank files.")],
     source_format: Annotated[str, FromOption] = "",
-    num_devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
-    ] = None,
+    num_devices: Annotated[int | None, NumDevicesOption] = None,
+    num_replicas: Annotated[int | None, ReplicasOption] = None,
     top: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many classes, operations and regions to list.")
     ] = 10,
@@ -89,7 +90,9 @@ def view(
         check_reports({"--json": json_file}, {"SRC": [source]}, overwrite=overwrite)
         origin = find_format(source, source_format or None)
         with progress_bar("reading", progress) as callback:
-            options = ReadOptions(num_devices=num_devices, progress=callback, lenient=False)
+            options = ReadOptions(
+                num_devices=num_devices, num_replicas=num_replicas, progress=callback, lenient=False
+            )
             value = api.read(source, format=origin.name, options=options, diagnostics=diagnostics)
         found = api.summarise(value, origin.name)
         _check_class(found, rank_class)

@@ -38,7 +38,8 @@ class CheckOptions:
     """How to check. The configuration files are ASTRA-sim's; rules that need one not given are skipped.
 
     ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say,
-    ``comm_groups`` the file of process groups where it is not beside the input.
+    ``num_replicas`` how many of them are replicas, ``comm_groups`` the file of process groups where it is not
+    beside the input.
     ``keep`` bounds the findings listed per code; ``replay_limit`` the nodes of a deadlock replay.
     """
 
@@ -48,6 +49,7 @@ class CheckOptions:
     backend: Backend | None = None
     format: str | None = None
     num_devices: int | None = None
+    num_replicas: int | None = None
     comm_groups: Path | None = None
     keep: int = 20
     replay_limit: int = 1_000_000
@@ -171,7 +173,7 @@ def _check_path(
     assert entry.read is not None, "find_format returns readable formats"
     found = Diagnostics(keep=max(options.keep, 20))
     note_left_out(path, entry, found)
-    reading = ReadOptions(lenient=True, num_devices=options.num_devices)
+    reading = ReadOptions(lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas)
     if options.comm_groups is not None:
         reading = replace(reading, comm_groups=options.comm_groups)
     value = entry.read(path, reading, found)

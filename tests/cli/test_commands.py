@@ -582,6 +582,8 @@ def test_devices_and_replicas_are_those_asked_for(tmp_path: Path) -> None:
         _hespas("estimate", program, "--hardware", "H100-SXM", *counts),
         _hespas("simulate", program, "--hardware", "H100-SXM", *counts),
         _convert(program, tmp_path / "traces", *counts),
+        _hespas("view", program, *counts),
+        _validate("check", program, *counts),
     ):
         assert done.exit_code == 0, done.output
         assert "8 ranks in 1 class" in done.output

@@ -118,14 +118,16 @@ class _Costs:
     """Whether more than whole microseconds that a float holds are stated."""
     conflicts: int
     """How many state there what no rounding makes of it."""
+    bare: Bools
+    """Nodes that state a count of 0 as it is, and know the other one."""
 
 
 def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
-    flops = reader.take(reader.find("num_ops"))
-    flops = _counted(reader, "counted_ops", flops)
+    num_ops, tensor_size = (reader.take(reader.find(name)) for name in ("num_ops", "tensor_size"))
+    flops = _counted(reader, "counted_ops", num_ops)
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
-    moved = _counted(reader, "counted_bytes", reader.take(reader.find("tensor_size")))
+    moved = _counted(reader, "counted_bytes", tensor_size)
     written = reader.find("bytes_written")
     fits = written.value <= moved[written.node]
     reader.refuse("bytes_written", int((~fits).sum()))
@@ -147,6 +149,7 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
         exact_micros=(micros > 0) & (nanos == micros),
         is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
+        bare=((num_ops == 0) & (moved >= 0)) | ((tensor_size == 0) & (flops >= 0)),
     )
 
 
@@ -251,7 +254,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     others = _verbatim(columns, costs, tensors, (reader.kind, resource, stream))
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
-    listed = _takes_lists(reader, data_deps, size)
+    listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
     default = _default_classes(reader.kind)
     unstated = default if listed else _told(reader, default, costs.flops, op_row, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
@@ -294,8 +297,12 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     )
 
 
-def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs) -> bool:
-    """Whether all nodes list the tensors that a writer would list; they then count as accounted for."""
+def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
+    """Whether all nodes list the tensors that a writer would list, and none is a computation with a ``bare``
+    count, which a writer would not leave; the lists then count as accounted for.
+    """
+    if (bare & (reader.kind == NodeKind.COMPUTE)).any():
+        return False
     if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
         return False
     rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))

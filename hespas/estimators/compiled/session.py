@@ -85,12 +85,15 @@ class Session:
     def _start(self) -> Machine:
         """Start the process and hear who it is."""
         self._end()
-        self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._answers = Queue()
-        process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            cwd=ROOT, env=clean_environment(),
-        )  # fmt: skip
+        try:
+            self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                cwd=ROOT, env=clean_environment(),
+            )  # fmt: skip
+        except OSError as error:
+            raise self._not_started(str(error)) from error
         self._process = process
         self._starter = current_thread()
         Thread(target=_listen, args=(process, self._answers), daemon=True).start()
@@ -102,11 +105,14 @@ class Session:
             )
         if machine.fault:
             self._end()
-            raise UnsupportedError(
-                f"{self.toolchain} does not start: {machine.fault}",
-                hint="run it alone to see why; another estimator needs no compiler",
-            )
+            raise self._not_started(machine.fault)
         return machine
+
+    def _not_started(self, why: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.toolchain} does not start: {why}",
+            hint="run it alone to see why; another estimator needs no compiler",
+        )
 
     def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:
         """Whether the process has ended because the thread that started it did: Linux ends both together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from hespas.converters.registry import load_format
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, OpClass, Profile
 from hespas.hardware import load_device
+from tests.converters.pytorch.traces import unpack
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
@@ -62,8 +62,7 @@ def test_device_time_is_conserved_and_costed(name: str) -> None:
 
 
 def test_device_time_of_eight_ranks_is_conserved(tmp_path: Path) -> None:
-    with tarfile.open(DATA / "v100_dlrm_train_8rank_kineto.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(DATA / "v100_dlrm_train_8rank_kineto.tar.gz", tmp_path)
     paths = sorted(tmp_path.rglob("*.json"))
     assert len(paths) == 8
     for path in paths:

@@ -249,6 +249,16 @@ def dlrm() -> Path:
     """The V100 set of eight ranks, unpacked."""
     place = Path(mkdtemp(prefix="hespas-dlrm-"))
     for kind in ("et", "kineto"):
-        with tarfile.open(DATA / "profiles" / f"v100_dlrm_train_8rank_{kind}.tar.gz") as archive:
-            archive.extractall(place, filter="data")
+        unpack(DATA / "profiles" / f"v100_dlrm_train_8rank_{kind}.tar.gz", place)
     return place
+
+
+def unpack(source: Path, place: Path) -> None:
+    """The files of an archive. ``extractall`` has filters since Python 3.11.4, and later wants one."""
+    with tarfile.open(source) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                target = place / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content.read())

@@ -281,6 +281,13 @@ def test_a_compiler_that_does_not_start_says_why(tmp_path: Path, monkeypatch: py
         measuring(tmp_path).run([negation(4)])
 
 
+def test_a_process_that_the_system_refuses_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (str(tmp_path / "nowhere"),)
+    monkeypatch.setattr("hespas.estimators.compiled.session.worker_command", answer(command))
+    with pytest.raises(UnsupportedError, match=r"xla does not start: .*No such file"):
+        measuring(tmp_path).run([negation(4)])
+
+
 @pytest.mark.parametrize(
     "spelling", ["xla:region=all", "xla:failed=zero", "xla:repeats=0", "iree:progress=x"]
 )
