@@ -6,7 +6,7 @@ Every attribute value either goes into a column that can hold it exactly, or sta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
@@ -26,7 +26,7 @@ from hespas.converters.chakra.extras import (
     start_rows,
     time_rows,
 )
-from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.facts import AttributeFacts, Integers
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.layout_search import find_layouts
 from hespas.converters.chakra.peers import Peers
@@ -120,14 +120,32 @@ class _Costs:
     """How many state there what no rounding makes of it."""
     bare: Bools
     """Nodes that state a count of 0 as it is, and know the other one."""
+    counted_ops: Integers
+    counted_bytes: Integers
+    """Counts of 0 that are stated as 1."""
+
+    def as_stated(self, reader: AttributeReader) -> _Costs:
+        """Costs of a trace that is written again as it is: the 1 counts, what stands beside it is kept."""
+        ops, moved = np.zeros((2, len(self.flops)), np.bool_)
+        for found, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
+            nodes[found.node] = True
+            reader.modelled[found.row] = False
+        return replace(
+            self,
+            flops=np.where(ops, 1.0, self.flops),
+            useful_flops=np.where(ops, 1.0, self.useful_flops),
+            bytes_read=np.where(moved, 1.0 - self.bytes_written, self.bytes_read),
+        )
 
 
 def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     num_ops, tensor_size = (reader.take(reader.find(name)) for name in ("num_ops", "tensor_size"))
-    flops = _counted(reader, "counted_ops", num_ops)
+    counted_ops = _counted(reader, "counted_ops", num_ops)
+    counted_bytes = _counted(reader, "counted_bytes", tensor_size)
+    flops, moved = num_ops.copy(), tensor_size.copy()
+    flops[counted_ops.node] = moved[counted_bytes.node] = 0.0
     useful = reader.find("useful_ops")
     useful_flops = reader.take(useful.where(useful.value != flops[useful.node]))
-    moved = _counted(reader, "counted_bytes", tensor_size)
     written = reader.find("bytes_written")
     fits = written.value <= moved[written.node]
     reader.refuse("bytes_written", int((~fits).sum()))
@@ -150,19 +168,17 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
         is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
         bare=((num_ops == 0) & (moved >= 0)) | ((tensor_size == 0) & (flops >= 0)),
+        counted_ops=counted_ops,
+        counted_bytes=counted_bytes,
     )
 
 
-def _counted(reader: AttributeReader, name: str, stated: FloatArray) -> FloatArray:
+def _counted(reader: AttributeReader, name: str, stated: FloatArray) -> Integers:
     """Counts that are stated as 1 because a simulator cannot do with the true one."""
     found = reader.find(name)
     found = found.where((stated[found.node] == 1) & (found.value == 0))
-    if not len(found.node):
-        return stated
-    column = stated.copy()
-    column[found.node] = 0.0
     reader.modelled[found.row] = True
-    return column
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,8 +271,8 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
-    default = _default_classes(reader.kind)
-    unstated = default if listed else _told(reader, default, costs.flops, op_row, strings)
+    costs, unstated = (costs if listed else costs.as_stated(reader)), _default_classes(reader.kind)
+    unstated = unstated if listed else _told(reader, unstated, costs.flops, op_row, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
