@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,17 +86,30 @@ def test_each_device_of_a_partitioned_step_has_its_own_events() -> None:
     assert len(profile.comms) == 4 * 3 * 35, "23 all-gathers and 12 all-reduces of 4 devices in 3 runs"
 
 
+_OTHER_READER = """
+import sys
+from jax.profiler import ProfileData
+expected_ps, events = 0, 0
+for plane in ProfileData.from_file(sys.argv[1]).planes:
+    for line in plane.lines:
+        for event in line.events:
+            is_work = plane.name.startswith("/device:") or any(key == "hlo_op" for key, _ in event.stats)
+            expected_ps += round(event.duration_ns * 1000) if is_work else 0
+            events += 1
+print([expected_ps, events])
+"""
+
+
 @absent
 @pytest.mark.parametrize("path", [LLAMA1, LLAMA4, MI300X], ids=lambda path: path.name)
 def test_time_agrees_with_another_reader(path: Path) -> None:
-    jax_profiler = pytest.importorskip("jax.profiler")
-    expected_ps, events = 0, 0
-    for plane in jax_profiler.ProfileData.from_file(str(path)).planes:
-        for line in plane.lines:
-            for event in line.events:
-                is_work = plane.name.startswith("/device:") or any(key == "hlo_op" for key, _ in event.stats)
-                expected_ps += round(event.duration_ns * 1000) if is_work else 0
-                events += 1
+    pytest.importorskip("jax")
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER_READER, str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode == -signal.SIGABRT:  # as that of jaxlib 0.10.2 on Python 3.13
+        pytest.skip("JAX's reader aborts here")
+    expected_ps, events = json.loads(done.stdout)
     profile, _ = read(path)
     assert total_ps(profile) == expected_ps
     assert len(profile) + len(profile.host) == events
