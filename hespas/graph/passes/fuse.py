@@ -162,7 +162,8 @@ def _constant(graph: OpGraph) -> list[bool]:
     """Per node, whether it costs nothing and nor does all that it is made of: constants and views of them."""
     found: list[bool] = is_free(graph).tolist()
     for node in np.flatnonzero(is_free(graph) & (graph.data_deps.lengths > 0)).tolist():
-        found[node] = all(dep < node and found[dep] for dep in graph.data_deps.row(node).tolist())
+        deps: list[int] = graph.data_deps.row(node).tolist()
+        found[node] = all(dep < node and found[dep] for dep in deps)
     return found
 
 
