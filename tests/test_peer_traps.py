@@ -689,7 +689,8 @@ def test_trap_16_names_that_commands_print_are_names_that_commands_take(bench: B
 def test_trap_17_every_shipped_device_is_a_device_file(name: str, bench: Bench) -> None:
     shown = runner.invoke(main.app, ["hardware", "show", name])
     assert shown.exit_code == 0, shown.output
-    assert load_device(bench.file(shown.stdout, "shown.toml")).peaks == load_device(name).peaks
+    again = load_device(bench.file(shown.stdout, "shown.toml"))
+    assert repr(again.peaks) == repr(load_device(name).peaks)  # NaN is not equal to itself
 
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

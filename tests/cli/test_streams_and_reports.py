@@ -356,7 +356,7 @@ def test_a_working_folder_that_is_gone_is_a_message(words: tuple[str, ...], tmp_
     code = f"from hespas.cli.{MODULES[words[0]]} import main; main()"
     gone = tmp_path / "gone"
     gone.mkdir()
-    script = 'cd "$2" && rmdir "$2" && exec "$0" -c "$1" "${@:3}"'
+    script = 'cd "$2" && rmdir "$2" && exec "$0" -P -c "$1" "${@:3}"'
     command = ["bash", "-c", script, sys.executable, code, str(gone), *words[1:]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -379,7 +379,7 @@ def test_what_starts_processes_works_or_says_why_in_a_folder_that_is_gone(
     for name in ("a.hlo", "b.hlo"):
         (source / name).write_bytes((ROOT / "fixtures" / "hlo" / "mlp.hlo.txt").read_bytes())
     (tmp_path / "gone").mkdir()
-    script = 'cd "$2" && rmdir "$2" && exec "$0" -c "$1" "${@:3}"'
+    script = 'cd "$2" && rmdir "$2" && exec "$0" -P -c "$1" "${@:3}"'
     run = f"from hespas.cli.{MODULES[words[0]]} import main; main()"
     arguments = [word.replace("{}", str(source)) for word in words[1:]]
     command = ["bash", "-c", script, sys.executable, run, str(tmp_path / "gone"), *arguments]

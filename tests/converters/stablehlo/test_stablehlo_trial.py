@@ -114,9 +114,9 @@ CONVOLUTION = """module {
       : (tensor<1x8x8x4xf32>, tensor<3x3x4x8xf32>) -> tensor<1x8x8x8xf32>
     return %0 : tensor<1x8x8x8xf32> } }"""
 CALLSITE = located("loc(callsite(X at X))")
-MUCH_MEMORY = "ask for more than 1,000,0"
+MUCH_MEMORY = "a damaged program: "
 BOMBS = {
-    "callsite": (CALLSITE, False, 3, MUCH_MEMORY),
+    "callsite": (CALLSITE, False, 3, MUCH_MEMORY),  # in a frame of the bindings, or of Python
     "callsite-bytecode": (CALLSITE, True, 3, MUCH_MEMORY),
     "tuple-24": (tuples(24), False, 4, "a tuple of 2,097,152 values"),
     "tuple-bytecode": (tuples(40), True, 4, "a tuple of 2,097,152 values"),

@@ -255,5 +255,5 @@ def test_a_table_is_asked_about_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(table_cases, "_ASKED_AT_ONCE", 7)
     monkeypatch.setattr(table_cases, "_AT_ONCE", 5)
     after = accuracy_of_tables([read_measurements(path)], (), ["roofline"])
-    assert after.summary == before.summary
+    assert repr(after.summary) == repr(before.summary)  # NaN is not equal to itself
     assert list(after.cases[0].shapes) == list(before.cases[0].shapes)
