@@ -39,6 +39,10 @@ than their own errors.
 """
 _LEAST_SHAPES = 8
 """Shapes of a class below which its own fit says less than the device's."""
+_PULL = 1e-3
+"""Weight of where a fit starts beside one shape. Shapes of one size say nothing of what part of their time is
+launch: without it, the last bit of a logarithm (they differ between processors) would choose.
+"""
 
 
 def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArray:
@@ -150,16 +154,16 @@ class _Line:
         half, and outliers do not count by their square.
         """
         target = np.log(measured)
+        shortest = max(float(np.quantile(measured, 0.01)), 1.0)
+        above = x > _SHORTEST_NS
+        first = float(np.median(measured[above] / x[above])) if above.any() else 1.0
+        origin = np.log(np.array((shortest, first)))
 
         def errors(parameters: FloatArray) -> FloatArray:
             start, slope = np.exp(parameters).tolist()
-            error: FloatArray = np.log(start + slope * x) - target
-            return error
+            return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
 
-        shortest = max(float(np.quantile(measured, 0.01)), 1.0)
-        above = x > _SHORTEST_NS
-        slope = float(np.median(measured[above] / x[above])) if above.any() else 1.0
-        found = soft_least_squares(errors, np.log(np.array((shortest, slope))), 0.1)
+        found = soft_least_squares(errors, origin, 0.1)
         start, slope = np.exp(found).tolist()
         return cls(start, slope)
 

@@ -72,6 +72,19 @@ def test_classes_have_lines_of_their_own_where_they_have_shapes_enough() -> None
     assert said["p2"][:5].tolist() == said["p1"][:5].tolist()
 
 
+def test_shapes_of_one_size_have_one_fit_whatever_the_last_bit() -> None:
+    """Nothing says what part of their time is launch; processors differ in the last bit of a logarithm."""
+    rng = np.random.default_rng(0)
+    first = [*[100.0] * 9, 0.0]  # the last is another size, and predicted by the fit of the others
+    said = []
+    for _ in range(8):
+        moved = np.array([700.0, 1200.25, 300.0, 2000.0, 900.0, 650.0, 310.0, 1500.0, 800.0, 300.0])
+        moved *= 1 + rng.integers(-2, 3, 10) * 2.0**-52
+        [predicted] = _said([_cases(moved.tolist(), _names(10))], [np.array(first)])
+        said.append(predicted["p1"])
+    np.testing.assert_allclose(said, [said[0]] * 8, rtol=1e-5)
+
+
 def test_p0_is_the_roofline_of_the_published_peaks() -> None:
     program = Program()
     program.add("add", "add", OpClass.ELEMENTWISE, takes=[(2,)], flops=1.0, moved=3.35e12 / 1e6)
