@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR
-from hespas.cli import completion
+from hespas.cli import options
 from hespas.cli.accuracy_text import show_accuracy, show_changes
 from hespas.cli.reports import (
-    JsonOption,
-    LoudnessOption,
-    OverwriteOption,
     check_apart,
     check_once,
     check_reports,
@@ -25,19 +22,7 @@ from hespas.cli.reports import (
     report_folder,
     write_document,
 )
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    DefaultDtypeOption,
-    ProgressOption,
-    RunTimeUnitOption,
-    TrustOption,
-    command_line,
-    emit,
-    progress_bar,
-    say_diagnostics,
-)
-from hespas.converters.format import RunTimeUnit
+from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,8 +31,6 @@ if TYPE_CHECKING:
     from hespas.validators.accuracy import Accuracy, Thresholds
 
 __all__ = [
-    "TablesOption",
-    "WorkloadOption",
     "accuracy",
     "compare",
     "read_program",
@@ -56,16 +39,6 @@ __all__ = [
 
 _MOST_SENTENCES = 50
 """Figures past a threshold that are named; the rest is counted."""
-
-TablesOption = Annotated[
-    list[Path] | None,
-    typer.Option("--table", metavar="T", help="A table of measured operations (CSV, Parquet); repeatable."),
-]
-
-WorkloadOption = Annotated[
-    Path | None,
-    typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
-]
 
 _MapeOption = Annotated[
     float | None,
@@ -89,7 +62,17 @@ _HardwareOption = Annotated[
         "--hardware",
         metavar="NAME|FILE",
         help="The device it was measured on; repeatable. Default with --table: all devices in it.",
-        autocompletion=completion.devices,
+        autocompletion=options.device_names,
+    ),
+]
+
+_EstimatorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help=f"An estimator (default {DEFAULT_ESTIMATOR}); repeatable.",
+        autocompletion=options.estimator_names,
     ),
 ]
 
@@ -99,33 +82,26 @@ def accuracy(
         list[Path] | None,
         typer.Option(metavar="P", help="A profile, or a graph with times; repeatable."),
     ] = None,
-    table: TablesOption = None,
+    table: options.Tables = None,
     hardware: _HardwareOption = None,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="Compare only these rows of the tables: devval.")
     ] = "",
-    workload: WorkloadOption = None,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"An estimator (default {DEFAULT_ESTIMATOR}); repeatable.",
-            autocompletion=completion.estimators,
-        ),
-    ] = None,
+    workload: options.Workload = None,
+    estimator: _EstimatorOption = None,
     report: _ReportOption = None,
-    json_file: Annotated[Path | None, JsonOption] = None,
+    json_file: options.Json = None,
     max_mape: _MapeOption = None,
     max_e2e: _StepOption = None,
     min_coverage: _CoverageOption = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    default_dtype: options.DefaultDtype = "",
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """Compare estimates with what was measured, beside naive baselines and the noise of the measurement.
 
@@ -342,11 +318,11 @@ def compare(
         float | None,
         typer.Option(metavar="X", help="Exit 1 where an error grew by more; 0.01 is a percentage point."),
     ] = None,
-    json_file: Annotated[Path | None, JsonOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """What got better or worse between two accuracy reports.
 

@@ -10,30 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.accuracy import TablesOption, WorkloadOption, read_program, read_tables
+from hespas.cli import options
+from hespas.cli.accuracy import read_program, read_tables
 from hespas.cli.accuracy_text import percent, show_summary, signed
 from hespas.cli.reports import (
-    JsonOption,
-    LoudnessOption,
     check_apart,
     check_once,
     check_reports,
     hardware_files,
-    hardware_option,
     report_folder,
     write_document,
 )
-from hespas.cli.session import (
-    DebugOption,
-    ProgressOption,
-    TrustOption,
-    command_line,
-    emit,
-    is_quiet,
-    progress_bar,
-    say,
-    say_diagnostics,
-)
+from hespas.cli.session import command_line, emit, is_quiet, progress_bar, say, say_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -82,14 +70,14 @@ _ReportOption = Annotated[
 def calibrate(
     hardware: Annotated[
         str,
-        hardware_option("The device: data sheet, and fits to keep."),
+        options.hardware_option("The device: data sheet, and fits to keep."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The hardware file to write.")],
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="P", help="A profile taken on the device; repeatable.")
     ] = None,
-    table: TablesOption = None,
-    workload: WorkloadOption = None,
+    table: options.Tables = None,
+    workload: options.Workload = None,
     estimator: _EstimatorOption = None,
     split: _SplitOption = "",
     test_by: Annotated[
@@ -102,15 +90,15 @@ def calibrate(
     date: Annotated[
         str, typer.Option(metavar="YYYY-MM-DD", help="Date written into the file (default today).")
     ] = "",
-    json_file: Annotated[Path | None, JsonOption] = None,
+    json_file: options.Json = None,
     report: _ReportOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE.toml, its models, files of DIR, and FILE.")
     ] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    progress: options.Progress = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """Fit estimators on measurements and write a hardware file that holds the fits.
 

@@ -7,38 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped, Granularity, Missing
-from hespas.cli import completion
-from hespas.cli.reports import (
-    EstimatorOption,
-    FromOption,
-    GranularityOption,
-    LoudnessOption,
-    MissingOption,
-    ReplicasOption,
-    check_reports,
-    hardware_option,
-    list_file,
-)
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    DefaultDtypeOption,
-    DimOption,
-    ProgressOption,
-    RunTimeUnitOption,
-    TrustOption,
-    command_line,
-    emit,
-    is_verbose,
-    progress_bar,
-    say_diagnostics,
-    tell,
-    version,
-)
+from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped
+from hespas.cli import options
+from hespas.cli.reports import check_reports, list_file
+from hespas.cli.session import command_line, emit, is_verbose, progress_bar, say_diagnostics, tell
 from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import UsageError
 
@@ -67,7 +41,7 @@ _Destination = Annotated[str, typer.Argument(metavar="DST", help="A file, a dire
 _To = Annotated[
     str,
     typer.Option(
-        "--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=completion.formats
+        "--to", metavar="FORMAT", help="Write DST in this format.", autocompletion=options.format_names
     ),
 ]
 _FromVersion = Annotated[
@@ -79,12 +53,9 @@ _ToVersion = Annotated[
 _Recover = Annotated[bool, typer.Option("--recover", help="Keep what is whole of a SRC that was cut off.")]
 _Hardware = Annotated[
     str,
-    hardware_option("Give operations the time they take on this device."),
+    options.hardware_option("Give operations the time they take on this device."),
 ]
 _Ranks = Annotated[str, typer.Option(metavar="N|A-B", help="Write only this rank, or these.")]
-_NumDevices = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the program does not say.")
-]
 _Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace DST, and the file of --log-json, where it exists.")
 ]
@@ -96,9 +67,6 @@ _ListFormats = Annotated[bool, typer.Option("--list-formats", help="List the for
 _AsJson = Annotated[
     bool, typer.Option("--json", help="With --list-formats: as JSON, to standard output or a FILE behind it.")
 ]
-_Version = Annotated[
-    bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
-]
 
 
 @app.command(
@@ -107,32 +75,32 @@ _Version = Annotated[
 def convert(
     source: _Source = "",
     destination: _Destination = "",
-    source_format: Annotated[str, FromOption] = "",
+    source_format: options.SourceFormat = "",
     target_format: _To = "",
     from_version: _FromVersion = "",
     to_version: _ToVersion = "",
     recover: _Recover = False,
     hardware: _Hardware = "",
-    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
+    estimator: options.Estimator = DEFAULT_ESTIMATOR,
     ranks: _Ranks = "",
-    num_devices: _NumDevices = None,
-    num_replicas: Annotated[int | None, ReplicasOption] = None,
-    granularity: Annotated[Granularity | None, GranularityOption] = None,
-    missing: Annotated[Missing, MissingOption] = "warn",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
+    granularity: options.Granularity = None,
+    missing: options.Missing = "warn",
     overwrite: _Overwrite = False,
     jobs: _Jobs = 2,
-    progress: Annotated[bool | None, ProgressOption] = None,
+    progress: options.Progress = None,
     log_json: _LogJson = None,
     list_formats: _ListFormats = False,
     as_json: _AsJson = False,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    dim: Annotated[list[str] | None, DimOption] = None,
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
-    show_version: _Version = False,
+    default_dtype: options.DefaultDtype = "",
+    dim: options.Dim = None,
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
+    show_version: options.Version = False,
 ) -> None:
     """Convert a workload between StableHLO, HLO, op graphs, Chakra traces and drawings.
 

@@ -10,33 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity
-from hespas.cli.reports import (
-    EstimatorOption,
-    FromOption,
-    GranularityOption,
-    JsonOption,
-    LoudnessOption,
-    NumDevicesOption,
-    OverwriteOption,
-    ReplicasOption,
-    check_reports,
-    estimator_files,
-    hardware_files,
-    hardware_option,
-)
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    DefaultDtypeOption,
-    DimOption,
-    ProgressOption,
-    RunTimeUnitOption,
-    TrustOption,
-    command_line,
-    emit,
-    progress_bar,
-    say_diagnostics,
-)
+from hespas.cli import options
+from hespas.cli.reports import check_reports, estimator_files, hardware_files
+from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import (
     bytes_text,
     count_text,
@@ -47,7 +23,6 @@ from hespas.cli.text import (
     table_text,
     time_text,
 )
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,36 +38,36 @@ def estimate(
     *,
     hardware: Annotated[
         str,
-        hardware_option("A device: see 'hespas hardware list'."),
+        options.hardware_option("A device: see 'hespas hardware list'."),
     ],
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A table of operations (CSV or Parquet) instead of SRC."),
     ] = None,
-    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
-    granularity: Annotated[Granularity | None, GranularityOption] = None,
+    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    granularity: options.Granularity = None,
     array: Annotated[
         str, typer.Option(metavar="RxC", help="Shape of a systolic array, instead of the device's.")
     ] = "",
     dataflow: Annotated[
         str, typer.Option(metavar="os|ws|is", help="What stays in the array, instead of the device's.")
     ] = "",
-    source_format: Annotated[str, FromOption] = "",
-    num_devices: Annotated[int | None, NumDevicesOption] = None,
-    num_replicas: Annotated[int | None, ReplicasOption] = None,
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv|-", help="Write one row per operation.")
     ] = None,
-    json_file: Annotated[Path | None, JsonOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    dim: Annotated[list[str] | None, DimOption] = None,
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    default_dtype: options.DefaultDtype = "",
+    dim: options.Dim = None,
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """Time per operation class of one step on a device, or of each operation of a table."""
     from hespas.graph import Diagnostics
@@ -144,14 +119,14 @@ class _Asked:
 def _with_array(estimator: str, array: str, dataflow: str) -> str:
     """The estimator's spelling with the options of an array. Raises ``UsageError`` where it has none."""
     given = {"array": array, "dataflow": dataflow}
-    options = ",".join(f"{name}={text}" for name, text in given.items() if text)
-    if not options:
+    asked = ",".join(f"{name}={text}" for name, text in given.items() if text)
+    if not asked:
         return estimator
     name, _, stated = estimator.partition(":")
     if name != "systolic":
         listed = " and ".join(f"--{name}" for name, text in given.items() if text)
         raise UsageError(f"{listed}: estimator {name!r} has no such option", hint="add --estimator systolic")
-    return f"{name}:{','.join(part for part in (stated, options) if part)}"
+    return f"{name}:{','.join(part for part in (stated, asked) if part)}"
 
 
 def _refuse_with_table(given: dict[str, Path | str | int | None]) -> None:
@@ -174,9 +149,12 @@ def _estimate_program(
     diagnostics = asked.diagnostics
     source_format, num_devices, num_replicas = reading
     with progress_bar("estimating", progress) as callback:
-        options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
         value = api.read(
-            source, format=source_format, options=options, diagnostics=diagnostics, workload=True
+            source,
+            format=source_format,
+            options=ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback),
+            diagnostics=diagnostics,
+            workload=True,
         )
         done = api.estimate(
             value,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
-from hespas.cli.session import DebugOption, command_line, emit
+from hespas.cli import options
+from hespas.cli.reports import list_file
+from hespas.cli.session import command_line, emit
 from hespas.cli.text import table_text
 
 __all__ = ["estimators"]
 
 
 def estimators(
-    json_file: ListFile = None,
+    json_file: options.ListFile = None,
     *,
-    as_json: Annotated[bool, ListOption] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    debug: Annotated[bool, DebugOption] = False,
+    as_json: options.AsJson = False,
+    overwrite: options.Overwrite = False,
+    debug: options.Debug = False,
 ) -> None:
     """The estimators: what each is, whether it can be used here, and what to install."""
     with command_line(debug, writes=[json_file]):

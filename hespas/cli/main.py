@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli import options
 from hespas.cli.estimate import estimate
 from hespas.cli.estimators import estimators
-from hespas.cli.reports import ListFile, ListOption, OverwriteOption, list_file
-from hespas.cli.session import (
-    DebugOption,
-    command_line,
-    emit,
-    point_elsewhere,
-    say_diagnostics,
-    version,
-)
+from hespas.cli.reports import list_file
+from hespas.cli.session import command_line, emit, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
@@ -62,20 +56,18 @@ point_elsewhere(
 
 @app.callback()
 def common(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
-    ] = False,
+    show_version: options.Version = False,
 ) -> None:
     """Options that stand before any command."""
 
 
 @hardware_app.command("list")
 def hardware_list(
-    json_file: ListFile = None,
+    json_file: options.ListFile = None,
     *,
-    as_json: Annotated[bool, ListOption] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    debug: Annotated[bool, DebugOption] = False,
+    as_json: options.AsJson = False,
+    overwrite: options.Overwrite = False,
+    debug: options.Debug = False,
 ) -> None:
     """The devices that ship with the package."""
     with command_line(debug, writes=[json_file]):
@@ -132,7 +124,7 @@ def _main_memory(device: Device) -> tuple[float, int]:
 @hardware_app.command("show")
 def hardware_show(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A device or a hardware file.")],
-    debug: Annotated[bool, DebugOption] = False,
+    debug: options.Debug = False,
 ) -> None:
     """A device as the TOML file that describes it, sources included."""
     with command_line(debug, source=name, reads=[name]):
@@ -148,7 +140,7 @@ def hardware_measure(
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Where to write the hardware file.")],
     name: Annotated[str, typer.Option(help="The name of the device in the file.")] = "this-cpu",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE where it exists.")] = False,
-    debug: Annotated[bool, DebugOption] = False,
+    debug: options.Debug = False,
 ) -> None:
     """Measure this machine's CPU (some ten seconds) and write it as a hardware file."""
     with command_line(debug, writes=[out]):

@@ -7,32 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from hespas.cli import completion
-from hespas.cli.session import set_loudness
 from hespas.graph.errors import OutputError, UsageError
 
 __all__ = [
-    "EstimatorOption",
-    "FromOption",
-    "GranularityOption",
-    "JsonOption",
-    "ListFile",
-    "ListOption",
-    "LoudnessOption",
-    "MissingOption",
-    "NumDevicesOption",
-    "OverwriteOption",
-    "ReplicasOption",
     "check_apart",
     "check_once",
     "check_reports",
     "estimator_files",
     "hardware_files",
-    "hardware_option",
     "limit_of",
     "list_file",
     "report_folder",
@@ -41,45 +26,6 @@ __all__ = [
 
 _TABLE = "--out"
 """The option of tables, which cannot be told from those that hold measured operations."""
-
-JsonOption = typer.Option("--json", metavar="FILE|-", help="Write all figures as JSON; - is standard output.")
-ListFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="[FILE|-]", help="With --json: where to write it.", show_default=False),
-]
-ListOption = typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
-EstimatorOption = typer.Option(
-    metavar="NAME",
-    help="Which estimator says how long: see 'hespas estimators'.",
-    autocompletion=completion.estimators,
-)
-FromOption = typer.Option(
-    "--from", metavar="FORMAT", help="Read SRC as this format.", autocompletion=completion.formats
-)
-GranularityOption = typer.Option(
-    help="One node per operation, per elementwise chain, or per region between collectives (default: fused "
-    "where no compiler has fused the program yet and it gets times).",
-    show_default=False,
-)
-NumDevicesOption = typer.Option(min=1, metavar="N", help="Number of ranks where SRC does not say.")
-ReplicasOption = typer.Option(
-    min=1, metavar="N", help="How many of --num-devices are replicas, where SRC does not say."
-)
-LoudnessOption = typer.Option(
-    "--verbose/--quiet",
-    "-v/-q",
-    callback=set_loudness,
-    expose_value=False,
-    show_default=False,
-    help="Also tell what hardly anybody misses; or only results and errors.",
-)
-MissingOption = typer.Option(help="What to do where a time or a trip count is not known.")
-OverwriteOption = typer.Option("--overwrite", help="Replace files that the options name.")
-
-
-def hardware_option(what: str) -> Any:
-    """The option of a device; ``what`` it is for."""
-    return typer.Option(metavar="NAME|FILE", help=what, autocompletion=completion.devices)
 
 
 def check_reports(

@@ -21,8 +21,8 @@ import typer
 
 from hespas.api.streams import is_standard_output
 from hespas.cli.text import plain_text
-from hespas.converters.format import ReadOptions, RunTimeUnit, assuming
-from hespas.files.limits import VARIABLE, limits
+from hespas.converters.format import ReadOptions
+from hespas.files.limits import limits
 from hespas.files.output import placed_together
 from hespas.files.source import read_document
 from hespas.graph.diagnostics import Diagnostics, Severity
@@ -30,13 +30,6 @@ from hespas.graph.errors import FormatError, HespasError, OutputError, UsageErro
 from hespas.graph.plugins import set_aside
 
 __all__ = [
-    "CommGroupsOption",
-    "DebugOption",
-    "DefaultDtypeOption",
-    "DimOption",
-    "ProgressOption",
-    "RunTimeUnitOption",
-    "TrustOption",
     "command_line",
     "emit",
     "is_quiet",
@@ -50,108 +43,6 @@ __all__ = [
     "tell",
     "version",
 ]
-
-DebugOption = typer.Option("--debug", help="Show the traceback of an error.")
-
-
-def _trust(context: typer.Context, number: int | None) -> None:
-    """Raise the limits on inputs, of this process and its children, until the command ends."""
-    if number is None:
-        return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(number)
-
-    def restore() -> None:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = before
-
-    context.call_on_close(restore)
-
-
-TrustOption = typer.Option(
-    "--max-input-bytes",
-    metavar="N",
-    min=1,
-    max=10**18 - 1,
-    callback=_trust,
-    expose_value=False,
-    help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
-)
-
-
-def _assume_dtype(context: typer.Context, name: str) -> None:
-    if name:
-        context.with_resource(assuming(default_dtype=name))
-
-
-def _assume_groups(context: typer.Context, path: Path | None) -> None:
-    if path is not None:
-        context.with_resource(assuming(comm_groups=path))
-
-
-def _assume_unit(context: typer.Context, unit: RunTimeUnit) -> None:
-    if unit:
-        context.with_resource(assuming(run_time_unit=unit))
-
-
-def _check_assumed() -> None:
-    """A file that an option names is read, whatever the reader makes of it. Raises ``FormatError``."""
-    groups = ReadOptions().comm_groups
-    if groups is not None:
-        read_document(groups, limits().groups_bytes, "a list of process groups")
-
-
-_MAX_EXTENT_DIGITS = 18
-
-
-def _assume_dims(context: typer.Context, stated: list[str] | None) -> None:
-    dims: dict[str, int] = {}
-    for each in stated or ():
-        name, _, extent = each.partition("=")
-        if (
-            not name.strip()
-            or not (extent.isascii() and extent.isdigit())
-            or len(extent) > _MAX_EXTENT_DIGITS
-        ):
-            raise typer.BadParameter(f"{each!r}: write NAME=N, such as b=128 or arg0.1=128")
-        dims[name.strip()] = int(extent)
-    if dims:
-        context.with_resource(assuming(dims=dims))
-
-
-DimOption = typer.Option(
-    "--dim",
-    metavar="NAME=N",
-    callback=_assume_dims,
-    expose_value=False,
-    help="Extent of a symbolic dimension of a StableHLO program, by name or place (arg0.1=128); repeatable.",
-)
-DefaultDtypeOption = typer.Option(
-    "--default-dtype",
-    metavar="TYPE",
-    callback=_assume_dtype,
-    expose_value=False,
-    help="Element type of operations that state none, as in other tools' traces: bf16, f32, ...",
-)
-CommGroupsOption = typer.Option(
-    "--comm-groups",
-    metavar="FILE",
-    callback=_assume_groups,
-    expose_value=False,
-    help="The process groups of a trace (default: comm_group.json beside it).",
-)
-RunTimeUnitOption = typer.Option(
-    "--run-time-unit",
-    metavar="us|ns",
-    callback=_assume_unit,
-    expose_value=False,
-    help="Unit of run times in traces of old schemas, which name none (default: us).",
-)
-ProgressOption = typer.Option(
-    "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."
-)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -218,6 +109,13 @@ def version(show: bool) -> None:
 
 _VERBOSE: ContextVar[bool | None] = ContextVar("_VERBOSE", default=None)
 _RESULT_ON_OUTPUT: ContextVar[bool] = ContextVar("_RESULT_ON_OUTPUT", default=False)
+
+
+def _check_assumed() -> None:
+    """A file that an option names is read, whatever the reader makes of it. Raises ``FormatError``."""
+    groups = ReadOptions().comm_groups
+    if groups is not None:
+        read_document(groups, limits().groups_bytes, "a list of process groups")
 
 
 @contextmanager

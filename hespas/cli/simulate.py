@@ -9,37 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, Missing
-from hespas.cli.reports import (
-    EstimatorOption,
-    FromOption,
-    GranularityOption,
-    JsonOption,
-    LoudnessOption,
-    MissingOption,
-    NumDevicesOption,
-    OverwriteOption,
-    ReplicasOption,
-    check_apart,
-    check_reports,
-    hardware_files,
-    hardware_option,
-)
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    DefaultDtypeOption,
-    DimOption,
-    ProgressOption,
-    RunTimeUnitOption,
-    TrustOption,
-    command_line,
-    emit,
-    progress_bar,
-    say_diagnostics,
-)
+from hespas.api.preparation import DEFAULT_ESTIMATOR
+from hespas.cli import options
+from hespas.cli.reports import check_apart, check_reports, hardware_files
+from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import counted, step_text, table_text, time_text
-from hespas.converters.format import RunTimeUnit
 
 if TYPE_CHECKING:
     from hespas.graph import Diagnostics, Profile
@@ -51,36 +25,39 @@ __all__ = ["simulate"]
 _MOST_CLASSES = 8
 """Rank classes told in full; the JSON document has all."""
 
+_Timeline = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
+]
+_Beside = Annotated[
+    Path | None,
+    typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
+]
+
 
 def simulate(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable workload.")],
     hardware: Annotated[
         str,
-        hardware_option("Times of this device (default: those in SRC)."),
+        options.hardware_option("Times of this device (default: those in SRC)."),
     ] = "",
-    estimator: Annotated[str, EstimatorOption] = DEFAULT_ESTIMATOR,
-    granularity: Annotated[Granularity | None, GranularityOption] = None,
-    source_format: Annotated[str, FromOption] = "",
-    num_devices: Annotated[int | None, NumDevicesOption] = None,
-    num_replicas: Annotated[int | None, ReplicasOption] = None,
-    missing: Annotated[Missing, MissingOption] = "warn",
-    json_file: Annotated[Path | None, JsonOption] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what ran when: FILE.json, .pftrace or .csv.")
-    ] = None,
-    beside: Annotated[
-        Path | None,
-        typer.Option(metavar="PROFILE", help="Show it, or a folder of ranks, in the same timeline."),
-    ] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    dim: Annotated[list[str] | None, DimOption] = None,
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    estimator: options.Estimator = DEFAULT_ESTIMATOR,
+    granularity: options.Granularity = None,
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
+    missing: options.Missing = "warn",
+    json_file: options.Json = None,
+    timeline: _Timeline = None,
+    beside: _Beside = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    default_dtype: options.DefaultDtype = "",
+    dim: options.Dim = None,
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """How long one step takes: compute, communication and copies side by side, and the critical path.
 
@@ -97,9 +74,9 @@ def simulate(
         drawn = _Drawn(timeline, beside, json_file, overwrite)
         drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
-            options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
+            reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
             value = api.read(
-                source, format=source_format or None, options=options, diagnostics=diagnostics, workload=True
+                source, format=source_format or None, options=reading, diagnostics=diagnostics, workload=True
             )
             measured = drawn.measured(callback)
             done = api.simulate(
@@ -152,9 +129,9 @@ class _Drawn:
         if not self.beside:
             return []
         diagnostics = Diagnostics()
-        options = ReadOptions(progress=progress)
+        reading = ReadOptions(progress=progress)
         try:
-            found = api.read_profiles(self.beside, options=options, diagnostics=diagnostics)
+            found = api.read_profiles(self.beside, options=reading, diagnostics=diagnostics)
         except UsageError as error:
             raise UsageError(f"--beside: {error.message}", path=error.path, hint=error.hint) from error
         say_diagnostics(diagnostics, self.beside)

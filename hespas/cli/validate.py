@@ -9,28 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.reports import (
-    JsonOption,
-    LoudnessOption,
-    OverwriteOption,
-    ReplicasOption,
-    check_reports,
-    write_document,
-)
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    ProgressOption,
-    TrustOption,
-    command_line,
-    emit,
-    point_elsewhere,
-    progress_bar,
-    say,
-    version,
-)
+from hespas.cli.reports import check_reports, write_document
+from hespas.cli.session import command_line, emit, point_elsewhere, progress_bar, say
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
@@ -67,9 +50,7 @@ class _Profile(StrEnum):
 
 @app.callback()
 def common(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
-    ] = False,
+    show_version: options.Version = False,
 ) -> None:
     """Options that stand before any command."""
 
@@ -85,13 +66,9 @@ def check(
     profile: Annotated[
         _Profile | None, typer.Option(help="Also the rules of Chakra traces, or of those ASTRA-sim can run.")
     ] = None,
-    source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Read every PATH as this format.")
-    ] = "",
-    num_devices: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks where PATH does not say.")
-    ] = None,
-    num_replicas: Annotated[int | None, ReplicasOption] = None,
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
     system_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's system.json: adds rules that need it.")
     ] = None,
@@ -99,16 +76,15 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's network.yml: adds rules that need it.")
     ] = None,
     memory_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="ASTRA-sim's remote memory file: adds rules that need it."),
+        Path | None, typer.Option(metavar="FILE", help="ASTRA-sim's remote memory: adds rules that need it.")
     ] = None,
-    json_file: Annotated[Path | None, JsonOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="List the rules and leave.")] = False,
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    comm_groups: options.CommGroups = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """Structure and rank rules of any file: ids, dependencies, cycles, sizes, matching across ranks.
 
@@ -126,7 +102,7 @@ def check(
         from hespas.validators import CheckOptions, to_json
         from hespas.validators import check as run
 
-        options = CheckOptions(
+        asked = CheckOptions(
             system_config=system_config,
             network_config=network_config,
             memory_config=memory_config,
@@ -134,7 +110,7 @@ def check(
             num_devices=num_devices,
             num_replicas=num_replicas,
         )
-        result = run(paths, profile.value if profile else None, options)
+        result = run(paths, profile.value if profile else None, asked)
         if json_file:
             write_document(to_json(result), json_file, overwrite=overwrite)
         _show(result)
@@ -180,16 +156,16 @@ def roundtrip(
     formats: Annotated[
         str, typer.Option(metavar="A,B", help="Try only these formats: see hespas-convert --list-formats.")
     ] = "",
-    json_file: Annotated[Path | None, JsonOption] = None,
+    json_file: options.Json = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE|-", help="Write the matrix as an HTML page.")
     ] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
+    overwrite: options.Overwrite = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    progress: options.Progress = None,
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """Take files through every pair of formats and back: what each pair keeps, as a matrix.
 

@@ -9,28 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hespas.cli.reports import (
-    FromOption,
-    JsonOption,
-    LoudnessOption,
-    NumDevicesOption,
-    OverwriteOption,
-    ReplicasOption,
-    check_reports,
-)
-from hespas.cli.session import (
-    CommGroupsOption,
-    DebugOption,
-    DefaultDtypeOption,
-    DimOption,
-    ProgressOption,
-    RunTimeUnitOption,
-    TrustOption,
-    command_line,
-    emit,
-    progress_bar,
-    say_diagnostics,
-)
+from hespas.cli import options
+from hespas.cli.reports import check_reports
+from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import (
     bytes_text,
     count_text,
@@ -41,7 +22,6 @@ from hespas.cli.text import (
     table_text,
     time_text,
 )
-from hespas.converters.format import RunTimeUnit
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,25 +36,25 @@ _LONGEST_NAME = 60
 
 def view(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Any readable file or folder of rank files.")],
-    source_format: Annotated[str, FromOption] = "",
-    num_devices: Annotated[int | None, NumDevicesOption] = None,
-    num_replicas: Annotated[int | None, ReplicasOption] = None,
+    source_format: options.SourceFormat = "",
+    num_devices: options.NumDevices = None,
+    num_replicas: options.NumReplicas = None,
     top: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many classes, operations and regions to list.")
     ] = 10,
     rank_class: Annotated[
         int, typer.Option("--class", min=0, metavar="N", help="Which rank class to show in full.")
     ] = 0,
-    json_file: Annotated[Path | None, JsonOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    default_dtype: Annotated[str, DefaultDtypeOption] = "",
-    dim: Annotated[list[str] | None, DimOption] = None,
-    comm_groups: Annotated[Path | None, CommGroupsOption] = None,
-    run_time_unit: Annotated[RunTimeUnit, RunTimeUnitOption] = "",
-    max_input_bytes: Annotated[int | None, TrustOption] = None,
-    loudness: Annotated[bool | None, LoudnessOption] = None,
-    debug: Annotated[bool, DebugOption] = False,
+    json_file: options.Json = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    default_dtype: options.DefaultDtype = "",
+    dim: options.Dim = None,
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
+    max_input_bytes: options.MaxInputBytes = None,
+    loudness: options.Loudness = None,
+    debug: options.Debug = False,
 ) -> None:
     """What a file holds: ranks, operations by class, communication by group, loops, depth and width.
 
@@ -90,10 +70,10 @@ def view(
         check_reports({"--json": json_file}, {"SRC": [source]}, overwrite=overwrite)
         origin = find_format(source, source_format or None)
         with progress_bar("reading", progress) as callback:
-            options = ReadOptions(
+            reading = ReadOptions(
                 num_devices=num_devices, num_replicas=num_replicas, progress=callback, lenient=False
             )
-            value = api.read(source, format=origin.name, options=options, diagnostics=diagnostics)
+            value = api.read(source, format=origin.name, options=reading, diagnostics=diagnostics)
         found = api.summarise(value, origin.name)
         _check_class(found, rank_class)
         if json_file:

@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hespas import __version__
-from hespas.cli import completion, convert, main, session, validate
+from hespas.cli import convert, main, options, session, validate
 from hespas.converters import ReadOptions
 from hespas.files.limits import VARIABLE
 from hespas.schemas.chakra.reference import reference_messages
@@ -494,9 +494,9 @@ def test_lines_are_coloured_on_a_terminal_that_has_colours(monkeypatch: pytest.M
 
 
 def test_names_are_completed() -> None:
-    assert list(completion.devices("h1")) == ["H100-PCIe", "H100-SXM"]
-    assert "composite" in completion.estimators("")
-    assert list(completion.formats("stable")) == ["stablehlo"]
+    assert list(options.device_names("h1")) == ["H100-PCIe", "H100-SXM"]
+    assert "composite" in options.estimator_names("")
+    assert list(options.format_names("stable")) == ["stablehlo"]
     words = {"COMP_WORDS": "hespas estimate --hardware TPU-v5", "COMP_CWORD": "3"}
     done = subprocess.run(
         [sys.executable, "-c", "from hespas.cli.main import app; app(prog_name='hespas')"],

@@ -209,6 +209,20 @@ def test_a_long_cycle_of_calls_is_refused(read_text: ReadText) -> None:
         read_text(chain(300, "  %0 = call @f1(%x) : (tensor<f32>) -> tensor<f32>"))
 
 
+def _doubling(levels: int) -> str:
+    """Functions that each call the next one twice, so that 2**levels operations run."""
+    kind = "(tensor<f32>) -> tensor<f32>"
+    functions = [
+        f"func.func {f'private @f{level}' if level else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
+        f"  %0 = call @f{level + 1}(%x) : {kind}\n  %1 = call @f{level + 1}(%0) : {kind}\n"
+        "  return %1 : tensor<f32>\n}"
+        for level in range(levels)
+    ]
+    head = f"func.func private @f{levels}(%x: tensor<f32>) -> tensor<f32> {{"
+    body = "  %0 = stablehlo.negate %x : tensor<f32>\n  return %0 : tensor<f32>\n}"
+    return "\n".join([*functions, head, body])
+
+
 def test_calls_that_double_are_counted_before_they_are_written_out(
     read_text: ReadText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,17 +234,8 @@ def test_calls_that_double_are_counted_before_they_are_written_out(
 
     written_out = Scope.copy
     monkeypatch.setattr(Scope, "copy", copy)
-    kind = "(tensor<f32>) -> tensor<f32>"
-    levels = [
-        f"func.func {f'private @f{level}' if level else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
-        f"  %0 = call @f{level + 1}(%x) : {kind}\n  %1 = call @f{level + 1}(%0) : {kind}\n"
-        "  return %1 : tensor<f32>\n}"
-        for level in range(40)
-    ]
-    head = "func.func private @f40(%x: tensor<f32>) -> tensor<f32> {"
-    body = "  %0 = stablehlo.negate %x : tensor<f32>\n  return %0 : tensor<f32>\n}"
     with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
-        read_text("\n".join([*levels, head, body]))
+        read_text(_doubling(40))
     assert 60_000 < sum(copied) < 600_000
 
 
@@ -238,17 +243,8 @@ def test_calls_that_double_at_each_level_are_refused_before_they_fill_memory(
     read_text: ReadText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hespas.converters.stablehlo.scope.MAX_NODES", 1000)
-    signature = "(tensor<f32>) -> tensor<f32>"
-    levels = [
-        f"func.func {f'private @f{level}' if level else '@main'}(%x: tensor<f32>) -> tensor<f32> {{\n"
-        f"  %0 = call @f{level + 1}(%x) : {signature}\n  %1 = call @f{level + 1}(%0) : {signature}\n"
-        "  return %1 : tensor<f32>\n}"
-        for level in range(10)
-    ]
-    head = "func.func private @f10(%x: tensor<f32>) -> tensor<f32> {"
-    body = "  %0 = stablehlo.negate %x : tensor<f32>\n  return %0 : tensor<f32>\n}"
     with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
-        read_text("\n".join([*levels, head, body]))
+        read_text(_doubling(10))
 
 
 WHILE = """

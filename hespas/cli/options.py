@@ -1,0 +1,260 @@
+"""Options that several commands have, each with its type, its words and what it sets.
+
+Those that a signature does not pass on (``expose_value=False``) hold until the command ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hespas.api import preparation
+from hespas.cli.session import set_loudness, version
+from hespas.converters import format as formats
+from hespas.files.limits import VARIABLE
+
+__all__ = [
+    "AsJson",
+    "CommGroups",
+    "Debug",
+    "DefaultDtype",
+    "Dim",
+    "Estimator",
+    "Granularity",
+    "Json",
+    "ListFile",
+    "Loudness",
+    "MaxInputBytes",
+    "Missing",
+    "NumDevices",
+    "NumReplicas",
+    "Overwrite",
+    "Progress",
+    "RunTimeUnit",
+    "SourceFormat",
+    "Tables",
+    "Version",
+    "Workload",
+    "device_names",
+    "estimator_names",
+    "format_names",
+    "hardware_option",
+]
+
+_MAX_EXTENT_DIGITS = 18
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> Sequence[str]:
+    wanted = incomplete.casefold()
+    return [name for name in names if name.casefold().startswith(wanted)]
+
+
+def device_names(incomplete: str) -> Sequence[str]:
+    """What a shell offers: the devices that ship with the package; a path is the shell's own business."""
+    from hespas import hardware
+
+    return _beginning(incomplete, hardware.device_names())
+
+
+def estimator_names(incomplete: str) -> Sequence[str]:
+    """What a shell offers: the estimators, built-in first."""
+    from hespas import estimators
+
+    return _beginning(incomplete, estimators.estimator_names())
+
+
+def format_names(incomplete: str) -> Sequence[str]:
+    """What a shell offers: the formats."""
+    from hespas import converters
+
+    return _beginning(incomplete, converters.format_names())
+
+
+def _trust(context: typer.Context, number: int | None) -> None:
+    """Raise the limits on inputs, of this process and its children, until the command ends."""
+    if number is None:
+        return
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(number)
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+    context.call_on_close(restore)
+
+
+def _assume_dtype(context: typer.Context, name: str) -> None:
+    if name:
+        context.with_resource(formats.assuming(default_dtype=name))
+
+
+def _assume_groups(context: typer.Context, path: Path | None) -> None:
+    if path is not None:
+        context.with_resource(formats.assuming(comm_groups=path))
+
+
+def _assume_unit(context: typer.Context, unit: formats.RunTimeUnit) -> None:
+    if unit:
+        context.with_resource(formats.assuming(run_time_unit=unit))
+
+
+def _assume_dims(context: typer.Context, stated: list[str] | None) -> None:
+    dims: dict[str, int] = {}
+    for each in stated or ():
+        name, _, extent = each.partition("=")
+        is_extent = extent.isascii() and extent.isdigit() and len(extent) <= _MAX_EXTENT_DIGITS
+        if not name.strip() or not is_extent:
+            raise typer.BadParameter(f"{each!r}: write NAME=N, such as b=128 or arg0.1=128")
+        dims[name.strip()] = int(extent)
+    if dims:
+        context.with_resource(formats.assuming(dims=dims))
+
+
+def hardware_option(what: str) -> Any:
+    """The option of a device; ``what`` it is for."""
+    return typer.Option(metavar="NAME|FILE", help=what, autocompletion=device_names)
+
+
+# What is read, and as what
+
+SourceFormat = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="FORMAT", help="Read the input as this format.", autocompletion=format_names
+    ),
+]
+NumDevices = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Number of ranks where the input does not say.")
+]
+NumReplicas = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="How many of --num-devices are replicas, where the input does not say."
+    ),
+]
+Dim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=N",
+        callback=_assume_dims,
+        expose_value=False,
+        help="Extent of a symbolic dimension of a StableHLO program, by name or place (arg0.1=128); "
+        "repeatable.",
+    ),
+]
+DefaultDtype = Annotated[
+    str,
+    typer.Option(
+        "--default-dtype",
+        metavar="TYPE",
+        callback=_assume_dtype,
+        expose_value=False,
+        help="Element type of operations that state none, as in other tools' traces: bf16, f32, ...",
+    ),
+]
+CommGroups = Annotated[
+    Path | None,
+    typer.Option(
+        "--comm-groups",
+        metavar="FILE",
+        callback=_assume_groups,
+        expose_value=False,
+        help="The process groups of a trace (default: comm_group.json beside it).",
+    ),
+]
+RunTimeUnit = Annotated[
+    formats.RunTimeUnit,
+    typer.Option(
+        "--run-time-unit",
+        metavar="us|ns",
+        callback=_assume_unit,
+        expose_value=False,
+        help="Unit of run times in traces of old schemas, which name none (default: us).",
+    ),
+]
+MaxInputBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-input-bytes",
+        metavar="N",
+        min=1,
+        max=10**18 - 1,
+        callback=_trust,
+        expose_value=False,
+        help="Trust inputs of N bytes: raises the limits on size, memory and time (docs/formats.md).",
+    ),
+]
+Tables = Annotated[
+    list[Path] | None,
+    typer.Option("--table", metavar="T", help="A table of measured operations (CSV, Parquet); repeatable."),
+]
+Workload = Annotated[
+    Path | None,
+    typer.Option(metavar="W", help="The program that ran; without it, what the profile holds."),
+]
+
+# How it is estimated
+
+Estimator = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Which estimator says how long: see 'hespas estimators'.",
+        autocompletion=estimator_names,
+    ),
+]
+Granularity = Annotated[
+    preparation.Granularity | None,
+    typer.Option(
+        help="One node per operation, per elementwise chain, or per region between collectives (default: "
+        "fused where no compiler has fused the program yet and it gets times).",
+        show_default=False,
+    ),
+]
+Missing = Annotated[
+    preparation.Missing, typer.Option(help="What to do where a time or a trip count is not known.")
+]
+
+# What is written and told
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE|-", help="Write all figures as JSON; - is standard output."),
+]
+ListFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE|-]", help="With --json: where to write it.", show_default=False),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="The list as JSON, to standard output or a FILE behind it.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that the options name.")]
+Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress", help="Show a progress bar on long work (default: when the terminal can)."
+    ),
+]
+Loudness = Annotated[
+    bool | None,
+    typer.Option(
+        "--verbose/--quiet",
+        "-v/-q",
+        callback=set_loudness,
+        expose_value=False,
+        show_default=False,
+        help="Also tell what hardly anybody misses; or only results and errors.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Version = Annotated[
+    bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+]
