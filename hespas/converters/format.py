@@ -96,8 +96,8 @@ class ReadOptions:
     ``num_devices`` states the number of ranks where the input does not (None: as the input says), and
     ``num_replicas`` how many of them are replicas, the others being partitions of each.
     ``version`` names the version of the format where the input cannot tell (empty: as it tells itself; one of
-    ``Format.read_versions``). ``recover`` keeps the whole records before a cut, and what
-    else can be repaired, and reports how many.
+    ``Format.read_versions``). ``recover`` keeps the whole records before a cut, and what else can be
+    repaired, and reports how many.
     ``comm_groups`` is the file that lists the process groups (None: the one beside the input).
     ``default_dtype`` is the element type of computations that state none (empty: it stays unknown).
     ``run_time_unit`` is that of times for which an old schema names none (empty: as the reader takes them).

@@ -39,6 +39,7 @@ MISSING_POLICIES: tuple[MissingPolicy, ...] = ("error", "warn", "zero")
 """What to do with nodes that have no duration: refuse, keep them unknown, or count them as 0."""
 
 _LISTED = 12
+_CONVERT, _WIDE_BITS = "convert", 32
 
 
 def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGraph:
@@ -83,9 +84,6 @@ def as_run_on(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> OpGra
         rate_dtype=np.where(wide, source[0], graph.rate_dtype).astype(np.int16),
         contractions=replace(table, lhs=lhs.astype(np.int16), rhs=rhs.astype(np.int16)),
     )
-
-
-_CONVERT, _WIDE_BITS = "convert", 32
 
 
 def apply_estimate(

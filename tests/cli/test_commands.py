@@ -519,12 +519,16 @@ _GLOBAL = FIXTURES / "stablehlo" / "llama_fsdp_tp_global_N8.mlir.gz"
 
 
 def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None:
-    graph = tmp_path / "g.opgraph.json"
-    assert _convert(_GLOBAL, graph).exit_code == 0
-    for source in (_GLOBAL, graph):
+    made = [tmp_path / name for name in ("g.opgraph.json", "set", "one.et", "one.json")]
+    for graph, further in zip(
+        made, ([], [], ["--ranks", "0"], ["--to", "chakra-json", "--ranks", "0"]), strict=True
+    ):
+        assert _convert(_GLOBAL, graph, *further).exit_code == 0
+    for number, source in enumerate((_GLOBAL, *made)):
+        again = tmp_path / f"{number}.opgraph.arrow"
         asked = ["--hardware", "H100-SXM"]
         for done in (
-            _convert(source, tmp_path / "traces", "--overwrite", *asked),
+            _convert(source, again, "--overwrite", *asked),
             _hespas("estimate", source, *asked),
             _hespas("simulate", source, *asked),
             _hespas("view", source),
@@ -532,7 +536,7 @@ def test_a_program_of_the_whole_job_is_told_on_every_way(tmp_path: Path) -> None
             assert done.exit_code == 0, done.output
             assert ".global-program]" in done.output, (source, done.output)
         for done in (
-            _convert(source, tmp_path / "traces", "--overwrite", "--missing", "error", *asked),
+            _convert(source, again, "--overwrite", "--missing", "error", *asked),
             _convert(source, tmp_path / "new.opgraph.json", "--overwrite", "--missing", "error"),
             _hespas("simulate", source, "--missing", "error", *asked),
         ):

@@ -8,6 +8,7 @@ from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.facts import AttributeFacts, check_types
 from hespas.converters.chakra.faults import Faults
 from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.converters.chakra.timing import LARGEST_MICROS
 from hespas.converters.chakra.to_graph import node_numbers
 from hespas.graph import OpGraph
 from hespas.graph.passes import find_cycle
@@ -16,7 +17,6 @@ from hespas.schemas.chakra.tables import NodeType
 __all__ = ["check_acyclic", "check_file"]
 
 _LISTED = 8
-_LEAST_NEGATIVE = np.uint64(1 << 63)
 
 
 def check_file(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:
@@ -40,13 +40,11 @@ def _check_times(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> N
     """GR001: no time is negative. Microseconds of 2**63 and more are what a negative number looks like."""
     nanos = facts.integers("duration_nanos")
     for bad, message in (
-        (columns.duration_micros >= _LEAST_NEGATIVE, "duration_micros is 2**63 or more: a negative time?"),
+        (columns.duration_micros > LARGEST_MICROS, "duration_micros is 2**63 or more: a negative time?"),
         (_marked(columns, nanos.node[nanos.value < 0]), "duration_nanos is negative"),
     ):
-        if faults.lenient:  # a checker's reader
-            faults.nodes("GR001", columns, bad, message)
-        else:
-            faults.lint("GR001", message, int(bad.sum()))
+        hint = "write the time as it was measured, or none"
+        faults.repaired("GR001", columns, bad, message, repair="taken as unknown", hint=hint)
 
 
 def check_acyclic(columns: EtColumns, graph: OpGraph, faults: Faults) -> None:

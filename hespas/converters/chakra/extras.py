@@ -21,7 +21,7 @@ from hespas.converters.chakra.contract import (
 from hespas.converters.chakra.layouts import Layouts, encode_layout
 from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans, offsets_of
 from hespas.converters.chakra.tokens import delimited, join, render, rows
-from hespas.graph import ExtraTable, OpGraph, StringTableBuilder
+from hespas.graph import WHOLE_JOB, ExtraTable, OpGraph, StringTableBuilder
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
@@ -52,7 +52,7 @@ _OTHER_TAGS = (
 """What a trace has beside attributes."""
 
 _RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE})
+_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, WHOLE_JOB})
 """Names of attributes that readers of traces understand."""
 
 

@@ -47,7 +47,8 @@ from hespas.converters.chakra.peers import (
 from hespas.converters.chakra.to_graph import to_graph
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES
-from hespas.graph import ABSENT, Diagnostics, OpGraph, Workload
+from hespas.converters.whole_job import say_whole_job
+from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.chakra.tables import NodeType
@@ -290,14 +291,23 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     if job.group_file:
         graphs[0] = replace(graphs[0], attachments={FILE_NAME: job.group_file})
     metadata = {"format": "chakra", "version": first.columns.schema or first.columns.version}
+    metadata |= _whole_job(first.columns)
     if not source.is_directory:
         metadata[RANK_ATTRIBUTE] = str(first.ranks[0].rank)
-    return Workload(
+    made = Workload(
         name=source.name,
         classes=tuple(graphs),
         rank_class=_all_alike(count) if for_all else rank_class,
         metadata=metadata,
     )
+    return say_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
+
+
+def _whole_job(columns: EtColumns) -> dict[str, str]:
+    """What a file says of the program that it was made of."""
+    facts = AttributeFacts.of(columns.metadata)
+    said = b"".join(facts.values(facts.texts(WHOLE_JOB)))
+    return {WHOLE_JOB: said.decode()} if said else {}
 
 
 def _all_alike(count: int) -> SmallIntArray:

@@ -15,14 +15,22 @@ from hespas.converters.chakra.spans import Bools, Longs, Words
 from hespas.graph import NodeKind
 from hespas.graph.columns import FloatArray
 
-__all__ = ["LONGEST_NS", "UNKNOWN", "Times", "carried_micros", "micros_as_ns", "whole_nanos"]
+__all__ = [
+    "LARGEST_MICROS",
+    "LONGEST_NS",
+    "UNKNOWN",
+    "Times",
+    "carried_micros",
+    "micros_as_ns",
+    "whole_nanos",
+]
 
 _COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 UNKNOWN = -1
 LONGEST_NS = 1 << 62
 """Longer times (146 years) are told in microseconds only."""
 
-_LARGEST_MICROS = np.uint64((1 << 63) - 1)
+LARGEST_MICROS = np.uint64((1 << 63) - 1)
 """More would be a negative time to readers of signed numbers."""
 _LARGEST_CAST = float((1 << 63) - 1024)
 """The largest number below 2**63 that a float holds."""
@@ -52,7 +60,7 @@ class Times(NamedTuple):
         if len(long):
             whole = np.floor(duration_ns[long] / 1e3)
             cast = np.minimum(whole, _LARGEST_CAST).astype(np.uint64)
-            micros[long] = np.where(whole > _LARGEST_CAST, _LARGEST_MICROS, cast)
+            micros[long] = np.where(whole > _LARGEST_CAST, LARGEST_MICROS, cast)
         return cls(nanos, micros)
 
     def shortened(self, duration_ns: FloatArray) -> int:

@@ -33,7 +33,7 @@ from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
 from hespas.converters.chakra.shapes import parse_io
 from hespas.converters.chakra.spans import Bools, Longs, Words
-from hespas.converters.chakra.timing import Times, micros_as_ns
+from hespas.converters.chakra.timing import LARGEST_MICROS, Times, micros_as_ns
 from hespas.converters.chakra.told_classes import SCHEMA_ATTRIBUTE, told_classes
 from hespas.graph import (
     Csr,
@@ -251,13 +251,26 @@ def _verbatim(
     return found
 
 
+def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, AttributeReader]:
+    """The columns, and a reader of their attributes, without times that are errors: who comes here with one
+    asked for repairs.
+    """
+    negative = columns.duration_micros > LARGEST_MICROS
+    if negative.any():
+        columns = replace(columns, duration_micros=np.where(negative, np.uint64(0), columns.duration_micros))
+    reader = AttributeReader(columns, facts)
+    nanos, rows = facts.integers("duration_nanos"), facts.rows("duration_nanos")
+    reader.modelled[rows[np.isin(facts.owner[rows], nanos.node[nanos.value < 0])]] = True
+    return columns, reader
+
+
 def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str, faults: Faults) -> OpGraph:
     """The graph of a class whose ranks share these columns; who talks to whom is in ``peers``.
 
     Unknown is NaN or -1; values that cannot be meant are reported. Cost: O(nodes + attributes), vectorised.
     """
     count = len(columns)
-    reader = AttributeReader(columns, facts)
+    columns, reader = _without_negative_times(columns, facts)
     strings, type_table = StringTableBuilder(), TensorTypesBuilder()
     tensors = _types(columns, type_table, strings)
     op_row, framework_row = reader.texts("op_type", strings), reader.texts("framework_op", strings)

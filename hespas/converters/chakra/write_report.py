@@ -15,7 +15,7 @@ from hespas.converters.chakra.group_ids import GroupIds
 from hespas.converters.chakra.readiness import LARGEST_COUNT
 from hespas.converters.chakra.shapes import nodes_of_odd_sizes
 from hespas.converters.chakra.timing import LONGEST_NS
-from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
+from hespas.graph import WHOLE_JOB, CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = ["report"]
@@ -23,7 +23,7 @@ __all__ = ["report"]
 _TAG_SPACE = 500_000_000
 """ASTRA-sim takes tags modulo this number."""
 
-_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE})
+_OF_FILE = frozenset({"format", "version", "form", RANK_ATTRIBUTE, WHOLE_JOB})
 """Metadata that a reader of the written trace states anew."""
 
 _LISTED = 4

@@ -24,6 +24,7 @@ from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.packed import open_output
 from hespas.graph import (
+    WHOLE_JOB,
     Diagnostics,
     ExtraTable,
     NodeKind,
@@ -161,9 +162,9 @@ class _Job:
     )
 
     def trace(
-        self, rank: int, *, alone: bool = False, change: Callable[[OpGraph], OpGraph] | None = None
+        self, rank: int, change: Callable[[OpGraph], OpGraph], *, alone: bool = False
     ) -> Iterable[Bytes]:
-        """One rank's file in pieces; valid until the next call."""
+        """One rank's file in pieces, valid until the next call, after the ``change`` to its graph."""
         number = int(self.workload.rank_class[rank])
         expanded = self._graph(number)
         pattern = self._idle_pattern(number, rank)
@@ -232,7 +233,7 @@ class _Job:
         return bytes(idle)
 
 
-def _runs_of(expanded: Expanded, pattern: bytes, change: Callable[[OpGraph], OpGraph] | None) -> _Runs:
+def _runs_of(expanded: Expanded, pattern: bytes, change: Callable[[OpGraph], OpGraph]) -> _Runs:
     """What ranks of one class do under a pattern. A permute is left out where both its halves are."""
     idle = _idle_nodes(expanded.graph, pattern)
     graph = expanded.for_rank(idle)
@@ -240,7 +241,7 @@ def _runs_of(expanded: Expanded, pattern: bytes, change: Callable[[OpGraph], OpG
     gone[expanded.halves] &= idle[expanded.halves + 1]
     gone[expanded.halves + 1] = False
     return _Runs(
-        ClassWriter(change(graph) if change else graph),
+        ClassWriter(change(graph)),
         int(gone.sum()),
         float(np.nansum(expanded.graph.duration_ns[gone])),
         is_empty=bool(idle.all()),
@@ -281,11 +282,17 @@ def _write_alone(job: _Job, rank: int, path: Path, options: WriteOptions, *, pac
         numbers[RANK_ATTRIBUTE] = rank
     if taken or job.workload.num_ranks > job.least_ranks(rank, groups):
         numbers[JOB_ATTRIBUTE] = job.workload.num_ranks
-    texts = {GROUPS_ATTRIBUTE: render_groups(groups)} if groups else dict[str, bytes]()
-    pieces = job.trace(rank, alone=True, change=lambda graph: _with_metadata(graph, numbers, texts))
+    texts = _whole_job(job.workload) | ({GROUPS_ATTRIBUTE: render_groups(groups)} if groups else {})
+    pieces = job.trace(rank, partial(_with_metadata, numbers=numbers, texts=texts), alone=True)
     with open_output(path, packed=packed) as stream:
         for piece in pieces:
             stream.write(piece.data)
+
+
+def _whole_job(workload: Workload) -> dict[str, bytes]:
+    """That the program is one of a whole job, where it is: nobody can tell from a trace."""
+    parts = workload.metadata.get(WHOLE_JOB, "")
+    return {WHOLE_JOB: parts.encode("utf-8", "replace")} if parts else {}
 
 
 def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, bytes]) -> OpGraph:
@@ -376,9 +383,9 @@ def _write_directory(
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
     size = job.workload.num_ranks
     said = {JOB_ATTRIBUTE: size} if len(ranks) < size else dict[str, int]()
-    change = partial(_with_metadata, numbers=said, texts=dict[str, bytes]()) if said else None
+    change = partial(_with_metadata, numbers=said, texts=_whole_job(job.workload))
     with _Files(options.jobs if len(ranks) >= _MANY_FILES else 1, packed=packed) as files:
         for done, rank in enumerate(ranks):
-            files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change=change))
+            files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change))
             if options.progress:
                 options.progress(done + 1, len(ranks))

@@ -170,9 +170,9 @@ class Lowering:
                 types = ",".join(dict.fromkeys(each.name for each in narrow))
                 self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, types.encode())
                 message = (
-                    "multiplies values that the compiler widened to f32, as XLA does for CPUs; estimates "
+                    "multiplies values that the compiler widened to f32, as XLA does for CPUs; estimates for "
+                    "other devices take the narrow type"
                 )
-                message += "for other devices take the narrow type"
                 self.findings.add("hlo.widened-product", types, place, message, Severity.INFO)
         elif opcode in {"convert", "fusion"} and widens(self.program, *place):
             self.emitter.builder.add_extra(node, SOURCE_DTYPE, 0, b"convert")

@@ -10,7 +10,8 @@ from codecs import BOM_UTF8
 from pathlib import Path
 
 from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.graph import WHOLE_JOB, Diagnostics, Workload
+from hespas.converters.whole_job import say_whole_job
+from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT", "FORMAT_ARROW"]
 
@@ -34,21 +35,7 @@ def _sniff_arrow(head: Head) -> int:
 def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
     from hespas.converters.op_graph.json_reader import read_json
 
-    return _told(read_json(path, options, diagnostics), path, diagnostics)
-
-
-def _told(workload: Workload, path: Path, diagnostics: Diagnostics) -> Workload:
-    """The workload, having said again what its program was: nobody who reads it here saw that read."""
-    parts = workload.metadata.get(WHOLE_JOB, "")
-    if parts:
-        diagnostics.warning(
-            "op-graph.global-program",
-            workload.name,
-            f"it was made of a program that is sharded over {parts[:20]} partitions but not partitioned: "
-            "shapes and costs are those of the whole job, counted on each device",
-            path=str(path),
-        )
-    return workload
+    return say_whole_job(read_json(path, options, diagnostics), "op-graph", path, diagnostics)
 
 
 def _write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
@@ -60,7 +47,7 @@ def _write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Di
 def _read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
     from hespas.converters.op_graph.arrow_reader import read_arrow
 
-    return _told(read_arrow(path, options, diagnostics), path, diagnostics)
+    return say_whole_job(read_arrow(path, options, diagnostics), "op-graph", path, diagnostics)
 
 
 def _write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:

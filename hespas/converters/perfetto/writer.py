@@ -209,9 +209,8 @@ class _Writer:
         start_ns, duration_ns = tracks.start_ns[part], tracks.duration_ns[part]
         begin_ns, length_ns = shown_ns(start_ns, np.maximum(duration_ns, 0.0))
         same = (begin_ns == start_ns) & (length_ns == duration_ns)
-        whole_ns = (
-            begin_ns.astype(np.int64) + self._base_ns
-        )  # sums of floats lose the last bits of long times
+        # Sums of floats lose the last bits of long times.
+        whole_ns = begin_ns.astype(np.int64) + self._base_ns
         begins: list[int] = whole_ns.tolist()
         ends: list[int] = (whole_ns + length_ns.astype(np.int64)).tolist()
         where: list[int] = tracks.track[part].tolist()

@@ -40,9 +40,8 @@ def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
         silent[there[first != UNKNOWN_DTYPE]] = False
     if not silent.any():
         return graph, 0
-    return replace(graph, rate_dtype=np.where(silent, code, graph.rate_dtype).astype(np.int16)), int(
-        silent.sum()
-    )
+    rates = np.where(silent, code, graph.rate_dtype).astype(np.int16)
+    return replace(graph, rate_dtype=rates), int(silent.sum())
 
 
 def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr) -> OpGraph:

@@ -22,6 +22,7 @@ from hespas.graph import (
     Severity,
     Workload,
 )
+from hespas.graph.errors import FormatError
 from hespas.validators import Profile, check
 from hespas.validators.roundtrip import roundtrip
 
@@ -165,7 +166,6 @@ def test_a_file_stays_that_of_its_rank_under_any_name(reference: Any, tmp_path: 
         ({"name": "num_ops", "int64_val": (1 << 62) + 1}, 1),
         ({"name": "tensor_size", "int64_val": -1}, 1),
         ({"name": "tensor_size", "uint64_val": (1 << 64) - 1}, 1),
-        ({"name": "duration_nanos", "int64_val": -7}, 1),
         ({"name": "stream", "int64_val": -2}, 1),
         ({"name": "is_cpu_op", "int64_val": 2}, 1),
         ({"name": "op_class", "string_val": "nonsense"}, 1),
@@ -268,7 +268,7 @@ def test_an_early_trace_is_written_with_the_label_of_its_schema(reference: Any, 
         ({"duration_micros": 1}, 0, ""),
     ],
 )
-def test_negative_times_are_errors_of_a_check(
+def test_negative_times_are_errors_and_unknown_once_repaired(
     reference: Any, tmp_path: Path, fields: dict[str, int], nanos: int | None, message: str
 ) -> None:
     node = reference.node(id=1, name="a", type=4, **fields)
@@ -281,3 +281,19 @@ def test_negative_times_are_errors_of_a_check(
         found = [entry for entry in result.violations if entry.code == "GR001"]
         assert [(entry.severity, entry.node) for entry in found] == [(Severity.ERROR, 1)] * bool(message)
         assert all(message in entry.message for entry in found)
+    if not message:
+        assert not np.isnan(_read(tmp_path / "w.et").classes[0].duration_ns).any()
+        return
+    with pytest.raises(FormatError, match=r"node 1 at byte \d+: GR001") as refused:
+        _read(tmp_path / "w.et")
+    assert message in str(refused.value)
+    assert "--recover" in (refused.value.hint or "")
+    repairs = Diagnostics()
+    repaired = api.read(tmp_path / "w.et", options=ReadOptions(recover=True), diagnostics=repairs)
+    assert isinstance(repaired, Workload)
+    assert repairs.counts()["GR001"] == 1
+    expected = [np.nan if nanos is None else 1000.0]
+    np.testing.assert_array_equal(repaired.classes[0].duration_ns, expected)
+    _write(repaired, tmp_path / "out.0.et")
+    again = _read(tmp_path / "out.0.et")
+    np.testing.assert_array_equal(again.classes[0].duration_ns, expected)
