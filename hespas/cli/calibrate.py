@@ -66,12 +66,17 @@ _ReportOption = Annotated[
     ),
 ]
 
+_SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, metavar="N", help="Seed of all that is drawn.")
+]
+_DateOption = Annotated[
+    str,
+    typer.Option("--date", metavar="YYYY-MM-DD", help="Date written into the file (default today)."),
+]
+
 
 def calibrate(
-    hardware: Annotated[
-        str,
-        options.hardware_option("The device: data sheet, and fits to keep."),
-    ],
+    hardware: Annotated[str, options.hardware_option("The device: data sheet, and fits to keep.")],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The hardware file to write.")],
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="P", help="A profile taken on the device; repeatable.")
@@ -84,18 +89,17 @@ def calibrate(
         list[_Test] | None,
         typer.Option(help="What to leave out to test the fits; repeatable (default shape)."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of all that is drawn.")
-    ] = 0,
-    date: Annotated[
-        str, typer.Option(metavar="YYYY-MM-DD", help="Date written into the file (default today).")
-    ] = "",
+    seed: _SeedOption = 0,
+    date: _DateOption = "",
     json_file: options.Json = None,
     report: _ReportOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE.toml, its models, files of DIR, and FILE.")
     ] = False,
     progress: options.Progress = None,
+    default_dtype: options.DefaultDtype = "",
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,
     debug: options.Debug = False,

@@ -162,6 +162,8 @@ def roundtrip(
     ] = None,
     overwrite: options.Overwrite = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
+    comm_groups: options.CommGroups = None,
+    run_time_unit: options.RunTimeUnit = "",
     progress: options.Progress = None,
     max_input_bytes: options.MaxInputBytes = None,
     loudness: options.Loudness = None,

@@ -65,12 +65,15 @@ class FilePairs:
     skipped: str = ""
 
 
-def file_pairs(path: Path, formats: Sequence[str] = (), *, in_folder: bool = False) -> FilePairs:
+def file_pairs(
+    path: Path, formats: Sequence[str] = (), *, options: ReadOptions | None = None, in_folder: bool = False
+) -> FilePairs:
     """Try every pair of ``formats`` (default: all that can be read and written) with what ``path`` holds.
 
     The file's own format is the first of a pair as it is; any other that can be written and read is, with
-    what the workload becomes in it. Raises what reading raises, and ``UsageError`` for unknown names. A
-    profile has no pairs: ``UnsupportedError``, unless it was met ``in_folder``, where it is skipped.
+    what the workload becomes in it. ``options`` say how to read ``path``. Raises what reading raises, and
+    ``UsageError`` for unknown names. A profile has no pairs: ``UnsupportedError``, unless it was met
+    ``in_folder``, where it is skipped.
     """
     chosen = [load_format(name) for name in formats] or [
         entry for entry in usable_formats() if entry.read and entry.write and not entry.profiles
@@ -80,7 +83,7 @@ def file_pairs(path: Path, formats: Sequence[str] = (), *, in_folder: bool = Fal
         raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
     found = Diagnostics()
     note_left_out(path, origin, found)
-    value = origin.read(path, ReadOptions(), found)
+    value = origin.read(path, options or ReadOptions(), found)
     if not isinstance(value, Workload):
         if in_folder:
             return FilePairs(path=str(path), format=origin.name, pairs=(), skipped="a measured profile")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from hespas.converters import is_recognised, load_format
+from hespas.converters import ReadOptions, is_recognised, load_format
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.pairs import FilePairs, file_pairs
@@ -22,14 +22,16 @@ def roundtrip(
     paths: Sequence[Path],
     formats: Sequence[str] = (),
     *,
+    options: ReadOptions | None = None,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> RoundTrips:
     """Take each file through every pair of ``formats`` (default: all that are registered).
 
     A folder that is no set of rank files stands for the files in it that some format knows; profiles in it
-    are skipped. ``jobs`` is the number of processes. Raises ``FormatError`` for unreadable input,
-    ``UsageError`` for unknown formats and where there is nothing to try.
+    are skipped. ``options`` say how to read the inputs; ``jobs`` is the number of processes. Raises
+    ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and where there is nothing to
+    try.
     """
     chosen = [load_format(name) for name in formats]
     if chosen and not any(entry.write for entry in chosen):
@@ -37,7 +39,8 @@ def roundtrip(
             f"there is no pair to try: none of these formats can be written: {', '.join(formats)}",
             hint="hespas-convert --list-formats",
         )
-    inputs = [file for path in paths for file in _inputs(path)]
+    reading = options or ReadOptions()
+    inputs = [file for path in paths for file in _inputs(path, reading)]
     if not inputs:
         raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
     done: list[FilePairs] = []
@@ -56,19 +59,20 @@ def roundtrip(
 @dataclass(frozen=True, slots=True)
 class _Input:
     path: Path
+    options: ReadOptions
     in_folder: bool
 
 
-def _inputs(path: Path) -> Iterator[_Input]:
+def _inputs(path: Path, options: ReadOptions) -> Iterator[_Input]:
     """The inputs that a path names: itself, or what a folder holds."""
     if not path.exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
-        yield _Input(path, in_folder=False)
+        yield _Input(path, options, in_folder=False)
         return
     for entry in sorted(path.rglob("*")):
         if entry.is_file() and is_recognised(entry):
-            yield _Input(entry, in_folder=True)
+            yield _Input(entry, options, in_folder=True)
 
 
 def _stands_somewhere() -> bool:
@@ -81,7 +85,7 @@ def _stands_somewhere() -> bool:
 
 
 def _pairs_of(given: _Input, formats: Sequence[str]) -> FilePairs:
-    return file_pairs(given.path, formats, in_folder=given.in_folder)
+    return file_pairs(given.path, formats, options=given.options, in_folder=given.in_folder)
 
 
 def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:

@@ -111,7 +111,7 @@ class Traveller:
         if form.read is None or form.write is None:
             raise InvariantError(f"a round trip through {form.name}, which lacks a way")
         try:
-            form.write(form.read(trip.path, ReadOptions(), Diagnostics()), path, options, Diagnostics())
+            form.write(form.read(trip.path, _ours(), Diagnostics()), path, options, Diagnostics())
         except HespasError:
             return False
         return list(_contents(path)) == list(_contents(trip.path))
@@ -119,10 +119,15 @@ class Traveller:
     def _read(self, path: Path, target: Format, found: Diagnostics) -> Workload | None:
         if target.read is None:
             return None
-        value = target.read(path, ReadOptions(), found)
+        value = target.read(path, _ours(), found)
         if not isinstance(value, Workload):
             raise InvariantError(f"{target.name} wrote a workload and read something else")
         return self.settled(value)
+
+
+def _ours() -> ReadOptions:
+    """How to read what was just written: whatever is said of the input, this says it itself."""
+    return ReadOptions(comm_groups=None, run_time_unit="", dims={})
 
 
 def _stem(workload: Workload) -> str:

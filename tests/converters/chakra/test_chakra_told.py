@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from hespas import api
+from hespas.cli import validate
 from hespas.converters import ReadOptions, WriteOptions, load_format
 from hespas.graph import (
     Diagnostics,
@@ -297,3 +299,25 @@ def test_negative_times_are_errors_and_unknown_once_repaired(
     _write(repaired, tmp_path / "out.0.et")
     again = _read(tmp_path / "out.0.et")
     np.testing.assert_array_equal(again.classes[0].duration_ns, expected)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_round_trips_read_the_groups_that_are_named_and_write_their_own(
+    reference: Any, tmp_path: Path, jobs: int
+) -> None:
+    sets = [tmp_path / "one", tmp_path / "two"]
+    for folder in sets:
+        folder.mkdir()
+        for rank in range(2):
+            node = reference.node(id=1, name="ar", type=7)
+            node.attr.add(name="comm_type").int64_val = 0
+            node.attr.add(name="comm_size").int64_val = 9
+            node.attr.add(name="pg_name").string_val = "dp"
+            (folder / f"w.{rank}.et").write_bytes(reference.file(node))
+    with pytest.raises(FormatError, match="is no group"):
+        roundtrip(sets, ("chakra",), jobs=jobs)
+    named = tmp_path / "any.txt"
+    named.write_text('{"dp": [0, 1]}')
+    command = ["roundtrip", *map(str, sets), "--formats", "chakra", "--jobs", str(jobs)]
+    done = CliRunner().invoke(validate.app, [*command, "--comm-groups", str(named)])
+    assert done.exit_code == 0, done.output
