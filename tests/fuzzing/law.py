@@ -247,9 +247,7 @@ def used(workload: Workload, number: int) -> None:
     """
     turn, place = divmod(number, len(DEVICES))
     device, estimator = DEVICES[place], ESTIMATORS[turn % len(ESTIMATORS)]
-    is_timed = (
-        turn + turn // len(ESTIMATORS)
-    ) % 2  # so that each estimator is asked both ways
+    is_timed = (turn + turn // len(ESTIMATORS)) % 2  # so that each estimator is asked both ways
 
     def estimated() -> None:
         done = estimate(workload, device, estimator=estimator)
