@@ -20,9 +20,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
+from hespas.cli import convert, main, validate
 from hespas.converters.perfetto.wire import field_bytes
 from hespas.files.limits import Limits
 from tests.malformed_command import FIXTURES
@@ -32,16 +36,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of addre
 
 _SPARE_BYTES, _BYTES_PER_BYTE = 1 << 30, 20
 _CPU_S = 10
+_ALARM_S = 300
+"""A command that waits for something takes no processor time: it is ended after so long (exit code -14)."""
 _FORKING = """
-import json, os, resource, sys
+import json, os, resource, signal, sys
 from importlib import import_module
 import numpy, hespas.api
 apps = {name: import_module("hespas.cli." + name).app for name in ("convert", "main", "validate")}
 for line in sys.stdin:
-    size, seconds, module, arguments, folder = json.loads(line)
+    size, seconds, alarm, module, arguments, folder = json.loads(line)
     child = os.fork()
     if not child:
-        for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, "stdout", 65), (2, "stderr", 65)):
+        signal.alarm(alarm)
+        new = os.O_WRONLY | os.O_CREAT
+        for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, "stdout", new), (2, "stderr", new)):
             os.dup2(os.open(os.path.join(folder, name), mode, 0o600), number)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -61,6 +69,8 @@ except SystemExit as left:
     assert not left.code, left.code
 print(re.search("VmPeak:\\\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
 """
+_TOO_MUCH = "asks for more memory than there is"
+"""What is said where memory ran out. Inputs are to be refused before it does."""
 _LARGEST = 2**31 - 1
 _LAST = 2**24 - 1
 """The highest rank that is read."""
@@ -94,7 +104,7 @@ def _limited(size: int, module: str, arguments: list[str]) -> subprocess.Complet
     assert forking.stdin is not None
     assert forking.stdout is not None
     with TemporaryDirectory() as folder:
-        order = (_SPARE_BYTES + _BYTES_PER_BYTE * size, _CPU_S, module, arguments, folder)
+        order = (_SPARE_BYTES + _BYTES_PER_BYTE * size, _CPU_S, _ALARM_S, module, arguments, folder)
         forking.stdin.write(json.dumps(order) + "\n")
         forking.stdin.flush()
         code = int(forking.stdout.readline())
@@ -167,8 +177,29 @@ def test_a_gzip_bomb_is_refused_early(tmp_path: Path, form: str, content: str) -
     done = _run(tmp_path, _Bomb("bomb.gz", make, arguments, 3, ""))
     assert done.returncode == 3, done.stderr
     assert f"error: {tmp_path / 'bomb.gz'}: " in done.stderr
-    assert "asks for more memory" not in done.stderr
+    assert _TOO_MUCH not in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [(main, ("view", "{src}")), (convert, ("{src}", "{out}")), (validate, ("check", "{src}"))],
+    ids=("view", "convert", "check"),
+)
+def test_memory_that_ends_in_a_reader_is_told_of_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, words: tuple[str, ...]
+) -> None:
+    def too_much(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr("hespas.converters.op_graph.json_reader.read_json", too_much)
+    source, out = tmp_path / "g.json", tmp_path / "o.arrow"
+    source.write_bytes(json_graph({"id": 0, "op": "x", "deps": []}))
+    done = CliRunner().invoke(module.app, [word.format(src=source, out=out) for word in words])
+    assert done.exit_code == 3, done.output
+    said = f"error: {source}: the input as a whole: {_TOO_MUCH}\n  try: convert a part of it, or "
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def _number(field: int, value: int) -> bytes:
@@ -563,7 +594,7 @@ def test_gzip_just_below_the_limit_takes_no_more_time_than_there_is(tmp_path: Pa
     done = _limited(path.stat().st_size, "main", ["view", str(path)])
     assert done.returncode == (3 if form in {"perfetto", "kineto"} else 0), done.stderr
     assert "decompresses to more than" not in done.stderr
-    assert "asks for more memory" not in done.stderr
+    assert _TOO_MUCH not in done.stderr
 
 
 _SLOW = frozenset(

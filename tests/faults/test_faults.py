@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,31 +195,65 @@ def test_killed_writers_leave_whole_sets_and_the_next_one_cleans_up(tmp_path: Pa
     assert outcome.absent + outcome.old + outcome.whole == 8
 
 
-def interrupted(folder: Path, number: signal.Signals, *more: str, until: str = "*") -> tuple[int, bytes]:
-    """Exit code and messages of a writer that gets a signal as soon as there is something in the folder."""
+def writer(folder: Path, *more: str, until: str = "*") -> subprocess.Popen[bytes]:
+    """A command that writes 1024 files, once something of that name is in the folder or it has ended."""
     source = ROOT / "fixtures" / "binary" / "llama_fsdp_tp_local_N1024.mlirbc"
     # Whoever runs the tests in the background may have made it ignore interrupts.
     heeding = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGHUP, s.SIG_DFL); "
     start = [sys.executable, "-c", heeding + "from hespas.cli.convert import main; main()"]
     command = [*start, str(source), str(folder / "traces"), "--jobs", "1", *more]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
-    while not any(folder.glob(until)) and child.poll() is None:
+    for _ in range(60_000):
+        if any(folder.glob(until)) or child.poll() is not None:
+            return child
         time.sleep(0.005)
+    child.kill()
+    _, error = child.communicate()
+    pytest.fail(f"never reached {until}: {error.decode()}")
+
+
+def interrupted(child: subprocess.Popen[bytes], folder: Path, number: signal.Signals) -> tuple[int, bytes]:
+    """Exit code and messages of a writer that gets a signal."""
     child.send_signal(number)
     try:
-        _, error = child.communicate(timeout=600)
+        for _ in range(24):
+            before = number_of_files(folder)
+            try:
+                _, error = child.communicate(timeout=5)
+            except subprocess.TimeoutExpired:
+                # A signal that arrives between Python's last look for one and a system call that waits is
+                # seen only behind that call: a user would send another. Who is cleaning up is left alone.
+                if 0 < before <= number_of_files(folder):
+                    child.send_signal(number)
+            else:
+                return child.returncode, error
     finally:
         child.kill()
-    return child.returncode, error
+    pytest.fail("never ended")
+
+
+def number_of_files(folder: Path) -> int:
+    return sum(len(files) for *_, files in os.walk(folder))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """In the midst of writing, unless a busy machine looks only when the writer is done."""
-    code, error = interrupted(tmp_path, number)
-    assert code in {0, 130, -number}
-    assert b"Traceback" not in error
-    assert sorted(tmp_path.iterdir()) == ([tmp_path / "traces"] if code == 0 else [])
+    """In the midst of writing. A busy machine may look only when the writer is done, and NumPy drops an
+    interrupt that arrives while it looks up an attribute: then the whole set is there, and another is tried.
+    """
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        code, error = interrupted(writer(folder), folder, number)
+        assert b"Traceback" not in error
+        if code != 0:
+            assert code in {130, -number}, error
+            assert list(folder.iterdir()) == []
+            return
+        assert list(folder.iterdir()) == [folder / "traces"]
+        assert number_of_files(folder) == 1024 + 1  # with the list of groups
+        shutil.rmtree(folder)
+    pytest.fail("no writer has heeded the signal")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -230,7 +265,8 @@ def test_an_interrupt_before_results_are_placed_leaves_nothing(
     folder.mkdir()
     log = tmp_path / "log"
     os.mkfifo(log)
-    code, error = interrupted(folder, number, "--log-json", str(log), until="*/*.1023.et")
+    child = writer(folder, "--log-json", str(log), until="*/*.1023.et")
+    code, error = interrupted(child, folder, number)
     assert code in {130, -number}
     assert b"Traceback" not in error
     assert list(folder.iterdir()) == []

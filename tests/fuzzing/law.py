@@ -241,11 +241,13 @@ def broken_laws(
         yield from (f"{name}: {column} changed, and nothing said so" for column in unreported(pair))
 
 
-def used(workload: Workload, number: int = 0) -> None:
-    """What commands do with a workload, on a device and by an estimator that take turns with ``number``;
-    raises where that is our fault.
+def used(workload: Workload, number: int) -> None:
+    """What commands do with a workload, on a device and by an estimator that take turns with ``number``, so
+    that each device meets each estimator; raises where that is our fault.
     """
-    device, estimator = DEVICES[number % len(DEVICES)], ESTIMATORS[number // 3 % len(ESTIMATORS)]
+    turn, place = divmod(number, len(DEVICES))
+    device, estimator = DEVICES[place], ESTIMATORS[turn % len(ESTIMATORS)]
+    is_timed = (turn + turn // len(ESTIMATORS)) % 2  # so that each estimator is asked both ways
 
     def estimated() -> None:
         done = estimate(workload, device, estimator=estimator)
@@ -255,7 +257,7 @@ def used(workload: Workload, number: int = 0) -> None:
         json.dumps(document, allow_nan=False)
 
     def simulated() -> None:
-        if number % 2:
+        if is_timed:
             simulate(workload, device, estimator=estimator)
         else:
             simulate(workload)

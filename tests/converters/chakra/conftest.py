@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,19 @@ def _varint(value: int) -> bytes:
 
 def _framed(*messages: bytes) -> bytes:
     return b"".join(_varint(len(message)) + message for message in messages)
+
+
+def messages_of(data: bytes) -> Iterator[bytes]:
+    """The messages of a file, metadata first."""
+    at = 0
+    while at < len(data):
+        length = shift = 0
+        while data[at] > 0x7F:
+            length |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        length |= data[at] << shift
+        yield data[at + 1 : at + 1 + length]
+        at += 1 + length
 
 
 @dataclass(frozen=True, slots=True)

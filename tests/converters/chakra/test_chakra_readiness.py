@@ -18,6 +18,7 @@ from hespas.graph import GraphBuilder, OpClass, Workload
 from hespas.graph.compare import graphs_equal
 from hespas.schemas.chakra.reference import reference_messages
 from hespas.validators import CheckOptions, check
+from tests.converters.chakra.conftest import messages_of
 
 _FIXTURES = Path(__file__).parents[3] / "fixtures"
 _BYTES_PER_NS, _FLOPS_PER_NS = 3350.0, 700_000.0
@@ -36,25 +37,12 @@ _ROOFLINE = {
     "track-local-mem": 1,
 }
 _MESSAGE_NS = 1000
-_Key = tuple[str, int, int, int]
 
 
 def _nodes(path: Path) -> Iterator[Any]:
     """The nodes of a file, parsed by the protobuf library, hence ``Any``."""
-    messages = reference_messages()
-    data, at = path.read_bytes(), 0
-    first = True
-    while at < len(data):
-        length = shift = 0
-        while True:
-            byte, at = data[at], at + 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if not first:
-            yield messages.node.FromString(data[at : at + length])
-        first, at = False, at + length
+    _, *nodes = messages_of(path.read_bytes())
+    return map(reference_messages().node.FromString, nodes)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, find_dtype
 from hespas.schemas.chakra.messages import ATTRIBUTE
 from hespas.schemas.chakra.tables import Kind
-from tests.converters.chakra.conftest import Reference
+from tests.converters.chakra.conftest import Reference, messages_of
 
 _ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"
 
@@ -158,18 +158,8 @@ def test_any_attributes_survive_the_graph(
 
 def _nodes_of(reference: Any, data: bytes) -> list[str]:
     """The messages of a file as text, without the metadata that a lone file gains."""
-    messages: list[str] = []
-    at = 0
-    while at < len(data):
-        length, shift = 0, 0
-        while data[at] > 0x7F:
-            length |= (data[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-        length |= data[at] << shift
-        body = data[at + 1 : at + 1 + length]
-        at += 1 + length
-        messages.append(str(reference.node.FromString(body)) if messages else "metadata")
-    return messages
+    _, *nodes = messages_of(data)
+    return [str(reference.node.FromString(body)) for body in nodes]
 
 
 def test_exact_times_survive_and_microseconds_are_carried(reference: Any, tmp_path: Path) -> None:

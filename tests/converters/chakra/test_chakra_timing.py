@@ -44,8 +44,8 @@ def test_whole_numbers_stay_and_unknown_is_no_time() -> None:
 
 def test_what_a_simulator_replays_has_its_own_remainders() -> None:
     kind = np.array([NodeKind.COMPUTE, NodeKind.COLLECTIVE] * 4)
-    time = np.array([600.0, 700.0] * 4)
+    time = np.array([100.0, 900.0] * 4)  # along one lane: 1 us of each computation, none of a collective
     place = (np.zeros(8, np.int64), np.zeros(8, np.int64))
     micros = Times.of(time, kind, place).micros
-    assert int(micros[kind == NodeKind.COMPUTE].sum()) == 3  # 2.4 us, and nothing of the collectives' 2.8
-    assert int(micros[kind == NodeKind.COLLECTIVE].sum()) == 3
+    assert int(micros[kind == NodeKind.COMPUTE].sum()) == 1  # 0.4 us, and nothing of the collectives' 3.6
+    assert int(micros[kind == NodeKind.COLLECTIVE].sum()) == 4

@@ -394,11 +394,10 @@ ALL_FOUR = "replica_groups=[1,4]<=[4], use_global_device_ids=true"
 SHARDED = "sharding={devices=[4,1]<=[4]}"
 
 
-@pytest.mark.parametrize(("beside", "is_global"), [("m", False), ("abs", True)])
-def test_a_program_inside_one_shard_map_is_of_one_device(
-    read_text: ReadText, beside: str, *, is_global: bool
+@pytest.mark.parametrize(("around", "is_global"), [("reshape(f)", False), ("abs(f)", True)])
+def test_a_program_is_of_one_device_where_all_its_work_is_inside_a_shard_map(
+    read_text: ReadText, around: str, *, is_global: bool
 ) -> None:
-    around = "f32[64]{0} abs(f)" if beside == "abs" else "f32[64]{0} reshape(f)"
     shards = 'm = f32[16]{0} custom-call(x), custom_call_target="SPMDFullToShardShape", sharding={manual}'
     text = f"""HloModule m, num_partitions=4
 add {{
@@ -420,7 +419,7 @@ inner {{
 ENTRY e {{
   x = f32[64]{{0}} parameter(0)
   f = f32[64]{{0}} call(x), to_apply=inner
-  ROOT o = {around}
+  ROOT o = f32[64]{{0}} {around}
 }}
 """
     workload, diagnostics = read_text(text)

@@ -136,25 +136,21 @@ BOMBS = {
         "",
     ),
 }
-LENGTHS = {
+HUNGRY = {
     **{
-        f"callsite of {file}": (located("loc(callsite(X at X))", file), 3)
+        f"callsite of {file}": located("loc(callsite(X at X))", file)
         for file in ("a", "f", "abc", "abcde", "model.py")
     },
-    "sharding of arrays": (attribute("mhlo.sharding", "[X, X]"), 3),
-    "sharding of dictionaries": (attribute("mhlo.sharding", "{a = X, b = X}"), 3),
-    "encoding": (
-        doubled("#e", '"x"', "[X, X]")
-        + "module { func.func @main(%a: tensor<4xf32, #e40>) -> tensor<4xf32, #e40> { "
-        "return %a : tensor<4xf32, #e40> } }",
-        3,
-    ),
-    "function type": (
-        doubled("!f", "() -> ()", "(X) -> X")
-        + "module { func.func @main(%a: !f40) -> !f40 { return %a : !f40 } }",
-        3,
-    ),
+    "sharding of arrays": attribute("mhlo.sharding", "[X, X]"),
+    "sharding of dictionaries": attribute("mhlo.sharding", "{a = X, b = X}"),
+    "encoding": doubled("#e", '"x"', "[X, X]")
+    + "module { func.func @main(%a: tensor<4xf32, #e40>) -> tensor<4xf32, #e40> { "
+    "return %a : tensor<4xf32, #e40> } }",
+    "function type": doubled("!f", "() -> ()", "(X) -> X")
+    + "module { func.func @main(%a: !f40) -> !f40 { return %a : !f40 } }",
 }
+"""Their memory ends within the bindings, each somewhere else."""
+_QUICK = {"callsite of f", "sharding of arrays"}
 _COMMAND = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (12 * 10**8, 12 * 10**8))
@@ -188,24 +184,20 @@ def test_a_small_program_takes_neither_gigabytes_nor_minutes(
     refuse(path, status, message)
 
 
-def _refuse_text(name: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name in _QUICK else pytest.mark.slow)
+        for name, text in HUNGRY.items()
+    ],
+)
+def test_memory_that_ends_anywhere_within_the_bindings_is_the_fault_of_the_program(
+    text: str, tmp_path: Path
+) -> None:
     path = tmp_path / "bomb.mlir"
-    text, status = LENGTHS[name]
     path.write_text(text)
-    refuse(path, status, "a damaged program: ")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
-@pytest.mark.parametrize("name", ["callsite of f", "sharding of arrays"])
-def test_memory_that_ends_within_the_bindings_is_no_bug_of_ours(name: str, tmp_path: Path) -> None:
-    _refuse_text(name, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds address space")
-@pytest.mark.parametrize("name", LENGTHS)
-def test_memory_ends_anywhere(name: str, tmp_path: Path) -> None:
-    _refuse_text(name, tmp_path)
+    refuse(path, 3, MUCH_MEMORY)
 
 
 @pytest.mark.slow

@@ -109,6 +109,7 @@ def test_time_agrees_with_another_reader(path: Path) -> None:
     )
     if done.returncode == -signal.SIGABRT:  # as that of jaxlib 0.10.2 on Python 3.13
         pytest.skip("JAX's reader aborts here")
+    assert done.returncode == 0, done.stderr
     expected_ps, events = json.loads(done.stdout)
     profile, _ = read(path)
     assert total_ps(profile) == expected_ps
