@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.columns import AttributeColumns, ByteRows
 from hespas.converters.chakra.contract import INTEGER_FIELDS
-from hespas.converters.chakra.layouts import Layouts
-from hespas.converters.chakra.spans import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.converters.chakra.wire import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
 from hespas.schemas.chakra.tables import AttributeField
 
-__all__ = ["Assembled", "Assembly"]
+__all__ = ["Assembled", "Assembly", "Layout", "Layouts", "decode_layout", "encode_layout"]
 
 _VERBATIM = 1 << 20
 """Order of what is kept verbatim, behind all that the graph models."""
@@ -255,3 +254,40 @@ def _fits(kind: Bytes, bits: Words, length: Longs) -> Bools:
         rows = kind == number
         fits[rows] &= (value[rows] >= low) & (value[rows] <= high)
     return fits
+
+
+# Which attributes a node had, in which order and of which type: kept where a writer would choose otherwise.
+#
+# A trace made by this project needs none of this. One made by another tool may lack ``is_cpu_op``, order its
+# attributes differently or use other integer types; its distinct layouts are kept once each as rows of the
+# file, and each such node refers to one, so that the trace is written again as it was.
+
+Layout = tuple[tuple[str, int], ...]
+"""Name and field number of each attribute of a node, in order."""
+
+
+class Layouts(NamedTuple):
+    """Distinct layouts, and which of them (``choice[i]``) node ``node[i]`` has."""
+
+    layouts: tuple[Layout, ...]
+    node: Longs
+    choice: Longs
+
+
+def encode_layout(layout: Layout) -> bytes:
+    """A layout as bytes: field number, length of the name in four bytes, name; repeated."""
+    parts = [
+        bytes([field]) + len(name.encode()).to_bytes(4, "little") + name.encode() for name, field in layout
+    ]
+    return b"".join(parts)
+
+
+def decode_layout(data: bytes) -> Layout:
+    """The inverse of :func:`encode_layout`."""
+    layout: list[tuple[str, int]] = []
+    at = 0
+    while at + 5 <= len(data):
+        end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "little")
+        layout.append((data[at + 5 : end].decode(), data[at]))
+        at = end
+    return tuple(layout)

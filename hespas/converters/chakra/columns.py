@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.spans import Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.converters.chakra.wire import Bytes, Longs, Window, Words, copy_spans, offsets_of
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["AttributeColumns", "ByteRows", "EtColumns", "IoColumns"]

@@ -68,7 +68,7 @@ ATTRIBUTES: MappingProxyType[str, AttributeField] = MappingProxyType(
 ``useful_ops`` is left out when equal to ``num_ops``, ``op_class`` when it is the node type's own; ``dtype``
 is the element type that sets the arithmetic rate; ``framework_op`` the framework's name of the operation.
 ``duration_nanos`` is left out when ``duration_micros`` says the same. ``contractions`` spells matrix products
-and convolutions (:mod:`.contraction_texts`); ``comm_operand_bytes`` and ``comm_result_bytes`` are the whole
+and convolutions (:mod:`.shapes`); ``comm_operand_bytes`` and ``comm_result_bytes`` are the whole
 input and output of a collective, ``channel`` its number in the program, ``reduction`` what it computes.
 ``counted_ops`` and ``counted_bytes`` are 0 where ``num_ops`` or ``tensor_size`` says 1 only because a
 roofline cannot do with 0; ``inputs`` and ``outputs`` list tensors (:mod:`.readiness`).

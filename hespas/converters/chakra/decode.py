@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.chakra.attributes import decode_attributes, not_text
-from hespas.converters.chakra.canonical import canonical_message
+from hespas.converters.chakra.attributes import KeyTable, canonical_message, decode_attributes, not_text
 from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
-from hespas.converters.chakra.cursor import Cursor, Spans, repeated_spans
 from hespas.converters.chakra.frames import FrameBatch
-from hespas.converters.chakra.keys import KeyTable
-from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
-from hespas.converters.chakra.varints import packed_varints
 from hespas.converters.chakra.versions import Signature, looks_old
+from hespas.converters.chakra.wire import (
+    Bools,
+    Cursor,
+    Longs,
+    Spans,
+    Window,
+    copy_spans,
+    packed_varints,
+    repeated_spans,
+)
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
 from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.chakra.spans import Bools, Longs
+from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import (
     CollectiveTable,
     Csr,

@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.chakra.spans import Bools, Longs, Window, Words, offsets_of
-from hespas.converters.chakra.varints import packed_varints, read_varints
+from hespas.converters.chakra.wire import (
+    Bools,
+    Longs,
+    Window,
+    Words,
+    offsets_of,
+    packed_varints,
+    read_varints,
+)
 from hespas.schemas.chakra.tables import WireType
 
 __all__ = ["Fields", "Repeated", "tag_of", "walk"]

@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hespas.converters.chakra.spans import SLACK, Longs, Window
-from hespas.converters.chakra.varints import read_varints
+from hespas.converters.chakra.wire import SLACK, Longs, Window, read_varints
 from hespas.files.limits import limits
 from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors, open_input
 from hespas.files.source import refuse_special_files

@@ -21,8 +21,7 @@ from hespas.converters.chakra.contract import (
     KIND_TO_TYPE,
     Tag,
 )
-from hespas.converters.chakra.contraction_texts import contraction_texts
-from hespas.converters.chakra.kept import Kept
+from hespas.converters.chakra.preserve import Kept
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
     LIST_NAMES,
@@ -31,9 +30,10 @@ from hespas.converters.chakra.readiness import (
     tensor_lists,
     written_bytes,
 )
-from hespas.converters.chakra.spans import Bools, Longs, Window, copy_spans
+from hespas.converters.chakra.shapes import contraction_texts
 from hespas.converters.chakra.timing import Times
 from hespas.converters.chakra.told_classes import classes_unless_stated
+from hespas.converters.chakra.wire import Bools, Longs, Window, copy_spans
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField

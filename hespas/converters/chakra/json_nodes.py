@@ -9,13 +9,41 @@ and beside them ``attr`` and the other fields of a node, which then count.
 
 from __future__ import annotations
 
+import re
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
+from typing import TypeAlias
 
 from hespas.converters.chakra.contract import ATTRIBUTES
-from hespas.converters.chakra.json_values import JsonValue, WrongValueError
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, Kind
+from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE, FieldSpec, MessageSpec
+from hespas.schemas.chakra.tables import (
+    VALUE_FIELDS,
+    AttributeField,
+    Kind,
+    NodeType,
+    WireType,
+    encode_varint,
+    tag,
+)
 
-__all__ = ["COMMUNICATION_KEYS", "FEEDER_KEYS", "HOST_KEY", "contradicted_keys", "listed_node"]
+__all__ = [
+    "COMMUNICATION_KEYS",
+    "FEEDER_KEYS",
+    "HOST_KEY",
+    "JsonValue",
+    "WrongValueError",
+    "contradicted_keys",
+    "listed_node",
+    "message_bytes",
+    "message_json",
+    "value_bytes",
+    "value_json",
+    "wire_fields",
+    "wire_integers",
+]
 
 HOST_KEY = "is_cpu_op"
 COMMUNICATION_KEYS = (
@@ -157,3 +185,326 @@ def _kind_of(value: JsonValue) -> str:
     kind = next((name for type_, name in _OF_SCALAR if isinstance(value, type_)), "")
     too_large = kind == "int64" and isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
     return "uint64" if too_large else kind
+
+
+# Single values in protobuf-JSON and on the wire: https://protobuf.dev/programming-guides/json.
+#
+# 64-bit integers may be numbers or texts, enumerations names or numbers; what is not finite is a text.
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+"""Anything that JSON can say."""
+
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
+_WHOLE = re.compile(r"-?[0-9]{1,20}\Z")
+_NUMBER = re.compile(r"-?[0-9]{1,400}(\.[0-9]{0,400})?([eE][-+]?[0-9]{1,4})?\Z")
+_ENUM = {name: int(member) for member in NodeType for name in (member.name, f"{member.name}_NODE")}
+_ENUM_NAMES = {int(member): f"{member.name}_NODE" for member in NodeType}
+_NOT_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+_PACKING = {
+    Kind.DOUBLE: "<d",
+    Kind.FLOAT: "<f",
+    Kind.FIXED32: "<I",
+    Kind.FIXED64: "<Q",
+    Kind.SFIXED32: "<i",
+    Kind.SFIXED64: "<q",
+}
+_BITS = {
+    **dict.fromkeys((Kind.INT32, Kind.SINT32, Kind.SFIXED32, Kind.UINT32, Kind.FIXED32, Kind.ENUM), 32),
+    **dict.fromkeys((Kind.INT64, Kind.SINT64, Kind.SFIXED64, Kind.UINT64, Kind.FIXED64), 64),
+}
+_UNSIGNED = frozenset({Kind.UINT32, Kind.FIXED32, Kind.UINT64, Kind.FIXED64})
+_ZIGZAG = frozenset({Kind.SINT32, Kind.SINT64})
+
+
+class WrongValueError(ValueError):
+    """A value that its field cannot have."""
+
+
+def value_bytes(kind: Kind, value: JsonValue) -> bytes:
+    """One value as it travels, texts and bytes with their length before them. Raises `WrongValueError`."""
+    match kind:
+        case Kind.STRING:
+            content = _text(value)
+            return encode_varint(len(content)) + content
+        case Kind.BYTES:
+            content = _bytes(value)
+            return encode_varint(len(content)) + content
+        case Kind.DOUBLE | Kind.FLOAT:
+            return _real_bytes(kind, value)
+        case Kind.BOOL:
+            if not isinstance(value, bool):
+                raise WrongValueError(f"{_shown(value)} is neither true nor false")
+            return b"\1" if value else b"\0"
+        case _:
+            return _whole_bytes(kind, value)
+
+
+def value_json(kind: Kind, raw: int | bytes) -> JsonValue:
+    """What travels (an integer for a varint, else bytes) as JSON says it."""
+    match kind:
+        case Kind.STRING:
+            return raw.decode() if isinstance(raw, bytes) else ""
+        case Kind.BYTES:
+            return b64encode(raw).decode() if isinstance(raw, bytes) else ""
+        case Kind.DOUBLE | Kind.FLOAT:
+            return _real_json(kind, raw)
+        case Kind.BOOL:
+            return raw != 0
+        case Kind.ENUM:
+            number = _whole(kind, raw)
+            return _ENUM_NAMES.get(number, number)
+        case _:
+            number = _whole(kind, raw)
+            return str(number) if _BITS[kind] == 64 else number
+
+
+def _shown(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _text(value: JsonValue) -> bytes:
+    if not isinstance(value, str):
+        raise WrongValueError(f"{_shown(value)} is no text")
+    return value.encode()
+
+
+def _bytes(value: JsonValue) -> bytes:
+    """Base64, of either alphabet, padded or not."""
+    text = _text(value).rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
+    try:
+        return b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except ValueError as error:
+        raise WrongValueError(f"{_shown(value)} is no base64") from error
+
+
+def _real_bytes(kind: Kind, value: JsonValue) -> bytes:
+    if isinstance(value, str):
+        number = _NOT_FINITE.get(value)
+        if number is None and not _NUMBER.match(value):
+            raise WrongValueError(f"{_shown(value)} is no number")
+        number = float(value) if number is None else number
+        overflows = value not in _NOT_FINITE and not isfinite(number)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        overflows = abs(value) > 1.8e308
+        number = 0.0 if overflows else float(value)
+    else:
+        raise WrongValueError(f"{_shown(value)} is no number")
+    try:
+        if not overflows:
+            return struct.pack(_PACKING[kind], number)
+    except OverflowError:
+        pass  # too large for 32 bits
+    raise WrongValueError(f"{_shown(value)} does not fit a {kind.proto}")
+
+
+def _real_json(kind: Kind, raw: int | bytes) -> JsonValue:
+    if isinstance(raw, int):
+        return 0.0
+    number: float = struct.unpack(_PACKING[kind], raw)[0]
+    if isfinite(number):
+        return number
+    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _whole_bytes(kind: Kind, value: JsonValue) -> bytes:
+    number = _stated_whole(kind, value)
+    bits = _BITS[kind]
+    low, high = (0, 1 << bits) if kind in _UNSIGNED else (-(1 << bits - 1), 1 << bits - 1)
+    if not low <= number < high:
+        raise WrongValueError(f"{_shown(value)} does not fit {kind.proto}")
+    if kind in _PACKING:
+        return struct.pack(_PACKING[kind], number)
+    if kind in _ZIGZAG:
+        number = number << 1 ^ number >> bits - 1
+    return encode_varint(number & _MASK64)
+
+
+def _stated_whole(kind: Kind, value: JsonValue) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        if kind is Kind.ENUM and value in _ENUM:
+            return _ENUM[value]
+        if kind is not Kind.ENUM and _WHOLE.match(value):
+            return int(value)
+    what = "node type" if kind is Kind.ENUM else "whole number"
+    raise WrongValueError(f"{_shown(value)} is no {what}")
+
+
+def _whole(kind: Kind, raw: int | bytes) -> int:
+    """The number that a varint or fixed bytes stand for."""
+    if isinstance(raw, bytes):
+        number: int = struct.unpack(_PACKING[kind], raw)[0]
+        return number
+    if kind in _ZIGZAG:
+        return raw >> 1 ^ -(raw & 1)
+    bits = _BITS[kind]
+    raw &= (1 << bits) - 1
+    return raw if kind in _UNSIGNED or raw < 1 << bits - 1 else raw - (1 << bits)
+
+
+# Protobuf-JSON of Chakra messages to their wire format and back, driven by the tables of the schema.
+#
+# Both spellings of a name (``dataDeps``, ``data_deps``) are taken, the schema's own is written. Recursion
+# is as deep as the schema, never as the input.
+
+
+def _spellings(spec: MessageSpec) -> dict[str, FieldSpec]:
+    named: dict[str, FieldSpec] = {}
+    for field in spec.fields.values():
+        first, *others = field.name.split("_")
+        named[field.name] = named[first + "".join(map(str.capitalize, others))] = field
+    return named
+
+
+def _by_message(*roots: MessageSpec) -> dict[str, dict[str, FieldSpec]]:
+    """Fields by name, of all messages within ``roots``."""
+    found: dict[str, dict[str, FieldSpec]] = {}
+    waiting = list(roots)
+    while waiting:
+        spec = waiting.pop()
+        found[spec.name] = _spellings(spec)
+        waiting += [field.message for field in spec.fields.values() if field.message is not None]
+    return found
+
+
+_FIELDS_BY_MESSAGE = _by_message(NODE, GLOBAL_METADATA)
+
+
+def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> bytes:
+    """The message that an object says, in canonical form; names the schema lacks go to ``unknown``.
+
+    Raises :class:`WrongValueError`, whose message starts with the path to the value.
+    """
+    if not isinstance(value, dict):
+        raise WrongValueError(f"no {spec.name} object")
+    fields = _FIELDS_BY_MESSAGE[spec.name]
+    parts: dict[int, bytes] = {}
+    chosen = ""
+    for name, item in value.items():
+        field = fields.get(name)
+        if field is None:
+            unknown.append(name)
+            continue
+        if item is None:
+            continue
+        if field.oneof and chosen:
+            raise WrongValueError(f"{name}: there is a value already, {chosen}")
+        if field.number in parts:
+            raise WrongValueError(f"{name}: stands twice, in two spellings")
+        chosen = name if field.oneof else chosen
+        parts[field.number] = _field_bytes(field, item, name, unknown)
+    return b"".join(parts[number] for number in sorted(parts))
+
+
+def _field_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
+    if field.repeated:
+        return _repeated_bytes(field, item, name, unknown)
+    head = tag(field.number, field.kind.wire)
+    try:
+        if field.message is not None:
+            content = message_bytes(field.message, item, unknown)
+            return head + encode_varint(len(content)) + content
+        content = value_bytes(field.kind, item)
+    except WrongValueError as error:
+        raise WrongValueError(f"{name}: {error}") from error
+    is_default = not field.oneof and not any(content)
+    return b"" if is_default else head + content
+
+
+def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
+    if not isinstance(item, list):
+        raise WrongValueError(f"{name}: no list")
+    head = tag(field.number, WireType.BYTES)
+    parts: list[bytes] = []
+    for place, entry in enumerate(item):
+        try:
+            if field.message is not None:
+                content = message_bytes(field.message, entry, unknown)
+                parts += (head, encode_varint(len(content)), content)
+                continue
+            content = value_bytes(field.kind, entry)
+        except WrongValueError as error:
+            raise WrongValueError(f"{name}[{place}]: {error}") from error
+        parts += (head, content) if field.kind.wire is WireType.BYTES else (content,)
+    whole = b"".join(parts)
+    if field.message is not None or field.kind.wire is WireType.BYTES or not whole:
+        return whole
+    return head + encode_varint(len(whole)) + whole
+
+
+def message_json(spec: MessageSpec, data: bytes) -> dict[str, JsonValue]:
+    """A canonical message as an object; fields that are not there are left out."""
+    found: dict[str, JsonValue] = {}
+    for number, raw in wire_fields(data):
+        field = spec.fields[number]
+        if not field.repeated:
+            found[field.name] = _field_json(field, raw)
+            continue
+        entries = found.setdefault(field.name, [])
+        if isinstance(entries, list):
+            entries += _entries_json(field, raw)
+    return found
+
+
+def _field_json(field: FieldSpec, raw: int | bytes) -> JsonValue:
+    if field.message is not None and isinstance(raw, bytes):
+        return message_json(field.message, raw)
+    return value_json(field.kind, raw)
+
+
+def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
+    """The entries that one occurrence of a repeated field holds: a message, a text, or packed numbers."""
+    if field.kind.wire is WireType.BYTES or isinstance(raw, int):
+        return [_field_json(field, raw)]
+    if field.kind.wire is WireType.VARINT:
+        return [value_json(field.kind, number) for number in wire_integers(raw)]
+    width = 8 if field.kind.wire is WireType.FIXED64 else 4
+    return [value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
+
+
+def wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and content of each field of a message that a serialiser wrote: varints as integers."""
+    at, size = 0, len(data)
+    while at < size:
+        key, at = _varint(data, at)
+        wire = key & 7
+        if wire == WireType.VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        width = 8 if wire == WireType.FIXED64 else 4
+        if wire == WireType.BYTES:
+            width, at = _varint(data, at)
+        yield key >> 3, data[at : at + width]
+        at += width
+
+
+def wire_integers(data: bytes) -> list[int]:
+    """The varints of a packed field."""
+    found: list[int] = []
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        found.append(value)
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint and the position behind it."""
+    value = data[at]
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

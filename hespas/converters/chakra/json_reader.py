@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 
 from hespas.converters.chakra.comm_groups import FILE_NAME, USUAL_NAMES
 from hespas.converters.chakra.frames import CutOffError
-from hespas.converters.chakra.json_frames import JsonFrames, KnownNodes, Message
-from hespas.converters.chakra.json_naming import RANK_FILE, bare_name
+from hespas.converters.chakra.json_frames import RANK_FILE, JsonFrames, KnownNodes, Message, bare_name
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.format import ReadOptions
 from hespas.files.packed import open_output

@@ -6,9 +6,7 @@ import re
 import zlib
 from pathlib import Path
 
-from hespas.converters.chakra.json_frames import SCHEMA, is_metadata
-from hespas.converters.chakra.json_naming import RANK_FILE
-from hespas.converters.chakra.json_stream import decoded, whole_objects
+from hespas.converters.chakra.json_frames import RANK_FILE, SCHEMA, decoded, is_metadata, whole_objects
 from hespas.converters.format import HEAD_BYTES, Head
 from hespas.files.packed import open_input
 from hespas.schemas.chakra.history import LATEST_VERSIONS

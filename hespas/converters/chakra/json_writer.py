@@ -17,12 +17,17 @@ import msgspec
 
 from hespas.converters.chakra.contract import INTEGER_FIELDS, WHOLE_WORLD
 from hespas.converters.chakra.frames import frames, open_trace
-from hespas.converters.chakra.json_fields import message_bytes, message_json, wire_fields, wire_integers
-from hespas.converters.chakra.json_frames import METADATA_KEY, SCHEMA, SCHEMA_KEY
-from hespas.converters.chakra.json_naming import bare_name
-from hespas.converters.chakra.json_nodes import COMMUNICATION_KEYS, FEEDER_KEYS, HOST_KEY
-from hespas.converters.chakra.json_stream import NODE_LIST
-from hespas.converters.chakra.json_values import JsonValue
+from hespas.converters.chakra.json_frames import METADATA_KEY, NODE_LIST, SCHEMA, SCHEMA_KEY, bare_name
+from hespas.converters.chakra.json_nodes import (
+    COMMUNICATION_KEYS,
+    FEEDER_KEYS,
+    HOST_KEY,
+    JsonValue,
+    message_bytes,
+    message_json,
+    wire_fields,
+    wire_integers,
+)
 from hespas.converters.chakra.writer import chosen_ranks, write_chakra
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.packed import open_output

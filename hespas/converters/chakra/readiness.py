@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hespas.converters.chakra.columns import ByteRows
 from hespas.converters.chakra.contract import Tag
 from hespas.converters.chakra.facts import AttributeFacts
-from hespas.converters.chakra.spans import Bools, Longs, Window, Words, copy_spans, offsets_of
+from hespas.converters.chakra.wire import Bools, Longs, Window, Words, copy_spans, offsets_of
 from hespas.graph import CollectiveTable, Csr, NodeKind, OpGraph, P2pTable, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField

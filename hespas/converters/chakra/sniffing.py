@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.converters.chakra.evidence import Evidence
-from hespas.converters.chakra.naming import RANK_FILE
-from hespas.converters.chakra.resolution import is_final, survivors
-from hespas.converters.chakra.spans import Window, offsets_of
+from hespas.converters.chakra.comm_groups import RANK_FILE
+from hespas.converters.chakra.resolution import Evidence, is_final, survivors
 from hespas.converters.chakra.versions import (
     FirstFrame,
     Signature,
@@ -15,6 +13,7 @@ from hespas.converters.chakra.versions import (
     looks_old,
     possible_versions,
 )
+from hespas.converters.chakra.wire import Window, offsets_of
 from hespas.converters.format import Head
 from hespas.schemas.chakra.history import CURRENT, NAMED
 

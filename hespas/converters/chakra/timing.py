@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.converters.chakra.wire import Bools, Longs, Words
 from hespas.graph import NodeKind
 from hespas.graph.columns import FloatArray
 

@@ -12,30 +12,30 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.attribute_reader import EXACT, AttributeReader
 from hespas.converters.chakra.columns import EtColumns, IoColumns
-from hespas.converters.chakra.communication import collective_table, p2p_table
-from hespas.converters.chakra.contract import DEFAULT_CLASS, Tag
-from hespas.converters.chakra.extras import (
+from hespas.converters.chakra.contract import COMM_TO_COLLECTIVE, DEFAULT_CLASS, LINTED, TYPE_TO_KIND, Tag
+from hespas.converters.chakra.facts import AttributeFacts, Faults, Integers
+from hespas.converters.chakra.peers import Peers
+from hespas.converters.chakra.preserve import (
     ExtraRows,
     attribute_rows,
     collect,
     file_rows,
+    find_layouts,
     io_rows,
     layout_rows,
     start_rows,
     time_rows,
 )
-from hespas.converters.chakra.facts import AttributeFacts, Integers
-from hespas.converters.chakra.faults import Faults
-from hespas.converters.chakra.layout_search import find_layouts
-from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
-from hespas.converters.chakra.shapes import parse_io
-from hespas.converters.chakra.spans import Bools, Longs, Words
+from hespas.converters.chakra.shapes import parse_contractions, parse_io
 from hespas.converters.chakra.timing import LARGEST_MICROS, Times, micros_as_ns
 from hespas.converters.chakra.told_classes import SCHEMA_ATTRIBUTE, told_classes
+from hespas.converters.chakra.wire import Bools, Longs, Words
 from hespas.graph import (
+    CollectiveKind,
+    CollectiveTable,
+    ContractionTable,
     Csr,
     ExtraTable,
     NodeKind,
@@ -49,7 +49,7 @@ from hespas.graph import (
     TensorTypesBuilder,
     find_dtype,
 )
-from hespas.graph.columns import FloatArray, SmallIntArray, constant
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, constant
 
 __all__ = ["node_numbers", "to_graph"]
 
@@ -124,7 +124,7 @@ class _Costs:
     counted_bytes: Integers
     """Counts of 0 that are stated as 1."""
 
-    def as_stated(self, reader: AttributeReader) -> _Costs:
+    def as_stated(self, reader: _AttributeReader) -> _Costs:
         """Costs of a trace that is written again as it is: the 1 counts, what stands beside it is kept."""
         ops, moved = np.zeros((2, len(self.flops)), np.bool_)
         for found, nodes in ((self.counted_ops, ops), (self.counted_bytes, moved)):
@@ -138,7 +138,7 @@ class _Costs:
         )
 
 
-def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
+def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     num_ops, tensor_size = (reader.take(reader.find(name)) for name in ("num_ops", "tensor_size"))
     counted_ops = _counted(reader, "counted_ops", num_ops)
     counted_bytes = _counted(reader, "counted_bytes", tensor_size)
@@ -165,7 +165,7 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
         bytes_written=np.where(np.isnan(moved), nan, bytes_written),
         duration_ns=np.where(np.isnan(nanos), np.where(run_ns > 0, run_ns, nan), nanos),
         exact_micros=(micros > 0) & (nanos == micros),
-        is_exact=not np.isnan(nanos).all() or bool((micros >= EXACT).any()),
+        is_exact=not np.isnan(nanos).all() or bool((micros >= _EXACT).any()),
         conflicts=int((np.abs(micros - nanos) >= _MICRO_NS).sum()),
         bare=((num_ops == 0) & (moved >= 0)) | ((tensor_size == 0) & (flops >= 0)),
         counted_ops=counted_ops,
@@ -173,7 +173,7 @@ def _costs(columns: EtColumns, reader: AttributeReader) -> _Costs:
     )
 
 
-def _counted(reader: AttributeReader, name: str, stated: FloatArray) -> Integers:
+def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Integers:
     """Counts that are stated as 1 because a simulator cannot do with the true one."""
     found = reader.find(name)
     found = found.where((stated[found.node] == 1) & (found.value == 0))
@@ -202,7 +202,7 @@ def _transcendentals(stated: FloatArray, flops: FloatArray) -> FloatArray:
 
 def _extra(
     columns: EtColumns,
-    reader: AttributeReader,
+    reader: _AttributeReader,
     others: list[ExtraRows],
     forced: Bools,
     strings: StringTableBuilder,
@@ -221,7 +221,7 @@ def _extra(
     )
 
 
-def _places(reader: AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
+def _places(reader: _AttributeReader) -> tuple[NDArray[np.uint8], SmallIntArray]:
     """Resource and stream of each node."""
     count = len(reader.columns)
     flags = reader.facts.integers("is_cpu_op")
@@ -251,14 +251,14 @@ def _verbatim(
     return found
 
 
-def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, AttributeReader]:
+def _without_negative_times(columns: EtColumns, facts: AttributeFacts) -> tuple[EtColumns, _AttributeReader]:
     """The columns, and a reader of their attributes, without times that are errors: who comes here with one
     asked for repairs.
     """
     negative = columns.duration_micros > LARGEST_MICROS
     if negative.any():
         columns = replace(columns, duration_micros=np.where(negative, np.uint64(0), columns.duration_micros))
-    reader = AttributeReader(columns, facts)
+    reader = _AttributeReader(columns, facts)
     nanos, rows = facts.integers("duration_nanos"), facts.rows("duration_nanos")
     reader.modelled[rows[np.isin(facts.owner[rows], nanos.node[nanos.value < 0])]] = True
     return columns, reader
@@ -277,7 +277,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     costs = _costs(columns, reader)
     resource, stream = _places(reader)
     dtype = reader.codes("dtype", _dtype_codes(facts), np.full(count, -1, np.int16))
-    collectives, p2p = collective_table(reader, peers, strings), p2p_table(reader, peers)
+    collectives, p2p = _collective_table(reader, peers, strings), _p2p_table(reader, peers)
     contractions = reader.contractions()
     forced = costs.exact_micros | _one_sided(columns, p2p, peers)
     others = _verbatim(columns, costs, tensors, (reader.kind, resource, stream))
@@ -326,7 +326,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     )
 
 
-def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
+def _takes_lists(reader: _AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
     """Whether all nodes list the tensors that a writer would list, and none is a computation with a ``bare``
     count, which a writer would not leave; the lists then count as accounted for.
     """
@@ -342,7 +342,7 @@ def _takes_lists(reader: AttributeReader, data_deps: Csr, size: Longs, bare: Boo
 
 
 def _told(
-    reader: AttributeReader,
+    reader: _AttributeReader,
     default: NDArray[np.uint8],
     flops: FloatArray,
     op_row: SmallIntArray,
@@ -360,7 +360,7 @@ def _told(
     return told_classes(default, (reader.kind, flops), words, said[0].decode() if said else "")
 
 
-def _report(reader: AttributeReader, costs: _Costs, faults: Faults) -> None:
+def _report(reader: _AttributeReader, costs: _Costs, faults: Faults) -> None:
     """Say what the trace states and the graph does not take from it."""
     kept = "both are kept" if reader.columns.duration_micros.any() else "a trace written from it has both"
     message = "duration_micros, which simulators read, is not what duration_nanos says, which is taken here"
@@ -386,3 +386,170 @@ def _dtype_codes(facts: AttributeFacts) -> dict[str, int]:
     texts, _ = facts.distinct(facts.texts("dtype"))
     found = {text: find_dtype(text) for text in texts}
     return {text: entry.code for text, entry in found.items() if entry is not None and entry.name == text}
+
+
+# Collectives and messages of a trace as tables of the hub.
+
+_LARGEST_NUMBER = (1 << 63) - 1
+
+
+def _collective_table(reader: _AttributeReader, peers: Peers, strings: StringTableBuilder) -> CollectiveTable:
+    """One row per collective node; who takes part is in ``peers``."""
+    is_collective = reader.kind == NodeKind.COLLECTIVE
+    nodes = np.flatnonzero(is_collective)
+    kind = np.full(len(reader.columns), CollectiveKind.UNKNOWN, np.uint8)
+    stated = reader.integers("comm_type", is_collective, 0, max(COMM_TO_COLLECTIVE))
+    meaning = np.array(
+        [COMM_TO_COLLECTIVE[number] for number in range(max(COMM_TO_COLLECTIVE) + 1)], np.uint8
+    )
+    kind[stated.node] = meaning[stated.value]
+    reader.modelled[peers.group_rows] = True
+    return CollectiveTable(
+        node=nodes.astype(np.int32),
+        kind=kind[nodes],
+        group_set=peers.group_set.astype(np.int32),
+        comm_bytes=_sizes(reader, "comm_size", is_collective)[nodes],
+        operand_bytes=_sizes(reader, "comm_operand_bytes", is_collective)[nodes],
+        result_bytes=_sizes(reader, "comm_result_bytes", is_collective)[nodes],
+        channel=_numbers(reader, "channel", is_collective)[nodes],
+        reduction=reader.texts("reduction", strings, is_collective)[nodes],
+    )
+
+
+def _p2p_table(reader: _AttributeReader, peers: Peers) -> P2pTable:
+    """One row per message node; whom it goes to is in ``peers``."""
+    is_message = (reader.kind == NodeKind.SEND) | (reader.kind == NodeKind.RECV)
+    nodes = np.flatnonzero(is_message)
+    reader.modelled[peers.peer_rows] = True
+    return P2pTable(
+        node=nodes.astype(np.int32),
+        permutation=peers.permutation.astype(np.int32),
+        comm_bytes=_sizes(reader, "comm_size", is_message)[nodes],
+        tag=_numbers(reader, "comm_tag", is_message)[nodes],
+        host=np.zeros(len(nodes), np.bool_),
+    )
+
+
+def _sizes(reader: _AttributeReader, name: str, nodes: Bools) -> FloatArray:
+    """Bytes by node, NaN where not stated."""
+    return reader.take(reader.find(name, nodes=nodes))
+
+
+def _numbers(reader: _AttributeReader, name: str, nodes: Bools) -> IntArray:
+    """Numbers by node, -1 where not stated."""
+    found = reader.integers(name, nodes, 0, _LARGEST_NUMBER)
+    column = np.full(len(reader.columns), -1, np.int64)
+    column[found.node] = found.value
+    return column
+
+
+# Moving attribute values of a trace into columns, remembering which attributes are accounted for.
+
+_EXACT = 1 << 53
+"""Up to here floats hold every integer."""
+
+_LARGEST = (1 << 62) - 1
+"""Beyond this a float that is cast to an integer may not fit."""
+
+
+class _AttributeReader:
+    """Moves attribute values into columns and remembers which rows are accounted for."""
+
+    def __init__(self, columns: EtColumns, facts: AttributeFacts) -> None:
+        self.columns = columns
+        self.facts = facts
+        self.kind = _kinds(columns.type)
+        self.modelled: Bools = np.zeros(len(columns.attrs), np.bool_)
+        self.refused: dict[str, int] = {}
+        """How many values of an attribute mean nothing to the graph: negative, too large, of a wrong type."""
+
+    def refuse(self, name: str, count: int) -> None:
+        """Count values that stay attributes because they cannot be meant."""
+        if count:
+            self.refused[name] = self.refused.get(name, 0) + count
+
+    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Integers:
+        """An integer attribute (of the nodes marked) from ``low`` on that a float holds exactly; others are
+        refused.
+        """
+        found = self.facts.integers(name)
+        fits = (found.value >= low) & (found.value <= _LARGEST)
+        good = fits & (np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value)
+        return self._within(name, found, good if nodes is None else good & nodes[found.node], nodes)
+
+    def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
+        """The good ones; all others of the nodes marked are refused."""
+        good_ones = found.where(good)
+        rows = self.facts.first_rows(name, integral=name in LINTED)
+        stated = len(rows) if nodes is None else int(nodes[self.facts.owner[rows]].sum())
+        self.refuse(name, stated - len(good_ones.node))
+        return good_ones
+
+    def take(self, found: Integers, default: float = nan) -> FloatArray:
+        """The values as a float column; they count as accounted for."""
+        if not len(found.node):
+            return constant(default, len(self.columns))
+        column = np.full(len(self.columns), default)
+        column[found.node] = found.value
+        self.modelled[found.row] = True
+        return column
+
+    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
+        """Values of the nodes marked, within bounds; they count as accounted for, others are refused."""
+        found = self.facts.integers(name)
+        good = nodes[found.node] & (found.value >= low) & (found.value <= high)
+        found = self._within(name, found, good, nodes)
+        self.modelled[found.row] = True
+        return found
+
+    def texts(self, name: str, strings: StringTableBuilder, nodes: Bools | None = None) -> SmallIntArray:
+        """A string attribute (of the nodes marked) as string rows, 0 where absent; empty values stay where
+        they are.
+        """
+        found = self.facts.texts(name)
+        if nodes is not None:
+            found = found.where(nodes[found.node])
+        texts, place = self.facts.distinct(found)
+        rows = np.array([strings.add(text) for text in texts] or [0], np.int32)
+        column = np.zeros(len(self.columns), np.int32)
+        column[found.node] = rows[place]
+        self.modelled[found.row[rows[place] > 0]] = True
+        return column
+
+    def codes(self, name: str, table: dict[str, int], default: NDArray[np.integer]) -> NDArray[np.integer]:
+        """A string attribute by what its values mean; unknown values stay where they are, and so do those
+        that equal the default.
+        """
+        found = self.facts.texts(name)
+        texts, place = self.facts.distinct(found)
+        meaning = np.array([table.get(text, -1) for text in texts] or [-1])[place]
+        good = (meaning >= 0) & (meaning != default[found.node])
+        column = default.copy()
+        column[found.node[good]] = meaning[good]
+        self.modelled[found.row[good]] = True
+        unknown = np.array([text != "" and text not in table for text in texts] or [False])[place]
+        self.refuse(name, int(unknown.sum()) + self._no_texts(name))
+        return column
+
+    def _no_texts(self, name: str) -> int:
+        """Values of a string attribute that are none."""
+        return len(self.facts.first_rows(name)) - len(self.facts.texts(name).row)
+
+    def contractions(self) -> ContractionTable:
+        """The matrix products and convolutions that nodes state; other texts stay where they are."""
+        found = self.facts.texts("contractions")
+        self.refuse("contractions", self._no_texts("contractions"))
+        if not len(found.node):
+            return ContractionTable.empty()
+        table, foreign = parse_contractions(found.node, *self.facts.distinct(found))
+        self.refuse("contractions", len(foreign))
+        self.modelled[np.delete(found.row, foreign)] = True
+        return table
+
+
+def _kinds(types: NDArray[np.int32]) -> NDArray[np.uint8]:
+    table = np.full(max(TYPE_TO_KIND) + 2, NodeKind.INVALID, np.uint8)
+    for number, kind in TYPE_TO_KIND.items():
+        table[number] = kind
+    known = (types >= 0) & (types <= max(TYPE_TO_KIND))
+    return table[np.where(known, types, len(table) - 1)]

@@ -1,7 +1,7 @@
 """Telling the schema of a trace by its first frames: labels are unreliable and numbers were reused.
 
 A metadata frame with a version text or with attributes in field 2 can only be of today's schema. Everything
-else (no metadata, empty ones, attributes in field 1) needs :mod:`.evidence` from the nodes.
+else (no metadata, empty ones, attributes in field 1) needs :mod:`.resolution` from the nodes.
 """
 
 from __future__ import annotations

@@ -7,13 +7,11 @@ from math import nan
 
 import numpy as np
 
-from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
+from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
-from hespas.converters.chakra.contraction_texts import LARGEST_EXTENT
-from hespas.converters.chakra.extras import foreign_texts
-from hespas.converters.chakra.group_ids import GroupIds
+from hespas.converters.chakra.preserve import foreign_texts
 from hespas.converters.chakra.readiness import LARGEST_COUNT
-from hespas.converters.chakra.shapes import nodes_of_odd_sizes
+from hespas.converters.chakra.shapes import LARGEST_EXTENT, nodes_of_odd_sizes
 from hespas.converters.chakra.timing import LONGEST_NS
 from hespas.graph import WHOLE_JOB, CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from hespas.converters.chakra.comm_groups import FILE_NAME, render_groups
-from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
+from hespas.converters.chakra.columns import EtColumns
+from hespas.converters.chakra.comm_groups import (
+    FILE_NAME,
+    MAX_RANK_DIGITS,
+    RANK_FILE,
+    GroupIds,
+    check_listing,
+    render_groups,
+)
+from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE, Tag
+from hespas.converters.chakra.encode import encode_chunks
 from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
-from hespas.converters.chakra.from_graph import Variables
-from hespas.converters.chakra.group_ids import GroupIds, check_listing
-from hespas.converters.chakra.labels import with_label
-from hespas.converters.chakra.naming import MAX_RANK_DIGITS, RANK_FILE
-from hespas.converters.chakra.ranks import ClassWriter
-from hespas.converters.chakra.spans import Bools, Bytes
+from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
+from hespas.converters.chakra.wire import Bools, Bytes, Longs
 from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.packed import open_output
@@ -33,10 +38,140 @@ from hespas.graph import (
     StringTableBuilder,
     Workload,
 )
-from hespas.graph.errors import OutputError, UnsupportedError, UsageError
-from hespas.schemas.chakra.tables import AttributeField
+from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
+from hespas.schemas.chakra.history import LATEST_VERSIONS
+from hespas.schemas.chakra.tables import AttributeField, encode_varint
 
 __all__ = ["chosen_ranks", "write_chakra"]
+
+# One encoded trace for all ranks of a class, patched for each: only bytes of groups and peers differ.
+#
+# Where a patched byte stands is found by encoding the class twice, with values that have nothing in common
+# but their width. Ranks whose values have other widths get another encoding, of which a few are kept.
+
+_PATCHABLE = (AttributeField.INT32, AttributeField.INT64, AttributeField.UINT32, AttributeField.UINT64)
+_KEPT_BYTES = 64 << 20
+
+
+def _encoded(columns: EtColumns) -> Bytes:
+    return np.concatenate([np.frombuffer(piece, np.uint8) for piece in encode_chunks(columns)])
+
+
+def _wire(value: bytes | int) -> bytes:
+    """The bytes of a variable inside the trace."""
+    return value if isinstance(value, bytes) else encode_varint(value)
+
+
+def _placeholder(like: bytes | int, digit: int) -> bytes | int:
+    """A value as wide as another one, all of whose bytes are made of ``digit``, 1 or 2."""
+    if isinstance(like, bytes):
+        return str(digit).encode() * len(like)
+    return sum(digit << 7 * place for place in range(len(encode_varint(like))))
+
+
+def _placeholders(variables: Variables, digit: int) -> Variables:
+    groups = tuple(text and str(digit).encode() * len(text) for text in variables.groups)
+    number = [_placeholder(value, digit) for value in variables.values()[len(groups) :]]
+    whole = [value for value in number if isinstance(value, int)]
+    return Variables(groups, whole[0], tuple(whole[1::2]), tuple(whole[2::2]))
+
+
+@dataclass(slots=True, eq=False)
+class _Template:
+    """An encoded trace and, per variable, the places of its bytes, shape ``(uses, width)``."""
+
+    data: Bytes
+    places: tuple[Longs, ...]
+
+    def patched(self, variables: Variables) -> Bytes:
+        """The trace of one rank; valid until the next call."""
+        for places, value in zip(self.places, variables.values(), strict=True):
+            if places.size:
+                self.data[places] = np.frombuffer(_wire(value), np.uint8)
+        return self.data
+
+
+@dataclass(slots=True, eq=False)
+class _ClassWriter:
+    """Encodes the ranks of one class that run the same nodes.
+
+    ``rounded_off`` counts, once encoded, the computations that state 0 us though they take time, ``named``
+    the nodes that got a name because they have nothing else, ``shortened`` those whose time is not exact.
+    """
+
+    graph: OpGraph
+    rounded_off: int = 0
+    named: int = 0
+    shortened: int = 0
+    _templates: dict[tuple[int, ...], _Template] = field(default_factory=dict[tuple[int, ...], _Template])
+
+    def pieces(self, variables: Variables, *, alone: bool) -> Iterable[Bytes]:
+        """One rank's file; valid until the next call. A rank that is ``alone`` is encoded piece by piece, the
+        others are patched, which costs no pass over the nodes.
+        """
+        if not alone:
+            return [self._patched(variables)]
+        lowered = self._lowered(variables)
+        return (np.frombuffer(piece, np.uint8) for piece in encode_chunks(lowered.columns))
+
+    def _lowered(self, variables: Variables) -> Lowered:
+        lowered = from_graph(self.graph, variables)
+        self.rounded_off, self.named = lowered.rounded_off, lowered.named
+        self.shortened = lowered.shortened
+        return lowered
+
+    def _patched(self, variables: Variables) -> Bytes:
+        widths = tuple(len(_wire(value)) for value in variables.values())
+        template = self._templates.get(widths)
+        if template is None:
+            template = self._template(variables)
+            if template is None:
+                return _encoded(self._lowered(variables).columns)
+            self._keep(widths, template)
+        return template.patched(variables)
+
+    def _keep(self, widths: tuple[int, ...], template: _Template) -> None:
+        held = sum(len(known.data) for known in self._templates.values())
+        while self._templates and held + len(template.data) > _KEPT_BYTES:
+            oldest = next(iter(self._templates))
+            held -= len(self._templates.pop(oldest).data)
+        self._templates[widths] = template
+
+    def _template(self, variables: Variables) -> _Template | None:
+        """Encode twice and compare. None where a variable is of a type whose bytes are not its own."""
+        first = self._lowered(_placeholders(variables, 1))
+        if not _is_patchable(first):
+            return None
+        data = _encoded(first.columns)
+        slots = first.slot[first.slot >= 0]
+        if not len(slots):
+            return _Template(data, tuple(np.empty((0, 1), np.int64) for _ in variables.values()))
+        other = _encoded(self._lowered(_placeholders(variables, 2)).columns)
+        if len(other) != len(data):
+            raise InvariantError("two encodings of one class have different lengths")
+        return _Template(data, _places(np.flatnonzero(data != other), slots, variables.values()))
+
+
+def _is_patchable(lowered: Lowered) -> bool:
+    rows = lowered.slot >= 0
+    field_of = lowered.columns.attrs.field[rows]
+    return bool((np.isin(field_of, _PATCHABLE) | (field_of == AttributeField.STRING)).all())
+
+
+def _places(differ: Longs, slots: Longs, values: Sequence[bytes | int]) -> tuple[Longs, ...]:
+    """Distribute the differing bytes, which stand in the order of ``slots``, among the variables."""
+    widths = np.array([len(_wire(value)) for value in values])
+    ends = np.cumsum(widths[slots])
+    if int(ends[-1]) != len(differ):
+        raise InvariantError("two encodings of one class differ in more than its variables")
+    places: list[Longs] = []
+    for slot, width in enumerate(widths.tolist()):
+        starts = (ends - widths[slots])[slots == slot]
+        places.append(
+            differ[starts[:, None] + np.arange(width)] if len(starts) else np.empty((0, 1), np.int64)
+        )
+    return tuple(places)
+
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,7 +190,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         raise UnsupportedError(
             "a profile holds measured events and no program", hint="convert the program, or a trace of it"
         )
-    value = with_label(value, options.version)
+    value = _with_label(value, options.version)
     job = _Job(value, GroupIds.of(value), diagnostics)
     ranks = chosen_ranks(value, options)
     alone = len(ranks) == 1 and not (options.directory and value.num_ranks == 1)
@@ -97,7 +232,7 @@ class _Runs(NamedTuple):
     the estimate says those take.
     """
 
-    writer: ClassWriter
+    writer: _ClassWriter
     idle: int
     idle_ns: float
     is_empty: bool
@@ -241,7 +376,7 @@ def _runs_of(expanded: Expanded, pattern: bytes, change: Callable[[OpGraph], OpG
     gone[expanded.halves] &= idle[expanded.halves + 1]
     gone[expanded.halves + 1] = False
     return _Runs(
-        ClassWriter(change(graph)),
+        _ClassWriter(change(graph)),
         int(gone.sum()),
         float(np.nansum(expanded.graph.duration_ns[gone])),
         is_empty=bool(idle.all()),
@@ -389,3 +524,35 @@ def _write_directory(
             files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change))
             if options.progress:
                 options.progress(done + 1, len(ranks))
+
+
+# The version label that a trace is written with, where the user names one.
+
+
+def _with_label(workload: Workload, version: str) -> Workload:
+    """The workload whose traces say ``version``; as it is for an empty one.
+
+    Raises :class:`UsageError` for a version that is not written: both that are have the same bytes but for
+    the label.
+    """
+    if not version:
+        return workload
+    if version not in LATEST_VERSIONS:
+        raise UsageError(
+            f"--to-version {version}: traces are written as {' or '.join(LATEST_VERSIONS)}",
+            hint="older schemas are read only; readers of today do not know them",
+        )
+    return replace(workload, classes=tuple(_labelled(graph, version.encode()) for graph in workload.classes))
+
+
+def _labelled(graph: OpGraph, label: bytes) -> OpGraph:
+    """The graph with the label as its first row: the first label of a file counts."""
+    table = graph.extra
+    extra = ExtraTable(
+        node=np.concatenate([np.array([-1], np.int32), table.node]),
+        key=np.concatenate([np.array([0], np.int32), table.key]),
+        tag=np.concatenate([np.array([Tag.VERSION], np.int16), table.tag]),
+        offsets=np.concatenate([[0], table.offsets + len(label)]),
+        values=label + bytes(table.values),
+    )
+    return replace(graph, extra=extra)

@@ -6,17 +6,263 @@ NCCL-like libraries, which states the collective by name, as attributes since sc
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isnan, nan
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
-from hespas.converters.pytorch.groups import Members
-from hespas.converters.pytorch.names import C10D, C10dOp, Named, named
-from hespas.converters.pytorch.tensors import Tensor, argument, tensors_of
-from hespas.graph import CollectiveKind, DType, NodeKind, find_dtype
+import msgspec
+import numpy as np
 
-__all__ = ["Communication", "communication_of", "merged", "payload_bytes"]
+from hespas.converters.pytorch.et_records import (
+    COMMUNICATION_RECORD,
+    EtNode,
+    Tensor,
+    Values,
+    argument,
+    is_list,
+    tensors_of,
+)
+from hespas.graph import (
+    CollectiveKind,
+    DType,
+    ExplicitGroups,
+    GroupSet,
+    NodeKind,
+    StridedGroups,
+    compress_groups,
+    find_dtype,
+)
+
+__all__ = [
+    "C10D",
+    "GROUPS_NODE",
+    "Communication",
+    "Groups",
+    "Members",
+    "Named",
+    "ProcessGroup",
+    "communication_of",
+    "is_communication_kernel",
+    "kernel_operation",
+    "listed_groups",
+    "merged",
+    "named",
+    "payload_bytes",
+]
+
+# What libraries call their collectives and messages, and what that is to us: one table for all spellings.
+#
+# Sources: ``torch/csrc/distributed/c10d`` (``Ops.cpp``, ``ParamCommsUtils``), NCCL and RCCL kernel names.
+
+
+class Named(NamedTuple):
+    """A kind of communication: a collective's, or the direction of a message."""
+
+    node: NodeKind
+    collective: CollectiveKind = CollectiveKind.UNKNOWN
+
+
+def _collective(kind: CollectiveKind) -> Named:
+    return Named(NodeKind.COLLECTIVE, kind)
+
+
+_SEND, _RECV = Named(NodeKind.SEND), Named(NodeKind.RECV)
+
+_NAMES: MappingProxyType[str, Named] = MappingProxyType(
+    {
+        "allreduce": _collective(CollectiveKind.ALL_REDUCE),
+        "allreducecoalesced": _collective(CollectiveKind.ALL_REDUCE),
+        "allreducesparse": _collective(CollectiveKind.ALL_REDUCE),
+        "allgather": _collective(CollectiveKind.ALL_GATHER),
+        "allgatherv": _collective(CollectiveKind.ALL_GATHER),
+        "allgatherbase": _collective(CollectiveKind.ALL_GATHER),
+        "allgathercoalesced": _collective(CollectiveKind.ALL_GATHER),
+        "allgatherintotensor": _collective(CollectiveKind.ALL_GATHER),
+        "allgatherintotensorcoalesced": _collective(CollectiveKind.ALL_GATHER),
+        "reducescatter": _collective(CollectiveKind.REDUCE_SCATTER),
+        "reducescatterv": _collective(CollectiveKind.REDUCE_SCATTER),
+        "reducescatterbase": _collective(CollectiveKind.REDUCE_SCATTER),
+        "reducescattertensor": _collective(CollectiveKind.REDUCE_SCATTER),
+        "reducescattertensorcoalesced": _collective(CollectiveKind.REDUCE_SCATTER),
+        "alltoall": _collective(CollectiveKind.ALL_TO_ALL),
+        "alltoallv": _collective(CollectiveKind.ALL_TO_ALL),
+        "alltoallbase": _collective(CollectiveKind.ALL_TO_ALL),
+        "alltoallsingle": _collective(CollectiveKind.ALL_TO_ALL),
+        "broadcast": _collective(CollectiveKind.BROADCAST),
+        "broadcastoop": _collective(CollectiveKind.BROADCAST),
+        "reduce": _collective(CollectiveKind.REDUCE),
+        "reduceoop": _collective(CollectiveKind.REDUCE),
+        "gather": _collective(CollectiveKind.GATHER),
+        "scatter": _collective(CollectiveKind.SCATTER),
+        "barrier": _collective(CollectiveKind.BARRIER),
+        "monitoredbarrier": _collective(CollectiveKind.BARRIER),
+        "send": _SEND,
+        "recv": _RECV,
+        "recvanysource": _RECV,
+    }
+)
+
+_KERNEL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)\w*?(?:Kernel|Dev)\w*", re.IGNORECASE)
+_KERNEL_OPERATION = re.compile(r"(?:Kernel|DevKernel)(?:Debug)?_(\w+?)(?:_|\(|<|$)")
+
+
+def named(spelling: str) -> Named | None:
+    """What a library's word for a communication means; None for other words (``wait``, ``init``)."""
+    return _NAMES.get(re.sub(r"[^a-z]", "", spelling.lower()))
+
+
+def is_communication_kernel(kernel: str) -> bool:
+    """Whether a kernel is NCCL's or RCCL's."""
+    return _KERNEL.match(kernel) is not None
+
+
+def kernel_operation(kernel: str) -> Named | None:
+    """The operation in a kernel's name; None where it holds none (``Generic``) or several (``SendRecv``)."""
+    found = _KERNEL_OPERATION.search(kernel)
+    return named(found[1]) if found else None
+
+
+class _C10dOp(NamedTuple):
+    """The arguments of a dispatcher operation by place (-1: none): where tensors, root, peer and splits are.
+
+    ``output`` and ``input`` are the same place where the operation works in place.
+    """
+
+    meaning: Named
+    output: int = -1
+    input: int = -1
+    peer: int = -1
+    tag: int = -1
+    splits: tuple[int, ...] = ()
+
+
+def _gathered(kind: CollectiveKind, splits: tuple[int, ...] = ()) -> _C10dOp:
+    return _C10dOp(_collective(kind), 0, 1, splits=splits)
+
+
+def _in_place(kind: CollectiveKind) -> _C10dOp:
+    return _C10dOp(_collective(kind), 0, 0)
+
+
+C10D: MappingProxyType[str, _C10dOp] = MappingProxyType(
+    {
+        "c10d::allreduce_": _in_place(CollectiveKind.ALL_REDUCE),
+        "c10d::allreduce_coalesced_": _in_place(CollectiveKind.ALL_REDUCE),
+        "c10d::broadcast_": _in_place(CollectiveKind.BROADCAST),
+        "c10d::reduce_": _in_place(CollectiveKind.REDUCE),
+        "c10d::allgather_": _gathered(CollectiveKind.ALL_GATHER),
+        "c10d::_allgather_base_": _gathered(CollectiveKind.ALL_GATHER),
+        "c10d::allgather_coalesced_": _gathered(CollectiveKind.ALL_GATHER),
+        "c10d::allgather_into_tensor_coalesced_": _gathered(CollectiveKind.ALL_GATHER),
+        "c10d::gather_": _gathered(CollectiveKind.GATHER),
+        "c10d::scatter_": _gathered(CollectiveKind.SCATTER),
+        "c10d::reduce_scatter_": _gathered(CollectiveKind.REDUCE_SCATTER),
+        "c10d::_reduce_scatter_base_": _gathered(CollectiveKind.REDUCE_SCATTER),
+        "c10d::reduce_scatter_tensor_coalesced_": _gathered(CollectiveKind.REDUCE_SCATTER),
+        "c10d::alltoall_base_": _gathered(CollectiveKind.ALL_TO_ALL, (3, 4)),
+        "c10d::alltoall_": _gathered(CollectiveKind.ALL_TO_ALL),
+        "c10d::barrier": _C10dOp(_collective(CollectiveKind.BARRIER)),
+        "c10d::monitored_barrier_": _C10dOp(_collective(CollectiveKind.BARRIER)),
+        "c10d::send": _C10dOp(_SEND, -1, 0, peer=2, tag=3),
+        "c10d::recv_": _C10dOp(_RECV, 0, -1, peer=2, tag=3),
+        "c10d::recv_any_source_": _C10dOp(_RECV, 0, -1, tag=2),
+    }
+)
+"""The dispatcher's communication operations, with the places of their arguments."""
+
+
+# Process groups: from the node that lists them, or from what the profiler says of the run.
+
+GROUPS_NODE = "## process_group:init ##"
+
+
+Members = tuple[int, ...] | range
+"""Global ranks in ring order; what a step says is not written out, as a few bytes may stand for a million."""
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, gc=False):
+    """One group as listed; an empty ``ranks`` means all ranks."""
+
+    name: str = msgspec.field(default="", name="pg_name")
+    ranks: msgspec.Raw = msgspec.Raw(b"")
+    group_size: int = -1
+    pg_size: int = -1
+
+    @property
+    def size(self) -> int:
+        """Number of members, -1 where not stated."""
+        return max(self.group_size, self.pg_size)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks in ring order; none where the list is not there or cut."""
+        try:
+            found = msgspec.json.decode(self.ranks, type=list[int])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ()
+        good = len(found) <= _MOST_RANKS and all(0 <= rank < 1 << 31 for rank in found)
+        return tuple(found) if good else ()
+
+
+_LIST = msgspec.json.Decoder(list[ProcessGroup])
+
+
+def listed_groups(document: bytes | str) -> tuple[ProcessGroup, ...]:
+    """The groups of a JSON list; none where it is no such list."""
+    try:
+        return tuple(_LIST.decode(document))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+
+
+def _is_everybody(members: Members, world: int) -> bool:
+    """Whether these are all ranks in order; a job may be said to be larger than memory."""
+    return len(members) == world and all(rank == place for place, rank in enumerate(members))
+
+
+class Groups(NamedTuple):
+    """The groups of a job by name. ``world`` is the number of ranks."""
+
+    members: dict[str, tuple[int, ...]]
+    world: int
+
+    @classmethod
+    def of(cls, groups: Iterable[ProcessGroup], world: int) -> Groups:
+        """Groups of one rank; the size of the job where nobody states it is that of the largest group."""
+        found = {group.name: group.members for group in groups}
+        stated = [group.size for group in groups if group.size <= _MOST_RANKS]
+        largest = max((max(ranks) + 1 for ranks in found.values() if ranks), default=1)
+        return cls(found, max(world, largest, *stated, 1))
+
+    def find(self, name: str, ranks: Members, size: int) -> Members | None:
+        """The members of a group; None where nobody says. An empty list is all ranks.
+
+        A name that no list holds is all ranks where its size says so; a communication without a name belongs
+        to the only group there is.
+        """
+        if ranks:
+            return ranks
+        if name in self.members:
+            return self.members[name]
+        if size == self.world:
+            return ()
+        if not name and len(self.members) == 1:
+            return next(iter(self.members.values()))
+        return None
+
+    def group_set(self, members: Members) -> GroupSet:
+        """The group set that has this group only."""
+        if not members or _is_everybody(members, self.world):
+            return StridedGroups.all_ranks(self.world)
+        if isinstance(members, range) and members.step == 1:
+            return StridedGroups((), ((len(members), 1),), members.start)
+        members = tuple(members)
+        rows = np.array([members], np.int64)
+        return compress_groups(rows) if len(set(members)) == len(members) else ExplicitGroups((members,))
+
 
 _MOST_RANKS = 1 << 20
 _SILENT = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "coalesced"})
@@ -80,7 +326,7 @@ def _differ(value: object) -> bool:
     return is_list(value) and len(set(map(str, value))) > 1
 
 
-def _dispatched(node: EtNode, known: C10dOp) -> Communication:
+def _dispatched(node: EtNode, known: _C10dOp) -> Communication:
     values = node.inputs.values
     operands, results = argument(node.inputs, known.input), argument(node.inputs, known.output)
     names = [part.strip().split("=")[0].split(" ")[-1] for part in node.op_schema.split(") ->")[0].split(",")]

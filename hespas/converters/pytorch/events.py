@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -19,10 +20,10 @@ from hespas.converters.pytorch.records import (
     HostArgs,
     Kind,
     LaunchArgs,
+    Number,
     SyncArgs,
     category_of,
 )
-from hespas.converters.pytorch.values import Rows, differ, integer, integers
 from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -33,7 +34,10 @@ __all__ = [
     "HostEvents",
     "KinetoTrace",
     "LaunchEvents",
+    "Rows",
     "SyncEvents",
+    "integer",
+    "integers",
     "read_events",
 ]
 
@@ -196,8 +200,8 @@ def read_events(path: Path, max_bytes: int) -> KinetoTrace:
     """Read a trace block by block. Raises ``FormatError`` with the byte of what makes no sense."""
     stream = EventStream(path, max_bytes)
     reader = _Reader(str(path))
-    for events, array in stream.blocks():
-        reader.add(events, array)
+    for events, text in stream.blocks():
+        reader.add(events, text)
     try:
         header = msgspec.json.decode(stream.header, type=Header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -331,7 +335,7 @@ class _Reader:
             "group_name": args.group_name or "",
             "group_ranks": args.group_ranks if isinstance(args.group_ranks, str) else str(args.group_ranks),
             "sequence": integer(args.sequence),
-            "splits": differ(args.in_split) or differ(args.out_split),
+            "splits": _differ(args.in_split) or _differ(args.out_split),
             "source": integer(args.source),
             "target": integer(args.target),
         }
@@ -442,3 +446,57 @@ def _host_events(host: _Collected) -> HostEvents:
         strides_row=host.rows("strides_row"),
         concrete_row=host.rows("concrete_row"),
     )
+
+
+# Values of events as columns: numbers however they are spelled, rows of texts, parts of an exchange.
+
+_ABSENT = -1
+_Value = TypeVar("_Value", bound=int | str | bytes | None)
+
+
+def integers(values: Sequence[Number]) -> IntArray:
+    """A column of numbers, -1 where there is none."""
+    for absent in (False, True):
+        stated = [_ABSENT if value is None else value for value in values] if absent else values
+        try:
+            return np.frombuffer(array("q", cast("Sequence[int]", stated)), np.int64)
+        except (TypeError, OverflowError):
+            continue  # one is absent, or a text, or does not fit
+    return np.array(list(map(integer, values)), np.int64)
+
+
+def integer(value: Number) -> int:
+    """A number however it is written, -1 where there is none."""
+    if value is None:
+        return _ABSENT
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError):
+        return _ABSENT
+    return whole if -(1 << 63) <= whole < 1 << 63 else _ABSENT
+
+
+class Rows(dict[_Value, int]):
+    """Rows of values; ``add`` makes one for a value that is new."""
+
+    __slots__ = ("_add",)
+
+    def __init__(self, add: Callable[[_Value], int]) -> None:
+        super().__init__()
+        self._add = add
+
+    def __missing__(self, value: _Value) -> int:
+        """The row of a new value."""
+        row = self[value] = self._add(value)
+        return row
+
+    def of(self, values: Iterable[_Value]) -> list[int]:
+        """The row of each value."""
+        return list(map(self.__getitem__, values))
+
+
+def _differ(split: str | list[int] | None) -> bool:
+    """Whether the parts of an exchange have several sizes; long lists are written cut, with dots."""
+    if isinstance(split, str):
+        split = [int(part) for part in split.strip("[] ").split(",") if part.strip().isdecimal()]
+    return len(set(split or ())) > 1

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.pytorch.alone import asked_devices, ranks_here, ranks_of_one
-from hespas.converters.pytorch.naming import rank_in_name
+from hespas.converters.pytorch.et_graph import asked_devices, ranks_here, ranks_of_one
 from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
-from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, start_of
+from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, rank_in_name, start_of
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError
 

@@ -12,10 +12,23 @@ import msgspec
 import numpy as np
 
 from hespas.converters.costs.aten import find_aten_rule
-from hespas.converters.pytorch.communication import Communication, communication_of, merged
-from hespas.converters.pytorch.et_records import EtNode, is_list, read_et
-from hespas.converters.pytorch.groups import GROUPS_NODE, ProcessGroup, listed_groups
-from hespas.converters.pytorch.tensors import Tensor, mutated_arguments, storages_of, tensors_of
+from hespas.converters.pytorch.communication import (
+    GROUPS_NODE,
+    Communication,
+    ProcessGroup,
+    communication_of,
+    listed_groups,
+    merged,
+)
+from hespas.converters.pytorch.et_records import (
+    EtNode,
+    Tensor,
+    is_list,
+    mutated_arguments,
+    read_et,
+    storages_of,
+    tensors_of,
+)
 from hespas.graph import Csr, HostOps, StringTableBuilder, TensorTypesBuilder, find_dtype
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, constant
 from hespas.graph.errors import FormatError

@@ -9,10 +9,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from hespas.converters.pytorch.communication import Communication
+from hespas.converters.pytorch.communication import (
+    Communication,
+    Named,
+    is_communication_kernel,
+    kernel_operation,
+    named,
+)
 from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.linking import Links, Nesting, thread_key
-from hespas.converters.pytorch.names import Named, is_communication_kernel, kernel_operation, named
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from hespas.converters.pytorch.communication import Communication, communication_of, merged
+from hespas.converters.pytorch.communication import C10D, Communication, communication_of, merged
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
-from hespas.converters.pytorch.join import HostColumns, Join
-from hespas.converters.pytorch.linking import Links, Nesting
-from hespas.converters.pytorch.names import C10D
+from hespas.converters.pytorch.linking import Links, Nesting, thread_key
 from hespas.converters.pytorch.profile import profile_of
 from hespas.graph import (
     MeasuredComms,
@@ -26,7 +26,190 @@ from hespas.graph import (
 )
 from hespas.graph.columns import IntArray
 
-__all__ = ["LinkedTrace", "climb"]
+__all__ = ["HostColumns", "Join", "LinkedTrace", "climb", "common_order", "join"]
+
+# The same operation in two records: the profiler's events of the host, and the execution trace.
+#
+# By ``Record function id``, where it is told apart and names agree; else by ``External id``, where that
+# counts like the trace does; else by order: per thread, the longest common sequence of names.
+
+_GOOD_SHARE = 0.9
+"""An id that agrees with fewer names than this is another counter."""
+
+
+class HostColumns(NamedTuple):
+    """Events of the host, operations and named ranges together."""
+
+    name_row: IntArray
+    key: IntArray
+    start_ns: IntArray
+    duration_ns: IntArray
+    record_id: IntArray
+    external_id: IntArray
+
+    @classmethod
+    def of(cls, *parts: HostEvents) -> HostColumns:
+        """The columns of several kinds, one behind the other."""
+        return cls(
+            np.concatenate([part.name_row for part in parts]).astype(np.int64),
+            np.concatenate([thread_key(part) for part in parts]),
+            np.concatenate([part.start_ns for part in parts]),
+            np.concatenate([part.duration_ns for part in parts]),
+            np.concatenate([part.record_id for part in parts]),
+            np.concatenate([part.external_id for part in parts]),
+        )
+
+
+class Join(NamedTuple):
+    """``row``: the row of the execution trace per event (-1: none), and how many were found in which way."""
+
+    row: IntArray
+    by_record_id: int
+    by_external_id: int
+    by_order: int
+    unmatched: int
+
+
+def join(events: HostColumns, trace: HostTrace) -> Join:
+    """Match events with operations, one to one. O(n log n)."""
+    row = np.full(len(events.name_row), -1, np.int64)
+    counts = [0, 0]
+    for way, (ids, offsets) in enumerate(((events.record_id, (0,)), (events.external_id, (0, 1)))):
+        for offset in offsets:
+            found = _by_id(events, ids - offset, trace, row)
+            counts[way] += int((found >= 0).sum())
+            row = np.where(found >= 0, found, row)
+    left = int((row >= 0).sum())
+    row = _by_order(events, trace, row)
+    structural = int(trace.structural.sum())
+    matched = int((row >= 0).sum())
+    return Join(row, counts[0], counts[1], matched - left, max(len(trace) - structural - matched, 0))
+
+
+def _by_id(events: HostColumns, ids: IntArray, trace: HostTrace, known: IntArray) -> IntArray:
+    """New matches by an id, none where it does not count what the trace counts."""
+    nothing = np.full(len(ids), -1, np.int64)
+    free = known < 0
+    ours, place, times = np.unique(np.where(free, ids, -1), return_index=True, return_counts=True)
+    usable = (ours > 0) & (times == 1)
+    order = np.argsort(trace.record_id, kind="stable")
+    theirs = trace.record_id[order]
+    at = np.searchsorted(theirs, ours)
+    safe = np.minimum(at, max(len(theirs) - 1, 0))
+    if not len(theirs):
+        return nothing
+    once = np.searchsorted(theirs, ours, side="right") - at == 1
+    met = usable & once & (theirs[safe] == ours)
+    rows = order[safe[met]]
+    taken = np.isin(rows, known[known >= 0])
+    same = (trace.name_row[rows] == events.name_row[place[met]]) & ~taken
+    if not len(rows) or same.sum() < _GOOD_SHARE * len(rows):
+        return nothing
+    nothing[place[met][same]] = rows[same]
+    return nothing
+
+
+def _by_order(events: HostColumns, trace: HostTrace, row: IntArray) -> IntArray:
+    """Match what is left by the order of names, thread by thread."""
+    rest = np.flatnonzero(row < 0)
+    taken = np.zeros(len(trace), np.bool_)
+    taken[row[row >= 0]] = True
+    open_rows = np.flatnonzero(~taken & ~trace.structural)
+    if not len(rest) or not len(open_rows):
+        return row
+    rest = rest[np.lexsort((-events.duration_ns[rest], events.start_ns[rest], events.key[rest]))]
+    row = row.copy()
+    theirs = {
+        key: open_rows[trace.thread[open_rows] == key] for key in np.unique(trace.thread[open_rows]).tolist()
+    }
+    ours = {key: rest[events.key[rest] == key] for key in np.unique(events.key[rest]).tolist()}
+    for thread, key in _threads(trace, theirs, events, ours):
+        left, right = ours[key], theirs[thread]
+        pairs = common_order(events.name_row[left].tolist(), trace.name_row[right].tolist())
+        places = np.array(pairs, np.int64).reshape(-1, 2)
+        row[left[places[:, 0]]] = right[places[:, 1]]
+    return row
+
+
+def _threads(
+    trace: HostTrace, theirs: dict[int, IntArray], events: HostColumns, ours: dict[int, IntArray]
+) -> list[tuple[int, int]]:
+    """Which thread of the trace is which of the profiler: those with most names in common first."""
+    names = {key: Counter[int](events.name_row[rows].tolist()) for key, rows in ours.items()}
+    scored = sorted(
+        (
+            (sum((Counter[int](trace.name_row[rows].tolist()) & names[key]).values()), -thread, -key)
+            for thread, rows in theirs.items()
+            for key in ours
+        ),
+        reverse=True,
+    )
+    found: dict[int, int] = {}
+    for score, thread, key in scored:
+        if score and -thread not in found and -key not in found.values():
+            found[-thread] = -key
+    return list(found.items())
+
+
+# Two records of the same operations, in order, with gaps in either: which entries belong together.
+
+_WINDOW = 2048
+"""Entries compared at once: gaps of half as many are bridged."""
+
+
+def common_order(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    """Places of a longest common subsequence, found window by window: linear in the length.
+
+    Within a window the result is a longest one (bit-parallel, Hyyro 2004).
+    """
+    pairs: list[tuple[int, int]] = []
+    left, right = 0, 0
+    while left < len(first) and right < len(second):
+        one, other = first[left : left + _WINDOW], second[right : right + _WINDOW]
+        last = left + len(one) == len(first) and right + len(other) == len(second)
+        found = _longest(one, other)
+        if not last:  # the end of a window knows nothing of what follows
+            found = [pair for pair in found if max(pair) < _WINDOW // 2]
+        pairs.extend((left + a, right + b) for a, b in found)
+        if last:
+            break
+        steps = (found[-1][0] + 1, found[-1][1] + 1) if found else (_WINDOW // 2, _WINDOW // 2)
+        left, right = left + steps[0], right + steps[1]
+    return pairs
+
+
+def _longest(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of one longest common subsequence. O(len(first) * len(second) / word)."""
+    places: dict[int, int] = {}
+    for place, value in enumerate(second):
+        places[value] = places.get(value, 0) | 1 << place
+    everywhere = (1 << len(second)) - 1
+    row = everywhere
+    rows: list[int] = []
+    for value in first:
+        met = row & places.get(value, 0)
+        row = ((row + met) | (row - met)) & everywhere
+        rows.append(row)
+    return _traced(rows, len(second))
+
+
+def _traced(rows: list[int], width: int) -> list[tuple[int, int]]:
+    """Walk back from the end; a bit that is 0 says that the column adds one to the length."""
+    pairs: list[tuple[int, int]] = []
+    above, column = len(rows), width
+    while above and column:
+        bit = 1 << (column - 1)
+        if rows[above - 1] & bit:
+            column -= 1
+            continue
+        above -= 1
+        if above and not rows[above - 1] & bit:
+            continue
+        column -= 1
+        pairs.append((above, column))
+    pairs.reverse()
+    return pairs
+
 
 _LIST = msgspec.json.Decoder(list[Any])
 

@@ -7,6 +7,7 @@ operations of its own thread, of which the innermost is the cause; where there i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,9 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, SmallIntArray
 
-__all__ = ["LinkedBy", "Links", "Nesting", "link", "owner_with_shapes", "thread_key"]
+__all__ = [
+    "LinkedBy",
+    "Links",
+    "Nesting",
+    "exclusive_ns",
+    "host_steps_of",
+    "link",
+    "owner_with_shapes",
+    "steps_of",
+    "thread_key",
+]
 
 
 class LinkedBy(IntEnum):
@@ -143,3 +154,89 @@ def owner_with_shapes(host: HostEvents, nesting: Nesting, of: IntArray) -> IntAr
         if not bare.any():
             return found
         found = np.where(bare, nesting.parent[np.maximum(found, 0)], found)
+
+
+# How long each operation of a thread ran itself: its time without that of the operations in it.
+
+
+def exclusive_ns(key: IntArray, start_ns: IntArray, end_ns: IntArray) -> IntArray:
+    """At every moment of a thread ``key`` the operation that started last and still runs owns the time.
+
+    The sum over a thread is the length of the union of its operations, to the ns, also where they overlap
+    without nesting. O(n log n).
+    """
+    order = np.lexsort((-end_ns, start_ns, key))
+    keys: list[int] = key[order].tolist()
+    starts: list[int] = start_ns[order].tolist()
+    ends: list[int] = end_ns[order].tolist()
+    own = [0] * len(keys)
+    stack: list[int] = []
+    now, thread = 0, -1
+    for place, start in enumerate(starts):
+        if keys[place] != thread:
+            _drain(stack, ends, own, now, None)
+            thread = keys[place]
+            now = start
+        now = _drain(stack, ends, own, now, start)
+        stack.append(place)
+    _drain(stack, ends, own, now, None)
+    found = np.zeros(len(keys), np.int64)
+    found[order] = own
+    return found
+
+
+def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: int | None) -> int:
+    """Give the time from ``now`` to ``until`` (None: the end) to what runs; returns where it got to."""
+    while stack:
+        top = stack[-1]
+        end = ends[top]
+        if until is not None and end > until:
+            own[top] += max(until - now, 0)
+            return max(now, until)
+        own[top] += max(end - now, 0)
+        now = max(now, end)
+        stack.pop()
+    return now if until is None else max(now, until)
+
+
+# Which step of the training loop an event is part of: ranges that the profiler names ``ProfilerStep#N``.
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+
+
+def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
+    """The number of the step that launched each device event; -1 where none did, or nobody knows."""
+    return _during(trace, _when(trace, links))
+
+
+def host_steps_of(trace: KinetoTrace, start_ns: IntArray) -> SmallIntArray:
+    """The number of the step that runs when something of the host starts; -1 for none."""
+    return _during(trace, start_ns)
+
+
+def _during(trace: KinetoTrace, at_ns: IntArray) -> SmallIntArray:
+    """The number of the step that runs at each moment, -1 for none."""
+    ranges: list[tuple[int, int, int]] = []
+    note = trace.annotation
+    numbers = {row: _STEP.fullmatch(trace.strings[row]) for row in np.unique(note.name_row).tolist()}
+    rows = np.flatnonzero(np.isin(note.name_row, [row for row, found in numbers.items() if found]))
+    for row in rows.tolist():
+        found = numbers[int(note.name_row[row])]
+        if found:
+            ranges.append((int(note.start_ns[row]), int(note.end_ns[row]), int(found[1])))
+    if not ranges or not len(at_ns):
+        return np.full(len(at_ns), -1, np.int32)
+    ranges.sort()
+    starts = np.array([start for start, _, _ in ranges], np.int64)
+    place = np.searchsorted(starts, at_ns, side="right") - 1
+    safe = np.maximum(place, 0)
+    inside = (place >= 0) & (at_ns <= np.array([end for _, end, _ in ranges], np.int64)[safe])
+    return np.where(inside, np.array([number for _, _, number in ranges])[safe], -1).astype(np.int32)
+
+
+def _when(trace: KinetoTrace, links: Links) -> IntArray:
+    """When each event was launched; before everything where no launch is recorded."""
+    never = np.full(len(links.launch), np.iinfo(np.int64).min, np.int64)
+    if not len(trace.launch):
+        return never
+    return np.where(links.launch >= 0, trace.launch.start_ns[np.maximum(links.launch, 0)], never)

@@ -10,11 +10,19 @@ import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
-from hespas.converters.pytorch.exclusive import exclusive_ns
 from hespas.converters.pytorch.kernels import measured_comms
-from hespas.converters.pytorch.linking import LinkedBy, Links, Nesting, link, owner_with_shapes, thread_key
+from hespas.converters.pytorch.linking import (
+    LinkedBy,
+    Links,
+    Nesting,
+    exclusive_ns,
+    host_steps_of,
+    link,
+    owner_with_shapes,
+    steps_of,
+    thread_key,
+)
 from hespas.converters.pytorch.records import Header, Number
-from hespas.converters.pytorch.steps import host_steps_of, steps_of
 from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

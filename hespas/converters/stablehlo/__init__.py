@@ -2,7 +2,7 @@
 write.
 
 A graph that was read from a program is written as that program; any other as a replay, which does the same
-work in the same order (:mod:`.replay`). Several rank classes are a folder of replays (:mod:`.folder`).
+work in the same order (:mod:`.replay`). Several rank classes are a folder of replays (:mod:`.reader`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _writes_directory(value: Value, options: WriteOptions) -> bool:
     """Several rank classes are several programs."""
     if not isinstance(value, Workload) or len(value.classes) == 1:
         return False
-    from hespas.converters.stablehlo.write_classes import chosen_classes
+    from hespas.converters.stablehlo.ranks import chosen_classes
 
     return len(chosen_classes(value, options)) > 1
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from hespas.converters.replica_groups import IdMode, left_out, normalise_groups, normalise_pairs
 from hespas.converters.stablehlo.exchange import Collective, Exchange, Message
-from hespas.converters.stablehlo.signatures import Signature
 from hespas.converters.stablehlo.template import RegionRow, Template
+from hespas.converters.stablehlo.types import Signature
 from hespas.converters.stablehlo.walker import Shared
 from hespas.graph import (
     CollectiveTable,

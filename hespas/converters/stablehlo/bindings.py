@@ -15,8 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.stablehlo.mlir import Location, Module
-from hespas.converters.stablehlo.quoting import place_of
+from hespas.converters.stablehlo.mlir import Location, Module, place_of
 from hespas.graph.errors import HespasError, MissingExtraError
 
 __all__ = ["PINNED", "Bindings", "ParseFailure", "load_bindings"]

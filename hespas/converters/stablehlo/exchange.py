@@ -22,10 +22,16 @@ from hespas.converters.replica_groups import (
     highest_id,
     mesh_groups,
 )
-from hespas.converters.stablehlo.attributes import int_array, is_true, string_in
 from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.mlir import Attribute, Operation
-from hespas.converters.stablehlo.quoting import place_of, quoted
+from hespas.converters.stablehlo.mlir import (
+    Attribute,
+    Operation,
+    int_array,
+    is_true,
+    place_of,
+    quoted,
+    string_in,
+)
 from hespas.converters.stablehlo.types import TypeInfo
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError

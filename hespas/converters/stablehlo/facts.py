@@ -34,23 +34,29 @@ from hespas.converters.costs import (
     with_macs,
 )
 from hespas.converters.costs import Operation as CostInput
-from hespas.converters.stablehlo.attributes import (
+from hespas.converters.stablehlo.bindings import Bindings
+from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.mlir import (
+    Attribute,
+    Block,
+    Operation,
+    Region,
+    Type,
+    Value,
     enum_name,
     int_of,
     int_tuple,
     is_true,
     members_of,
+    price,
+    string_in,
     symbol_of,
+    table_name,
     text_of,
 )
-from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.lifetimes import Lifetimes
-from hespas.converters.stablehlo.macs import MAC_ATTRIBUTES, mac_attributes
-from hespas.converters.stablehlo.mlir import Attribute, Block, Operation, Region, Type, Value
-from hespas.converters.stablehlo.names import price, table_name
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import TypeTable
-from hespas.graph import OpClass, find_dtype
+from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
 __all__ = ["FactReader"]
@@ -257,7 +263,7 @@ class FactReader:
 
     def _precision(self, op: Operation) -> Precision:
         """How exactly an operation multiplies, and what it states beside the specification."""
-        return with_macs(self._multiplying(op), mac_attributes(op))
+        return with_macs(self._multiplying(op), _mac_attributes(op))
 
     def _multiplying(self, op: Operation) -> Precision:
         algorithm = op.attributes.get("algorithm")
@@ -275,7 +281,7 @@ class FactReader:
         return config_precision(tuple(enum_name(level, "PrecisionAttr", *dialects) for level in levels))
 
     def _dot(self, op: Operation) -> Facts:
-        names = ("dot_dimension_numbers", "precision_config", "algorithm", *MAC_ATTRIBUTES)
+        names = ("dot_dimension_numbers", "precision_config", "algorithm", *_MAC_ATTRIBUTES)
         key = tuple(op.attributes.get(name) for name in names)
         facts = self._dots.get(key)
         if facts is None:
@@ -305,7 +311,7 @@ class FactReader:
             "dimension_numbers window_strides padding lhs_dilation rhs_dilation feature_group_count "
             "batch_group_count precision_config"
         )
-        key = tuple(op.attributes.get(name) for name in (*names.split(), *MAC_ATTRIBUTES))
+        key = tuple(op.attributes.get(name) for name in (*names.split(), *_MAC_ATTRIBUTES))
         kernel = self._types.get(op.operands[1].type).tensors[0].shape
         facts = self._convolutions.get((*key, op.operands[1].type))
         if facts is None:
@@ -426,3 +432,43 @@ def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: st
     )
     rows = zip(sizes, *((*values, *[absent] * len(sizes)) for values, absent in columns), strict=False)
     return tuple(WindowDim(*row) for row in rows)
+
+
+# Attributes of multiply-accumulate units: see :mod:`hespas.converters.costs.macs`.
+#
+# They stand at the operation, with or without the prefix ``hespas.``, or as texts among its
+# ``mhlo.frontend_attributes``, which compilers keep.
+
+_FRONTEND = "mhlo.frontend_attributes"
+_SPELLINGS = {name: (name, f"hespas.{name}") for name in (ACCUMULATOR_BITS, MAC_NOISE_SIGMA)}
+
+_MAC_ATTRIBUTES: tuple[str, ...] = (*(each for names in _SPELLINGS.values() for each in names), _FRONTEND)
+"""Attributes that may say so."""
+
+
+class _Dictionary(Protocol):
+    def __contains__(self, name: str, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> Attribute: ...
+
+
+def _mac_attributes(op: Operation) -> dict[str, str]:
+    """What an operation states, as texts; the operation's own attributes come first."""
+    attributes = op.attributes
+    frontend = attributes.get(_FRONTEND)
+    entries = None if frontend is None else cast("_Dictionary", frontend)
+    found: dict[str, str] = {}
+    for name, spellings in _SPELLINGS.items():
+        if entries is not None and name in entries:
+            found[name] = _text(entries[name])
+        for spelling in spellings:
+            attribute = attributes.get(spelling)
+            if attribute is not None:
+                found[name] = _text(attribute)
+    return found
+
+
+def _text(attribute: Attribute) -> str:
+    """A number without its type (``12``, not ``12 : i64``), or a text."""
+    value = getattr(attribute, "value", None)
+    return str(value) if isinstance(value, int | float) else string_in(attribute)

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
-from hespas.converters.stablehlo.literals import misnamed_op_place
-from hespas.converters.stablehlo.mlir import Module
-from hespas.converters.stablehlo.quoting import excerpt, shortened
+from hespas.converters.stablehlo.mlir import Module, excerpt, misnamed_op_place, shortened
 from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
 from hespas.graph.errors import FormatError, UnsupportedError
 

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-from hespas.converters.stablehlo.attributes import text_of
-from hespas.converters.stablehlo.mlir import Block, Operation, Value, View, argument_block, defining_op
+from hespas.converters.stablehlo.mlir import (
+    Block,
+    Operation,
+    Value,
+    View,
+    argument_block,
+    defining_op,
+    text_of,
+)
 
 __all__ = ["CONSTANTS", "Lifetimes"]
 

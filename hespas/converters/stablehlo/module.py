@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.stablehlo.attributes import int_of, members_of, text_of
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.exchange import Mesh, read_mesh
-from hespas.converters.stablehlo.mlir import Block, Module, Operation
-from hespas.converters.stablehlo.quoting import place_of, quoted
+from hespas.converters.stablehlo.mlir import (
+    Block,
+    Module,
+    Operation,
+    int_of,
+    members_of,
+    place_of,
+    quoted,
+    text_of,
+)
 from hespas.graph.errors import FormatError
 
 __all__ = ["Frame", "read_frame"]

@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 
+from hespas.converters.format import WriteOptions
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.graph import Workload
 from hespas.graph.columns import IntArray
 
-__all__ = ["parsed_ranks", "ranks_text"]
+__all__ = ["chosen_classes", "parsed_ranks", "ranks_text"]
 
 _RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 _SHORTEST = 3
@@ -56,3 +58,12 @@ def parsed_ranks(text: str) -> IntArray:
         left -= count
         parts.append(np.arange(first, last + 1, step, dtype=np.int64))
     return np.concatenate(parts)
+
+
+# Which rank classes are written: known before jaxlib is loaded, since the destination depends on it.
+
+
+def chosen_classes(workload: Workload, options: WriteOptions) -> list[int]:
+    """The classes of the chosen ranks, ascending."""
+    ranks = options.ranks if options.ranks is not None else range(workload.num_ranks)
+    return [row for row, size in enumerate(workload.sizes_within(ranks)) if size]

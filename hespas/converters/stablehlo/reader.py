@@ -1,13 +1,15 @@
 """Reads a StableHLO program into a workload: every device runs the same graph. For folders see
-:mod:`.folder`.
+:mod:`.reader`.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
@@ -18,20 +20,18 @@ from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.forms import Form, Parsed, parse_program
 from hespas.converters.stablehlo.library import FunctionLibrary, call_sites
 from hespas.converters.stablehlo.lifetimes import Lifetimes
-from hespas.converters.stablehlo.literals import undecodable_place
-from hespas.converters.stablehlo.locations import Locations
-from hespas.converters.stablehlo.mlir import Operation
+from hespas.converters.stablehlo.mlir import Operation, undecodable_place
 from hespas.converters.stablehlo.module import Frame, read_frame
+from hespas.converters.stablehlo.ranks import parsed_ranks
 from hespas.converters.stablehlo.sharded import Shardings, global_nodes
-from hespas.converters.stablehlo.signatures import Signatures
-from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC
-from hespas.converters.stablehlo.template import Template
+from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, class_files
+from hespas.converters.stablehlo.template import Locations, Template
 from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import TypeTable
+from hespas.converters.stablehlo.types import Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
 from hespas.files.source import read_bytes
-from hespas.graph import WHOLE_JOB, Diagnostics, Workload
-from hespas.graph.columns import StringTableBuilder
+from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
+from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
@@ -48,9 +48,7 @@ _LONGEST_REASON = 200
 def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a file in any form or a folder. Raises ``FormatError``, ``UsageError`` or ``UnsupportedError``."""
     if path.is_dir():
-        from hespas.converters.stablehlo.folder import read_folder
-
-        return read_folder(path, options, diagnostics)
+        return _read_folder(path, options, diagnostics)
     return read_program(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
 
 
@@ -297,3 +295,79 @@ def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, 
         path=shared.path,
     )
     return parts
+
+
+# Reads a folder of replays, ``NAME.{class}.mlir``: the programs of one job's rank classes.
+
+_PROGRAMS = (".mlir", ".mlir.gz", ".mlirbc", ".stablehlo", ".vhlo", ".bc")
+
+
+def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    """A workload of as many classes as there are programs; ranks of none run an empty graph.
+
+    Raises ``UnsupportedError`` for a folder of other programs, ``FormatError`` for one without any, and where
+    ranks are not as stated.
+    """
+    names = sorted(entry.name for entry in path.iterdir())
+    files = class_files(names)
+    if not files and not any(name.endswith(_PROGRAMS) for name in names):
+        raise FormatError(
+            "no StableHLO program is in this folder",
+            path=str(path),
+            position="the names of its files",
+            hint=f"name a file, or keep programs there whose names end in {', '.join(_PROGRAMS)}",
+        )
+    if not files:
+        raise UnsupportedError(
+            "a folder of programs that do not say which ranks run them",
+            path=str(path),
+            position=f"file {next(name for name in names if name.endswith(_PROGRAMS))}",
+            hint="read them one by one",
+        )
+    programs = {name: _program(path / name, options, diagnostics) for name in files.values()}
+    rank_class = _rank_class(path, programs)
+    classes = [program.classes[0] for program in programs.values()]
+    if (idle := int((rank_class == len(classes)).sum())) > 0:
+        message = "ranks whose program is not in the folder do nothing"
+        diagnostics.warning("stablehlo.absent-ranks", path.name, message, path=str(path), count=idle)
+        classes.append(_empty(path.name))
+    first = next(iter(programs.values()))
+    metadata = {key: value for key, value in first.metadata.items() if key != "ranks"}
+    metadata["num_replicas"] = str(len(rank_class))
+    return Workload(name=first.name, classes=tuple(classes), rank_class=rank_class, metadata=metadata)
+
+
+def _program(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
+    return read_program(read_bytes(path, options.max_bytes), str(path), options, diagnostics)
+
+
+def _rank_class(path: Path, programs: Mapping[str, Workload]) -> SmallIntArray:
+    """The class of each rank; one past the last for ranks of no program."""
+    num_ranks = max(program.num_ranks for program in programs.values())
+    rank_class = np.full(num_ranks, len(programs), np.int32)
+    for number, (name, program) in enumerate(programs.items()):
+        stated = program.metadata.get("ranks", "")
+        try:
+            ranks = parsed_ranks(stated)
+        except ValueError as error:
+            raise _misfit(path / name, f"ranks = {stated[:80]!r}: {error}") from None
+        if int(ranks.max()) >= num_ranks:
+            raise _misfit(path / name, f"it is of rank {int(ranks.max())} of a job of {num_ranks}")
+        taken = ranks[rank_class[ranks] < len(programs)]
+        if len(taken):
+            raise _misfit(path / name, f"rank {int(taken[0])} runs another program, too")
+        rank_class[ranks] = number
+    return rank_class
+
+
+def _misfit(path: Path, message: str) -> FormatError:
+    return FormatError(
+        message,
+        path=str(path),
+        position="hespas.replay in the module header",
+        hint="write the folder again, or read one program at a time",
+    )
+
+
+def _empty(name: str) -> OpGraph:
+    return GraphBuilder(name).build()

@@ -1,7 +1,7 @@
 """A graph as a StableHLO program that does the same work in the same order: a replay, not the program.
 
 Every node becomes operations on tensors of its types; what a node waits for flows into its operands
-(:mod:`.replay_bind`), FLOPs are made up to what the graph says (:mod:`.replay_work`), and results that
+(:mod:`.replay_emit`), FLOPs are made up to what the graph says (:mod:`.replay_products`), and results that
 nothing uses are results of ``@main``. The graph is flat. All ranks run the program as replicas.
 """
 
@@ -13,12 +13,22 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from math import isnan
 
+import numpy as np
+
 from hespas.converters.costs.table import canonical_name
-from hespas.converters.stablehlo.replay_arithmetic import ARITHMETIC
-from hespas.converters.stablehlo.replay_bind import Binder
-from hespas.converters.stablehlo.replay_convolutions import convolution
-from hespas.converters.stablehlo.replay_emit import F32, Emitter, Tensor, Value, too_large
+from hespas.converters.stablehlo.replay_emit import (
+    F32,
+    Binder,
+    Contraction,
+    Emitter,
+    Node,
+    Recipe,
+    Tensor,
+    Value,
+    too_large,
+)
 from hespas.converters.stablehlo.replay_exchange import (
+    ARITHMETIC,
     SUBSTITUTES,
     Groups,
     Link,
@@ -30,18 +40,21 @@ from hespas.converters.stablehlo.replay_exchange import (
     permute,
     ranks_of,
 )
-from hespas.converters.stablehlo.replay_moves import MOVES, made_from, passed_on, synthesised
-from hespas.converters.stablehlo.replay_node import Contraction, Node, Recipe
-from hespas.converters.stablehlo.replay_products import fused_products, single_product
-from hespas.converters.stablehlo.replay_tensors import TensorList
-from hespas.converters.stablehlo.replay_work import MOST_PASSES, complete
+from hespas.converters.stablehlo.replay_moves import MOVES, TensorList, made_from, passed_on, synthesised
+from hespas.converters.stablehlo.replay_products import (
+    MOST_PASSES,
+    complete,
+    convolution,
+    fused_products,
+    single_product,
+)
 from hespas.files.limits import limits
-from hespas.graph import CollectiveKind, NodeKind, OpClass, OpGraph
-from hespas.graph.columns import IntArray
+from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, HespasError
-from hespas.graph.passes import all_deps, topological_order
+from hespas.graph.passes import all_deps, known_sum, topological_order
 
-__all__ = ["Replayed", "quoted_text", "replay"]
+__all__ = ["Replayed", "compare", "quoted_text", "replay"]
 
 _RECIPES: dict[str, Recipe] = {**ARITHMETIC, **MOVES}
 _VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
@@ -303,3 +316,67 @@ def quoted_text(text: str) -> str:
     encoded = text.encode("utf-8", "surrogatepass")
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in encoded)
     return f'"{"".join(plain)}"'
+
+
+# Whether a replay is as much work as its graph: its file is read again and compared.
+
+_FLOPS_TOLERANCE = 0.01
+_BYTES_TOLERANCE = 0.01
+
+
+def compare(flat: OpGraph, replayed: Replayed, written: OpGraph, diagnostics: Diagnostics) -> None:
+    """Report where ``written``, the graph of a replay, noticeably is more or less work than ``flat``."""
+    stated = np.where(np.isnan(flat.useful_flops), flat.flops, flat.useful_flops)
+    wanted = known_sum(stated)
+    if not abs(replayed.flops - wanted) <= _FLOPS_TOLERANCE * wanted and (replayed.flops or wanted > 0):
+        message = (
+            f"replays in which XLA counts {replayed.flops:,.0f} FLOPs where the graph says {_said(stated)}: "
+            "sums of all-reduce count there, and so does what ties operations together"
+        )
+        diagnostics.warning("stablehlo.replay-flops", flat.name, message)
+    else:
+        _compare_specified(flat, written, diagnostics)
+    _compare_bytes(flat, written, diagnostics)
+
+
+def _compare_specified(flat: OpGraph, written: OpGraph, diagnostics: Diagnostics) -> None:
+    """FLOPs as the specification counts them, products with padding and holes among them."""
+    before, after = (known_sum(np.array(graph.flops * graph.multiplicity)) for graph in (flat, written))
+    if not before or abs(after - before) <= _FLOPS_TOLERANCE * before or np.isnan(after - before):
+        return
+    message = (
+        f"replays of {after:,.0f} FLOPs by the specification where the graph says {before:,.0f}: "
+        "convolutions are replayed without the products with padding and dilation holes"
+    )
+    diagnostics.warning("stablehlo.replay-flops", flat.name, message)
+
+
+def _compare_bytes(flat: OpGraph, written: OpGraph, diagnostics: Diagnostics) -> None:
+    before, after = _local_bytes(flat), _local_bytes(written)
+    wanted, made = known_sum(before), known_sum(after)
+    if np.isnan(wanted) or abs(made - wanted) <= _BYTES_TOLERANCE * wanted:
+        return
+    message = (
+        f"replays that move {made:,.0f} bytes where the graph says {_said(before)}: what ties operations "
+        "together moves some, and others of the same types, or several, stand for an operation"
+    )
+    diagnostics.warning("stablehlo.replay-bytes", flat.name, message)
+
+
+def _local_bytes(graph: OpGraph) -> FloatArray:
+    """Bytes moved per step by operations other than collectives and messages, whose payloads are compared
+    one by one.
+    """
+    moved = np.array(graph.bytes_moved * graph.multiplicity)
+    moved[graph.collectives.node] = 0.0
+    moved[graph.p2p.node] = 0.0
+    return moved
+
+
+def _said(column: FloatArray) -> str:
+    """What a graph says of one figure: an unknown sum is not zero."""
+    unknown = int(np.isnan(column).sum())
+    if unknown == len(column):
+        return f"nothing of its {unknown:,} operations"
+    beside = f", and nothing of {unknown:,} operations" if unknown else ""
+    return f"{known_sum(column):,.0f}{beside}"

@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from math import prod
 
-from hespas.converters.stablehlo.attributes import symbol_of, text_of
 from hespas.converters.stablehlo.exchange import Exchange, Message
-from hespas.converters.stablehlo.mlir import Operation, defining_op
+from hespas.converters.stablehlo.mlir import Operation, defining_op, symbol_of, text_of
 from hespas.converters.stablehlo.module import Frame
-from hespas.converters.stablehlo.signatures import Signature
 from hespas.converters.stablehlo.template import Template
+from hespas.converters.stablehlo.types import Signature
 
 __all__ = ["EVERY_AXIS", "Shardings", "entered_axes", "global_nodes", "manual_axes"]
 

@@ -11,10 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.stablehlo.attributes import enum_name, splat_int, symbol_of
 from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.mlir import Block, Operation, Value, argument_block, defining_op, terminator
-from hespas.converters.stablehlo.names import short_name
+from hespas.converters.stablehlo.mlir import (
+    Block,
+    Operation,
+    Value,
+    argument_block,
+    defining_op,
+    enum_name,
+    short_name,
+    splat_int,
+    symbol_of,
+    terminator,
+)
 from hespas.graph import DTypeKind, find_dtype
 
 __all__ = ["TripCounter", "count_trips"]

@@ -4,21 +4,21 @@ decoded once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import Tensor
+from hespas.converters.costs import Cost, CustomFacts, Facts, Tensor
+from hespas.converters.costs import Operation as CostInput
 from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.mlir import Type
-from hespas.converters.stablehlo.quantized import read_quantised
-from hespas.converters.stablehlo.quoting import quoted
+from hespas.converters.stablehlo.mlir import Type, has_rule, price, quoted
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.tensors import TensorTypesBuilder
 
-__all__ = ["TypeInfo", "TypeTable"]
+__all__ = ["Signature", "Signatures", "TypeInfo", "TypeTable", "read_quantised"]
 
 _MAX_ELEMENTS = 2**63 - 1
 """As in op graphs: no format of ours holds more."""
@@ -165,3 +165,129 @@ def _joined(parts: Sequence[TypeInfo]) -> TypeInfo:
         any(part.is_bounded for part in parts),
         tuple(parts),
     )
+
+
+# Element types of MLIR's ``quant`` dialect: https://mlir.llvm.org/docs/Dialects/QuantDialect/.
+#
+# ``!quant.uniform<i8<-127:127>:f32:1, {1.0e-02:3, 2.0e-02}>`` stores i8 for f32, with a scale and a zero
+# point for each index of dimension 1. Elements count at the width of the storage type. A scale counts at
+# the width of the expressed type and a zero point at that of the storage type, stored or not: one of each
+# per tensor, n per axis, one for each block of a sub-channel type. The bindings know no accessors, so the
+# printed type is read.
+
+_UNIFORM = re.compile(r"!quant\.uniform<(\w+)(?:<[^<>]*>)?:(\w+)(?::\d+|:\{[^{}]*\})?, (.*)>", re.DOTALL)
+_ANY = re.compile(r"!quant\.any<(\w+)(?:<[^<>]*>)?(?::(\w+))?>")
+
+
+class _Quantised(NamedTuple):
+    """``element`` is the storage type, None where unknown; ``extra_bytes`` scales and zero points;
+    ``expressed`` the type whose values are meant, None where unknown.
+    """
+
+    element: DType | None
+    extra_bytes: int
+    expressed: DType | None = None
+
+
+def read_quantised(text: str) -> _Quantised | None:
+    """A printed element type, None where it is not quantised."""
+    if not text.startswith("!quant."):
+        return None
+    uniform = _UNIFORM.fullmatch(text)
+    if uniform is None:
+        other = _ANY.match(text)
+        if other is None:
+            return _Quantised(None, 0)
+        return _Quantised(find_dtype(other[1]), 0, find_dtype(other[2] or ""))
+    storage, expressed = find_dtype(uniform[1]), find_dtype(uniform[2])
+    pairs = uniform[3].count(",") + 1
+    if storage is None or expressed is None:
+        return _Quantised(storage, 0, expressed)
+    return _Quantised(storage, expressed.storage_bytes(pairs) + storage.storage_bytes(pairs), expressed)
+
+
+# What a node is and costs, interned: equal operations on equal types share one row, and one evaluation.
+
+
+class Signature(NamedTuple):
+    """One row: the operation's full name, rows of the type table, cost of one execution.
+
+    ``is_bounded``: extents are upper bounds; ``is_dynamic``: some are unknown. ``needs_report``: figures
+    are unknown or bounds. ``label`` names nodes: the operation without its dialect, or a custom call's
+    target.
+    """
+
+    op_name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    cost: Cost
+    is_bounded: bool
+    is_dynamic: bool
+    has_rule: bool
+    needs_report: bool
+    label: str
+
+
+_Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Facts]
+"""Operation name, types of operands and of results, places of repeated operands, facts."""
+
+
+class _KnownSignatures(dict[_Key, int]):
+    """Rows by key; an unknown key is priced when it is looked up."""
+
+    def __init__(self, price: Callable[[_Key], int]) -> None:
+        super().__init__()
+        self._price = price
+
+    def __missing__(self, key: _Key) -> int:
+        self[key] = row = self._price(key)
+        return row
+
+
+class Signatures:
+    """The table of signatures of one program: ``known[key]`` is a row of ``rows``."""
+
+    def __init__(self) -> None:
+        self.rows: list[Signature] = []
+        self.known = _KnownSignatures(self._add)
+
+    def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
+        """The row of an operation whose cost its name and types give."""
+        return self.known[name, operands, results, (), None]
+
+    def _add(self, key: _Key) -> int:
+        name, operands, results, repeated, facts = key
+        described = CostInput(
+            tuple(tensor for info in operands for tensor in info.tensors),
+            tuple(tensor for info in results for tensor in info.tensors),
+            facts,
+            repeated,
+        )
+        label = facts.target if isinstance(facts, CustomFacts) else ""
+        return self.priced(name, operands, results, price(name, described), label)
+
+    def priced(
+        self,
+        name: str,
+        operands: tuple[TypeInfo, ...],
+        results: tuple[TypeInfo, ...],
+        cost: Cost,
+        label: str = "",
+    ) -> int:
+        """A row with a cost of its own."""
+        infos = (*operands, *results)
+        is_bounded = any(info.is_bounded for info in infos)
+        self.rows.append(
+            Signature(
+                name,
+                tuple(row for info in operands for row in info.rows),
+                tuple(row for info in results for row in info.rows),
+                cost,
+                is_bounded,
+                any(DYNAMIC in tensor.shape for info in infos for tensor in info.tensors),
+                has_rule(name),
+                is_bounded or not cost.is_known,
+                label or name.rpartition(".")[2],
+            )
+        )
+        return len(self.rows) - 1

@@ -1,7 +1,7 @@
 """Reads the operations of one function into a template: one visit each, in program order.
 
 Operations without regions or special data flow take one path: types, facts, signature, node. The others are
-in :data:`Walker.handlers`: structure here, control flow in :mod:`control`.
+in :data:`Walker.handlers`: structure here, control flow in :mod:`.library`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
 from hespas.converters.costs import FREE, is_known_target
-from hespas.converters.stablehlo.attributes import int_of, symbol_of, text_of
 from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
 from hespas.converters.stablehlo.facts import FactReader
-from hespas.converters.stablehlo.locations import Locations
-from hespas.converters.stablehlo.mlir import Block, Operation, terminator
+from hespas.converters.stablehlo.mlir import (
+    Block,
+    Operation,
+    int_of,
+    place_of,
+    symbol_of,
+    table_name,
+    terminator,
+    text_of,
+)
 from hespas.converters.stablehlo.mlir import Value as SsaValue
-from hespas.converters.stablehlo.names import table_name
-from hespas.converters.stablehlo.quoting import place_of
-from hespas.converters.stablehlo.scope import Scope
 from hespas.converters.stablehlo.sharded import entered_axes, manual_axes
-from hespas.converters.stablehlo.signatures import Signatures
-from hespas.converters.stablehlo.template import Link, RegionRow, Template, TupleFlow, Value
+from hespas.converters.stablehlo.template import Link, Locations, RegionRow, Scope, Template, TupleFlow, Value
 from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import TypeInfo, TypeTable
+from hespas.converters.stablehlo.types import Signatures, TypeInfo, TypeTable
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError

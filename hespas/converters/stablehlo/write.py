@@ -6,30 +6,29 @@ One file is the program of one rank class; several classes are a folder of ``NAM
 from __future__ import annotations
 
 import gzip
+import re
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.format import ReadOptions, Value, WriteOptions
-from hespas.converters.stablehlo.bindings import Bindings, load_bindings
-from hespas.converters.stablehlo.forms import Form
-from hespas.converters.stablehlo.ranks import ranks_text
+from hespas.converters.stablehlo.bindings import Bindings, ParseFailure, load_bindings
+from hespas.converters.stablehlo.forms import Form, parse_program
+from hespas.converters.stablehlo.mlir import Module
+from hespas.converters.stablehlo.ranks import chosen_classes, ranks_text
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.replay import Replayed, replay
-from hespas.converters.stablehlo.replay_figures import compare
-from hespas.converters.stablehlo.replay_text import Origin, Share, module_text
-from hespas.converters.stablehlo.write_classes import chosen_classes
-from hespas.converters.stablehlo.write_exact import ATTACHMENT, original_of
-from hespas.converters.stablehlo.write_forms import form_of_name, in_form
+from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, replay
+from hespas.converters.stablehlo.sniffing import CLASS_MARK
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
-from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
+from hespas.graph.compare import graphs_equal
+from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
 
-__all__ = ["write"]
+__all__ = ["form_of_name", "in_form", "write"]
 
 _FEW = 6
 _GUESSES = {"comm-bytes", "reduction"}
@@ -111,9 +110,9 @@ class _Job(NamedTuple):
     def program(self, index: int) -> _Program:
         """The program of one class: itself, or a replay."""
         graph, ranks = self.workload.classes[index], self.workload.num_ranks
-        reason = "several rank classes are several programs" if ATTACHMENT in graph.attachments else ""
+        reason = "several rank classes are several programs" if _ATTACHMENT in graph.attachments else ""
         if len(self.workload.classes) == 1:
-            original, reason = original_of(graph, ranks)
+            original, reason = _original_of(graph, ranks)
             if original is not None:
                 _report_absent(graph.name, original.beyond, self.diagnostics)
                 same = self.form is original.form and not self.version
@@ -145,18 +144,18 @@ class _Job(NamedTuple):
             message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
             found.info("stablehlo.devices", graph.name, message)
         counts = {**absent, **{code: count for code, (count, _) in changed.items()}}
-        origin = Origin(graph.name, self.workload.metadata.get("format", "op-graph"), len(flat))
+        origin = _Origin(graph.name, self.workload.metadata.get("format", "op-graph"), len(flat))
         lines = [f"{what}: {count}" for what, count in counts.items() if count]
-        text = module_text(replayed, origin, lines, self._share(index))
+        text = _module_text(replayed, origin, lines, self._share(index))
         again = self._as_read(text, graph.name)
         compare(flat, replayed, again.classes[0], found)
         return text, again.metadata
 
-    def _share(self, index: int) -> Share | None:
+    def _share(self, index: int) -> _Share | None:
         """Which of several classes a program is of."""
         if len(self.workload.classes) == 1:
             return None
-        return Share(index, len(self.workload.classes), ranks_text(self.workload.ranks_of(index)))
+        return _Share(index, len(self.workload.classes), ranks_text(self.workload.ranks_of(index)))
 
     def _as_read(self, text: str, name: str) -> Workload:
         """The replay as its reader sees it: what the file holds. Raises ``UnsupportedError`` where it is no
@@ -185,7 +184,7 @@ def _flat(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
 def _absent(graph: OpGraph) -> dict[str, int]:
     """What a graph knows and no replay holds. Names are in its locations."""
     placed = (graph.stream >= 0) | (graph.resource != int(Resource.DEVICE))
-    others = [name for name in graph.attachments if name != ATTACHMENT]
+    others = [name for name in graph.attachments if name != _ATTACHMENT]
     several = np.array([groups.communicator > 0 for groups in graph.group_sets] + [False])
     return {
         "durations": int((~np.isnan(graph.duration_ns)).sum()),
@@ -269,3 +268,232 @@ def _report_ranks(
             f"{workload.num_ranks} devices; messages between classes go between its own devices"
         )
         diagnostics.warning("stablehlo.rank-classes", workload.name, message, count=len(classes))
+
+
+# Whether a graph still is the program it was read from, so that the program itself can be written.
+#
+# The program is read again and compared: no mark can go stale. What may differ is what a program does not
+# say: times, streams, names, costs. Another structure, as passes make, is another program.
+
+_ATTACHMENT = "stablehlo"
+
+_ANNOTATIONS: dict[str, str] = {
+    "duration_ns": "durations",
+    "stream": "streams",
+    "resource": "streams",
+    "id": "names",
+    "name": "names",
+    "name_row": "names",
+    "framework_row": "names",
+    "regions.label": "names",
+    "op_class": "costs",
+    "rate_dtype": "costs",
+    "flops": "costs",
+    "useful_flops": "costs",
+    "transcendentals": "costs",
+    "bytes_read": "costs",
+    "bytes_written": "costs",
+    "collectives.comm_bytes": "costs",
+    "collectives.operand_bytes": "costs",
+    "collectives.result_bytes": "costs",
+    "p2p.comm_bytes": "costs",
+    "multiplicity": "trips",
+    "regions.trips": "trips",
+    "attachments": "attachments",
+    "source_row": "",
+}
+"""Column -> what is reported not to be in the program. Lines of the file itself are another file's."""
+
+
+class _Original(NamedTuple):
+    """A program as stored, how many values of what kind the graph has beyond it, and what its reader says of
+    the file.
+    """
+
+    data: bytes
+    form: Form
+    beyond: dict[str, int]
+    metadata: Mapping[str, str]
+
+
+class _Verdict(NamedTuple):
+    """The original, or why there is none: ``reason`` is empty where the graph never was a program."""
+
+    original: _Original | None
+    reason: str = ""
+
+
+def _original_of(graph: OpGraph, num_ranks: int) -> _Verdict:
+    """The program of a graph that all ``num_ranks`` ranks run. An attachment that cannot be read is none."""
+    data = graph.attachments.get(_ATTACHMENT)
+    if data is None:
+        return _Verdict(None)
+    try:
+        again = read_program(data, _ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
+    except HespasError as error:
+        return _Verdict(None, f"the program attached to the graph cannot be read: {error.message}")
+    if again.num_ranks != num_ranks:
+        return _Verdict(None, f"the program runs on {again.num_ranks} devices, the graph on {num_ranks}")
+    beyond: dict[str, int] = {}
+    changed: list[str] = []
+    source = again.classes[0]
+    for difference in graphs_equal(graph, source):
+        what = _what(difference.column)
+        if what is None or (difference.column == "regions.trips" and not _only_new_trips(graph, source)):
+            changed.append(difference.column)
+        elif what:
+            beyond[what] = beyond.get(what, 0) + difference.count
+    if changed:
+        return _Verdict(None, f"passes or edits changed the program it was read from: {', '.join(changed)}")
+    return _Verdict(_Original(data, Form(again.metadata["form"]), beyond, again.metadata))
+
+
+def _what(column: str) -> str | None:
+    """What a differing column is an annotation of, None where it is the program's structure."""
+    table = column.partition(".")[0]
+    if table in {"extra", "contractions"}:
+        return "extra" if table == "extra" else "costs"
+    return _ANNOTATIONS.get(column)
+
+
+def _only_new_trips(graph: OpGraph, source: OpGraph) -> bool:
+    """Whether trip counts differ only where the program does not say them."""
+    if len(graph.regions) != len(source.regions):
+        return False
+    stated = ~np.isnan(source.regions.trips)
+    return bool((graph.regions.trips[stated] == source.regions.trips[stated]).all())
+
+
+# The form a program is written in, told by the name of the file, and how a parsed program gets it.
+
+_BINARY = {".mlirbc", ".bc"}
+_EXPORT = {".jaxexport", ".jax_export"}
+_KNOWN_PLACE = re.compile(r'loc\((?!unknown\)|#loc|"-":\d)')
+"""A location other than those of a text that nobody has."""
+
+
+def form_of_name(name: str, version: str) -> Form:
+    """The form that a file name asks for; a name that says nothing asks for text.
+
+    Bytecode has no version: with one, a portable artifact is written. Raises ``UsageError`` for text of a
+    version.
+    """
+    suffixes = [suffix for suffix in PurePath(name).suffixes if suffix != ".gz"]
+    last = suffixes[-1] if suffixes else ""
+    if last in _EXPORT:
+        return Form.EXPORT
+    if last == ".vhlo" or (last in _BINARY and (version or ".vhlo" in suffixes)):
+        return Form.ARTIFACT
+    if last in _BINARY:
+        return Form.BYTECODE
+    if version:
+        raise UsageError(
+            f"--to-version {version}: text has no version",
+            path=name,
+            hint="name a portable artifact, FILE.vhlo, or leave the version out",
+        )
+    return Form.TEXT
+
+
+def in_form(data: bytes, own: Form, form: Form, version: str, bindings: Bindings) -> bytes:
+    """A program that is known to parse, in a form: as it is where ``own`` is that form already.
+
+    Raises ``UnsupportedError`` where it has no such form.
+    """
+    if form is own and not version:
+        return data
+    module = parse_program(data, "the program", bindings).module
+    match form:
+        case Form.TEXT:
+            return _text(module, bindings).encode()
+        case Form.BYTECODE:
+            return bindings.bytecode(module)
+        case Form.ARTIFACT:
+            return _artifact(module, version, bindings)
+        case Form.EXPORT:
+            raise UnsupportedError(
+                "a jax.export file also holds calling conventions, which no other form of a program has",
+                hint="name a portable artifact, FILE.vhlo",
+            )
+
+
+def _artifact(module: Module, version: str, bindings: Bindings) -> bytes:
+    try:
+        return bindings.artifact(module, version)
+    except ValueError as error:
+        raise UnsupportedError(
+            f"no portable artifact of StableHLO {version or 'as this jaxlib knows it'} can hold the program "
+            f"({error})",
+            hint="name a newer --to-version, or write bytecode: FILE.mlirbc",
+        ) from None
+
+
+def _text(module: Module, bindings: Bindings) -> str:
+    """The program as text that parses to the same program: pretty where that is so, else generic."""
+    located = bindings.text(module, locations=True)
+    has_places = _KNOWN_PLACE.search(located) is not None
+    text = located if has_places else bindings.text(module, locations=False)
+    return (
+        text
+        if _is_same(text, module, bindings)
+        else bindings.text(module, locations=has_places, generic=True)
+    )
+
+
+def _is_same(text: str, module: Module, bindings: Bindings) -> bool:
+    try:
+        again = bindings.parse(text, quantised="!quant." in text)
+    except ParseFailure:
+        return False
+    one, two = (bindings.text(each, locations=False, generic=True) for each in (module, again))
+    return one == two
+
+
+# The module around a replay: header, arguments, results, and what was not kept, for readers of the file.
+
+
+class _Origin(NamedTuple):
+    """The graph that is replayed: its name, the format it came from, and how many operations it has."""
+
+    name: str
+    format: str
+    operations: int
+
+
+class _Share(NamedTuple):
+    """The rank class of a program that is one of ``classes``; ``ranks`` as :mod:`.ranks` writes them."""
+
+    number: int
+    classes: int
+    ranks: str
+
+
+def _module_text(replayed: Replayed, origin: _Origin, not_kept: Sequence[str], share: _Share | None) -> str:
+    """The program as text. ``hespas.replay`` marks it; ``not_kept`` are lines like ``durations: 12``."""
+    emitter = replayed.emitter
+    aliases = [f"{alias} = {attribute}" for attribute, alias in emitter.aliases.items()]
+    arguments = ", ".join(f"%arg{place}: {tensor}" for place, tensor in enumerate(emitter.arguments))
+    kinds = ", ".join(str(value.type) for value in replayed.outputs)
+    listed = ", ".join(quoted_text(line) for line in not_kept)
+    ranks = f"ranks = {quoted_text(share.ranks)}, " if share else ""
+    marks = (
+        f"hespas.replay = {{flops = {replayed.flops!r} : f64, not_kept = [{listed}], "
+        f"operations = {origin.operations} : i64, {ranks}source = {quoted_text(origin.format)}}}"
+    )
+    attributes = f"{marks}, mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {replayed.num_ranks} : i32"
+    names = ", ".join(str(value) for value in replayed.outputs)
+    ends = f"return {names} : {kinds}" if names else "return"
+    lines = [
+        "// A replay: the work of a graph in its order, not the program that the graph was taken from.",
+        *([f"{CLASS_MARK} {share.number} of {share.classes}"] if share else []),
+        *aliases,
+        f"module @{quoted_text(origin.name or 'replay')} attributes {{{attributes}}} {{",
+        f"  func.func public @main({arguments}) -> ({kinds}) {{",
+        "    %zero = stablehlo.constant dense<0> : tensor<i32>",
+        *emitter.lines,
+        f"    {ends}",
+        "  }",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)

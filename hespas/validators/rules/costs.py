@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.converters.chakra.kept_times import simulated_ns
+from hespas.converters.chakra.preserve import simulated_ns
 from hespas.graph import NodeKind, OpClass, Resource
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.validators.job import Job, Report

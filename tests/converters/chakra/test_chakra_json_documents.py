@@ -269,7 +269,7 @@ def test_blocks_of_any_size_give_the_same_nodes(
     path.write_text("".join(map(_PRINT, messages)), encoding="utf-8")
     expected = [message.SerializeToString(deterministic=True) for message in messages]
     for size in (1, 7, 64, 1000):
-        monkeypatch.setattr("hespas.converters.chakra.json_stream._BLOCK_BYTES", size)
+        monkeypatch.setattr("hespas.converters.chakra.json_frames._BLOCK_BYTES", size)
         found = JsonFrames(path, Diagnostics(), max_bytes=None, lenient=False).messages()
         assert [message.data for message in found] == expected
 

@@ -94,6 +94,7 @@ _VALUES: dict[Kind, st.SearchStrategy[Any]] = {
     | _TEXT,
     Kind.BYTES: st.binary(max_size=5),
 }
+_SIGNED = {Kind.INT32, Kind.INT64, Kind.SINT32, Kind.SINT64, Kind.SFIXED32, Kind.SFIXED64}
 _FIELDS = [field for field in ATTRIBUTE.fields.values() if field.oneof]
 
 
@@ -103,7 +104,9 @@ def _attribute(draw: st.DrawFn, name: str) -> dict[str, Any]:
     field = draw(st.sampled_from(likely) | st.sampled_from(_FIELDS))
     made: dict[str, Any] = {"name": name, "doc_string": draw(st.just("") | _TEXT)}
     if field.message is None:
-        made[field.name] = draw(_VALUES[field.kind])
+        value = draw(_VALUES[field.kind])
+        is_negative_time = name == "duration_nanos" and field.kind in _SIGNED and value < 0
+        made[field.name] = -(value + 1) if is_negative_time else value  # a negative one is an error
     else:
         made[field.name] = {"values": draw(st.lists(_VALUES[field.message.fields[1].kind], max_size=3))}
     return made
@@ -125,7 +128,7 @@ def _nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
             "ctrl_deps": draw(deps),
             "data_deps": draw(deps),
             "start_time_micros": draw(_SMALL),
-            "duration_micros": draw(_SMALL | st.integers(0, (1 << 64) - 1)),
+            "duration_micros": draw(_SMALL | st.integers(0, (1 << 63) - 1)),
             "inputs": draw(io),
             "outputs": draw(io),
             "attr": [draw(_attribute(name)) for name in names],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.converters import ReadOptions, WriteOptions, load_format
-from hespas.converters.chakra.kept_times import simulated_ns
+from hespas.converters.chakra.preserve import simulated_ns
 from hespas.converters.chakra.timing import Times
 from hespas.graph import Diagnostics, Workload
 from hespas.validators import check
@@ -98,14 +98,14 @@ def test_a_trace_without_microseconds_gets_them(reference: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "micros", [(1 << 53) // 1000 + 1, (1 << 53) + 1, (1 << 62) // 1000 + 7, (1 << 63) + 1, (1 << 64) - 1]
+    "micros", [(1 << 53) // 1000 + 1, (1 << 53) + 1, (1 << 62) // 1000 + 7, (1 << 63) - 1]
 )
 def test_long_times_come_back_exactly(reference: Any, tmp_path: Path, micros: int) -> None:
     path = tmp_path / "w.0.et"
     path.write_bytes(_timed(reference, (5, None), (micros, None), (7, None)))
     workload, found = _read(path)
     assert workload.classes[0].duration_ns.tolist() == [5e3, float(micros) * 1e3, 7e3]
-    assert found.counts() == ({"GR001": 1} if micros >= 1 << 63 else {})
+    assert found.counts() == {}
     assert _write(workload, tmp_path / "out.0.et").read_bytes() == path.read_bytes()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chakra.fields import Fields, walk
-from hespas.converters.chakra.spans import Window, offsets_of
+from hespas.converters.chakra.wire import Window, offsets_of
 from tests.converters.chakra.historic_protos import classes
 
 _SETTINGS = settings(deadline=None, max_examples=200)

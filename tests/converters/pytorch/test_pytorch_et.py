@@ -9,8 +9,7 @@ import pytest
 
 from hespas.converters import sniff
 from hespas.converters.pytorch import FORMAT_ET
-from hespas.converters.pytorch.et_records import SCHEMAS
-from hespas.converters.pytorch.tensors import mutated_arguments
+from hespas.converters.pytorch.et_records import SCHEMAS, mutated_arguments
 from hespas.graph import CollectiveKind, NodeKind, OpClass, Resource
 from hespas.graph.errors import FormatError, UnsupportedError
 from tests.converters.pytorch.traces import (

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.pytorch.dataflow import Edges, flow_of
-from hespas.converters.pytorch.events import read_events
-from hespas.converters.pytorch.exclusive import exclusive_ns
-from hespas.converters.pytorch.linking import Nesting
-from hespas.converters.pytorch.names import is_communication_kernel, kernel_operation, named
-from hespas.converters.pytorch.naming import job_name, rank_in_name
-from hespas.converters.pytorch.ordered import common_order
+from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, named
+from hespas.converters.pytorch.draft import Edges, flow_of
+from hespas.converters.pytorch.events import Rows, integer, integers, read_events
+from hespas.converters.pytorch.linked import common_order
+from hespas.converters.pytorch.linking import Nesting, exclusive_ns
 from hespas.converters.pytorch.records import Number
-from hespas.converters.pytorch.values import Rows, integer, integers
+from hespas.converters.pytorch.sniffing import job_name, rank_in_name
 from hespas.graph import CollectiveKind, Csr, NodeKind
 from tests.converters.pytorch.traces import (
     Json,

@@ -8,9 +8,8 @@ import pytest
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import IdMode, highest_id, normalise_groups
-from hespas.converters.stablehlo.attributes import int_array
 from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.quoting import excerpt, place_of, quoted, shortened
+from hespas.converters.stablehlo.mlir import excerpt, int_array, place_of, quoted, shortened
 from hespas.graph import Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 

@@ -16,7 +16,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.bindings import load_bindings
 from hespas.converters.stablehlo.forms import Form
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.write_forms import in_form
+from hespas.converters.stablehlo.write import in_form
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload
 from hespas.graph.passes import FoldFree, UnrollLoops
 from tests.converters.stablehlo.replays import FIXTURES, read_any, without_program, write_bytes

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.scope import Scope
-from hespas.converters.stablehlo.template import Template
+from hespas.converters.stablehlo.template import Scope, Template
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.passes import FoldFree, Pass, UnrollLoops, is_topological
@@ -246,7 +245,7 @@ def test_calls_that_double_are_counted_before_they_are_written_out(
 def test_calls_that_double_at_each_level_are_refused_before_they_fill_memory(
     read_text: ReadText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hespas.converters.stablehlo.scope.MAX_NODES", 1000)
+    monkeypatch.setattr("hespas.converters.stablehlo.template.MAX_NODES", 1000)
     with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
         read_text(_doubling(10))
 

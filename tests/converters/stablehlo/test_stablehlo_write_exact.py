@@ -15,7 +15,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.stablehlo.bindings import load_bindings
 from hespas.converters.stablehlo.forms import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.write_forms import form_of_name, in_form
+from hespas.converters.stablehlo.write import form_of_name, in_form
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.compare import graphs_equal, workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError

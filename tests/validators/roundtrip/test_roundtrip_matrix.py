@@ -121,11 +121,7 @@ def test_a_program_comes_back_from_the_lossless_formats_and_its_trace_says_what_
         for via in ("op-graph", "op-graph-arrow"):
             assert {each.kept for each in cells[source, via].columns} <= {Kept.EXACT, Kept.ABSENT}
     assert {each.kept for each in cells["chakra", "chakra"].columns} <= {Kept.EXACT, Kept.ABSENT}
-    assert [each.column for each in cells["op-graph", "chakra"].lost] == [
-        "metadata",
-        "attachments",
-        "source_row",
-    ]
+    assert [each.column for each in cells["op-graph", "chakra"].lost] == ["attachments", "source_row"]
     document = _document(roundtrip_json(done))
     assert document["valid"] is True
 

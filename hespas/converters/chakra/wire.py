@@ -1,22 +1,188 @@
-"""Walking many messages at once, field by field, in ascending field order.
+"""Bytes at many positions: the arrays of the codec, windows over a buffer, and copying of spans.
 
-A :class:`Cursor` stands at one position per message. Whatever is not what a protobuf serialiser writes
-(fields out of order, unknown fields, wrong wire types, spans that leave the message) marks the message as
-``bad`` and is left to :mod:`.canonical`, which knows the whole wire format. What is not marked has been read
-right.
+A :class:`Window` has slack behind its content, so that a load of eight or sixteen bytes at any position
+inside is safe.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.converters.chakra.spans import Bools, Longs, Window, Words, offsets_of
-from hespas.converters.chakra.varints import read_varints
+__all__ = [
+    "BLOCK",
+    "SLACK",
+    "Bools",
+    "Bytes",
+    "Cursor",
+    "Longs",
+    "Spans",
+    "Window",
+    "Words",
+    "copy_spans",
+    "offsets_of",
+    "packed_varints",
+    "read_varints",
+    "repeated_spans",
+]
 
-__all__ = ["Cursor", "Spans", "repeated_spans"]
+Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+Longs = NDArray[np.int64]
+
+SLACK = 64
+"""Readable bytes that a window keeps behind its content."""
+
+BLOCK = 16
+"""Bytes moved at once by :func:`copy_spans`."""
+
+_BLOCK_TYPE = np.dtype((np.void, BLOCK))
+
+
+def offsets_of(lengths: NDArray[np.integer]) -> Longs:
+    """Row offsets, shape ``(rows + 1,)``, from each row's length."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+class Window(NamedTuple):
+    """Bytes (with :data:`SLACK` more behind them) as bytes, and as words and blocks at every position."""
+
+    u8: Bytes
+    words: Words
+    blocks: NDArray[np.void]
+
+    @classmethod
+    def over(cls, padded: Bytes) -> Window:
+        """A window over an array whose last :data:`SLACK` bytes are padding."""
+        size = len(padded) - SLACK
+        words: Words = np.ndarray((size + SLACK - 8,), "<u8", padded.data, strides=(1,))
+        blocks: NDArray[np.void] = np.ndarray((size + SLACK - BLOCK,), _BLOCK_TYPE, padded.data, strides=(1,))
+        return cls(padded, words, blocks)
+
+    @classmethod
+    def holding(cls, data: Bytes) -> Window:
+        """A window over a padded copy of ``data``."""
+        padded = np.empty(len(data) + SLACK, np.uint8)
+        padded[: len(data)] = data
+        padded[len(data) :] = 0
+        return cls.over(padded)
+
+
+def copy_spans(window: Window, start: Longs, length: Longs) -> tuple[Bytes, Longs]:
+    """The spans one behind the other, and their offsets, shape ``(spans + 1,)``.
+
+    The spans must lie within the window's content. Cost: one block move per started 16 bytes.
+    """
+    offsets = offsets_of(length)
+    out = np.empty(int(offsets[-1]) + BLOCK, np.uint8)
+    target: NDArray[np.void] = np.ndarray((int(offsets[-1]) + 1,), _BLOCK_TYPE, out.data, strides=(1,))
+    blocks = (length + (BLOCK - 1)) >> 4
+    source, into = start, offsets[:-1]
+    if len(blocks) and (int(blocks.max()) > 1 or int(blocks.min()) == 0):
+        first = np.cumsum(blocks) - blocks
+        steps = np.arange(int(blocks.sum()), dtype=np.int64) << 4
+        source = np.repeat(start - (first << 4), blocks) + steps
+        into = np.repeat(offsets[:-1] - (first << 4), blocks) + steps
+    # Blocks are written in ascending order, so what one writes beyond its span the next one overwrites.
+    target[into] = window.blocks[source]
+    return out[: int(offsets[-1])], offsets
+
+
+# Varints and length-delimited fields, many at a time: https://protobuf.dev/programming-guides/encoding/.
+#
+# Nothing here raises; what is malformed is reported as a mask for the caller to judge.
+
+_STOPS = np.uint64(0x8080808080808080)
+_SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_WIDTH_OF_STOP = np.uint64(0x0102030405060708)
+_ONE = np.uint64(1)
+
+
+def read_varints(window: Window, at: Longs) -> tuple[Words, Longs, Bools | None]:
+    """The varint at each position: values, the positions behind them, and where it exceeds ten bytes.
+
+    The mask is ``None`` when no varint is that long. Positions must lie within the window's content or not
+    more than ``SLACK - 11`` behind it.
+    """
+    first = window.u8.take(at)
+    if not len(first) or int(first.max()) < 0x80:
+        return first.astype(np.uint64), at + 1, None
+    word = window.words[at]
+    stops = ~word & _STOPS
+    lowest = stops & (~stops + _ONE)
+    mask = (lowest << _ONE) - _ONE
+    value = _pack_sevens(word & mask & _SEVENS)
+    width = ((lowest >> np.uint64(7)) * _WIDTH_OF_STOP) >> np.uint64(56)
+    behind = at + width.view(np.int64)
+    long = np.flatnonzero(stops == 0)
+    return (value, behind, None) if not len(long) else _with_long(window, at, value, behind, long)
+
+
+def _pack_sevens(groups: Words) -> Words:
+    """Close the gaps between the seven-bit groups of eight bytes."""
+    pairs = (groups & np.uint64(0x007F007F007F007F)) | (
+        (groups & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
+    )
+    quads = (pairs & np.uint64(0x00003FFF00003FFF)) | (
+        (pairs & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
+    )
+    return (quads & np.uint64(0x000000000FFFFFFF)) | ((quads & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
+
+
+def _with_long(
+    window: Window, at: Longs, value: Words, behind: Longs, long: Longs
+) -> tuple[Words, Longs, Bools | None]:
+    """Complete the rows ``long``, whose varints have nine or ten bytes (or too many)."""
+    ninth = window.u8[at[long] + 8].astype(np.uint64)
+    tenth = window.u8[at[long] + 9].astype(np.uint64)
+    goes_on = ninth >= 0x80
+    high = (ninth & np.uint64(0x7F)) << np.uint64(56)
+    high |= np.where(goes_on, (tenth & _ONE) << np.uint64(63), np.uint64(0))
+    value[long] |= high
+    behind[long] = at[long] + 9 + goes_on
+    endless = goes_on & (tenth >= 0x80)
+    if not endless.any():
+        return value, behind, None
+    bad = np.zeros(len(at), np.bool_)
+    bad[long] = endless
+    return value, behind, bad
+
+
+def packed_varints(window: Window, start: Longs, length: Longs) -> tuple[Words, Longs, Bools | None]:
+    """Packed varints of many spans: all values in order, offsets per span, and which spans are malformed."""
+    data, bounds = copy_spans(window, start, length)
+    if not len(data):
+        return np.empty(0, np.uint64), np.broadcast_to(np.int64(0), (len(bounds),)), None
+    if int(data.max()) < 0x80:
+        return data.astype(np.uint64), bounds, None
+    stops = data < 0x80
+    counted = np.zeros(len(data) + 1, np.int64)
+    np.cumsum(stops, out=counted[1:])
+    offsets = counted[bounds]
+    cut = (length > 0) & ~stops[np.maximum(bounds[1:] - 1, 0)]
+    last = np.flatnonzero(stops)
+    first = np.empty_like(last)
+    first[:1] = 0
+    first[1:] = last[:-1] + 1
+    values, _, endless = read_varints(Window.holding(data), first)
+    if endless is not None:
+        cut[np.searchsorted(offsets, np.flatnonzero(endless), side="right") - 1] = True
+    return values, offsets, cut if cut.any() else None
+
+
+# Walking many messages at once, field by field, in ascending field order.
+#
+# A :class:`Cursor` stands at one position per message. Whatever is not what a protobuf serialiser writes
+# (fields out of order, unknown fields, wrong wire types, spans that leave the message) marks the message as
+# ``bad`` and is left to :mod:`.attributes`, which knows the whole wire format. What is not marked has been
+# read right.
 
 _ROUNDS = 48
 """Entries of a repeated field that are walked for all messages at once; longer rows are finished singly."""

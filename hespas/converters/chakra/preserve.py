@@ -1,0 +1,484 @@
+"""What the graph does not model, kept verbatim in its ``extra`` table, and taken from there again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.assembly import Assembly, Layout, Layouts, decode_layout, encode_layout
+from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.contract import (
+    ATTRIBUTES,
+    GROUPS_ATTRIBUTE,
+    JOB_ATTRIBUTE,
+    LAYOUT_KEY,
+    LINTED,
+    RANK_ATTRIBUTE,
+    Tag,
+)
+from hespas.converters.chakra.encode import delimited, join, render, rows
+from hespas.converters.chakra.facts import is_canonical
+from hespas.converters.chakra.shapes import type_texts
+from hespas.converters.chakra.timing import Times, micros_as_ns
+from hespas.converters.chakra.wire import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.graph import WHOLE_JOB, Csr, ExtraTable, OpGraph, StringTableBuilder
+from hespas.graph.columns import FloatArray
+from hespas.schemas.chakra.tables import AttributeField
+
+__all__ = [
+    "ExtraRows",
+    "Kept",
+    "attribute_rows",
+    "collect",
+    "file_rows",
+    "find_layouts",
+    "foreign_texts",
+    "io_rows",
+    "is_attribute",
+    "kept_micros",
+    "layout_rows",
+    "simulated_ns",
+    "start_rows",
+    "time_rows",
+]
+
+_OTHER_TAGS = (
+    Tag.DOC_STRING,
+    Tag.START_MICROS,
+    Tag.DURATION_MICROS,
+    Tag.INPUTS,
+    Tag.OUTPUTS,
+    Tag.LAYOUT,
+    Tag.VERSION,
+    Tag.AS_STATED,
+)
+"""What a trace has beside attributes."""
+
+_RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
+_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, WHOLE_JOB})
+"""Names of attributes that readers of traces understand."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtraRows:
+    """Rows for the table: columns of equal length. ``order`` sorts the rows of one node among each other."""
+
+    node: Longs
+    key: NDArray[np.int32]
+    tag: NDArray[np.int16]
+    value: ByteRows
+    order: Longs
+
+
+def _constant(node: Longs, key: int, tag: int, value: ByteRows) -> ExtraRows:
+    count = len(node)
+    return ExtraRows(
+        node,
+        np.full(count, key, np.int32),
+        np.full(count, tag, np.int16),
+        value,
+        np.full(count, -1, np.int64),
+    )
+
+
+def attribute_rows(columns: EtColumns, kept: Bools, strings: StringTableBuilder) -> list[ExtraRows]:
+    """The attributes marked in ``kept``, and the doc strings of all attributes."""
+    attrs = columns.attrs
+    key_rows = np.array([strings.add(name) for name in attrs.keys] or [0], np.int32)
+    at = np.flatnonzero(kept)
+    owner = attrs.owner
+    field = attrs.field[at].astype(np.int16)
+    tag = np.where(field == AttributeField.UNSET, np.int16(Tag.NO_VALUE), field)
+    part = ExtraRows(owner[at], key_rows[attrs.key[at]], tag, _raw_values(columns, at), at)
+    docs = attrs.doc_row
+    described = ExtraRows(
+        owner[docs],
+        key_rows[attrs.key[docs]],
+        np.full(len(docs), Tag.DOC_STRING, np.int16),
+        attrs.doc,
+        docs,
+    )
+    return [part, described]
+
+
+def _raw_values(columns: EtColumns, at: Longs) -> ByteRows:
+    """Payload bytes, or the eight bytes of ``bits``, of the given attribute rows."""
+    attrs = columns.attrs
+    bits = attrs.bits[at]
+    held = attrs.has_payload[at]
+    payload = attrs.payload
+    data = np.concatenate([payload.data, np.frombuffer(bits.tobytes(), np.uint8)])
+    start = len(payload.data) + 8 * np.arange(len(at), dtype=np.int64)
+    length = np.full(len(at), 8, np.int64)
+    row = bits[held].view(np.int64)
+    start[held] = payload.offsets[row]
+    length[held] = payload.offsets[row + 1] - payload.offsets[row]
+    return ByteRows(*copy_spans(Window.holding(data), start, length))
+
+
+def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
+    """Rows of another format's texts that become string attributes, and how many rows cannot be written:
+    those without a key or with one that means something else in a trace, a second one of a key on a node, and
+    those whose tag no trace knows.
+    """
+    table = graph.extra
+    mine = (table.node < 0) == of_file
+    own = is_attribute(table.tag)
+    foreign = mine & (table.tag == Tag.TEXT)
+    unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
+    if not foreign.any():
+        return np.empty(0, np.int64), unknown
+    reserved = _RESERVED_OF_FILE if of_file else _RESERVED
+    bad = [key for key in np.unique(table.key[foreign]).tolist() if graph.strings[key] in reserved]
+    rows = np.flatnonzero(foreign & ~np.isin(table.key, bad))
+    # Attributes that were kept from a trace stay: they take precedence.
+    attributes = np.flatnonzero(mine & own)
+    order = np.concatenate([attributes, rows])
+    code = (table.node[order].astype(np.int64) + 1) * len(graph.strings) + table.key[order]
+    first = np.unique(code, return_index=True)[1]
+    kept = np.sort(order[first[first >= len(attributes)]])
+    return kept, unknown + int(foreign.sum()) - len(kept)
+
+
+def is_attribute(tag: NDArray[np.int16]) -> Bools:
+    """Which tags mark attributes of a trace."""
+    of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
+    found: Bools = of_value | (tag == Tag.NO_VALUE)
+    return found
+
+
+def start_rows(columns: EtColumns) -> list[ExtraRows]:
+    """Start times, which a graph does not have."""
+    at = np.flatnonzero(columns.start_micros)
+    if not len(at):
+        return []
+    data = np.frombuffer(columns.start_micros[at].astype("<u8").tobytes(), np.uint8)
+    return [_constant(at, 0, Tag.START_MICROS, ByteRows(data, offsets_of(np.full(len(at), 8))))]
+
+
+def time_rows(columns: EtColumns, duration_ns: FloatArray, written: Words) -> list[ExtraRows]:
+    """Microseconds that are not those which a writer makes of the durations, each with its duration."""
+    at = np.flatnonzero(columns.duration_micros != written)
+    if not len(at):
+        return []
+    pairs = np.stack([columns.duration_micros[at], duration_ns[at].view(np.uint64)], axis=1).astype("<u8")
+    data = np.frombuffer(pairs.tobytes(), np.uint8)
+    return [_constant(at, 0, Tag.DURATION_MICROS, ByteRows(data, offsets_of(np.full(len(at), 16))))]
+
+
+def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
+    """``IOInfo`` texts as their encoded messages."""
+    if not len(io):
+        return []
+    parts = [
+        part
+        for number, text in ((0x0A, io.values), (0x12, io.shapes), (0x1A, io.types))
+        for part in delimited(number, [rows(text)], keep_empty=False)
+    ]
+    message = join(parts)
+    return [_constant(io.node, 0, tag, ByteRows(render(message), offsets_of(message.row_bytes())))]
+
+
+def layout_rows(found: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
+    """Distinct layouts as rows of the file, and each node's choice."""
+    if not found.layouts:
+        return []
+    key = strings.add(LAYOUT_KEY)
+    whole = ByteRows.from_rows([encode_layout(layout) for layout in found.layouts])
+    data = np.frombuffer(found.choice.astype("<u4").tobytes(), np.uint8)
+    chosen = ByteRows(data, offsets_of(np.full(len(found.node), 4)))
+    return [
+        _constant(np.full(len(whole), -1, np.int64), key, Tag.LAYOUT, whole),
+        _constant(found.node, key, Tag.LAYOUT, chosen),
+    ]
+
+
+def file_rows(columns: EtColumns, strings: StringTableBuilder, *, as_stated: bool) -> list[ExtraRows]:
+    """The file's version label and metadata attributes, as rows of node -1."""
+    version = ByteRows.from_text([columns.version])
+    nobody = np.full(1, -1, np.int64)
+    found = [_constant(nobody, 0, Tag.VERSION, version)]
+    if as_stated:
+        found.append(_constant(nobody, 0, Tag.AS_STATED, ByteRows.blank(1)))
+    attrs = columns.metadata
+    if len(attrs):
+        holder = EtColumns.empty(attrs)
+        parts = attribute_rows(holder, np.ones(len(attrs), np.bool_), strings)
+        found += [
+            ExtraRows(np.full(len(part.node), -1, np.int64), part.key, part.tag, part.value, part.order)
+            for part in parts
+        ]
+    return found
+
+
+def collect(parts: Sequence[ExtraRows]) -> ExtraTable:
+    """One table of all rows, sorted by node and then by order; the order of parts breaks ties."""
+    parts = [part for part in parts if len(part.node)]
+    if not parts:
+        return ExtraTable.empty()
+    node = np.concatenate([part.node for part in parts])
+    order = np.lexsort((np.concatenate([part.order for part in parts]), node))
+    data = np.concatenate([part.value.data for part in parts])
+    base = offsets_of(np.array([len(part.value.data) for part in parts]))
+    starts = np.concatenate([part.value.offsets[:-1] + base[place] for place, part in enumerate(parts)])
+    lengths = np.concatenate([part.value.lengths for part in parts])
+    values, offsets = copy_spans(Window.holding(data), starts[order], lengths[order])
+    return ExtraTable(
+        node=node[order].astype(np.int32),
+        key=np.concatenate([part.key for part in parts])[order],
+        tag=np.concatenate([part.tag for part in parts])[order],
+        offsets=offsets,
+        values=values.tobytes(),
+    )
+
+
+# Finding the nodes of a trace that a writer would write otherwise, and the distinct layouts they have.
+
+_RANK = {name: rank for rank, name in enumerate(ATTRIBUTES)}
+_EXTRA_RANK = len(_RANK)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _unusual(attrs: AttributeColumns, owner: Longs, modelled: Bools, always: Bools) -> Bools:
+    """Nodes whose attributes a writer would not write just so."""
+    rank_of_key = np.array([_RANK.get(name, _EXTRA_RANK) for name in attrs.keys] or [0])
+    rank = np.where(modelled, rank_of_key[attrs.key], _EXTRA_RANK)
+    unusual = always.copy()
+    flag = rank_of_key[attrs.key] == _RANK["is_cpu_op"]
+    unusual[owner[flag & modelled]] = False
+    unusual[owner[modelled & ~is_canonical(attrs)]] = True
+    falls = (owner[1:] == owner[:-1]) & (rank[1:] < rank[:-1])
+    unusual[owner[1:][falls]] = True
+    return unusual
+
+
+def find_layouts(attrs: AttributeColumns, modelled: Bools, *, flagged: Bools, forced: Bools) -> Layouts:
+    """The layouts worth keeping. ``modelled`` marks rows whose value went into a column of the graph;
+    ``flagged`` the nodes for which a writer states ``is_cpu_op``; ``forced`` are kept in any case.
+    """
+    owner = attrs.owner
+    nodes = np.flatnonzero(_unusual(attrs, owner, modelled, flagged) | forced)
+    if not len(nodes):
+        return Layouts((), nodes, nodes)
+    representative, index = _distinct(attrs, nodes)
+    names = attrs.keys
+    layouts: list[Layout] = []
+    for node in representative.tolist():
+        rows = slice(int(attrs.offsets[node]), int(attrs.offsets[node + 1]))
+        keys: list[int] = attrs.key[rows].tolist()
+        fields: list[int] = attrs.field[rows].tolist()
+        layouts.append(tuple((names[key], field) for key, field in zip(keys, fields, strict=True)))
+    return Layouts(tuple(layouts), nodes, index)
+
+
+def _distinct(attrs: AttributeColumns, nodes: Longs) -> tuple[Longs, Longs]:
+    """One node of each distinct sequence of (name, type), and which of them each of ``nodes`` follows."""
+    code = attrs.key.astype(np.uint64) * np.uint64(64) + attrs.field
+    start, length = attrs.offsets[nodes], attrs.offsets[nodes + 1] - attrs.offsets[nodes]
+    own = _hashes(code, start, length)
+    _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
+    first, inverse = _by_appearance(first, inverse)
+    # Equal hashes must be equal sequences; what is not (an attack on the hash) gets a layout of its own.
+    model = first[inverse]
+    same = length == length[model]
+    flat = np.repeat(start - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
+    shift = np.repeat(start[model] - start, length)
+    agree = code[np.minimum(flat + shift, len(code) - 1)] == code[flat] if len(code) else flat > 0
+    wrong = np.repeat(np.arange(len(nodes)), length)[~agree]
+    same[wrong] = False
+    strangers = np.flatnonzero(~same)
+    index = inverse.astype(np.int64)
+    index[strangers] = len(first) + np.arange(len(strangers))
+    return np.concatenate([nodes[first], nodes[strangers]]), index
+
+
+def _by_appearance(first: Longs, inverse: Longs) -> tuple[Longs, Longs]:
+    """Number the distinct rows as they come, not by their hashes, which depend on how names are numbered."""
+    order = np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[inverse]
+
+
+def _hashes(code: Words, start: Longs, length: Longs) -> Words:
+    """A hash of each slice of ``code``: a polynomial in an odd number, modulo 2**64."""
+    total = np.zeros(len(start), np.uint64)
+    for place in range(int(length.max()) if len(length) else 0):
+        rows = np.flatnonzero(length > place)
+        if len(rows) < _FEW:
+            return _rest(code, start, length, total, place)
+        total[rows] = total[rows] * _ODD + code[start[rows] + place] + np.uint64(1)
+    return total
+
+
+_FEW = 16
+"""Below so many long rows, the rest of each is hashed by itself."""
+
+
+def _rest(code: Words, start: Longs, length: Longs, total: Words, place: int) -> Words:
+    from hashlib import blake2b
+
+    for row in np.flatnonzero(length > place).tolist():
+        tail = code[start[row] + place : start[row] + length[row]].tobytes()
+        total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]
+    return total
+
+
+# What a trace stated in ``duration_micros`` where a writer would state something else.
+#
+# ``duration_nanos`` is exact and counts where both stand; what simulators read is kept beside it, so that a
+# rewritten trace says the same and a checker can hold one against the other.
+
+_ROW_BYTES = 16
+
+
+def kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
+    """Nodes and the microseconds their trace stated; only nodes that still have the duration read there."""
+    table = graph.extra
+    rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))
+    rows = rows[np.diff(table.offsets)[rows] == _ROW_BYTES]
+    if not len(rows):
+        return np.empty(0, np.int64), np.empty(0, np.uint64)
+    words = Window.holding(np.frombuffer(table.values, np.uint8)).words
+    start = table.offsets[rows]
+    nodes = table.node[rows].astype(np.int64)
+    same = words[start + 8] == np.ascontiguousarray(graph.duration_ns[nodes]).view(np.uint64)
+    return nodes[same], words[start][same]
+
+
+def simulated_ns(graph: OpGraph) -> FloatArray:
+    """The durations that readers of ``duration_micros`` take, in ns: those of the graph but where its trace
+    stated others.
+    """
+    nodes, micros = kept_micros(graph)
+    duration_ns = graph.duration_ns.copy()
+    duration_ns[nodes] = micros_as_ns(micros)
+    return duration_ns
+
+
+# What a graph keeps of a trace verbatim, on its way back into one.
+
+_DEFAULT_VERSION = "0.0.4"
+_NO_ASCII = 128
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class Kept:
+    """The graph's verbatim rows, sorted out: the inverse of :mod:`.preserve`."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        """Find the version label."""
+        self.graph = graph
+        table = graph.extra
+        self.table = table
+        self.of_file = table.node < 0
+        self.data = np.frombuffer(table.values, np.uint8)
+        version = np.flatnonzero(self.of_file & (table.tag == Tag.VERSION))
+        self.version = table.value(int(version[0])).decode() if len(version) else _DEFAULT_VERSION
+
+    def _rows(self, tag: int) -> Longs:
+        return np.flatnonzero(~self.of_file & (self.table.tag == tag))
+
+    def start_micros(self) -> Words:
+        """Start times in us, 0 where none is kept."""
+        column = np.zeros(len(self.graph), np.uint64)
+        rows = self._rows(Tag.START_MICROS)
+        column[self.table.node[rows]] = self._eight_bytes(rows)
+        return column
+
+    def _eight_bytes(self, rows: Longs) -> Words:
+        if not len(rows):
+            return np.empty(0, np.uint64)
+        return Window.holding(self.data).words[self.table.offsets[rows]]
+
+    def times(self, times: Times) -> Times:
+        """``times`` with the microseconds that a trace stated, where the graph has the time read there."""
+        nodes, stated = kept_micros(self.graph)
+        if not len(nodes):
+            return times
+        micros = times.micros.copy()
+        micros[nodes] = stated
+        return times._replace(micros=micros)
+
+    def io(self, tag: int, operands: Csr) -> IoColumns:
+        """Texts kept verbatim, and those made from tensor types for all other nodes."""
+        rows = self._rows(tag)
+        made = type_texts(self.graph, operands)
+        if not len(rows):
+            return made
+        from hespas.converters.chakra.decode import decode_io
+
+        start = self.table.offsets[rows]
+        kept = decode_io(Window.holding(self.data), start, self.table.offsets[rows + 1] - start)
+        kept = IoColumns(self.table.node[rows].astype(np.int64), kept.values, kept.shapes, kept.types)
+        made = made.take(np.flatnonzero(~np.isin(made.node, kept.node)))
+        return kept.joined(made) if len(made) else kept
+
+    def layouts(self) -> Layouts:
+        """Distinct layouts and the choice of each node."""
+        whole = np.flatnonzero(self.of_file & (self.table.tag == Tag.LAYOUT))
+        chosen = self._rows(Tag.LAYOUT)
+        nothing = np.empty(0, np.int64)
+        if not len(whole) or not len(chosen):
+            return Layouts((), nothing, nothing)
+        known = tuple(decode_layout(self.table.value(row)) for row in whole.tolist())
+        index = Window.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
+        good = index < len(known)
+        return Layouts(known, self.table.node[chosen][good].astype(np.int64), index[good].view(np.int64))
+
+    def add_to(self, assembly: Assembly, *, of_file: bool) -> tuple[Longs, NDArray[np.int32], ByteRows]:
+        """Hand the kept attributes over; returns the doc strings as (node, key, text)."""
+        table = self.table
+        mine = self.of_file if of_file else ~self.of_file
+        keys = self._keys(assembly)
+        foreign, _ = foreign_texts(self.graph, of_file=of_file)
+        is_kept = mine & is_attribute(table.tag)
+        is_kept[foreign] = True
+        rows = np.flatnonzero(is_kept)
+        kind = self._fields(rows)
+        held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
+        base = assembly.buffer(table.values)
+        length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
+        bits = np.zeros(len(rows), np.uint64)
+        bits[~held] = self._eight_bytes(rows[~held])
+        node = np.maximum(table.node[rows].astype(np.int64), 0)
+        assembly.verbatim(node, keys[table.key[rows]], kind, bits, (table.offsets[rows] + base, length))
+        docs = np.flatnonzero(mine & (table.tag == Tag.DOC_STRING))
+        texts = ByteRows(self.data, table.offsets).take(docs)
+        return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
+
+    def _fields(self, rows: Longs) -> Bytes:
+        """The value field of each row that becomes an attribute."""
+        kind = self.table.tag[rows].astype(np.uint8)
+        kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
+        foreign = self.table.tag[rows] == Tag.TEXT
+        kind[foreign] = AttributeField.STRING
+        if int(self.data.max(initial=0)) >= _NO_ASCII:
+            for place in np.flatnonzero(foreign).tolist():
+                if not _is_utf8(self.table.value(int(rows[place]))):
+                    kind[place] = AttributeField.BYTES
+        return kind
+
+    def _keys(self, assembly: Assembly) -> NDArray[np.int32]:
+        """The assembly's key for each string row in use."""
+        keys = np.zeros(len(self.graph.strings), np.int32)
+        for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
+            keys[row] = assembly.key(self.graph.strings[row])
+        return keys
+
+    def metadata(self) -> AttributeColumns:
+        """The file's own attributes."""
+        assembly = Assembly(1)
+        docs = self.add_to(assembly, of_file=True)
+        nothing = np.empty(0, np.int64)
+        return assembly.finish(Layouts((), nothing, nothing), docs).attrs
