@@ -45,7 +45,16 @@ __all__ = [
 ]
 
 
+class _Heard:
+    """Whether a signal has asked the command to end. Libraries drop what a handler raises while they look up
+    an attribute (NumPy does), so that raising alone might not end it.
+    """
+
+    interrupt = False
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    _Heard.interrupt = True
     raise KeyboardInterrupt
 
 
@@ -224,10 +233,11 @@ def _unforeseen(error: Exception, source: str, files: _Files) -> int:
 
 
 def _heed_signals() -> None:
-    """Whoever ends the command, or closes its terminal, gets the same as by Ctrl-C: nothing half-written.
+    """Whoever ends the command, or closes its terminal, gets the same as by Ctrl-C: nothing is written.
     What the caller lets be ignored (``nohup``) stays ignored.
     """
-    for name in ("SIGTERM", "SIGHUP"):
+    _Heard.interrupt = False
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no terminal to hang up
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -284,6 +294,8 @@ def _results_last() -> Generator[None]:
         except typer.Exit as ended:
             answer = ended
         _flush()
+        if _Heard.interrupt:
+            raise KeyboardInterrupt
     if answer is not None:
         raise answer
 

@@ -238,8 +238,8 @@ def number_of_files(folder: Path) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    """In the midst of writing. A busy machine may look only when the writer is done, and NumPy drops an
-    interrupt that arrives while it looks up an attribute: then the whole set is there, and another is tried.
+    """In the midst of writing. A busy machine may look only when the writer is done: then the whole set is
+    there, and another is tried.
     """
     for attempt in range(10):
         folder = tmp_path / str(attempt)
@@ -254,6 +254,33 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
         assert number_of_files(folder) == 1024 + 1  # with the list of groups
         shutil.rmtree(folder)
     pytest.fail("no writer has heeded the signal")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_that_a_library_drops_is_heard_all_the_same(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    dropping = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "from hespas import api\n"
+        "from hespas.cli.convert import main\n"
+        "convert = api.convert\n"
+        "def dropped(*given, **named):\n"
+        "    done = convert(*given, **named)\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        while True: pass\n"
+        "    except KeyboardInterrupt:\n"
+        "        return done\n"
+        "api.convert = dropped\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", dropping, str(PROGRAM), str(tmp_path / "x.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    assert (done.returncode, "interrupted" in done.stderr) == (130, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
