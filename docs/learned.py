@@ -14,9 +14,8 @@ from pathlib import Path
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import forget_models, save_model, shipped_folder
 from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.validators.calibration.learned import fit_learned
+from hespas.validators.calibration.learned import fit_learned, with_errors
 from hespas.validators.calibration.learned_parts import PARTS, Part
-from hespas.validators.calibration.learned_score import with_errors
 
 __all__ = ["main"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hespas.estimators.learned.card import Card
-from hespas.estimators.learned.stored import cards_in, shipped_folder
+from hespas.estimators.learned.stored import Card, cards_in, shipped_folder
 
 __all__ = ["left_out_section", "shipped_cards"]
 

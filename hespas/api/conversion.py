@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from hespas.api.events_account import EventConservation, event_account
+import numpy as np
+
 from hespas.api.io import check_version, read, write
 from hespas.api.preparation import (
     DEFAULT_ESTIMATOR,
@@ -36,7 +37,105 @@ from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import Totals
 
-__all__ = ["Conversion", "convert"]
+__all__ = ["Conversion", "EventConservation", "convert"]
+
+# The account of a profile that was converted: what of its events is in the file that was written.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EventTotals:
+    """Counts of events that state something, and sums over all that state it; operations of the host,
+    communications and attached documents.
+    """
+
+    events: int
+    device_time_ns: float
+    bytes_moved: float
+    operations: int
+    modules: int
+    kernels: int
+    categories: int
+    shapes: int
+    runs: int
+    bytes_stated: int
+    host_links: int
+    host_operations: int
+    communications: int
+    attachments: int
+
+
+_NAMES: Mapping[str, str] = {
+    "operations": "events that name an operation",
+    "modules": "events that name a program",
+    "kernels": "events that name a kernel",
+    "categories": "events with a category",
+    "shapes": "events with shapes",
+    "runs": "events that belong to a run",
+    "bytes_stated": "events that state their bytes",
+    "host_links": "events linked to the host",
+    "host_operations": "operations of the host",
+    "communications": "communications with sizes and groups",
+    "attachments": "attached documents",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventConservation:
+    """A profile before and after, and what accounts for the difference."""
+
+    before: _EventTotals
+    after: _EventTotals
+    dropped: tuple[Dropped, ...]
+
+    def rows(self) -> tuple[tuple[str, int, int], ...]:
+        """What is counted, before and after; nothing of what neither has."""
+        before, after = asdict(self.before), asdict(self.after)
+        told = ((text, int(before[name]), int(after[name])) for name, text in _NAMES.items())
+        return tuple(row for row in told if row[1] or row[2])
+
+
+def _event_totals(profile: Profile) -> _EventTotals:
+    """The sums of a profile. O(events)."""
+    return _EventTotals(
+        events=len(profile),
+        device_time_ns=float(np.nansum(profile.duration_ns)),
+        bytes_moved=float(np.nansum(profile.bytes_moved)),
+        operations=int((profile.op_row > 0).sum()),
+        modules=int((profile.module_row > 0).sum()),
+        kernels=int((profile.kernel_row > 0).sum()),
+        categories=int((profile.category_row > 0).sum()),
+        shapes=int((profile.shapes_row > 0).sum()),
+        runs=int((profile.run >= 0).sum()),
+        bytes_stated=int((~np.isnan(profile.bytes_moved)).sum()),
+        host_links=int((profile.host_event >= 0).sum()),
+        host_operations=len(profile.host),
+        communications=len(profile.comms),
+        attachments=len(profile.attachments),
+    )
+
+
+def _event_account(
+    profile: Value, written: Path, target: Format, told: Mapping[str, int], found: Diagnostics
+) -> EventConservation | None:
+    """The account of ``profile`` against the file that was written, read again; None for a workload, and
+    where that format cannot be read. ``told`` counts what the writer reported, by code.
+    """
+    if target.read is None or not isinstance(profile, Profile):
+        return None
+    again = read(written, format=target.name, options=ReadOptions(locations=False, comm_groups=None))
+    if not isinstance(again, Profile):
+        return None
+    before, after = _event_totals(profile), _event_totals(again)
+    examples = {diagnostic.code: diagnostic.message for diagnostic in found}
+    dropped = [Dropped(code, examples.get(code, ""), count) for code, count in told.items()]
+    for column in fields(_EventTotals):
+        less = getattr(before, column.name) - getattr(after, column.name)
+        if less > 0 and column.name in _NAMES:
+            dropped.append(
+                Dropped(f"profile.{column.name}", f"{_NAMES[column.name]} are not kept", int(less))
+            )
+    return EventConservation(before=before, after=after, dropped=tuple(dropped))
+
 
 _NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source_row", "framework_row"})
 """Columns that no account sums."""
@@ -309,7 +408,7 @@ class _Account:
         """Raise ``UnsupportedError`` where what was written cannot be read again."""
         told = self._told()
         try:
-            self.events = event_account(self._value, written, self._target, told, self._found)
+            self.events = _event_account(self._value, written, self._target, told, self._found)
             sums = _as_written(self.conservation, written, self._target, self._ranks, told)
         except (FormatError, UnsupportedError) as error:
             raise UnsupportedError(

@@ -9,12 +9,11 @@ from math import isfinite
 from pathlib import Path
 from typing import cast
 
-from hespas.api.conversion import Conversion
+from hespas.api.conversion import Conversion, EventConservation
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
-from hespas.api.events_account import EventConservation
 from hespas.api.preparation import Dropped
 from hespas.api.streams import put
-from hespas.estimators.listing import ListedEstimator
+from hespas.estimators.registry import ListedEstimator
 from hespas.graph import Diagnostics
 from hespas.hardware import Device
 from hespas.simulator import Simulation

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
-from hespas.api.substitution import SimulatedCollectives
+import numpy as np
+
 from hespas.converters import Format
-from hespas.graph import WHOLE_JOB, Diagnostics, OpClass, OpGraph, Workload
+from hespas.graph import WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import FoldFree, FuseElementwise, GroupRegions, Pass, Totals, UnrollLoops, totals
 
@@ -177,7 +180,7 @@ class Preparation:
         if self.target.flat and self.folds:
             after.append(
                 _Step(
-                    "pass.substituted-collective", "have no algorithm in simulators", SimulatedCollectives()
+                    "pass.substituted-collective", "have no algorithm in simulators", _SimulatedCollectives()
                 )
             )
         return before, after
@@ -239,3 +242,55 @@ def rank_totals(classes: tuple[OpGraph, ...], ranks: Sequence[int]) -> Totals:
         for name in rows[0][0]
     }
     return Totals(**summed)
+
+
+# Collectives that simulators have no algorithm for, replaced by one that moves the same data.
+
+_SUBSTITUTES: MappingProxyType[CollectiveKind, CollectiveKind] = MappingProxyType(
+    {
+        CollectiveKind.REDUCE: CollectiveKind.ALL_REDUCE,
+        CollectiveKind.GATHER: CollectiveKind.ALL_GATHER,
+        CollectiveKind.SCATTER: CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.REDUCE_SCATTER_BLOCK: CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.BARRIER: CollectiveKind.ALL_REDUCE,
+    }
+)
+"""A kind -> the kind that includes it, of the same payload: an upper bound of its time. A barrier is an
+all-reduce of one byte, as NCCL does it with one element.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _SimulatedCollectives:
+    """Say of every collective a kind that ASTRA-sim runs. Nodes, operations and times stay."""
+
+    def __call__(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        """The graph with substituted kinds; the same graph where there is nothing to substitute."""
+        table = graph.collectives
+        replaced = np.isin(table.kind, list(_SUBSTITUTES))
+        if not replaced.any():
+            return graph
+        kind = table.kind.copy()
+        for old, new in _SUBSTITUTES.items():
+            diagnostics.warning(
+                f"pass.substituted-{old.name.lower().replace('_', '-')}",
+                graph.name,
+                f"{_spelled(old)} are written as {_spelled(new)} of the same payload, which simulators run",
+                count=int((table.kind == old).sum()),
+            )
+            kind[table.kind == old] = new
+        barrier = table.kind == CollectiveKind.BARRIER
+        payload: FloatArray = np.where(barrier & ~(table.comm_bytes >= 1), 1.0, table.comm_bytes)
+        operand, result = (
+            np.where(replaced, np.nan, column) for column in (table.operand_bytes, table.result_bytes)
+        )
+        return replace(
+            graph,
+            collectives=replace(
+                table, kind=kind, comm_bytes=payload, operand_bytes=operand, result_bytes=result
+            ),
+        )
+
+
+def _spelled(kind: CollectiveKind) -> str:
+    return f"{kind.name.lower().replace('_', '-')}s"

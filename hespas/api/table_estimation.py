@@ -15,9 +15,8 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
-from hespas.estimators.listing import list_estimators
 from hespas.estimators.operations import Operations
-from hespas.estimators.registry import estimator_factory
+from hespas.estimators.registry import estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hespas.api import Conversion, Json
-    from hespas.api.events_account import EventConservation
+    from hespas.api.conversion import EventConservation
 
 __all__ = ["app", "convert", "main"]
 

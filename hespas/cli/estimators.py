@@ -20,7 +20,7 @@ def estimators(
     """The estimators: what each is, whether it can be used here, and what to install."""
     with command_line(debug, writes=[json_file]):
         place = list_file(json_file, as_json=as_json, overwrite=overwrite)
-        from hespas.estimators.listing import list_estimators
+        from hespas.estimators.registry import list_estimators
 
         rows = list_estimators()
         if place:

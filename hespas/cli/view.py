@@ -26,8 +26,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import Summary
-    from hespas.api.products import ProductRow
-    from hespas.api.summary import ClassSummary, CollectiveRow, OpRow, ProfileSummary, RegionRow
+    from hespas.api.summary import ClassSummary, CollectiveRow, OpRow, ProductRow, ProfileSummary, RegionRow
 
 __all__ = ["view"]
 

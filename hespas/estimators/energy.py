@@ -17,7 +17,7 @@ from hespas.graph import DTYPES, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device
-from hespas.hardware.energy import energy_pj_per_flop, tdp_energy_j
+from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
 
 __all__ = ["StepEnergy", "node_energy_j", "step_energy"]
 

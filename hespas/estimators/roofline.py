@@ -12,7 +12,7 @@ under a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan
 
@@ -21,20 +21,27 @@ from numpy.typing import NDArray
 
 from hespas.estimators.by_operation import Prediction
 from hespas.estimators.free import takes_no_time, transcendentals
-from hespas.estimators.network import Algorithm, NetworkCosts, collective_costs, message_costs
-from hespas.estimators.operations import Operations
+from hespas.estimators.network import (
+    Algorithm,
+    NetworkCosts,
+    collective_costs,
+    collective_time_ns,
+    message_costs,
+)
+from hespas.estimators.operations import Operations, find_scheme, peak_times
 from hespas.estimators.rates import (
     MATRIX_CLASSES,
     Efficiencies,
     arithmetic_dtype,
+    contraction_choices,
     contraction_rate,
     stored_bytes,
     unit_rate,
 )
-from hespas.estimators.reasons import tell_compute, tell_network, tell_other, tell_rates
-from hespas.estimators.roofline_operations import roofline_of_operations
 from hespas.graph import (
+    DTYPES,
     UNKNOWN_DTYPE,
+    CollectiveKind,
     Diagnostics,
     Estimate,
     NodeKind,
@@ -130,9 +137,9 @@ class Roofline:
         duration = np.where(free, 0.0, duration)
         bound[free] = _FREE
         unknown = np.isnan(duration)
-        tell_compute(graph, device, unknown & computes, np.isnan(work.matrix_ns + work.vector_ns), found)
-        tell_other(graph, unknown & ~computes, found)
-        tell_rates(graph, device, found)
+        _tell_compute(graph, device, unknown & computes, np.isnan(work.matrix_ns + work.vector_ns), found)
+        _tell_other(graph, unknown & ~computes, found)
+        _tell_rates(graph, device, found)
         bound[unknown] = -1
         return Estimate(
             hardware=device.name,
@@ -150,7 +157,7 @@ class Roofline:
 
         ``use_useful_flops``, ``sort_passes``, ``default_dtype`` and ``num_ranks`` are of graphs only.
         """
-        return roofline_of_operations(
+        return _roofline_of_operations(
             ops,
             device,
             transcendental_weight=self.transcendental_weight,
@@ -217,7 +224,7 @@ class Roofline:
             moved = graph.bytes_moved[rows.node]
             copy_ns = np.where(np.isnan(moved), 2 * payload, moved) / bandwidth * 1e9
             time = overhead_ns[rows.node] + np.where(rows.local, copy_ns, rows.duration_ns)
-            tell_network(graph, device, rows, diagnostics)
+            _tell_network(graph, device, rows, diagnostics)
             yield rows, time, np.where(rows.local, _MEMORY, _NETWORK).astype(np.int8)
 
 
@@ -240,3 +247,181 @@ def _is_device_compute(graph: OpGraph, device: Device) -> BoolArray:
         return computes
     computes &= graph.resource != int(Resource.HOST)
     return computes
+
+
+# Why a node has no estimate, told to the user once per operation and reason.
+
+_NARROW = 16
+"""Bits below which a type is one that only some devices multiply."""
+
+
+def _tell_compute(
+    graph: OpGraph, device: Device, unknown: BoolArray, no_rate: BoolArray, diagnostics: Diagnostics
+) -> None:
+    """Reasons for compute nodes; the first that applies to a node counts."""
+    bytes_unknown = np.isnan(graph.bytes_moved)
+    flops_unknown = np.isnan(graph.flops)
+    reasons: tuple[tuple[str, str, BoolArray], ...] = (
+        ("roofline.unknown-cost", "neither FLOPs nor bytes are known", flops_unknown & bytes_unknown),
+        ("roofline.unknown-flops", "the FLOPs are unknown", flops_unknown),
+        ("roofline.unknown-bytes", "the bytes are unknown", bytes_unknown),
+        (
+            "roofline.unknown-dtype",
+            "the element type is unknown (--default-dtype bf16 states one for all that state none)",
+            no_rate & (arithmetic_dtype(graph, UNKNOWN_DTYPE) == UNKNOWN_DTYPE),
+        ),
+        ("roofline.no-rate", f"{device.name} has no rate for the element type", no_rate),
+        ("roofline.no-host-link", f"{device.name} states no link to the host", unknown),
+    )
+    rest = unknown
+    for code, message, applies in reasons:
+        _tell(graph, code, message, rest & applies, diagnostics)
+        rest = rest & ~applies
+
+
+def _tell_rates(graph: OpGraph, device: Device, diagnostics: Diagnostics) -> None:
+    """Products of narrow or unlike types for which the device lists no rate of their own: what stands in."""
+    table = graph.contractions
+    is_narrow = np.array([entry.bits < _NARROW for entry in DTYPES] + [False])
+    rows = np.flatnonzero((table.lhs != table.rhs) | is_narrow[table.lhs])
+    if not len(rows):
+        return
+    choices, place = contraction_choices(table, device)
+    told: dict[str, int] = {}
+    for which, count in zip(*np.unique(place[rows], return_counts=True), strict=True):
+        choice = choices[int(which)]
+        if choice is not None and not choice.exact:
+            told[choice.rule] = told.get(choice.rule, 0) + int(count)
+    for rule, count in told.items():
+        diagnostics.warning("roofline.rate-fallback", device.name, rule, count=count)
+
+
+def _tell_other(graph: OpGraph, unknown: BoolArray, diagnostics: Diagnostics) -> None:
+    """Nodes that no device runs, and communication without a row that says what it moves."""
+    invalid = graph.kind == int(NodeKind.INVALID)
+    compute = graph.kind == int(NodeKind.COMPUTE)
+    bare = ~(invalid | compute)
+    bare[graph.collectives.node] = False
+    bare[graph.p2p.node] = False
+    for code, message, applies in (
+        ("roofline.invalid-node", "the node has no kind", invalid),
+        ("roofline.host-node", "the host runs it, not the device", compute),
+        ("roofline.unknown-message", "what it communicates is unknown", bare),
+    ):
+        _tell(graph, code, message, unknown & applies, diagnostics)
+
+
+def _tell_network(graph: OpGraph, device: Device, rows: NetworkCosts, diagnostics: Diagnostics) -> None:
+    """Reasons for collectives and messages, from their cost rows."""
+    unknown = np.isnan(rows.duration_ns) & ~rows.no_group & ~rows.no_link
+    reasons = (
+        ("roofline.unknown-group", "the ranks of the group are unknown (state num_ranks)", rows.no_group),
+        ("roofline.no-link", f"{device.name} has no link that leaves its scale-up domain", rows.no_link),
+        ("roofline.unknown-message", "the kind or the bytes of the communication are unknown", unknown),
+    )
+    for code, message, applies in reasons:
+        mask = np.zeros(len(graph), np.bool_)
+        mask[rows.node[applies]] = True
+        _tell(graph, code, message, mask, diagnostics)
+
+
+def _tell(graph: OpGraph, code: str, message: str, nodes: BoolArray, diagnostics: Diagnostics) -> None:
+    """One warning per operation name with the number of its nodes and the place of the first."""
+    rows, first, counts = np.unique(graph.op_row[nodes], return_index=True, return_counts=True)
+    where = np.flatnonzero(nodes)
+    for row, place, count in zip(rows.tolist(), first.tolist(), counts.tolist(), strict=True):
+        node = int(where[place])
+        location = graph.strings[int(graph.source_row[node])] or f"node {int(graph.id[node])}"
+        operation = graph.strings[row] or "unnamed node"
+        diagnostics.warning(code, location, f"{operation}: no duration, {message}", count=count)
+
+
+# The roofline of operations apart from any graph: the same model as of nodes, on what tables state.
+#
+#     t = overhead + max(arithmetic / efficiency, memory / efficiency)          [ns]
+#
+# Collectives take the time of the links, as in a graph; a group larger than its node leaves the node.
+
+_CLASS_OF: Mapping[str, str] = {
+    "matmul": "contraction",
+    "moe": "contraction",
+    "convolution": "convolution",
+    "attention.context": "attention",
+    "attention.generation": "attention",
+    "attention.encoder": "attention",
+    "vector": "elementwise",
+    "reduction": "reduction",
+    "normalization": "normalization",
+    "quantize": "quantize",
+    "pooling": "window",
+    "gather": "gather",
+    "move": "move",
+}
+"""The class by whose efficiencies in the hardware file a kind runs."""
+
+_COLLECTIVES: Mapping[str, CollectiveKind] = {each.name.lower(): each for each in CollectiveKind}
+
+
+def _roofline_of_operations(
+    ops: Operations,
+    device: Device,
+    *,
+    transcendental_weight: float,
+    efficiencies: tuple[float, float],
+    algorithm: Algorithm,
+    diagnostics: Diagnostics | None = None,
+) -> Prediction:
+    """Time of one execution of each operation; NaN where a cost or a peak is unknown. O(ops).
+
+    ``efficiencies`` are shares of the peaks of arithmetic and memory where the hardware file has no fit.
+    """
+    times = peak_times(ops, device, transcendental_weight=transcendental_weight)
+    compute, memory, overhead_ns = _efficiencies(ops, device, efficiencies)
+    with np.errstate(invalid="ignore"):
+        duration = overhead_ns + np.maximum(times.arithmetic_ns / compute, times.memory_ns / memory)
+    rows = ops.kind.where("collective")
+    if len(rows):
+        duration[rows] = overhead_ns[rows] + _network_ns(ops.take(rows), device, algorithm)
+    unknown = np.isnan(duration)
+    if diagnostics is not None:
+        diagnostics.warning(
+            "roofline.unknown",
+            device.name,
+            "operations have no known cost, or the device no rate for them",
+            count=int(unknown.sum()),
+        )
+    return Prediction.of("roofline", duration)
+
+
+def _efficiencies(
+    ops: Operations, device: Device, default: tuple[float, float]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Shares of the peaks and launch [ns] of each operation: looked up once per kind and scheme."""
+    table = np.empty((3, len(ops.kind.names), len(ops.scheme.names)))
+    table[:] = np.array([*default, device.launch_overhead_ns])[:, None, None]
+    for row, kind in enumerate(ops.kind.names):
+        for column, name in enumerate(ops.scheme.names):
+            scheme = find_scheme(name)
+            fit = device.efficiency(_CLASS_OF.get(kind, kind), scheme.rate_dtype if scheme else "")
+            if fit is None:
+                continue
+            for place, value in enumerate((fit.compute, fit.memory, fit.t0_ns)):
+                if not isnan(value):
+                    table[place, row, column] = value
+    compute, memory, overhead_ns = table[:, ops.kind.row, ops.scheme.row]
+    return compute, memory, overhead_ns
+
+
+def _network_ns(ops: Operations, device: Device, algorithm: Algorithm) -> FloatArray:
+    """Time of collectives without launch [ns]; NaN for kinds nobody knows."""
+    kinds = np.array([int(_COLLECTIVES.get(name, -1)) for name in ops.op.names], np.int64)[ops.op.row]
+    ranks = ops.dim("ranks")
+    found = collective_time_ns(
+        np.maximum(kinds, 0),
+        ranks,
+        ops.dim("message_bytes"),
+        device,
+        beyond_node=ranks > np.nan_to_num(ops.dim("ranks_per_node"), nan=np.inf),
+        algorithm=algorithm,
+    )
+    return np.where(kinds < 0, np.nan, found)

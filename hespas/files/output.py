@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hespas.files.exchange import exchange
-from hespas.files.stale_temporaries import remove, remove_leftovers, temporary_beside
 from hespas.graph.errors import HespasError, OutputError
 
-__all__ = ["check_destination", "once_placed", "placed_at_once", "placed_together", "write_atomically"]
+__all__ = [
+    "check_destination",
+    "exchange",
+    "once_placed",
+    "placed_at_once",
+    "placed_together",
+    "remove_leftovers",
+    "temporary_beside",
+    "write_atomically",
+]
 
 _RANK_FILE = re.compile(r"^.+\.[0-9]+\.(et|json)(\.gz)?$")
 _GROUPS_FILE = "comm_group.json"
@@ -70,7 +79,7 @@ class _Waiting:
             for result in self.results:
                 if len(self.results) > 1:
                     aside = temporary_beside(result.target)
-                    asides.callback(remove, aside)
+                    asides.callback(_remove, aside)
                     result.keep(aside, way_back)
                 result.put_in_place()
             way_back.pop_all()
@@ -167,10 +176,10 @@ def write_atomically(
         if waiting is None:
             result.put_in_place()
     except BaseException:
-        remove(temporary)
+        _remove(temporary)
         raise
     if waiting is None:
-        remove(temporary)  # what was there has this name now, where both changed places
+        _remove(temporary)  # what was there has this name now, where both changed places
     else:
         waiting.results.append(result)
     return written
@@ -193,7 +202,7 @@ def placed_together() -> Generator[None]:
     finally:
         _WAITING.reset(before)
         for result in waiting.results:
-            remove(result.temporary)
+            _remove(result.temporary)
 
 
 def once_placed(action: Callable[[], None]) -> None:
@@ -412,3 +421,85 @@ def _rescued(old: Path, target: Path) -> None:
         of_a_set = _RANK_FILE.match(entry.name) or entry.name == _GROUPS_FILE
         if not of_a_set and not os.path.lexists(target / entry.name):
             entry.rename(target / entry.name)
+
+
+# Two paths change places in one step, where the system can do that: for replacing a folder as a whole.
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let both paths change places at once (``renameat2`` of Linux); False where that cannot be done."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    rename.restype = ctypes.c_int
+    first, second = os.fsencode(one), os.fsencode(other)
+    done: int = rename(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE)
+    return done == 0
+
+
+# Names of temporaries that say who makes them, so that those of a process that was killed can be removed.
+
+_NAME = re.compile(
+    r"\.(?P<target>.+)\.(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})-[0-9a-f]+\.partial"
+)
+_START_FIELD = 19
+"""Of ``/proc/PID/stat`` behind the name of the program: when the process started, in ticks since boot."""
+
+
+def temporary_beside(target: Path) -> Path:
+    """A new name in the folder of ``target`` that says which process of which machine uses it."""
+    pid = os.getpid()
+    name = f".{_shortened(target)}.{pid:x}-{_started(pid):x}-{_place():08x}-{os.urandom(4).hex()}.partial"
+    return target.with_name(name)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove what processes that are no more have left of earlier writes to ``target``.
+
+    What a running process, another machine or an unknown one makes stays.
+    """
+    wanted, place = _shortened(target), f"{_place():08x}"
+    for entry in target.parent.glob(".*.partial"):
+        match = _NAME.fullmatch(entry.name)
+        if match is None or match["target"] != wanted or match["place"] != place:
+            continue
+        if _started(int(match["pid"], 16)) != int(match["start"], 16):
+            _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _shortened(target: Path) -> str:
+    """The name of the target, cut where the longest file name would be exceeded; then told by a checksum."""
+    name, spelled = target.name, os.fsencode(target.name)
+    return name if len(spelled) <= 100 else f"{name[:20]}~{zlib.crc32(spelled):08x}"
+
+
+def _started(pid: int) -> int:
+    """When a process started, 0 where it is not known or not there."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return int(stat.rpartition(")")[2].split()[_START_FIELD])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _place() -> int:
+    """A number for this machine since it was started, and for the process numbers in use here."""
+    parts: list[str] = []
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    except OSError:
+        parts.append(os.uname().nodename if hasattr(os, "uname") else "")
+    return zlib.crc32("\n".join(parts).encode())

@@ -5,12 +5,10 @@ from __future__ import annotations
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import Csr, StringTable, StringTableBuilder
 from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
-from hespas.graph.dtypes import DTYPES, UNKNOWN_DTYPE, DType, DTypeKind, dtype, find_dtype
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource, timed_class_name
-from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
-from hespas.graph.profile import EventColumns, HostOps, MeasuredComms, Profile
+from hespas.graph.profile import Estimate, EventColumns, HostOps, MeasuredComms, Profile, Timeline
 from hespas.graph.tables import (
     ACCUMULATOR_BITS,
     MAC_NOISE_SIGMA,
@@ -21,7 +19,17 @@ from hespas.graph.tables import (
     P2pTable,
     RegionTable,
 )
-from hespas.graph.tensors import DYNAMIC, TensorTypes, TensorTypesBuilder
+from hespas.graph.tensors import (
+    DTYPES,
+    DYNAMIC,
+    UNKNOWN_DTYPE,
+    DType,
+    DTypeKind,
+    TensorTypes,
+    TensorTypesBuilder,
+    dtype,
+    find_dtype,
+)
 from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
 
 __all__ = [

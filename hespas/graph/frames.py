@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, StringTable
-from hespas.graph.dtypes import DTYPES
 from hespas.graph.errors import UsageError
 from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, Resource
-from hespas.graph.measured import Estimate, Timeline
 from hespas.graph.opgraph import OpGraph
-from hespas.graph.profile import Profile
-from hespas.graph.tensors import DYNAMIC, TensorTypes
+from hespas.graph.profile import Estimate, Profile, Timeline
+from hespas.graph.tensors import DTYPES, DYNAMIC, TensorTypes
 from hespas.graph.workload import Workload
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from math import nan
 from pathlib import Path
 from typing import get_args
 
-from hespas.graph.dtypes import find_dtype
 from hespas.graph.errors import clipped
+from hespas.graph.tensors import find_dtype
 from hespas.hardware.fits_file import devices_with_fits, has_shipped_fits, read_fit, unique_fits
-from hespas.hardware.line_forms import LINE_FORMS
+from hespas.hardware.forms import LINE_FORMS
 from hespas.hardware.model import (
     Density,
     Device,

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from hespas.graph.errors import clipped
 from hespas.hardware.fit import Fit, FitBand, FitError, FitParameter, FitRange
-from hespas.hardware.forms import parameter_fault
-from hespas.hardware.line_forms import LINE_FORMS
+from hespas.hardware.forms import LINE_FORMS, parameter_fault
 from hespas.hardware.reader import TableReader, read_table
 
 __all__ = [

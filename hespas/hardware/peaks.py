@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import nan
 
-from hespas.graph.dtypes import DTYPES, DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.tensors import DTYPES, DTypeKind, find_dtype
 from hespas.hardware.model import Device, Peak, Unit
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "TPU_MATRIX_FALLBACKS",
     "VECTOR_FALLBACKS",
     "PeakChoice",
+    "energy_pj_per_flop",
     "peak_for",
     "product_peak",
+    "tdp_energy_j",
 ]
 
 # A class is an element type, or a family whose members share one rate (`f8`: E4M3, E5M2 and their variants).
@@ -275,3 +278,23 @@ def _choice(asked: Unit, dtype: str, peak: Peak, products: int, used: Unit) -> P
 def _known(device: Device) -> str:
     dense = [peak for peak in device.peaks if peak.density == "dense"]
     return ", ".join(" x ".join(filter(None, (f"{p.unit} {p.dtype}", p.rhs_dtype))) for p in dense)
+
+
+# Energy from the figures a device file has; NaN where it has none.
+
+
+def energy_pj_per_flop(device: Device, unit: Unit, dtype: str) -> float:
+    """Picojoules of one operation (a multiply and an add are two); NaN where the file states none.
+
+    The figure belongs to the peak that :func:`peak_for` chooses, times the unit's products per operation.
+    """
+    try:
+        choice = peak_for(device, unit, dtype)
+    except UnsupportedError:
+        return nan
+    return choice.peak.energy_pj_per_flop * choice.products
+
+
+def tdp_energy_j(device: Device, duration_ns: float) -> float:
+    """Joules the board takes at its thermal design power for that long; NaN where the power is unknown."""
+    return device.tdp_w * duration_ns * 1e-9

@@ -7,28 +7,92 @@ not wait for each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.graph import Diagnostics, OpGraph, Timeline, Workload, timed_class_name
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
 from hespas.simulator.loops import expanded
-from hespas.simulator.measures import Program, busy_ns, critical_ns, exposed_ns
 from hespas.simulator.result import ClassResult, CriticalPath, Simulation
-from hespas.simulator.schedule import PRIORITIES, Priority, Schedule, list_schedule
-from hespas.simulator.spans import Spans, joined, spans_of
-from hespas.simulator.streams import STREAMS
+from hespas.simulator.schedule import (
+    PRIORITIES,
+    STREAMS,
+    Priority,
+    Program,
+    Schedule,
+    busy_ns,
+    critical_ns,
+    exposed_ns,
+    list_schedule,
+)
 
 __all__ = ["ListScheduler"]
+
+# Schedules of rank classes as the columns of one timeline.
+
+
+class _Spans(NamedTuple):
+    """Columns of :class:`hespas.graph.Timeline` of one rank or of several; ``cause`` counts within them."""
+
+    node: SmallIntArray
+    rank: SmallIntArray
+    resource: NDArray[np.int8]
+    start_ns: FloatArray
+    end_ns: FloatArray
+    critical: BoolArray
+    cause: SmallIntArray
+    by_resource: BoolArray
+    region: SmallIntArray
+    trips: FloatArray
+
+
+def _spans_of(program: Program, schedule: Schedule, path: IntArray, rank: int) -> _Spans:
+    """One span per task that takes a stream, in order of their starts. O(tasks log tasks)."""
+    tasks = np.flatnonzero(program.tasks.stream >= 0)
+    tasks = tasks[np.argsort(schedule.start_ns[tasks], kind="stable")]
+    place = np.full(len(program.tasks) + 1, -1, np.int32)  # the last: no cause
+    place[tasks] = np.arange(len(tasks), dtype=np.int32)
+    critical = np.zeros(len(program.tasks), np.bool_)
+    critical[path] = True
+    blocks = program.block[tasks]
+    regions = np.array([*(block.region for block in program.blocks), -1], np.int32)
+    trips = np.array([*(block.trips for block in program.blocks), 1.0], np.float64)
+    return _Spans(
+        node=program.node[tasks],
+        rank=np.broadcast_to(np.int32(rank), (len(tasks),)),
+        resource=program.tasks.stream[tasks].astype(np.int8),
+        start_ns=schedule.start_ns[tasks],
+        end_ns=schedule.end_ns[tasks],
+        critical=critical[tasks],
+        cause=place[schedule.cause[tasks]],
+        by_resource=schedule.by_resource[tasks],
+        region=regions[blocks],
+        trips=trips[blocks],
+    )
+
+
+def _joined(parts: Sequence[_Spans]) -> _Spans:
+    """The spans of several ranks, one rank behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = np.cumsum([0, *(len(part.node) for part in parts)]).tolist()
+    moved = [
+        part._replace(cause=np.where(part.cause < 0, -1, part.cause + offset).astype(np.int32))
+        for part, offset in zip(parts, first, strict=False)
+    ]
+    return _Spans(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheduled:
     result: ClassResult
     busy_ns: FloatArray
-    spans: Spans
+    spans: _Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +157,7 @@ class ListScheduler:
             critical_path=_critical_path(program, schedule, path),
             extrapolated=len(program.blocks),
         )
-        return _Scheduled(result, busy, spans_of(program, schedule, path, rank))
+        return _Scheduled(result, busy, _spans_of(program, schedule, path, rank))
 
 
 def _critical_path(program: Program, schedule: Schedule, path: IntArray) -> CriticalPath:
@@ -127,7 +191,7 @@ def _timeline(workload: Workload, done: dict[int, _Scheduled]) -> Timeline:
     for index, found in done.items():
         finish[index], exposed[index] = found.result.finish_ns, found.result.exposed_comm_ns
         busy[index], shown[index] = found.busy_ns, found.result.rank
-    ranks, spans = workload.rank_class, joined([found.spans for found in done.values()])
+    ranks, spans = workload.rank_class, _joined([found.spans for found in done.values()])
     return Timeline(
         resources=STREAMS,
         node=spans.node,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
+from typing import Protocol, runtime_checkable
 
-from hespas.graph import Timeline, Workload
+from hespas.graph import Diagnostics, Timeline, Workload
 
-__all__ = ["ClassResult", "CriticalPath", "Simulation"]
+__all__ = ["ClassResult", "CriticalPath", "Simulation", "Simulator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +78,25 @@ class Simulation:
     def is_mixed(self) -> bool:
         """Whether some times are recorded ones, of whatever device, beside estimated ones."""
         return any(found.kept for found in self.classes)
+
+
+# What a simulator is.
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """A model of what happens when a workload runs: a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """What reports call the model."""
+        ...
+
+    def run(self, workload: Workload, diagnostics: Diagnostics) -> Simulation:
+        """Run one step of every rank from time 0; ``workload`` is not changed.
+
+        All nodes that run have a time (finite, 0 or more, 0 for what costs nothing) and all trip counts are
+        whole numbers: :func:`hespas.simulator.simulate` sees to it. Raises ``FormatError`` where dependencies
+        form a cycle.
+        """
+        ...

@@ -7,18 +7,53 @@ O((nodes + edges) log nodes).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Literal
 
 import numpy as np
 
+from hespas.graph import (
+    CollectiveTable,
+    ContractionTable,
+    Diagnostics,
+    ExtraTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    RegionKind,
+    Resource,
+)
+from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
-from hespas.simulator.streams import FREE, STREAMS
+from hespas.graph.passes import UnrollLoops, all_deps, bypass
+from hespas.graph.tables import RegionTable
 
-__all__ = ["PRIORITIES", "Priority", "Schedule", "Tasks", "list_schedule"]
+__all__ = [
+    "COMMUNICATION",
+    "COMPUTE",
+    "COPY",
+    "FREE",
+    "HOST",
+    "PRIORITIES",
+    "STREAMS",
+    "Block",
+    "Priority",
+    "Program",
+    "Schedule",
+    "Tasks",
+    "busy_ns",
+    "critical_ns",
+    "exposed_ns",
+    "flatten",
+    "list_schedule",
+    "prepared",
+    "stream_codes",
+    "with_trips",
+]
 
 Priority = Literal["program", "critical-path"]
 PRIORITIES: tuple[Priority, ...] = ("program", "critical-path")
@@ -229,3 +264,172 @@ def _past_free(tasks: Tasks, cause: IntArray) -> IntArray:
             return step[:-1]
         # Doubling: a chain of free tasks halves with each round.
         step = np.where(through, step[step], step)
+
+
+# Which stream of a device a node occupies.
+
+STREAMS = ("compute", "communication", "copy", "host")
+"""The streams of a rank; each runs one node at a time."""
+COMPUTE, COMMUNICATION, COPY, HOST = range(len(STREAMS))
+FREE = -1
+"""The code of a node that takes no time, and so no stream."""
+
+_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+_LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
+_COPYING = (OpClass.HOST, OpClass.MEMORY)
+
+
+def stream_codes(graph: OpGraph) -> SmallIntArray:
+    """The stream of each node, an index of ``STREAMS`` or ``FREE``.
+
+    Collectives and messages communicate; loads, stores and transfers between host and device (messages over
+    the host link too) are copies; other nodes of the host have a stream of their own, or compute where the
+    device has nothing to compute: the host is the device then. A time of 0 is ``FREE``. O(nodes).
+    """
+    codes = np.full(len(graph), COMPUTE, np.int32)
+    codes[graph.resource == int(Resource.HOST)] = HOST
+    codes[np.isin(graph.op_class, _COPYING) | np.isin(graph.kind, _LOADING)] = COPY
+    codes[np.isin(graph.kind, _TALKING)] = COMMUNICATION
+    codes[graph.p2p.node[graph.p2p.host]] = COPY
+    codes[(graph.duration_ns == 0) | (graph.multiplicity == 0)] = FREE
+    if not (codes == COMPUTE).any():
+        codes[codes == HOST] = COMPUTE
+    return codes
+
+
+# What a schedule adds up to: busy streams, exposed communication, where the critical path spends time.
+
+_CLASSES = max(OpClass) + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Block:
+    """Trips of a loop that are not run one by one, as if the loop had its streams to itself.
+
+    ``trips`` are those it stands for (all but the first) and ``duration_ns`` the time they add. Within it,
+    ``busy_ns`` is by stream, ``exposed_ns`` communicates while nothing computes, and the critical path spends
+    ``critical_ns`` by operation class and stream, shape ``(CLASSES, streams)``, which sums to the duration.
+    """
+
+    region: int
+    trips: int
+    duration_ns: float
+    busy_ns: FloatArray
+    exposed_ns: float
+    critical_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Tasks and what they are: ``node`` of the graph (-1: a block), ``block`` (-1: a node), operation class.
+
+    A block is several tasks at once, one on each stream that its loop uses.
+    """
+
+    tasks: Tasks
+    node: SmallIntArray
+    block: SmallIntArray
+    op_class: SmallIntArray
+    blocks: tuple[Block, ...]
+
+
+def busy_ns(program: Program) -> FloatArray:
+    """Time each stream works, shape ``(streams,)``."""
+    tasks = program.tasks
+    alone = (program.block < 0) & (tasks.stream >= 0)
+    busy = np.bincount(tasks.stream[alone], tasks.duration_ns[alone], len(STREAMS)).astype(np.float64)
+    for task in np.flatnonzero(program.block >= 0).tolist():
+        stream = int(tasks.stream[task])
+        busy[stream] += program.blocks[int(program.block[task])].busy_ns[stream]
+    return busy
+
+
+def exposed_ns(program: Program, schedule: Schedule) -> float:
+    """Time in which communication runs and no computation; blocks say theirs. O(tasks log tasks)."""
+    stream, block = program.tasks.stream, program.block
+    compute = stream == COMPUTE
+    talking = np.flatnonzero((stream == COMMUNICATION) & (block < 0))
+    start, end = schedule.start_ns, schedule.end_ns
+    from_ns, to_ns = np.sort(start[compute]), np.sort(end[compute])
+    covered = _covered(from_ns, to_ns, end[talking]) - _covered(from_ns, to_ns, start[talking])
+    exposed = float(np.maximum(end[talking] - start[talking] - covered, 0.0).sum())
+    for task in np.flatnonzero((stream == COMMUNICATION) & (block >= 0)).tolist():
+        exposed += program.blocks[int(block[task])].exposed_ns
+    return exposed
+
+
+def _covered(from_ns: FloatArray, to_ns: FloatArray, at_ns: FloatArray) -> FloatArray:
+    """How much of the time before ``at_ns`` lies in the intervals, which do not overlap and are sorted."""
+    if not len(from_ns):
+        return np.zeros(len(at_ns))
+    before = np.concatenate([[0.0], np.cumsum(to_ns - from_ns)])
+    last = np.searchsorted(from_ns, at_ns, side="right") - 1
+    inside = np.minimum(at_ns, to_ns[last]) - from_ns[last]
+    covered: FloatArray = np.where(last < 0, 0.0, before[last] + inside)
+    return covered
+
+
+def critical_ns(program: Program, schedule: Schedule, path: IntArray) -> FloatArray:
+    """Time that the critical path spends by operation class and stream, shape ``(CLASSES, streams)``."""
+    spent = schedule.end_ns[path] - schedule.start_ns[path]
+    stream, block = program.tasks.stream[path], program.block[path]
+    alone = (block < 0) & (stream >= 0)
+    key = program.op_class[path][alone] * len(STREAMS) + stream[alone]
+    sums = np.bincount(key, spent[alone], _CLASSES * len(STREAMS)).astype(np.float64)
+    table: FloatArray = sums.reshape(_CLASSES, len(STREAMS))
+    met: list[int] = block[block >= 0].tolist()
+    for index in met:
+        table += program.blocks[index].critical_ns
+    return table
+
+
+# A graph reduced to what a schedule needs, in columns that the loop passes carry along.
+
+
+# Passes copy these columns with the nodes and look at none of them: ``stream`` holds the stream to run on,
+# ``source_row`` the number of the node in the graph the user knows, or -1 - b for block b.
+
+
+def prepared(graph: OpGraph) -> OpGraph:
+    """The graph without side tables and branches not taken; regions that run several times are loops."""
+    nodes, regions = len(graph), graph.regions
+    kind = np.where(regions.trips > 1, int(RegionKind.LOOP_BODY), regions.kind).astype(np.uint8)
+    stream = stream_codes(graph)
+    reduced = replace(
+        graph,
+        group_sets=(),
+        permutations=(),
+        collectives=CollectiveTable.empty(),
+        p2p=P2pTable.empty(),
+        contractions=ContractionTable.empty(),
+        extra=ExtraTable.empty(),
+        results=Csr.empty(nodes),
+        attachments={},
+        stream=stream,
+        source_row=np.arange(nodes, dtype=np.int32),
+        duration_ns=np.where(stream == FREE, 0.0, graph.duration_ns),
+        regions=replace(regions, kind=kind),
+    )
+    untaken = graph.multiplicity == 0
+    return bypass(reduced, untaken) if untaken.any() else reduced
+
+
+def with_trips(graph: OpGraph, trips: FloatArray) -> OpGraph:
+    """The same graph with other trip counts, shape ``(regions,)``."""
+    regions: RegionTable = replace(graph.regions, trips=trips)
+    return replace(graph, regions=regions, multiplicity=region_multiplicity(regions, graph.region))
+
+
+def flatten(graph: OpGraph, blocks: tuple[Block, ...]) -> Program:
+    """All loops unrolled, trip after trip. ``graph`` comes from :func:`prepared`."""
+    executions = region_multiplicity(graph.regions, graph.region)  # a graph may state others
+    flat = UnrollLoops(max_nodes=int(executions.sum()) + 1)(graph, Diagnostics())
+    tasks = Tasks(graph.name, flat.duration_ns, flat.stream, all_deps(flat))
+    node = flat.source_row
+    return Program(
+        tasks=tasks,
+        node=np.maximum(node, -1),
+        block=np.where(node < 0, -1 - node, -1).astype(np.int32),
+        op_class=flat.op_class.astype(np.int32),
+        blocks=blocks,
+    )

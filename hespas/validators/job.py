@@ -13,8 +13,9 @@ import numpy as np
 from hespas.graph import OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.validators.configuration import MemoryConfig, NetworkConfig, SystemConfig
-from hespas.validators.issue import IssueOrder, issue_order
+from hespas.validators.program import NodeProgram
 from hespas.validators.quotient import Quotient, quotient_of
+from hespas.validators.replay import Task, replay
 from hespas.validators.result import Findings, Violation
 
 __all__ = ["Backend", "Job", "Profile", "Report", "Rule", "Scope"]
@@ -71,9 +72,9 @@ class Job:
         return quotient_of(self.workload)
 
     @cached_property
-    def orders(self) -> tuple[IssueOrder, ...]:
+    def orders(self) -> tuple[_IssueOrder, ...]:
         """Per class, the order in which a rank issues its communication."""
-        return tuple(map(issue_order, self.classes))
+        return tuple(map(_issue_order, self.classes))
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -161,3 +162,34 @@ class Report:
     def has(self, *codes: str) -> bool:
         """Whether an earlier rule found any of these codes in this job."""
         return any(map(self.findings.has, codes))
+
+
+# The order in which one rank issues its communication, by ASTRA-sim's rule.
+#
+# One CPU operation, one device operation and one communication are in flight at a time, receives without
+# limit; whenever something completes, ready nodes are issued in ascending id (network model, section 7).
+
+
+@dataclass(frozen=True, slots=True)
+class _IssueOrder:
+    """Collective nodes of a class in the order in which a rank issues them when it never waits.
+
+    ``by_time`` follows the slot rule with the durations the graph states, ``by_id`` the ids alone. They
+    differ only where independent collectives race, and then the true order is a matter of timing.
+    """
+
+    by_time: tuple[int, ...]
+    by_id: tuple[int, ...]
+
+
+def _issue_order(graph: OpGraph) -> _IssueOrder:
+    """Both orders of one graph. O(nodes log nodes)."""
+    runs = graph.multiplicity != 0
+    table = graph.collectives
+    nodes = table.node[runs[table.node]]
+    by_id: list[int] = nodes[np.argsort(graph.id[nodes], kind="stable")].tolist()
+    if len(by_id) < 2:
+        return _IssueOrder(tuple(by_id), tuple(by_id))
+    alone = Task(NodeProgram.of(graph), dict.fromkeys(by_id, 0), {}, {})
+    issued = replay([alone], [1], comm_ns=1).issued[0]
+    return _IssueOrder(tuple(issued), tuple(by_id))

@@ -1,6 +1,6 @@
 """A replay of one representative of each kind of rank, to see whether everything completes.
 
-Slots and issue order are ASTRA-sim's (see :mod:`hespas.validators.issue`). A collective ends ``comm_ns``
+Slots and issue order are ASTRA-sim's (see :mod:`hespas.validators.job`). A collective ends ``comm_ns``
 after its last member arrived, a message ``comm_ns`` after it was sent, whether or not somebody waits for it.
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from hespas.api import estimate_table
 from hespas.estimators import registry
-from hespas.estimators.listing import list_estimators
+from hespas.estimators.registry import list_estimators
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device

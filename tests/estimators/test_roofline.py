@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
-from hespas.estimators.listing import list_estimators
+from hespas.estimators.registry import list_estimators
 from hespas.estimators.roofline import BOUNDS, Roofline
 from hespas.graph import (
     Diagnostics,

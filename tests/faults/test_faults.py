@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from hespas.cli.convert import app as convert_app
 from hespas.converters import format_for_output, format_names, load_format
-from hespas.files.output import placed_together, write_atomically
-from hespas.files.stale_temporaries import remove_leftovers, temporary_beside
+from hespas.files.output import placed_together, remove_leftovers, temporary_beside, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
 
@@ -154,7 +153,7 @@ def test_what_cannot_be_read_again_is_told_of_the_input(
     def damaged(*_: object, **__: object) -> None:
         raise FormatError("the table has no rows", path="a temporary")
 
-    monkeypatch.setattr("hespas.api.events_account.read", damaged)
+    monkeypatch.setattr("hespas.api.conversion.read", damaged)
     words = every_conversion(tmp_path, "p.csv")
     done = CliRunner().invoke(convert_app, words)
     assert (done.exit_code, f"error: {words[0]}: " in done.stderr) == (4, True), done.output
@@ -466,7 +465,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     script = """
 import sys
 from pathlib import Path
-from hespas.files.stale_temporaries import temporary_beside
+from hespas.files.output import temporary_beside
 path = temporary_beside(Path(sys.argv[1]))
 path.mkdir()
 (path / "f").write_text("half")

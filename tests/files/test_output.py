@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hespas.files import output
-from hespas.files.exchange import exchange
-from hespas.files.output import check_destination, once_placed, placed_together, write_atomically
+from hespas.files.output import check_destination, exchange, once_placed, placed_together, write_atomically
 from hespas.graph.errors import OutputError
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from hespas.converters.astra_text.emit import CYCLE_NS, Emitter
 from hespas.converters.astra_text.grammar import TextWorkload, parse
 from hespas.converters.astra_text.groups import Groups
-from hespas.converters.astra_text.policies import Policy
-from hespas.converters.astra_text.schedule import add_step
+from hespas.converters.astra_text.policies import ROLES, TRANSFORMERS, Policy, Role, Roles
 from hespas.converters.format import ReadOptions
 from hespas.files.limits import limits
 from hespas.files.source import read_bytes
-from hespas.graph import Diagnostics, GraphBuilder, Workload
+from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import FormatError
 
 __all__ = ["read_astra_text"]
@@ -37,7 +38,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
     groups = Groups.of(text, options.num_devices, str(path))
     name = path.name.removesuffix(".gz").removesuffix(".txt")
     emitter = Emitter(GraphBuilder(name), groups, path.name if options.locations else "")
-    add_step(text, emitter)
+    _add_step(text, emitter)
     _report(text, emitter, str(path), diagnostics)
     metadata = {"format": "astra-text", "parallelism": text.policy.value}
     if text.model_ranks > 0:
@@ -71,3 +72,167 @@ def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagno
     note("reserved", "layers use the reserved column, which nothing reads", reserved)
     others = len(text.layers) - 1 if text.policy is Policy.MICRO else 0
     note("micro", "layers behind the first are never run by a MICRO workload", others)
+
+
+# One training step of a text workload as a graph: the loops of ``Workload.cc`` of ASTRA-sim 1.0, unrolled.
+#
+# A rank computes one phase at a time. What a phase needs is a data dependency, the order of phases a
+# control dependency. A collective that blocks is waited for by the next phase; any other overlaps with what
+# follows. After each collective comes the update that the layer states. Weight gradients are waited for by
+# the next step only, so nothing here depends on them.
+#
+# Chakra's converter of these files (``converter/text_converter.py``) writes the same order with data
+# dependencies only. It differs from the simulator that defined the format, and from this module, in that it
+# takes cycles for microseconds, writes collectives ``NONE`` as all-reduces of 0 bytes, leaves updates and
+# groups out, joins the embedding of DLRM one layer early, runs the collectives of all layers in ``MICRO``,
+# and knows no transformer, inference or customised workloads.
+
+
+def _add_step(text: TextWorkload, emitter: Emitter) -> None:
+    """Add the nodes of one step, in the order in which a rank issues them."""
+    _LOOPS[text.policy](text, emitter)
+
+
+def _micro(text: TextWorkload, emitter: Emitter) -> None:
+    """The weight-gradient collective of the first layer, and nothing else."""
+    layer = text.layers[0]
+    emitter.collective(layer, "fwd", layer.forward, Role.NOBODY, ())
+    emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
+    emitter.collective(layer, "wg", layer.weight_grad, Role.WORLD, ())
+
+
+def _inference(text: TextWorkload, emitter: Emitter) -> None:
+    """The forward pass."""
+    _forward(text, emitter, range(len(text.layers)))
+    for layer in text.layers:
+        emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, ())
+        emitter.collective(layer, "wg", layer.weight_grad, Role.NOBODY, ())
+
+
+def _data_parallel(text: TextWorkload, emitter: Emitter) -> None:
+    """Backward, a layer's weight gradient comes first, and its collective overlaps."""
+    outputs = _forward(text, emitter, range(len(text.layers)))
+    _weights_first(text, emitter, outputs[-1])
+
+
+def _recommendation(text: TextWorkload, emitter: Emitter) -> None:
+    """As data parallel. The all-to-all of the embedding (layer 0) overlaps with the bottom layers, and the
+    one back with their backward pass.
+    """
+    outputs: list[int] = []
+    embedding: list[int] = []
+    joint = text.last_bottom_layer + 1
+    for number, layer in enumerate(text.layers):
+        needs = outputs[-1:] + (embedding if number == joint > 1 else [])
+        node = emitter.compute(layer, "fwd", layer.forward, needs)
+        outputs.append(node)
+        is_exchange = number == 0 and layer.forward.kind is CollectiveKind.ALL_TO_ALL
+        role = Role.WORLD if is_exchange else Role.NOBODY
+        done = emitter.collective(layer, "fwd", layer.forward, role, (node,))
+        embedding = done if is_exchange and done != [node] else embedding
+
+    def exchange_back(number: int, gradient: int) -> None:
+        if number == joint:
+            first = text.layers[0]
+            emitter.collective(first, "ig", first.input_grad, Role.WORLD, (gradient,))
+
+    joins = embedding if len(text.layers) == joint > 1 else []
+    _weights_first(text, emitter, outputs[-1:] + joins, exchange_back)
+
+
+def _weights_first(
+    text: TextWorkload,
+    emitter: Emitter,
+    gradient: Sequence[int],
+    behind: Callable[[int, int], None] | None = None,
+) -> None:
+    """The backward pass where only weight gradients are exchanged. The first layer has no input gradient."""
+    for number in reversed(range(len(text.layers))):
+        layer = text.layers[number]
+        weight = emitter.compute(layer, "wg", layer.weight_grad, gradient)
+        emitter.collective(layer, "wg", layer.weight_grad, Role.WORLD, (weight,))
+        if not number:
+            return
+        node = emitter.compute(layer, "ig", layer.input_grad, gradient, (weight,))
+        emitter.collective(layer, "ig", layer.input_grad, Role.NOBODY, (node,))
+        gradient = (node,)
+        if behind:
+            behind(number, node)
+
+
+def _model_parallel(text: TextWorkload, emitter: Emitter) -> None:
+    """Backward, a layer's input gradient comes first; its collective overlaps with the weight gradient."""
+    _inputs_first(text, emitter, _forward(text, emitter, range(len(text.layers))))
+
+
+def _inputs_first(text: TextWorkload, emitter: Emitter, outputs: Sequence[list[int]]) -> None:
+    """The backward pass where input gradients are exchanged; that of the first layer by transformers only.
+
+    Release 1.0 of 2023 is followed. In those up to 2022 transformers wait for the input gradient before they
+    compute the weight gradient.
+    """
+    gradient, follows = outputs[-1], list[int]()
+    for number in reversed(range(len(text.layers))):
+        layer, roles = text.layers[number], _roles(text, number)
+        again = _again(text, emitter, number, outputs, (*gradient, *follows))
+        node = emitter.compute(layer, "ig", layer.input_grad, (*gradient, *again), () if again else follows)
+        role = roles.input_grad if number or text.policy in TRANSFORMERS else Role.NOBODY
+        done = emitter.collective(layer, "ig", layer.input_grad, role, (node,))
+        weight = emitter.compute(layer, "wg", layer.weight_grad, gradient, (node,))
+        emitter.collective(layer, "wg", layer.weight_grad, roles.weight_grad, (weight,))
+        gradient, follows = done, [weight]
+
+
+def _again(
+    text: TextWorkload, emitter: Emitter, number: int, outputs: Sequence[list[int]], follows: Sequence[int]
+) -> list[int]:
+    """Run the layers from the last checkpoint up to this one forward again, where it asks for that, but not
+    before what it ``follows``.
+    """
+    if number not in text.initiates:
+        return []
+    start = next(layer for layer in range(number - 1, -1, -1) if layer in text.checkpoints)
+    needs = outputs[start - 1] if start else []
+    return _forward(text, emitter, range(start, number), name="again", needs=needs, follows=follows)[-1]
+
+
+def _forward(
+    text: TextWorkload,
+    emitter: Emitter,
+    numbers: range,
+    *,
+    name: str = "fwd",
+    needs: Sequence[int] = (),
+    follows: Sequence[int] = (),
+) -> list[list[int]]:
+    """Layers one behind the other, each waiting for the collective of the one before; returns what to wait
+    for behind each.
+    """
+    outputs: list[list[int]] = []
+    for number in numbers:
+        layer = text.layers[number]
+        node = emitter.compute(layer, name, layer.forward, needs, follows)
+        outputs.append(emitter.collective(layer, name, layer.forward, _roles(text, number).forward, (node,)))
+        needs, follows = outputs[-1], ()
+    return outputs
+
+
+def _roles(text: TextWorkload, number: int) -> Roles:
+    return ROLES[text.layers[number].policy or text.policy]
+
+
+_LOOPS: MappingProxyType[Policy, Callable[[TextWorkload, Emitter], None]] = MappingProxyType(
+    {
+        Policy.MICRO: _micro,
+        Policy.DISTRIBUTED_INFERENCE: _inference,
+        Policy.DATA: _data_parallel,
+        Policy.HYBRID_DLRM: _recommendation,
+        Policy.HYBRID_DLRM_ENHANCED: _recommendation,
+        Policy.MODEL: _model_parallel,
+        Policy.HYBRID_DATA_MODEL: _model_parallel,
+        Policy.HYBRID_MODEL_DATA: _model_parallel,
+        Policy.HYBRID_CUSTOMIZED: _model_parallel,
+        Policy.HYBRID_TRANSFORMER: _model_parallel,
+        Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _model_parallel,
+    }
+)

@@ -6,20 +6,20 @@ process; the process names the device, or rank and device as our writer does (``
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from hespas.converters.chrome_events import EventStream
-from hespas.converters.chrome_trace.collect import Collected, Collector
-from hespas.converters.chrome_trace.host import causes, host_ops
-from hespas.converters.chrome_trace.places import Places
+from hespas.converters.chrome_trace.collect import Arrows, Collected, Collector
 from hespas.converters.chrome_trace.writer import SCHEMA_ID
 from hespas.converters.format import ReadOptions
 from hespas.converters.tracks.measured import HOST_CATEGORY
-from hespas.converters.tracks.pairs import overlapping
-from hespas.graph import Diagnostics, Profile, StringTableBuilder
+from hespas.converters.tracks.pairs import enclosing, overlapping
+from hespas.graph import Diagnostics, HostOps, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
@@ -79,7 +79,7 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
 
 
 def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
-    places = Places.of(found)
+    places = _Places.of(found)
     base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
     name = facts.pop("name", "") if ours else ""
     metadata = facts if ours else {"format": "chrome-trace"}
@@ -89,7 +89,7 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
     start_ns, duration_ns = _times(found, base_ns, ours=ours)
     strings = StringTableBuilder(found.strings)
     host_times = _times(host, base_ns, ours=ours)
-    operations = host_ops(host, *host_times, strings)
+    operations = _host_ops(host, *host_times, strings)
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
         places.devices,
@@ -108,7 +108,7 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
         stream=places.stream,
         run=found.run,
         bytes_moved=found.bytes_moved,
-        host_event=causes(found.arrows, host, found),
+        host_event=_causes(found.arrows, host, found),
         host=operations,
         metadata=metadata,
     )
@@ -171,3 +171,105 @@ def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
         f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",
         count=int(inside.sum()),
     )  # fmt: skip
+
+
+# Host operations of a trace that our writer made, and the device work that arrows join to them.
+
+_THREAD = "thread"
+
+
+def _host_ops(
+    found: Collected, start_ns: FloatArray, duration_ns: FloatArray, strings: StringTableBuilder
+) -> HostOps:
+    """The slices as host operations; names of threads go to ``strings``."""
+    names = [found.thread_names.get(track, "") for track in found.tracks]
+    threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names] or [0], np.int32)
+    texts = found.arguments
+    return HostOps(
+        name_row=found.name_row,
+        thread_row=threads[found.track],
+        parent=enclosing(found.track, found.start_ns, found.duration_ns).astype(np.int32),
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        sequence=np.full(len(found.track), -1, np.int64),
+        shapes_row=texts["shapes"],
+        dtype_row=texts["dtype"],
+        strides_row=texts["strides"],
+        values_row=texts["values"],
+    )
+
+
+def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray:
+    """The host operation of each device slice, -1 for none. Of slices that start where an arrow ends, the
+    shortest is meant, as viewers take it.
+    """
+    source = _slice_at(host, arrows.source_track, arrows.source_ns)
+    target = _slice_at(device, arrows.target_track, arrows.target_ns)
+    joined = (source >= 0) & (target >= 0)
+    cause = np.full(len(device.track), -1, np.int32)
+    cause[target[joined]] = source[joined]
+    return cause
+
+
+def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
+    """The slice that starts at each place and time, -1 for none."""
+    both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
+    _, key = np.unique(np.stack([both_track, both_ns]), axis=1, return_inverse=True)
+    key = key.reshape(-1)
+    order = np.argsort(-found.duration_ns, kind="stable")
+    slices = np.full(int(key.max(initial=-1)) + 1, -1, np.int64)
+    slices[key[: len(found.track)][order]] = order
+    return slices[key[len(found.track) :]]
+
+
+# Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
+
+_RANK = re.compile(r"(?:\A|\s)(?:rank (\d{1,9})|unknown rank)(?:: (.*))?\Z", re.DOTALL)
+_STREAM = re.compile(r"(?i:\bstream) #?(\d{1,18})(?!\w)")
+_NO_STREAM = "no stream"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """Columns of shape ``(slices,)``, and the names of the devices."""
+
+    devices: tuple[str, ...]
+    device_index: SmallIntArray
+    rank: SmallIntArray
+    stream: IntArray
+
+    @classmethod
+    def of(cls, found: Collected) -> _Places:
+        """Tell rank and device by the name of the process, the stream by that of the thread or its number."""
+        devices: dict[str, int] = {}
+        rank: list[int] = []
+        device: list[int] = []
+        stream: list[int] = []
+        used = set(np.unique(found.track).tolist())
+        for number, (pid, tid) in enumerate(found.tracks):
+            known = found.process_names.get(pid, "")
+            told = _RANK.search(known)
+            if told:
+                rank.append(int(told[1]) if told[1] else -1)
+                name = told[2] or ""
+            else:
+                rank.append(0)
+                name = known or f"process {pid}"
+            device.append(devices.setdefault(name, len(devices)) if number in used else 0)
+            stream.append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
+        at = found.track
+        return cls(
+            tuple(devices),
+            np.array(device, np.int32)[at],
+            np.array(rank, np.int32)[at],
+            np.array(stream, np.int64)[at],
+        )
+
+
+def _stream(name: str, tid: int | str, number: int) -> int:
+    if name == _NO_STREAM:
+        return -1
+    told = _STREAM.search(name)
+    if told:
+        return int(told[1])
+    return tid if isinstance(tid, int) and 0 <= tid < 1 << 63 else number

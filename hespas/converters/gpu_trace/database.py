@@ -18,11 +18,10 @@ from typing import cast
 
 import numpy as np
 
-from hespas.converters.gpu_trace.database_file import HEADER_BYTES, refuse_cut_off, unpack_database
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.files.limits import limits
-from hespas.files.packed import open_input
-from hespas.files.source import refuse_special_files
+from hespas.files.packed import PackedInput, damage_errors, open_input
+from hespas.files.source import open_regular, refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, clipped
@@ -267,7 +266,7 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
         return
     with tempfile.TemporaryDirectory(prefix="hespas-") as folder:
         unpacked = Path(folder) / "database"
-        unpack_database(path, unpacked, max_bytes)
+        _unpack_database(path, unpacked, max_bytes)
         with opened_plainly(unpacked, name=str(path)) as database:
             yield database
 
@@ -280,10 +279,10 @@ def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     try:
         size = path.stat().st_size
         with open_input(path) as stream:
-            header = stream.read(HEADER_BYTES)
+            header = stream.read(_HEADER_BYTES)
         if not header.startswith(SQLITE_MAGIC):
             raise FormatError("this is no SQLite database", path=shown, position="byte 0", hint=_HINT)
-        refuse_cut_off(header, size, shown)
+        _refuse_cut_off(header, size, shown)
         # Immutable: neither locks nor a write-ahead log are looked for, so nothing is written beside it.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as found:
             database = _guarded(found, shown, size)
@@ -362,3 +361,45 @@ def _nothing(rows: int) -> IntArray:
 
 def _none(rows: int) -> IntArray:
     return np.full(rows, -1, np.int64)
+
+
+# The file of an SQLite database before it is opened: whether all of it is there, and unpacking it.
+
+_HEADER_BYTES = 100
+_CHUNK_BYTES = 4 << 20
+_CUT_OFF_HINT = "copy the file again, or export the profile again"
+
+
+def _refuse_cut_off(header: bytes, size: int, path: str) -> None:
+    """SQLite reads zeros where the last page of a file is not whole, and so loses rows without a word.
+
+    The header is described at https://sqlite.org/fileformat2.html; its count of pages holds where the file
+    was last written by a version that keeps it.
+    """
+    if len(header) < _HEADER_BYTES:
+        raise FormatError("the database is cut off", path=path, position=f"byte {size}", hint=_CUT_OFF_HINT)
+    stated = int.from_bytes(header[16:18], "big")
+    page_bytes = 1 << 16 if stated == 1 else stated
+    pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
+    if pages * page_bytes > size or (page_bytes and size % page_bytes):
+        expected = f"{pages * page_bytes:,} bytes" if pages else f"whole pages of {page_bytes:,} bytes"
+        raise FormatError(
+            f"the database is cut off: {size:,} bytes of {expected}",
+            path=path, position=f"byte {size}", hint=_CUT_OFF_HINT,
+        )  # fmt: skip
+
+
+def _unpack_database(path: Path, into: Path, max_bytes: int) -> None:
+    """Gunzip a chunk at a time, no further than :class:`hespas.files.packed.PackedInput` goes."""
+    with PackedInput(open_regular(path), path, max_bytes) as packed, into.open("wb") as plain:
+        while True:
+            try:
+                chunk = packed.read(_CHUNK_BYTES)
+            except damage_errors() as error:
+                why = "gzip stream ends early" if isinstance(error, EOFError) else f"cannot be read: {error}"
+                raise FormatError(
+                    why, path=str(path), position=f"byte {packed.done}", hint="copy the file again"
+                ) from error
+            if not chunk:
+                return
+            plain.write(chunk)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
-from hespas.converters.gpu_trace.collectives import (
-    collective_in_kernel,
-    collective_in_range,
-    is_collective_kernel,
-)
-from hespas.converters.gpu_trace.linking import Links, link, up_to
 from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
-from hespas.converters.gpu_trace.range_texts import parse_range_text
-from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Ranges, listed
+from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["to_profile"]
+__all__ = [
+    "RangeText",
+    "collective_in_kernel",
+    "collective_in_range",
+    "is_collective_kernel",
+    "parse_range_text",
+    "to_profile",
+]
 
 _LARGEST_NS = 1 << 62
 _OWN_BITS = (1 << 24) - 1
@@ -73,12 +76,12 @@ def to_profile(
         )
     _check_times(trace, path)
     nesting, said = Nesting.of(trace.ranges), _Said.of(trace)
-    links = link(trace, nesting)
+    links = _link(trace, nesting)
     strings = trace.strings
     telling = (said.shapes_row > 0) | said.instruction
-    owner = up_to(telling, nesting.parent, links.cause)
+    owner = _up_to(telling, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
-    module = up_to(said.module_row > 0, nesting.parent, cause)
+    module = _up_to(said.module_row > 0, nesting.parent, cause)
     step = _steps(trace, links, nesting, said)
     work, base_ns = trace.work, _first_ns(trace)
     op_row = np.where(cause >= 0, _of(said.name_row, cause, 0), work.range_row)
@@ -143,12 +146,12 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
             )
 
 
-def _steps(trace: GpuTrace, links: Links, nesting: Nesting, said: _Said) -> IntArray:
+def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, said: _Said) -> IntArray:
     """The range of the step each event belongs to (-1: none): one around its launch on the same thread, else
     one of the same process that is running then, since backward passes have a thread of their own.
     """
     is_step = said.step >= 0
-    found = up_to(is_step, nesting.parent, links.launched_in)
+    found = _up_to(is_step, nesting.parent, links.launched_in)
     rest = np.flatnonzero((found < 0) & (links.launch >= 0))
     steps = np.flatnonzero(is_step & trace.ranges.nests)
     if not len(rest) or not len(steps):
@@ -164,7 +167,7 @@ def _first_ns(trace: GpuTrace) -> int:
     return min(int(part.min()) for part in parts if len(part))
 
 
-def _processes(trace: GpuTrace, links: Links) -> IntArray:
+def _processes(trace: GpuTrace, links: _Links) -> IntArray:
     """The process of each event: as it says, else its launch's, else the only one there is (-1: unknown)."""
     work, launches = trace.work, trace.launches
     if not len(launches):
@@ -238,7 +241,7 @@ def _comms(
         row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(said.name_row))
     }
     of_range = np.array([range_kinds[row] for row in listed(said.name_row)], np.int64)
-    around = up_to(of_range > 0, nesting.parent, cause[event])
+    around = _up_to(of_range > 0, nesting.parent, cause[event])
     kind = np.where(kind > 0, kind, _of(of_range, around, 0))
     count, unknown = len(event), np.full(len(event), -1, np.int32)
     return MeasuredComms(
@@ -262,7 +265,7 @@ def _classes(work: DeviceWork, comms: MeasuredComms, strings: StringTableBuilder
     return classes
 
 
-def _report(trace: GpuTrace, links: Links, source: str, diagnostics: Diagnostics, path: str) -> None:
+def _report(trace: GpuTrace, links: _Links, source: str, diagnostics: Diagnostics, path: str) -> None:
     """Say what is not linked, and what is odd."""
     work = trace.work
     duration_ns = work.end_ns - work.start_ns
@@ -296,3 +299,217 @@ def _report(trace: GpuTrace, links: Links, source: str, diagnostics: Diagnostics
         f"{source}.negative-duration", path, "device events end before they start", count=negative
     )
     diagnostics.warning(f"{source}.zero-duration", path, "device events of 0 ns", count=zero)
+
+
+# Which kernels communicate, by what NCCL and RCCL call them and the ranges around their launch.
+
+_KERNEL = re.compile(
+    r"(?:void )?[nr]ccl(?:(?:Symk?)?(?:Dev)?Kernel(?:_([A-Za-z]+))?"
+    r"|([A-Z][A-Za-z]{2,20})(?:Ring|Tree|CollNet)\w*Kernel)"
+)
+"""``ncclDevKernel_AllReduce_Sum_f32_RING_LL``; older ones write ``ncclKernel_AllReduce_RING_LL_Sum_float`` or
+``ncclAllReduceRingLLKernel_sum_f32``.
+"""
+_KINDS: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "allreduce": "allreduce",
+        "allgather": "allgather",
+        "allgatherbase": "allgather",
+        "reducescatter": "reduce_scatter",
+        "reducescatterbase": "reduce_scatter",
+        "broadcast": "broadcast",
+        "reduce": "reduce",
+        "alltoall": "all_to_all",
+        "alltoallv": "all_to_all",
+        "alltoallpivot": "all_to_all",
+        "alltoallbase": "all_to_all",
+        "gather": "gather",
+        "scatter": "scatter",
+        "sendrecv": "sendrecv",
+        "send": "send",
+        "recv": "recv",
+        "coalesced": "",
+        "generic": "",
+    }
+)
+"""The library's name without case and underscores -> the name used here; "" where it does not tell."""
+
+_RANGE = re.compile(r"(?:nccl:|rccl:|c10d::|nccl|rccl)_?([A-Za-z_]+)")
+
+
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel is one of NCCL or RCCL."""
+    return _KERNEL.match(name) is not None
+
+
+def collective_in_kernel(name: str) -> str:
+    """``allreduce`` for ``ncclDevKernel_AllReduce_Sum_f32_RING_LL``; "" where a kernel does not tell."""
+    found = _KERNEL.match(name)
+    return _KINDS.get((found[1] or found[2] or "").lower(), "") if found else ""
+
+
+def collective_in_range(name: str) -> str:
+    """``allreduce`` for ``ncclAllReduce``, ``nccl:all_reduce`` and ``c10d::allreduce_``; "" for the rest."""
+    found = _RANGE.match(name)
+    return _KINDS.get(found[1].replace("_", "").lower(), "") if found else ""
+
+
+# Which range on the host caused a piece of device work.
+#
+# In this order: the graph node replayed was made inside a range (the capture is in the recording); the call
+# that launches is a range, or stands inside ranges of its own thread, of which the innermost is the cause.
+
+_MOST_CLONES = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Links:
+    """Per piece of device work: its launch, the innermost range around that, and the range that caused it
+    (-1: none); whether the cause was found by the graph node, and whether several processes could have
+    launched it (it is then not linked).
+    """
+
+    launch: IntArray
+    launched_in: IntArray
+    cause: IntArray
+    by_node: BoolArray
+    ambiguous: BoolArray
+
+
+def _link(trace: GpuTrace, nesting: Nesting) -> _Links:
+    """Find the launch and the range of all device work."""
+    launch, ambiguous = _launches(trace.launches, trace.work)
+    at = np.maximum(launch, 0)
+    cause = np.full(len(launch), -1, np.int64)
+    if len(trace.launches):
+        calls = trace.launches
+        inside = nesting.innermost(calls.thread[at], calls.start_ns[at])
+        own = calls.range_place[at]
+        cause = np.where(launch >= 0, np.where(own >= 0, own, inside), -1)
+    made = _made_in(trace.nodes, trace.work, nesting)
+    return _Links(launch, cause, np.where(made >= 0, made, cause), made >= 0, ambiguous)
+
+
+def _launches(launches: Launches, work: DeviceWork) -> tuple[IntArray, BoolArray]:
+    """The launch of each piece of work, by process and correlation.
+
+    Work that does not tell its process finds a launch where only one process uses the correlation.
+    """
+    found = match_pairs((launches.process, launches.correlation), (work.process, work.correlation))
+    ambiguous = np.zeros(len(work), np.bool_)
+    nameless = np.flatnonzero(work.process < 0)
+    if not len(nameless) or not len(launches):
+        return found, ambiguous
+    zeros, asked = np.zeros(len(launches), np.int64), np.zeros(len(nameless), np.int64)
+    wanted = (asked, work.correlation[nameless])
+    first = match_pairs((zeros, launches.correlation), wanted)
+    backwards = match_pairs((zeros, launches.correlation[::-1]), wanted)
+    last = np.where(backwards >= 0, len(launches) - 1 - backwards, -1)
+    several = (first >= 0) & (launches.process[first] != launches.process[last])
+    found[nameless] = np.where(several, -1, first)
+    ambiguous[nameless] = several
+    return found, ambiguous
+
+
+def _made_in(nodes: GraphNodes, work: DeviceWork, nesting: Nesting) -> IntArray:
+    """The range that each piece of work's graph node, or the one it was cloned from, was made in."""
+    if not len(nodes) or not bool((work.node >= 0).any()):
+        return np.full(len(work), -1, np.int64)
+    clones, node = np.flatnonzero(nodes.original >= 0), work.node
+    for _ in range(_MOST_CLONES):
+        clone = match_pairs((nodes.process[clones], nodes.node[clones]), (work.process, node))
+        if not bool((clone >= 0).any()):
+            break
+        node = np.where(clone >= 0, nodes.original[clones[np.maximum(clone, 0)]], node)
+    at = match_pairs((nodes.process, nodes.node), (work.process, node))
+    row = np.maximum(at, 0)
+    return np.where(at >= 0, nesting.innermost(nodes.thread[row], nodes.start_ns[row]), -1)
+
+
+def _up_to(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
+    """From each range (-1: none) outwards to the first that is ``wanted``, -1 for none."""
+    found = start.copy()
+    places = np.flatnonzero(found >= 0)
+    while len(places):
+        places = places[~wanted[found[places]]]
+        found[places] = parent[found[places]]
+        places = places[found[places] >= 0]
+    return found
+
+
+# What a range on the host says: an operation of PyTorch with its shapes, an instruction of XLA, or a name.
+#
+# PyTorch's ``emit_nvtx`` writes ``aten::mm, seq = 3, op_id = 7, sizes = [[4, 8], [8, 2]], input_op_ids =
+# [..]`` with the parts it has (``torch/csrc/profiler/util.cpp``, ``getNvtxStr``; on ROCm the same goes to
+# roctx). XLA writes ``Thunk:#hlo_op=fusion.1,hlo_module=jit_f#`` (``tsl/profiler/lib/traceme_encode.h``).
+
+_MOST_DIGITS = 18
+_STEP = re.compile(
+    r"(?:ProfilerStep#|(?:step|iter|iteration)[ _#:=]{0,2})(\d{1,9})", re.ASCII | re.IGNORECASE
+)
+_MOST_SIZES = 1 << 20
+_SIZES = msgspec.json.Decoder(list[list[int]])
+
+
+@dataclass(frozen=True, slots=True)
+class RangeText:
+    """``shapes`` is a JSON text, ``sequence`` joins forward and backward; "" and -1 for what is not said.
+
+    ``step`` is the number of a step of training or inference that the text names.
+    """
+
+    name: str
+    shapes: str = ""
+    sequence: int = -1
+    module: str = ""
+    instruction: str = ""
+    step: int = -1
+
+
+def parse_range_text(text: str) -> RangeText:
+    """Read one text. What does not follow a known form is a name as a whole. O(len(text))."""
+    if text.endswith("#") and "#" in text[:-1]:
+        return _traceme(text)
+    head, _, _ = text.partition(", input_op_ids = ")
+    head, _, sizes = head.partition(", sizes = ")
+    head, _, operation = head.partition(", op_id = ")
+    name, _, sequence = head.partition(", seq = ")
+    if not name or not _is_count(operation) or not _is_count(sequence):
+        return RangeText(text)
+    if sizes and not _are_sizes(sizes):
+        return RangeText(text)
+    step = _STEP.fullmatch(name)
+    return RangeText(
+        name, sizes, int(sequence) if sequence else -1, step=int(step[1]) if step else -1
+    )  # fmt: skip
+
+
+def _is_count(part: str) -> bool:
+    return not part or (part.isdecimal() and part.isascii() and len(part) <= _MOST_DIGITS)
+
+
+def _are_sizes(text: str) -> bool:
+    if len(text) > _MOST_SIZES:
+        return False
+    try:
+        _SIZES.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _traceme(text: str) -> RangeText:
+    name, _, rest = text[:-1].partition("#")
+    facts: dict[str, str] = {}
+    for part in rest.split(","):
+        key, found, value = part.partition("=")
+        if found:
+            facts.setdefault(key.strip(), value)
+    instruction, module = facts.get("hlo_op", ""), facts.get("hlo_module", "")
+    step = facts.get("step_num", "")
+    return RangeText(
+        instruction or facts.get("name", "") or name.rstrip(":") or text,
+        module=module,
+        instruction=instruction,
+        step=int(step) if step and _is_count(step) and len(step) < 10 else -1,
+    )

@@ -15,7 +15,7 @@ from hespas.converters.costs import WindowDim
 from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
 from hespas.converters.hlo.shapes import ArrayShape, Shape, shown_shape
 from hespas.graph import DYNAMIC, find_dtype
-from hespas.graph.dtypes import DTypeKind
+from hespas.graph.tensors import DTypeKind
 
 __all__ = [
     "ARRAY_RULES",

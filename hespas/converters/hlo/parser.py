@@ -19,7 +19,6 @@ from hespas.converters.hlo.attributes import names as listed_names
 from hespas.converters.hlo.inference import same_extents
 from hespas.converters.hlo.inference_calls import Inference
 from hespas.converters.hlo.module import Computation, FrameTable, HloModule
-from hespas.converters.hlo.operands import NUM_OPERANDS
 from hespas.converters.hlo.scan import (
     TRUNCATED_HINT,
     Source,
@@ -331,7 +330,7 @@ class _Parser:
         close = source.skip_group(opcode.end())
         operands, payload = self._arguments(computation, opcode, close - 1, numbers)
         what = opcode[1]
-        if NUM_OPERANDS.get(what, len(operands)) != len(operands):
+        if _NUM_OPERANDS.get(what, len(operands)) != len(operands):
             raise self._wrong_count(opcode, len(operands))
         if what == "parameter":
             self._check_parameter(computation, payload, opcode.start(1))
@@ -411,7 +410,7 @@ class _Parser:
             raise self.source.error(start, f"{elements:,} values for {shown_shape(shape)}, not {found:,}")
 
     def _wrong_count(self, opcode: re.Match[str], found: int) -> FormatError:
-        expected = NUM_OPERANDS[opcode[1]]
+        expected = _NUM_OPERANDS[opcode[1]]
         number = f"{expected} operand{'s' if expected > 1 else ''}"
         return self.source.error(
             opcode.start(1), f"{number} of {opcode[1]}, which has {found}", _OPERANDS_HINT
@@ -507,3 +506,28 @@ class _Parser:
 def _number(digits: str) -> int:
     """A table's number; -1 where it is none or too long to be one."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else -1
+
+
+# How many operands HLO operations have, of those that always have the same number.
+#
+# Source: https://openxla.org/xla/operation_semantics. Operations of which printed programs have several forms
+# (``dot`` with sparsity, variadic ``reduce`` and ``sort``) are left out.
+
+_UNARY = """
+abs acos acosh asin asinh atan atanh bitcast bitcast-convert broadcast cbrt ceil cholesky convert copy cosine
+cosh count-leading-zeros erf exponential exponential-minus-one fft floor get-dimension-size
+get-tuple-element imag is-finite log log-plus-one logistic negate not popcnt real reduce-precision reshape
+reverse round-nearest-afz round-nearest-even rsqrt sign sine sinh slice sqrt tan tanh transpose while
+"""
+_BINARY = """
+add add-dependency and atan2 compare complex convolution divide gather maximum minimum multiply or pad power
+remainder set-dimension-size shift-left shift-right-arithmetic shift-right-logical stochastic-convert subtract
+triangular-solve xor
+"""
+_TERNARY = "clamp select select-and-scatter"
+
+_NUM_OPERANDS: dict[str, int] = {
+    **dict.fromkeys(_UNARY.split(), 1),
+    **dict.fromkeys(_BINARY.split(), 2),
+    **dict.fromkeys(_TERNARY.split(), 3),
+}

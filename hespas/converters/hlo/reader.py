@@ -6,27 +6,32 @@ Text needs nothing but this package; a serialised ``HloModuleProto`` is printed 
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name
 from hespas.converters.format import ReadOptions
+from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true, names
 from hespas.converters.hlo.bindings import proto_to_text
 from hespas.converters.hlo.bodies import Bodies
 from hespas.converters.hlo.callgraph import callees_first, check_inlined_size
 from hespas.converters.hlo.communication import Communication
-from hespas.converters.hlo.devices import device_counts, warn_if_global
 from hespas.converters.hlo.emit import Emitter
 from hespas.converters.hlo.findings import Findings
+from hespas.converters.hlo.groups import header_meshes, parse_groups
 from hespas.converters.hlo.lower import Lowering
-from hespas.converters.hlo.module import HloModule
+from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.program import Program
-from hespas.converters.hlo.scan import Source
+from hespas.converters.hlo.program import Program, base_opcode
+from hespas.converters.hlo.scan import Source, unquote
 from hespas.converters.hlo.sniff import is_text, module_bytes
-from hespas.converters.hlo.sugar import shorten_async
+from hespas.converters.hlo.traffic import STRUCTURE
 from hespas.converters.hlo.verify import check_shapes
+from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.files.source import read_bytes
-from hespas.graph import WHOLE_JOB, Diagnostics, Workload
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
 __all__ = ["read_hlo", "source_of", "workload_of"]
@@ -85,10 +90,10 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
         )
     program = Program(module)
     check_shapes(program, ordered)
-    shorten_async(module.computations)
+    _shorten_async(module.computations)
     check_inlined_size(module, ordered)
-    replicas, partitions = device_counts(module, options, diagnostics)
-    is_global = warn_if_global(module, partitions, diagnostics)
+    replicas, partitions = _device_counts(module, options, diagnostics)
+    is_global = _warn_if_global(module, partitions, diagnostics)
     bodies = Bodies(program)
     for computation in ordered[:-1]:
         bodies.add(computation)
@@ -120,3 +125,335 @@ def _metadata(module: HloModule, replicas: int, partitions: int) -> dict[str, st
         "num_computations": str(len(module.computations)),
         "num_instructions": str(module.num_instructions),
     }
+
+
+# Short spelling of asynchronous operations: ``async-start`` that wraps one operation becomes
+# ``OPERATION-start``.
+#
+# XLA prints most of them so; where a file has the long spelling the two mean the same.
+
+_KEPT_LONG = frozenset({"while", "conditional", "call", "async-start"})
+
+
+def _shorten_async(computations: Mapping[str, Computation]) -> None:
+    """Respell in place every ``async-start`` whose computation holds one operation. O(instructions)."""
+    wrapped = {name: root for name, body in computations.items() if (root := _single_operation(body)) >= 0}
+    if not wrapped:
+        return
+    for computation in computations.values():
+        for index, opcode in enumerate(computation.opcodes):
+            if opcode != "async-start":
+                continue
+            named = names(computation.attributes[index].get("calls"))
+            if named and named[0] in wrapped:
+                _shorten(computation, index, computations[named[0]], wrapped[named[0]])
+
+
+def _single_operation(body: Computation) -> int:
+    """The root where it is the only operation and reads parameters only, else -1."""
+    work = [index for index, opcode in enumerate(body.opcodes) if opcode not in STRUCTURE]
+    if work != [body.root] or body.opcodes[body.root] in _KEPT_LONG:
+        return -1
+    reads_parameters = all(body.opcodes[operand] == "parameter" for operand in body.operands[body.root])
+    return body.root if reads_parameters else -1
+
+
+def _shorten(computation: Computation, index: int, body: Computation, root: int) -> None:
+    given = computation.operands[index]
+    try:
+        places = [integer(body.payloads[operand]) for operand in body.operands[root]]
+    except ValueError:
+        return
+    if any(not 0 <= place < len(given) for place in places):
+        return
+    own = {key: value for key, value in computation.attributes[index].items() if key != "calls"}
+    computation.opcodes[index] = f"{body.opcodes[root]}-start"
+    computation.operands[index] = tuple(given[place] for place in places)
+    computation.attributes[index] = body.attributes[root] | own
+
+
+# How many devices a module is for: what its header says, what the caller says, or what its groups name.
+#
+# XLA prints no count of one, a serialised module states none at all (they belong to the compiler's
+# configuration), nor does a module converted from StableHLO. Where a count is not stated, the largest id
+# that a collective names, of replicas or of partitions as its mode has it, gives the count, and a
+# diagnostic says so.
+
+_COUNTS = ("replica_count", "num_partitions")
+_PARTITIONER_CALLS = frozenset(
+    {
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+    }
+)
+"""Targets of custom calls that speak to the partitioner, which leaves none of them."""
+
+_MESSAGES = frozenset({"collective-permute", "send", "recv"})
+_NAMED_IN = ("replica_groups", "source_target_pairs", "frontend_attributes")
+_NAMING = frozenset({"channel_id", *_NAMED_IN})
+_TO_SHARD = "SPMDFullToShardShape"
+_STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape"})
+_TILED = ("devices=", "mesh", "<=[")
+
+
+@dataclass(slots=True)
+class _Named:
+    """One more than the largest id that collectives name, by what the id means: a replica, a partition, a
+    device, or the peer of a message. ``channels`` says that some talk across partitions, ``everybody`` that
+    some name nobody, which means all.
+    """
+
+    replicas: int = 1
+    partitions: int = 1
+    devices: int = 1
+    peers: int = 1
+    channels: bool = False
+    everybody: bool = False
+
+
+def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> tuple[int, int]:
+    """(replicas, partitions). Raises ``FormatError`` for faulty counts, ``UnsupportedError`` past 2**24."""
+    stated = _asked_for(module, options, diagnostics)
+    replicas, partitions = 1 if stated[0] is None else stated[0], 1 if stated[1] is None else stated[1]
+    wanted = options.num_devices
+    if None in stated:
+        named = _named_ids(module, complete=stated != [None, None])
+        replicas, partitions = _grown((replicas, partitions), (stated[0] is None, stated[1] is None), named)
+        inferred = replicas * partitions > (stated[0] or 1) * (stated[1] or 1)
+        if wanted is not None and stated == [None, None]:
+            replicas, partitions = _split(wanted, replicas, partitions, named)
+        elif wanted is None and replicas * partitions == 1 and named.everybody:
+            diagnostics.warning(
+                "hlo.unknown-devices",
+                module.name,
+                "its collectives are over all devices, and nothing says how many there are: one is assumed, "
+                "and they cost next to nothing. State the number with --num-devices",
+                path=module.source.path,
+            )
+        elif wanted is None and inferred:
+            diagnostics.warning(
+                "hlo.inferred-devices",
+                module.name,
+                "the module does not say for how many devices it is; its collectives name "
+                f"{replicas * partitions}{_detail(replicas, partitions)}",
+                path=module.source.path,
+            )
+    if wanted is not None and wanted != replicas * partitions:
+        diagnostics.warning(
+            "hlo.num-devices",
+            module.name,
+            f"the module says {replicas * partitions} devices; the {wanted} asked for are not used",
+            path=module.source.path,
+        )
+    if replicas * partitions > MAX_DEVICES:
+        raise UnsupportedError(
+            f"{replicas * partitions:,} devices (limit {MAX_DEVICES:,})",
+            path=module.source.path,
+            position="module header",
+            hint="state the replica_count and num_partitions of one job",
+        )
+    return replicas, partitions
+
+
+def _asked_for(module: HloModule, options: ReadOptions, diagnostics: Diagnostics) -> list[int | None]:
+    """Replicas and partitions as the module states them, completed by the replicas that the caller states.
+
+    Raises ``UsageError`` where those do not divide the devices asked for.
+    """
+    stated = [_count(module, key) if key in module.attributes else None for key in _COUNTS]
+    replicas, wanted = options.num_replicas, options.num_devices
+    if replicas is None:
+        return stated
+    if stated[0] not in {None, replicas}:
+        diagnostics.warning(
+            "hlo.num-replicas",
+            module.name,
+            f"the module says {stated[0]} replicas; the {replicas} asked for are not used",
+            path=module.source.path,
+        )
+        return stated
+    if wanted is not None and stated[1] is None:
+        if wanted % replicas:
+            raise UsageError(
+                f"{wanted} devices are no whole number of partitions of {replicas} replicas",
+                path=module.source.path,
+                hint=f"--num-devices {-(-wanted // replicas) * replicas}",
+            )
+        stated[1] = wanted // replicas
+    return [replicas, stated[1]]
+
+
+def _detail(replicas: int, partitions: int) -> str:
+    return f" ({replicas} replicas of {partitions} partitions)" if min(replicas, partitions) > 1 else ""
+
+
+def _grown(counts: tuple[int, int], free: tuple[bool, bool], named: _Named) -> tuple[int, int]:
+    """Counts that hold every id named, a stated one staying as it is."""
+    replicas, partitions = counts
+    replicas = max(replicas, named.replicas) if free[0] else replicas
+    partitions = max(partitions, named.partitions) if free[1] else partitions
+    if named.peers > (replicas if partitions == 1 else partitions):  # as messages are resolved
+        if partitions > 1 and free[1]:
+            partitions = named.peers
+        elif partitions == 1 and free[0]:
+            replicas = named.peers
+    if named.devices > replicas * partitions and all(free):  # beside a stated count XLA refuses them
+        partitions = -(-named.devices // replicas)
+    return replicas, partitions
+
+
+def _split(wanted: int, replicas: int, partitions: int, named: _Named) -> tuple[int, int]:
+    """The number of devices that the caller states, as replicas and partitions."""
+    if replicas > 1 and partitions > 1:
+        return (replicas, wanted // replicas) if wanted % replicas == 0 else (replicas, partitions)
+    if replicas > 1 or (partitions == 1 and not named.channels):
+        return wanted, 1
+    return 1, wanted
+
+
+def _count(module: HloModule, key: str) -> int:
+    try:
+        number = integer(module.attributes.get(key, "1"))
+    except ValueError as error:
+        raise module.source.error(0, f"{key} to be a number: {error}") from error
+    if number < 1:
+        raise module.source.error(0, f"{key} to be at least 1, not {number}")
+    return number
+
+
+def _named_ids(module: HloModule, *, complete: bool) -> _Named:
+    """What the collectives name. Spellings that do not parse name nothing: they are reported where the
+    collective is read. ``complete``: nor do groups that leave ids out, as XLA refuses them.
+    """
+    found = _Named()
+    seen: set[tuple[str | None, ...]] = set()
+    for body in module.computations.values():
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True):
+            if given.get("replica_groups", "{}") == "{}" and canonical_name(opcode) in COLLECTIVE_KINDS:
+                found.everybody = True
+            if _NAMING.isdisjoint(given):
+                continue
+            channel = given.get("channel_id")
+            found.channels |= channel is not None
+            for key in _NAMED_IN:
+                text = given.get(key)
+                if text is None or (key == "frontend_attributes" and PAIRS_KEY not in text):
+                    continue
+                asked = (base_opcode(opcode)[0], key, text, channel, given.get("use_global_device_ids"))
+                if asked not in seen:
+                    seen.add(asked)
+                    _note(module, found, asked[0], key, given, complete=complete)
+    return found
+
+
+def _note(
+    module: HloModule, found: _Named, opcode: str, key: str, given: Mapping[str, str], *, complete: bool
+) -> None:
+    """Keep the largest id that one spelling names, as what it means."""
+    if key == "frontend_attributes":
+        pairs = frontend_pairs(given) or ""
+        found.peers = max(found.peers, _named(module, "source_target_pairs", pairs, complete=False))
+        return
+    number = _named(module, key, given[key], complete=complete)
+    try:
+        channel = integer(given.get("channel_id", "-1"))
+        flat = is_true(given.get("use_global_device_ids"))
+        mode = group_mode(canonical_name(opcode), channel, use_global_device_ids=flat)
+    except ValueError:
+        return
+    if mode is IdMode.FLATTENED_IDS:
+        found.devices = max(found.devices, number)
+    elif mode is IdMode.CROSS_PARTITION:
+        found.partitions = max(found.partitions, number)
+    else:
+        found.replicas = max(found.replicas, number)
+
+
+def _named(module: HloModule, key: str, text: str, *, complete: bool) -> int:
+    try:
+        if key == "source_target_pairs":
+            return max((rank for row in int_rows(text) for rank in row), default=0) + 1
+        groups = parse_groups(text, MAX_DEVICES, header_meshes(module.attributes))
+    except ValueError:
+        return 1
+    if groups is None:
+        return 1
+    if isinstance(groups, ExplicitGroups):
+        highest = max((rank for row in groups.rows for rank in row), default=0) + 1
+    else:
+        highest = groups.base + groups.num_ranks
+    return highest if not complete or groups.num_ranks == highest else 1
+
+
+def _warn_if_global(module: HloModule, partitions: int, diagnostics: Diagnostics) -> bool:
+    """Whether a program is sharded but not partitioned, and say so: its shapes are those of the whole job."""
+    if partitions < 2 or not _is_global(module):
+        return False
+    diagnostics.warning(
+        "hlo.global-program",
+        module.name,
+        f"the program is sharded over {partitions} partitions but not partitioned: shapes and costs are "
+        "those of the whole job, counted on each device. Read the optimised HLO instead "
+        "(--xla_dump_hlo_as_text writes it after the passes)",
+        path=module.source.path,
+    )
+    return True
+
+
+def _is_global(module: HloModule) -> bool:
+    """Calls to the partitioner are proof, and so are shardings where nothing is exchanged: in a partitioned
+    program only parameters and results have them, and a compiled one has its schedule.
+    """
+    opcodes: set[str] = set()
+    for body in module.computations.values():
+        opcodes.update(body.opcodes)
+    if "custom-call" in opcodes and _speaks_to_partitioner(module):
+        return not _works_by_hand_only(module)
+    exchanges = any(
+        base in _MESSAGES or canonical_name(base) in COLLECTIVE_KINDS
+        for base in (base_opcode(opcode)[0] for opcode in opcodes)
+    )
+    scheduled = module.attributes.get("is_scheduled") == "true"
+    if "sharding=" not in module.source.text or (scheduled and exchanges):
+        return False
+    tiled = inner = False
+    for body in module.computations.values():
+        for index, given in enumerate(body.attributes):
+            sharding = given.get("sharding", "")
+            if sharding and any(mark in sharding for mark in _TILED):
+                tiled = True
+                inner |= body.opcodes[index] not in {"parameter", "tuple"} and index != body.root
+    return inner or (tiled and not exchanges and not scheduled)
+
+
+def _works_by_hand_only(module: HloModule) -> bool:
+    """Whether all work stands in computations that are called with shards: bodies of ``shard_map``."""
+    open_, seen = [module.entry], {module.entry.name}
+    while open_:
+        body = open_.pop()
+        targets = [unquote(given.get("custom_call_target", "")) for given in body.attributes]
+        for index, opcode in enumerate(body.opcodes):
+            if opcode in _STRUCTURE or (opcode == "custom-call" and targets[index] in _PARTITIONER_CALLS):
+                continue
+            if opcode != "call":
+                return False
+            if any(targets[operand] == _TO_SHARD for operand in body.operands[index]):
+                continue
+            for name in names(body.attributes[index].get("to_apply", "")):
+                callee = module.computations.get(name)
+                if callee is not None and name not in seen:
+                    seen.add(name)
+                    open_.append(callee)
+    return True
+
+
+def _speaks_to_partitioner(module: HloModule) -> bool:
+    return any(
+        opcode == "custom-call" and unquote(given.get("custom_call_target", "")) in _PARTITIONER_CALLS
+        for body in module.computations.values()
+        for opcode, given in zip(body.opcodes, body.attributes, strict=True)
+    )

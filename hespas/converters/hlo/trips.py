@@ -13,7 +13,7 @@ from math import isnan, nan
 from hespas.converters.hlo.attributes import backend_config, integer, names
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.shapes import Shape
-from hespas.graph.dtypes import DTypeKind
+from hespas.graph.tensors import DTypeKind
 
 __all__ = ["Trips", "loop_trips"]
 

@@ -6,16 +6,17 @@ text plus the graph.
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.op_graph.document import SCHEMA_ID, Document, Node, Outline, RankClass, Version
 from hespas.converters.op_graph.json_nodes import NodeColumns
 from hespas.converters.op_graph.legality import check_values
-from hespas.converters.op_graph.positions import byte_of_path, offset_in, position_text, split_message
 from hespas.converters.op_graph.ranks import decode_ranks
 from hespas.converters.op_graph.spelling import unescape_text
 from hespas.converters.op_graph.structure import Fault, check_cycle
@@ -161,17 +162,17 @@ class _Reader:
 
     def _place(self, path: str) -> str:
         """Line, byte and path of a value of the document."""
-        return f"{position_text(self._data, byte_of_path(self._data, path))}, {path}"
+        return f"{_position_text(self._data, _byte_of_path(self._data, path))}, {path}"
 
     def _node_error(self, error: Exception, where: str, fields: RankClass, number: int) -> FormatError:
         raw = fields.nodes[number]
-        start = offset_in(self._data, raw)
+        start = _offset_in(self._data, raw)
         return self._decode_error(error, raw, start, f"{where}.nodes[{number}]")
 
     def _value_error(self, error: Exception, fields: RankClass, number: int) -> FormatError:
         raw = fields.nodes[number]
         identity = _NODE.decode(raw).id
-        where = position_text(self._data, offset_in(self._data, raw))
+        where = _position_text(self._data, _offset_in(self._data, raw))
         shown = number if identity is None else identity
         return FormatError(str(error), path=self._path, position=f"{where}, node {shown}", hint=_HINT)
 
@@ -180,7 +181,7 @@ class _Reader:
     ) -> FormatError:
         """What the decoder said, with the path from the root and the position in the file."""
         if isinstance(error, RecursionError):
-            position = f"{position_text(self._data, start)}, {where}"
+            position = f"{_position_text(self._data, start)}, {where}"
             return FormatError(
                 "the document is nested too deeply", path=self._path, position=position, hint=_HINT
             )
@@ -189,14 +190,72 @@ class _Reader:
             return FormatError(
                 f"the text is not UTF-8: {error.reason}",
                 path=self._path,
-                position=position_text(self._data, byte),
+                position=_position_text(self._data, byte),
                 hint="save the file as UTF-8",
             )
-        message, path, byte = split_message(str(error))
+        message, path, byte = _split_message(str(error))
         if message == _TRUNCATED:
             message, byte = "the document ends early", len(self._data) - start
-        offset = start + (byte if byte >= 0 else byte_of_path(text, path))
-        position = position_text(self._data, offset)
+        offset = start + (byte if byte >= 0 else _byte_of_path(text, path))
+        position = _position_text(self._data, offset)
         if byte < 0:
             position = f"{position}, {where}{path[1:]}"
         return FormatError(message, path=self._path, position=position, hint=_HINT)
+
+
+# Where in a JSON text a fault stands: the byte and line of a path like ``$.nodes[3].flops``.
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_AT_PATH = re.compile(r"^(?P<message>.*?)(?: - at `(?P<where>key in )?(?P<path>\$[^`]*)`)?$", re.DOTALL)
+_AT_BYTE = re.compile(r"^(?:JSON is malformed: )?(?P<message>.*) \(byte (?P<byte>\d+)\)$", re.DOTALL)
+
+_MAX_SPLIT = 1 << 22
+"""Lists with more commas are not split to say where an item of theirs starts: that takes memory."""
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _split_message(text: str) -> tuple[str, str, int]:
+    """A decoder's message, the JSON path it names (``$`` where none) and the byte it names (-1 for none)."""
+    at_byte = _AT_BYTE.match(text)
+    if at_byte:
+        return at_byte["message"], "$", int(at_byte["byte"])
+    at_path = _AT_PATH.match(text)
+    if at_path is None:
+        return text, "$", -1
+    return at_path["message"], at_path["path"] or "$", -1
+
+
+def _offset_in(whole: bytes | msgspec.Raw, part: msgspec.Raw) -> int:
+    """Where a raw value starts in the text it was cut from: raw values share the text's memory."""
+    return _address(memoryview(part)) - _address(memoryview(whole))
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def _byte_of_path(text: bytes | msgspec.Raw, path: str) -> int:
+    """The byte where the value at ``path`` starts, or the deepest enclosing value that is well formed."""
+    current: bytes | msgspec.Raw = text
+    for step in _STEP.finditer(path):
+        name, index = step.groups()
+        if index and _num_commas(current) > _MAX_SPLIT:
+            break
+        try:
+            found = _FIELDS.decode(current)[name] if name else _ITEMS.decode(current)[int(index)]
+        except (msgspec.MsgspecError, KeyError, IndexError, RecursionError, UnicodeDecodeError):
+            break
+        current = found
+    return _offset_in(text, current) if isinstance(current, msgspec.Raw) else 0
+
+
+def _num_commas(text: bytes | msgspec.Raw) -> int:
+    """One less than the most items a list can have."""
+    return int(np.count_nonzero(np.frombuffer(memoryview(text), np.uint8) == ord(",")))
+
+
+def _position_text(data: bytes, byte: int) -> str:
+    """``line 3, byte 57``; lines count from 1."""
+    line = data.count(b"\n", 0, byte) + 1
+    return f"line {line}, byte {byte}"

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from hespas import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
+    Collective,
+    Contraction,
     Extra,
     GroupSpec,
     Node,
+    Number,
+    P2p,
     PermutationSpec,
     Region,
     TensorType,
 )
-from hespas.converters.op_graph.json_chunks import NodeSpeller, type_spellings
 from hespas.converters.op_graph.legality import oversized_type
 from hespas.converters.op_graph.ranks import encode_ranks
 from hespas.converters.op_graph.spelling import (
     default_type_bytes,
     escape_text,
+    inferred_kind,
+    spell_dtype,
     spell_groups,
     spell_number,
     spell_permutation,
     spell_type,
 )
-from hespas.graph import Diagnostics, OpGraph, RegionKind, Workload
-from hespas.graph.errors import OutputError, UnsupportedError, UsageError
+from hespas.converters.op_graph.structure import repeated_ids
+from hespas.graph import (
+    CollectiveKind,
+    Csr,
+    Diagnostics,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    RegionKind,
+    Resource,
+    StringTable,
+    Workload,
+)
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import FloatArray, SmallIntArray
+from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
 
 __all__ = ["check_writable", "write_json"]
 
@@ -130,7 +153,7 @@ class _Writer:
         self._stream.write(b"\n  ]\n}\n")
 
     def _graph(self, graph: OpGraph) -> None:
-        speller = NodeSpeller(graph)
+        speller = _NodeSpeller(graph)
         self._field(6, "name", escape_text(graph.name))
         self._list(6, "types", _types(graph))
         self._list(6, "group_sets", [spell_groups(groups) for groups in graph.group_sets])
@@ -168,7 +191,7 @@ class _Writer:
             self._stream.write(key + b": " + _ENCODER.encode(content))
         self._stream.write(b"\n      },\n")
 
-    def _nodes(self, speller: NodeSpeller) -> None:
+    def _nodes(self, speller: _NodeSpeller) -> None:
         self._stream.write(b'      "nodes": [')
         for index, chunk in enumerate(speller.chunks()):
             self._stream.write(b",\n" if index else b"\n")
@@ -182,7 +205,7 @@ class _Writer:
 def _types(graph: OpGraph) -> list[str | TensorType]:
     types = graph.types
     entries: list[str | TensorType] = []
-    for row, reference in enumerate(type_spellings(graph)):
+    for row, reference in enumerate(_type_spellings(graph)):
         spelling = reference.partition("#")[0]
         size, encoding = float(types.bytes[row]), graph.strings[int(types.encoding[row])]
         expected = default_type_bytes(int(types.dtype[row]), types.shape(row))
@@ -208,8 +231,247 @@ def _regions(graph: OpGraph) -> list[Region]:
     ]
 
 
-def _carried(graph: OpGraph, speller: NodeSpeller) -> list[tuple[int, int, int]]:
+def _carried(graph: OpGraph, speller: _NodeSpeller) -> list[tuple[int, int, int]]:
     regions = graph.regions
     producers = speller.identity(regions.carried_producer)
     consumers = speller.identity(regions.carried_consumer)
     return list(zip(regions.carried_region.tolist(), producers, consumers, strict=True))
+
+
+# Turns a slice of a graph's columns into JSON node structs, a few thousand nodes at a time.
+
+_Item = TypeVar("_Item")
+
+_CHUNK_NODES = 4096
+_LINE_BREAKS = str.maketrans("", "", "\t\n\r")
+"""What printable text may hold beside printable characters."""
+
+_KINDS = {member.value: member.name.lower() for member in NodeKind}
+_CLASSES = {member.value: member.name.lower() for member in OpClass}
+_RESOURCES = {member.value: "" if member is Resource.DEVICE else member.name.lower() for member in Resource}
+"""The device is the default and is left out."""
+_COLLECTIVES = {member.value: member.name.lower() for member in CollectiveKind}
+
+
+def _type_spellings(graph: OpGraph) -> list[str]:
+    """How nodes refer to each type row: its spelling, with ``#row`` where several rows share that."""
+    types = graph.types
+    spelled = [
+        spell_type(int(types.dtype[row]), types.shape(row), bool(types.bounded[row]))
+        for row in range(len(types))
+    ]
+    counts: dict[str, int] = {}
+    for spelling in spelled:
+        counts[spelling] = counts.get(spelling, 0) + 1
+    return [f"{spelling}#{row}" if counts[spelling] > 1 else spelling for row, spelling in enumerate(spelled)]
+
+
+class _Texts:
+    """Decodes each string of a chunk once."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+
+    def column(self, rows: SmallIntArray) -> list[str]:
+        distinct, places = np.unique(rows, return_inverse=True)
+        texts = [escape_text(self._strings[row]) for row in distinct.tolist()]
+        return [texts[place] for place in places.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A cost column with an expected value: what is as expected is left out."""
+
+    column: FloatArray
+    expected: FloatArray
+
+    def spelled(self, part: slice) -> list[Number | UnsetType]:
+        values, expected = self.column[part], self.expected[part]
+        same = (values == expected) | (np.isnan(values) & np.isnan(expected))
+        return [
+            UNSET if kept else spell_number(value)
+            for value, kept in zip(values.tolist(), same.tolist(), strict=True)
+        ]
+
+
+def _spelled(column: FloatArray, part: slice) -> list[Number]:
+    return [spell_number(value) for value in column[part].tolist()]
+
+
+def _names(codes: NDArray[np.integer], names: dict[int, str]) -> list[str]:
+    return [names[code] for code in codes.tolist()]
+
+
+class _NodeSpeller:
+    """Spells the nodes of one graph. Memory is one chunk, whatever the graph."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        """Prepare what all chunks share."""
+        self._graph = graph
+        self._texts = _Texts(graph.strings)
+        self._types = _type_spellings(graph)
+        self._useful_flops = _Numbers(graph.useful_flops, graph.flops)
+        self._multiplicity = _Numbers(graph.multiplicity, region_multiplicity(graph.regions, graph.region))
+        self.by_position = bool(len(repeated_ids(graph.id)))
+
+    def identity(self, nodes: NDArray[np.integer]) -> list[int]:
+        """How dependencies refer to nodes."""
+        if self.by_position:
+            return [int(node) for node in nodes.tolist()]
+        return [int(value) for value in self._graph.id[nodes].tolist()]
+
+    def chunks(self) -> Iterator[list[Node]]:
+        """All nodes in order."""
+        for start in range(0, len(self._graph), _CHUNK_NODES):
+            yield self._chunk(slice(start, min(start + _CHUNK_NODES, len(self._graph))))
+
+    def _chunk(self, part: slice) -> list[Node]:
+        nodes = self._plain(part)
+        self._add_collectives(part, nodes)
+        self._add_p2p(part, nodes)
+        self._add_contractions(part, nodes)
+        for node, entries in zip(nodes, self.extras(part.start, part.stop), strict=True):
+            node.extra = entries
+        self._leave_out_inferred(nodes)
+        return nodes
+
+    def _plain(self, part: slice) -> list[Node]:
+        graph, texts = self._graph, self._texts
+        columns: dict[str, Iterable[object]] = {
+            "id": graph.id[part].tolist(),
+            "name": texts.column(graph.name_row[part]),
+            "op": texts.column(graph.op_row[part]),
+            "op_class": _names(graph.op_class[part], _CLASSES),
+            "kind": _names(graph.kind[part], _KINDS),
+            "deps": self._references(graph.data_deps, part),
+            "control_deps": self._references(graph.control_deps, part),
+            "operands": self._type_rows(graph.operands, part),
+            "results": self._type_rows(graph.results, part),
+            "rate_dtype": map(spell_dtype, graph.rate_dtype[part].tolist()),
+            "flops": _spelled(graph.flops, part),
+            "useful_flops": self._useful_flops.spelled(part),
+            "transcendentals": _spelled(graph.transcendentals, part),
+            "bytes_read": _spelled(graph.bytes_read, part),
+            "bytes_written": _spelled(graph.bytes_written, part),
+            "duration_ns": _spelled(graph.duration_ns, part),
+            "multiplicity": self._multiplicity.spelled(part),
+            "region": graph.region[part].tolist(),
+            "stream": graph.stream[part].tolist(),
+            "resource": _names(graph.resource[part], _RESOURCES),
+            "source": texts.column(graph.source_row[part]),
+            "framework_op": texts.column(graph.framework_row[part]),
+        }
+        names = tuple(columns)
+        make = cast("Callable[..., Node]", Node)
+        rows = zip(*columns.values(), strict=True)
+        return [make(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def _references(self, deps: Csr, part: slice) -> list[tuple[int, ...]]:
+        bounds = deps.offsets[part.start : part.stop + 1]
+        return _rows(self.identity(deps.values[bounds[0] : bounds[-1]]), bounds)
+
+    def _type_rows(self, rows: Csr, part: slice) -> list[tuple[str, ...]]:
+        bounds = rows.offsets[part.start : part.stop + 1]
+        flat: list[int] = rows.values[bounds[0] : bounds[-1]].tolist()
+        return _rows([self._types[row] for row in flat], bounds)
+
+    def _add_collectives(self, part: slice, nodes: list[Node]) -> None:
+        table = self._graph.collectives
+        for row in _rows_between(table.node, part):
+            group_set = int(table.group_set[row])
+            node = _of_row(nodes, table.node, row, part)
+            if node.collective is not None:
+                raise InvariantError(f"node {node.id} has two rows in collectives")
+            node.collective = Collective(
+                kind=_COLLECTIVES[int(table.kind[row])],
+                group_set=None if group_set < 0 else group_set,
+                comm_bytes=spell_number(float(table.comm_bytes[row])),
+                operand_bytes=spell_number(float(table.operand_bytes[row])),
+                result_bytes=spell_number(float(table.result_bytes[row])),
+                channel=int(table.channel[row]),
+                reduction=escape_text(self._graph.strings[int(table.reduction[row])]),
+            )
+
+    def _add_p2p(self, part: slice, nodes: list[Node]) -> None:
+        table = self._graph.p2p
+        for row in _rows_between(table.node, part):
+            permutation = int(table.permutation[row])
+            node = _of_row(nodes, table.node, row, part)
+            if node.p2p is not None:
+                raise InvariantError(f"node {node.id} has two rows in p2p")
+            node.p2p = P2p(
+                permutation=None if permutation < 0 else permutation,
+                comm_bytes=spell_number(float(table.comm_bytes[row])),
+                tag=int(table.tag[row]),
+                host=bool(table.host[row]),
+            )
+
+    def _add_contractions(self, part: slice, nodes: list[Node]) -> None:
+        table = self._graph.contractions
+        for row in _rows_between(table.node, part):
+            flops, useful_flops = float(table.flops[row]), float(table.useful_flops[row])
+            same = flops == useful_flops or bool(np.isnan(flops) and np.isnan(useful_flops))
+            entry = Contraction(
+                batch=int(table.batch[row]),
+                m=int(table.m[row]),
+                n=int(table.n[row]),
+                k=int(table.k[row]),
+                flops=spell_number(flops),
+                useful_flops=UNSET if same else spell_number(useful_flops),
+                lhs=spell_dtype(int(table.lhs[row])),
+                rhs=spell_dtype(int(table.rhs[row])),
+                accumulator=spell_dtype(int(table.accumulator[row])),
+                products=int(table.products[row]),
+            )
+            node = _of_row(nodes, table.node, row, part)
+            node.contractions = (*node.contractions, entry)
+
+    def extras(self, start: int, end: int) -> list[tuple[Extra, ...]]:
+        """The verbatim attributes of nodes ``start .. end - 1``; -1 is the file itself."""
+        table = self._graph.extra
+        bounds = np.searchsorted(table.node, np.arange(start, end + 1))
+        rows = range(int(bounds[0]), int(bounds[-1]))
+        entries = [
+            _extra(
+                escape_text(self._graph.strings[int(table.key[row])]), int(table.tag[row]), table.value(row)
+            )
+            for row in rows
+        ]
+        return _rows(entries, bounds)
+
+    def _leave_out_inferred(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            kind, op_class = inferred_kind(
+                collective=node.collective is not None,
+                p2p=node.p2p is not None,
+                contraction=bool(node.contractions),
+            )
+            if node.kind == _KINDS[kind]:
+                node.kind = ""
+            if node.op_class == _CLASSES[op_class]:
+                node.op_class = ""
+
+
+def _extra(key: str, tag: int, value: bytes) -> Extra:
+    """An attribute as people can read it where they can."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return Extra(key=key, tag=tag, value=value)
+    is_plain = text.translate(_LINE_BREAKS).isprintable()
+    return Extra(key=key, tag=tag, text=text) if is_plain else Extra(key=key, tag=tag, value=value)
+
+
+def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Item, ...]]:
+    first = int(bounds[0])
+    return [tuple(flat[start - first : end - first]) for start, end in pairwise(bounds.tolist())]
+
+
+def _of_row(nodes: list[Node], owners: SmallIntArray, row: int, part: slice) -> Node:
+    """The node of the chunk that a row of a side table belongs to."""
+    return nodes[int(owners[row]) - int(part.start)]
+
+
+def _rows_between(nodes: SmallIntArray, part: slice) -> range:
+    start, end = np.searchsorted(nodes, [part.start, part.stop])
+    return range(int(start), int(end))

@@ -31,8 +31,8 @@ from hespas.graph import (
     Permutation,
     StridedGroups,
 )
-from hespas.graph.dtypes import find_dtype
 from hespas.graph.groups import Digit
+from hespas.graph.tensors import find_dtype
 
 __all__ = [
     "MAX_ELEMENTS",

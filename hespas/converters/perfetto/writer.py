@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.perfetto.interning import Interning
 from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
 from hespas.converters.perfetto.wire import field_bytes, fixed64, varint
 from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
@@ -32,6 +32,7 @@ from hespas.schemas.perfetto.tables import (
     EventField,
     EventType,
     InternedDataField,
+    InternedField,
     PacketField,
     ProcessField,
     SequenceFlag,
@@ -114,7 +115,7 @@ class _Writer:
         self._stream = stream
         self._scene = scene
         self._progress = progress
-        self._texts = Interning()
+        self._texts = _Interning()
         self._uuids: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], bytes] = {}
         self._next = 1 + sum(len(part.processes) for part in scene.parts)
@@ -270,3 +271,31 @@ class _Writer:
                 EventField.DEBUG_ANNOTATIONS, field_bytes(AnnotationField.NAME, key.encode()) + double
             )
         return told
+
+
+# Texts that are written once and referred to by number.
+
+
+@dataclass(slots=True)
+class _Interning:
+    """Numbers texts by kind; :meth:`taken` gives those that are new since it was last called."""
+
+    _numbers: dict[tuple[InternedDataField, str], int] = field(
+        default_factory=dict[tuple[InternedDataField, str], int]
+    )
+    _new: list[bytes] = field(default_factory=list[bytes])
+
+    def number(self, kind: InternedDataField, text: str) -> int:
+        """The id of a text, from 1."""
+        known = self._numbers.get((kind, text))
+        if known is None:
+            known = self._numbers[kind, text] = len(self._numbers) + 1
+            entry = field_bytes(InternedField.IID, known) + field_bytes(InternedField.NAME, text.encode())
+            self._new.append(field_bytes(kind, entry))
+        return known
+
+    def taken(self) -> bytes:
+        """The message ``InternedData`` of new texts; empty where there is none."""
+        data = b"".join(self._new)
+        self._new.clear()
+        return data

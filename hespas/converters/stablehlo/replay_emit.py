@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from hespas.files.limits import limits
 from hespas.graph import DType, DTypeKind
-from hespas.graph.dtypes import dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.tensors import dtype
 
 __all__ = [
     "F32",

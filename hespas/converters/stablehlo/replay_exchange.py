@@ -15,8 +15,8 @@ from hespas.converters.replica_groups import highest_id
 from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node, Recipe, Tensor, Value
 from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation
 from hespas.graph.columns import IntArray
-from hespas.graph.dtypes import dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.tensors import dtype
 
 __all__ = [
     "ARITHMETIC",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node, Recipe, Tensor, Value, broadcast_axes
 from hespas.graph import DTYPES, DTypeKind, OpGraph
-from hespas.graph.dtypes import DType, dtype
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.tensors import DType, dtype
 
 __all__ = ["MOVES", "TensorList", "made_from", "passed_on", "stand_in", "synthesised"]
 

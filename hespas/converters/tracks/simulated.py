@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.tracks.arrows import communication_arrows, dependency_arrows
 from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks
-from hespas.graph import Diagnostics, OpClass, OpGraph, StringTableBuilder, Timeline, Workload
+from hespas.graph import Csr, Diagnostics, NodeKind, OpClass, OpGraph, StringTableBuilder, Timeline, Workload
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
 
@@ -141,13 +141,187 @@ def _arrows(
     for index, ordered in spans:
         graph = workload.classes[index]
         for kind, deps in (("data", graph.data_deps), ("control", graph.control_deps)):
-            source, target, missing = dependency_arrows(timeline, deps, ordered)
+            source, target, missing = _dependency_arrows(timeline, deps, ordered)
             ends.append((kind, source + first, target + first))
             unseen += missing
         first += len(ordered)
-    ends.extend(communication_arrows(timeline, workload, spans))
+    ends.extend(_communication_arrows(timeline, workload, spans))
     diagnostics.info(
         "tracks.dependency-not-drawn", workload.name,
         "dependencies lead to operations that took no time and have no arrow", count=unseen,
     )  # fmt: skip
     return Flows.of(ends)
+
+
+# Arrows of a simulated run: from the spans that others waited for, along dependencies and communication.
+
+_Ends = tuple[str, IntArray, IntArray]
+
+
+def _dependency_arrows(timeline: Timeline, deps: Csr, spans: IntArray) -> tuple[IntArray, IntArray, int]:
+    """Source and target places in ``spans`` of each dependency between two that ran on one rank.
+
+    Where nodes ran several times, the last runs of both belong together, and those before them likewise. The
+    third result counts dependencies of spans on nodes without a span. O(spans log spans + edges).
+    """
+    if not len(spans) or not len(deps.values):
+        return np.empty(0, np.int64), np.empty(0, np.int64), 0
+    runs = _Runs.of(timeline, spans)
+    if not len(runs.keys):
+        return np.empty(0, np.int64), np.empty(0, np.int64), 0
+    lengths = deps.lengths[runs.node]
+    target = np.repeat(np.arange(len(runs.node), dtype=np.int64), lengths)
+    wanted = deps.take(runs.node).values.astype(np.int64)
+    key = runs.key_of(runs.rank[target], wanted)
+    group = np.minimum(np.searchsorted(runs.keys, key), len(runs.keys) - 1)
+    found = runs.keys[group] == key
+    behind = runs.from_last[target]
+    found_and_ran = found & (behind < runs.counts[group])
+    source = runs.ends[group] - 1 - behind
+    kept = np.flatnonzero(found_and_ran)
+    return runs.place[source[kept]], runs.place[target[kept]], int((~found).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Runs:
+    """Spans sorted by rank, node and start: ``place`` is where each stood, ``from_last`` counts the later
+    runs of the same node on the same rank. ``keys`` are the distinct pairs, with ``counts`` and ``ends``.
+    """
+
+    nodes: int
+    place: IntArray
+    rank: IntArray
+    node: IntArray
+    from_last: IntArray
+    keys: IntArray
+    counts: IntArray
+    ends: IntArray
+
+    @classmethod
+    def of(cls, timeline: Timeline, spans: IntArray) -> _Runs:
+        own = np.flatnonzero(timeline.node[spans] >= 0)  # the others are blocks of whole trips
+        spans = spans[own]
+        node, rank = timeline.node[spans].astype(np.int64), timeline.rank[spans].astype(np.int64)
+        nodes = int(node.max(initial=0)) + 1
+        key = rank * nodes + node
+        place = np.lexsort((timeline.start_ns[spans], key))
+        keys, counts = np.unique(key, return_counts=True)
+        ends = np.cumsum(counts)
+        from_last = np.repeat(ends, counts) - 1 - np.arange(len(place))
+        return cls(nodes, own[place], rank[place], node[place], from_last, keys, counts, ends)
+
+    def key_of(self, rank: IntArray, node: IntArray) -> IntArray:
+        """The key of pairs; one that no span has where the node is none of theirs."""
+        return np.where(node < self.nodes, rank * self.nodes + node, -1)
+
+
+def _communication_arrows(
+    timeline: Timeline, workload: Workload, spans: list[tuple[int, IntArray]]
+) -> list[_Ends]:
+    """Arrows from sender to receiver, and along the members of each collective in their order.
+
+    The same operation of different ranks is told by its group (or its two ends) and by how many of them ran
+    before on that rank. O(communications), one step each.
+    """
+    meetings: dict[tuple[object, ...], dict[int, int]] = {}
+    messages: dict[tuple[int, int, int, int], list[int]] = {}
+    counts: dict[tuple[object, ...], int] = {}
+    numbers: dict[tuple[int, ...], int] = {}
+    first = 0
+    for index, ordered in spans:
+        talk = _Talk.of(workload.classes[index], workload.num_ranks, numbers)
+        for place in talk.places(timeline, ordered):
+            span = int(ordered[place])
+            rank, node = int(timeline.rank[span]), int(timeline.node[span])
+            for role, key in talk.keys(rank, node):
+                turn = counts.get((role, rank, *key), 0)
+                counts[role, rank, *key] = turn + 1
+                if role == "meet":
+                    meetings.setdefault((*key, turn), {})[rank] = first + place
+                else:
+                    source, target, tag = key
+                    ends = messages.setdefault((source, target, tag, turn), [-1, -1])
+                    ends[role == "receive"] = first + place
+        first += len(ordered)
+    return [*_collectives(meetings), *_messages(messages)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Talk:
+    """Who takes part in the communication of one graph, by node.
+
+    ``numbers`` numbers the groups of all graphs by their members; ``known`` is the group of a rank by group
+    set, as looking for it may take as long as the group set.
+    """
+
+    graph: OpGraph
+    num_ranks: int
+    collective: dict[int, int]
+    message: dict[int, int]
+    numbers: dict[tuple[int, ...], int]
+    known: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    @classmethod
+    def of(cls, graph: OpGraph, num_ranks: int, numbers: dict[tuple[int, ...], int]) -> _Talk:
+        collective = {node: row for row, node in enumerate(graph.collectives.node.tolist())}
+        message = {node: row for row, node in enumerate(graph.p2p.node.tolist())}
+        return cls(graph, num_ranks, collective, message, numbers)
+
+    def places(self, timeline: Timeline, ordered: IntArray) -> list[int]:
+        """Where spans of communication stand, in the order in which they ran."""
+        talking = np.concatenate([self.graph.collectives.node, self.graph.p2p.node])
+        place = np.flatnonzero(np.isin(timeline.node[ordered], talking))
+        by_time: list[int] = place[np.argsort(timeline.start_ns[ordered[place]], kind="stable")].tolist()
+        return by_time
+
+    def keys(self, rank: int, node: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The part a rank plays in a node, and what identifies the other parts."""
+        row = self.collective.get(node)
+        if row is not None:
+            kind, which = int(self.graph.collectives.kind[row]), int(self.graph.collectives.group_set[row])
+            yield "meet", (kind, self._group(which, rank))
+            return
+        row = self.message[node]
+        which = int(self.graph.p2p.permutation[row])
+        if which < 0:
+            return
+        permutation, tag = self.graph.permutations[which], int(self.graph.p2p.tag[row])
+        kind = int(self.graph.kind[node])
+        target, source = permutation.target_of(rank), permutation.source_of(rank)
+        if kind != NodeKind.RECV and target >= 0:
+            yield "send", (rank, target, tag)
+        if kind != NodeKind.SEND and source >= 0:
+            yield "receive", (source, rank, tag)
+
+    def _group(self, which: int, rank: int) -> int:
+        """The number of the group of a rank: equal members of one communicator, equal number."""
+        number = self.known.get((which, rank))
+        if number is None:
+            members = self._members(which, rank)
+            number = self.known[which, rank] = self.numbers.setdefault(members, len(self.numbers))
+        return number
+
+    def _members(self, which: int, rank: int) -> tuple[int, ...]:
+        groups = self.graph.group_sets[which] if which >= 0 else None
+        everybody = (-1, 0 if groups is None else groups.communicator)
+        if groups is None or groups.is_world(self.num_ranks):
+            return everybody
+        group = groups.group_of(rank)
+        members = tuple(sorted(groups.members(group).tolist())) if group >= 0 else (rank,)
+        return everybody if len(members) == self.num_ranks else (*members, -1, groups.communicator)
+
+
+def _collectives(meetings: dict[tuple[object, ...], dict[int, int]]) -> list[_Ends]:
+    source: list[int] = []
+    target: list[int] = []
+    for meeting in meetings.values():
+        places = [meeting[rank] for rank in sorted(meeting)]
+        source.extend(places[:-1])
+        target.extend(places[1:])
+    return [("collective", np.array(source, np.int64), np.array(target, np.int64))]
+
+
+def _messages(messages: dict[tuple[int, int, int, int], list[int]]) -> list[_Ends]:
+    whole = [(one, other) for one, other in messages.values() if one >= 0 and other >= 0 and one != other]
+    ends = np.array(whole, np.int64).reshape(-1, 2)
+    return [("message", ends[:, 0], ends[:, 1])]

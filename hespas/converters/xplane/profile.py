@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.xplane.collect import Collected, HostTable, collect
+from hespas.converters.xplane.collect import Collected, DeviceTable, HostTable, collect
 from hespas.converters.xplane.cores import Ranked, ranked
-from hespas.converters.xplane.facts import attachments, device_name, metadata, op_facts, shown_line
-from hespas.converters.xplane.findings import Found, report
 from hespas.converters.xplane.labels import Labels, collective_kinds, labels_of
-from hespas.converters.xplane.lines import ABSENT, Line
-from hespas.converters.xplane.programs import Membership, membership, run_numbers
+from hespas.converters.xplane.lines import ABSENT, Line, LineKind, Program, has_devices
+from hespas.converters.xplane.programs import Membership, Modules, membership, run_numbers
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
 from hespas.converters.xplane.texts import Texts
 from hespas.converters.xplane.wire import WireFault
 from hespas.files.source import read_bytes
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
+from hespas.schemas.xplane import CPU_PLANE, ENVIRONMENT_PLANE, GPU_PREFIX, METADATA_PLANE, TPU_PREFIX
 
 __all__ = ["Recorded", "profile_of", "read_xplane"]
 
@@ -69,14 +69,14 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
     member = membership(merged, facts.programs, strings)
     labels = labels_of(on.device, collected.lines, strings)
     host_event = _launched(on, collected.host)
-    protos = attachments(facts.programs, member.modules)
-    found = Found(collected, on, labels, member.label_row, host_event, facts, protos)
-    report(found, strings, diagnostics, str(path), recorded.format_name)
+    protos = _attachments(facts.programs, member.modules)
+    found = _Found(collected, on, labels, member.label_row, host_event, facts, protos)
+    _report(found, strings, diagnostics, str(path), recorded.format_name)
     name = path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".json")
     return _built(name, recorded, found, member)
 
 
-def _built(name: str, recorded: Recorded, found: Found, member: Membership) -> Profile:
+def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> Profile:
     collected, facts, strings = recorded.collected, recorded.facts, recorded.strings
     on, labels, device = found.on, found.labels, found.on.device
     first_ns = _first_ns(collected, on)
@@ -85,7 +85,7 @@ def _built(name: str, recorded: Recorded, found: Found, member: Membership) -> P
     used_lines: list[int] = np.unique(device.line).tolist()
     used = list(dict.fromkeys(collected.lines[line].plane for line in used_lines))
     about = {"format": recorded.format_name, "first_event_ns": str((facts.base_ns or 0) + first_ns)}
-    documents = op_facts(device, member.label_row, labels.op_row, strings)
+    documents = _op_facts(device, member.label_row, labels.op_row, strings)
     comms, host = _comms(labels, strings), _host_ops(collected, first_ns * 1000, strings)
     return Profile.of(
         name,
@@ -105,7 +105,7 @@ def _built(name: str, recorded: Recorded, found: Found, member: Membership) -> P
         host_event=found.host_event.astype(np.int32),
         comms=comms,
         host=host,
-        metadata=about | metadata(facts.planes, used),
+        metadata=about | _metadata(facts.planes, used),
         attachments={**found.programs, **documents},
     )
 
@@ -138,7 +138,7 @@ def _devices(
     used: list[int] = np.unique(line).tolist()
     for place in used:
         plane = lines[place].plane
-        number[place] = names.setdefault(device_name(plane, planes.get(plane, {})), len(names))
+        number[place] = names.setdefault(_device_name(plane, planes.get(plane, {})), len(names))
     return tuple(names) or ("",), number[line] if len(lines) else np.empty(0, np.int32)
 
 
@@ -155,7 +155,7 @@ def _streams(lines: tuple[Line, ...]) -> IntArray:
 def _host_ops(collected: Collected, base_ps: int, strings: Texts) -> HostOps:
     host = collected.host
     count = len(host)
-    threads = np.array([strings.add(shown_line(line)) for line in collected.lines], np.int64)
+    threads = np.array([strings.add(_shown_line(line)) for line in collected.lines], np.int64)
     nothing = np.zeros(count, np.int32)
     return HostOps(
         name_row=host.name_row.astype(np.int32),
@@ -187,3 +187,215 @@ def _comms(labels: Labels, strings: Texts) -> MeasuredComms:
         group_size=np.full(count, -1, np.int32),
         sequence=np.full(count, -1, np.int64),
     )
+
+
+# What is known beside the columns of a profile: devices, versions, the HLO, and facts about operations.
+
+_OP_FACTS = "op-facts.json"
+"""The attachment that tells what a trace says of each operation: ``{"modules": {MODULE: {OP: {...}}}}``."""
+
+_UNNAMED_DEVICES = {("9.4", "304"): "AMD Instinct MI300X", ("9.4", "228"): "AMD Instinct MI300A"}
+"""GPUs that the driver leaves without a name, by compute capability and processors."""
+_DEVICE_FACTS = (
+    "clock_rate",
+    "core_count",
+    "memory_bandwidth",
+    "memory_size",
+    "compute_cap_major",
+    "compute_cap_minor",
+    "peak_teraflops_per_second",
+    "peak_hbm_bw_gigabytes_per_second",
+    "peak_cmem_rd_bw_gigabytes_per_second",
+    "peak_cmem_wr_bw_gigabytes_per_second",
+    "peak_vmem_rd_bw_gigabytes_per_second",
+    "peak_vmem_wr_bw_gigabytes_per_second",
+    "has_megacore",
+)
+_VERSIONS = (
+    "jax_version",
+    "jaxlib_version",
+    "cpu_version",
+    "libtpu_version",
+    "cuda_version",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "rocm_version",
+)
+_TEXT_FACTS = ("tf_op", "source", "hlo_category", "shape_with_layout", "long_name")
+_NUMBER_FACTS = ("model_flops", "flops", "bytes_accessed")
+
+
+def _device_name(plane: str, stats: Mapping[str, str]) -> str:
+    """The device behind a plane, as exactly as its stats tell."""
+    if plane == CPU_PLANE:
+        return "CPU"
+    told = stats.get("device_type_string") or stats.get("gpu_device_name") or stats.get("device_type")
+    if told:
+        return told
+    capability = f"{stats.get('compute_cap_major')}.{stats.get('compute_cap_minor')}"
+    key = (capability, stats.get("core_count", ""))
+    if stats.get("device_vendor") == "AMD" and key in _UNNAMED_DEVICES:
+        return _UNNAMED_DEVICES[key]
+    kind = "GPU" if plane.startswith(GPU_PREFIX) else "TPU" if plane.startswith(TPU_PREFIX) else ""
+    return f"{stats.get('device_vendor', '')} {kind}".strip()
+
+
+def _metadata(planes: Mapping[str, Mapping[str, str]], used: list[str]) -> dict[str, str]:
+    """Versions, and what the first ``used`` plane says of its device; nothing that names a machine."""
+    versions = planes.get(METADATA_PLANE, {})
+    found = {name: versions[name] for name in _VERSIONS if versions.get(name)}
+    start = planes.get(ENVIRONMENT_PLANE, {}).get("profile_start_time")
+    if start:
+        found["profile_start_time_ns"] = start
+    nothing: Mapping[str, str] = {}
+    device = next((planes[plane] for plane in used if planes.get(plane)), nothing)
+    return found | {f"device_{name}": device[name] for name in _DEVICE_FACTS if name in device}
+
+
+def _attachments(programs: list[Program], modules: Modules) -> dict[str, bytes]:
+    """The HLO protos by the label of their program."""
+    return {f"hlo/{modules.label(each.name, each.number)}": each.hlo for each in programs}
+
+
+def _op_facts(device: DeviceTable, label_row: IntArray, op_row: IntArray, strings: Texts) -> dict[str, bytes]:
+    """The facts about operations as an attachment; none where the trace tells none."""
+    stats = device.stats
+    told = np.zeros(len(device), np.bool_)
+    for name in _TEXT_FACTS:
+        told |= stats[name] > 0
+    for name in _NUMBER_FACTS:
+        told |= stats[name] != ABSENT
+    rows = np.flatnonzero(told & (op_row > 0))
+    if not len(rows):
+        return {}
+    _, first = np.unique(np.stack([label_row[rows], op_row[rows]]), axis=1, return_index=True)
+    modules: dict[str, dict[str, dict[str, str | int]]] = {}
+    for row in rows[np.sort(first)].tolist():
+        facts: dict[str, str | int] = {
+            name: strings[int(stats[name][row])] for name in _TEXT_FACTS if stats[name][row] > 0
+        }
+        facts |= {name: int(stats[name][row]) for name in _NUMBER_FACTS if stats[name][row] != ABSENT}
+        modules.setdefault(strings[int(label_row[row])], {})[strings[int(op_row[row])]] = facts
+    document = {"schema": "hespas-op-facts/1", "modules": modules}
+    return {_OP_FACTS: msgspec.json.encode(document)}
+
+
+def _shown_line(line: Line) -> str:
+    """A thread or stream as people know it."""
+    return f"{line.plane}/{line.name}" if line.name else f"{line.plane}/{line.number}"
+
+
+# What reading a trace has to tell: what time went where, and what was left out or repaired.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """All that is reported on; columns are of the device events that are left in ``on``."""
+
+    collected: Collected
+    on: Ranked
+    labels: Labels
+    label_row: IntArray
+    host_event: IntArray
+    facts: SpaceFacts
+    programs: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Where findings go; their codes begin with ``prefix``."""
+
+    diagnostics: Diagnostics
+    path: str
+    prefix: str
+
+    def info(self, code: str, message: str, count: int) -> None:
+        self.diagnostics.info(f"{self.prefix}.{code}", self.path, message, count=count)
+
+    def warning(self, code: str, message: str, count: int) -> None:
+        self.diagnostics.warning(f"{self.prefix}.{code}", self.path, message, count=count)
+
+
+def _report(found: _Found, strings: Texts, diagnostics: Diagnostics, path: str, prefix: str) -> None:
+    """Add all findings, their codes beginning with ``prefix``."""
+    sink = _Sink(diagnostics, path, prefix)
+    _report_work(found, sink)
+    _report_cores(found, sink)
+    _report_programs(found, strings, sink)
+    _report_times(found, strings, sink)
+    _report_file(found.facts, sink)
+
+
+def _report_work(found: _Found, sink: _Sink) -> None:
+    device = found.on.device
+    taken, total_ps = device.exclusive_ps, int(device.exclusive_ps.sum())
+
+    def share(rows: BoolArray) -> str:
+        return f"{int(taken[rows].sum()) / total_ps if total_ps else 0.0:.1%} of the device time"
+
+    spans_ps = int(found.collected.device.duration_ps.sum())
+    counted = f"{_ns(total_ps)} of device time counted; the events span {_ns(spans_ps)}"
+    sink.info("device-time", counted, len(device))
+    wrapping = f"operations enclose others and keep what is left: {share(device.is_wrapper)}"
+    sink.info("wrapper", wrapping, int(device.is_wrapper.sum()))
+    unnamed = (found.labels.op_row == 0) | (found.label_row == 0)
+    no_op = f"device events name no operation or program: {share(unnamed)}, kept by kernel and stream"
+    sink.warning("no-op", no_op, int(unnamed.sum()))
+    kinds = np.array([line.kind for line in found.collected.lines], np.int64)[device.line]
+    unlaunched = (kinds == LineKind.STREAM) & (found.host_event < 0)
+    no_launch = f"device events have no launch record: {share(unlaunched)}"
+    sink.warning("no-launch", no_launch, int(unlaunched.sum()))
+    overlap = "operations reach beyond the end of one that they begin in; both count in full"
+    sink.warning("overlapping", overlap, found.collected.overlapping)
+
+
+def _ns(picoseconds: int) -> str:
+    return f"{picoseconds // 1000:,}.{picoseconds % 1000:03d} ns"
+
+
+def _report_cores(found: _Found, sink: _Sink) -> None:
+    on = found.on
+    merged = f"events of second cores were merged into those of first ones: {_ns(on.merged_ps)} of core time"
+    sink.info("merged-cores", merged, on.merged)
+    alone = "events of one core of a megacore have none on the other, and count in full"
+    sink.warning("lone-core", alone, on.alone)
+    undecided = (
+        "pairs of cores ran the same programs, and the file does not say whether each pair is one device (a "
+        "megacore): they count as two devices, each with its own half of every operation; the .xplane.pb "
+        "recorded beside it says which, or --num-devices with half as many devices as there are cores"
+    )
+    sink.warning("megacore-not-stated", undecided, on.undecided)
+
+
+def _report_programs(found: _Found, strings: Texts, sink: _Sink) -> None:
+    """Programs that ran and whose HLO is not in the file; one that has no HLO at all is not reproached."""
+    if not found.programs:
+        return
+    ran = [strings[row] for row in np.unique(found.label_row).tolist() if row]
+    missing = [name for name in ran if f"hlo/{name}" not in found.programs]
+    listed = ", ".join(name[:60] for name in missing[:5])
+    sink.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
+
+
+def _report_times(found: _Found, strings: Texts, sink: _Sink) -> None:
+    negative = np.flatnonzero(found.on.device.duration_ps < 0)
+    if len(negative):
+        name = strings[int(found.labels.kernel_row[negative[0]])]
+        message = f"device events end before they start, the first is {name[:80]!r}"
+        sink.warning("negative-duration", message, len(negative))
+    silent = [plane for plane in found.facts.planes if has_devices([plane])]
+    listed = ", ".join(plane[:60] for plane in silent[:4])
+    nothing = f"nothing was recorded on devices: {listed}; what the host names of them are launches"
+    sink.warning("no-device-events", nothing, 0 if len(found.on.device) else len(silent))
+    zero = int((found.on.device.duration_ps == 0).sum())
+    sink.warning("zero-duration", "device events of 0 ps", zero)
+
+
+def _report_file(facts: SpaceFacts, sink: _Sink) -> None:
+    listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.left_out.items())[:12])
+    left_out = f"events of lines that say the same again or run beside the operations are left out: {listed}"
+    sink.info("other-lines", left_out, sum(facts.left_out.values()))
+    sink.warning("unknown-kind", "events are of a kind that the file does not describe", facts.unnamed)
+    sink.warning("aggregated", "events stand for many; each keeps the time of all", facts.aggregated)
+    sink.warning("profiler-message", "errors and warnings of the profiler are in the file", facts.errors)
+    sink.warning("cut", "the file ends inside a plane, which is left out", facts.cut_planes)

@@ -13,8 +13,7 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.collectives.algorithms import ALGORITHMS, tuned_times
-from hespas.estimators.collectives.form import SEGMENTS, Layout, Line, lines_of
+from hespas.estimators.collectives.algorithms import ALGORITHMS, SEGMENTS, Layout, Line, lines_of, tuned_times
 from hespas.estimators.operations import Operations, find_scheme
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from queue import Empty, Queue
+from tempfile import TemporaryFile
+from threading import Thread, current_thread
+from types import TracebackType
+from typing import IO, NamedTuple
 
 import msgspec
 
 from hespas.estimators.compiled.messages import Job, Machine, Timing
 from hespas.estimators.compiled.programs import Unit, baseline_of, loop_text
-from hespas.estimators.compiled.session import Session
 from hespas.estimators.compiled.values import Tensor
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
+from hespas.files.sandbox import ROOT, clean_environment, isolated_python
+from hespas.graph.errors import UnsupportedError
 
-__all__ = ["Measured", "Measuring", "Progress"]
+__all__ = ["Measured", "Measuring", "Progress", "Session", "worker_command"]
 
 Progress = Callable[[int, int], None]
 """Told how many of how many units are measured."""
@@ -99,3 +107,139 @@ def _job(unit: Unit, repeats: int, *, barrier: bool) -> Job:
 
 def _types(tensors: Sequence[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((each.element.name, each.shape) for each in tensors)
+
+
+# The measuring process from outside: started when needed, given up on after a while, started anew.
+
+_START_S = 120.0
+_END_S = 5.0
+_LISTED = 2000
+
+
+def worker_command(toolchain: str) -> tuple[str, ...]:
+    """What starts the measuring process: this Python, with the package as it is here, isolated."""
+    return tuple(isolated_python("hespas.estimators.compiled.worker", toolchain))
+
+
+class Session:
+    """A context that answers jobs. ``command`` starts the process (default: this Python's own worker)."""
+
+    def __init__(self, toolchain: str, timeout_s: float, command: tuple[str, ...] = ()) -> None:
+        self.toolchain = toolchain
+        self.timeout_s = timeout_s
+        self.command = command or worker_command(toolchain)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: Queue[bytes] = Queue()
+        self._errors: IO[bytes] | None = None
+        self._starter = current_thread()
+
+    def __enter__(self) -> Session:
+        """Nothing is started yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._end()
+
+    def machine(self) -> Machine:
+        """Who measures. Raises ``UnsupportedError`` where the compiler does not start."""
+        return self._start()
+
+    def time(self, job: Job) -> Timing:
+        """The answer to a job; a crash or a timeout is its fault, and the next gets a new process; so does a
+        job that finds the process ended.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        process = self._process
+        if process is None or process.stdin is None:
+            return Timing(fault="the measuring process is gone")
+        try:
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.flush()
+            line = self._answers.get(timeout=self.timeout_s)
+            if line:
+                return msgspec.json.decode(line, type=Timing)
+            if self._is_orphaned(process):
+                return self.time(job)
+            fault = f"the compiler ended the process (exit status {process.wait()}){self._last_words()}"
+        except Empty:
+            fault = f"no answer within {self.timeout_s:g} s"
+        except (OSError, msgspec.DecodeError) as error:
+            if self._is_orphaned(process):
+                return self.time(job)
+            fault = f"the measuring process is gone ({error}){self._last_words()}"
+        self._end()
+        return Timing(fault=fault)
+
+    def _start(self) -> Machine:
+        """Start the process and hear who it is."""
+        self._end()
+        self._answers = Queue()
+        try:
+            self._errors = TemporaryFile()  # noqa: SIM115 - lives as long as the process
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                cwd=ROOT, env=clean_environment(),
+            )  # fmt: skip
+        except OSError as error:
+            raise self._not_started(str(error)) from error
+        self._process = process
+        self._starter = current_thread()
+        Thread(target=_listen, args=(process, self._answers), daemon=True).start()
+        try:
+            machine = msgspec.json.decode(self._answers.get(timeout=_START_S), type=Machine)
+        except (Empty, msgspec.DecodeError):
+            machine = Machine(
+                compiler="", platform="", device="", flags="", fault=f"no answer{self._last_words()}"
+            )
+        if machine.fault:
+            self._end()
+            raise self._not_started(machine.fault)
+        return machine
+
+    def _not_started(self, why: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.toolchain} does not start: {why}",
+            hint="run it alone to see why; another estimator needs no compiler",
+        )
+
+    def _is_orphaned(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the process has ended because the thread that started it did: Linux ends both together."""
+        if self._starter.is_alive():
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_END_S) == -signal.SIGKILL
+        return False
+
+    def _last_words(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        text = self._errors.read().decode("utf-8", "replace").strip()[-_LISTED:]
+        return f": {text}" if text else ""
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+
+def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
+    """Pass lines on; an empty one says that no more come, whatever the reason."""
+    try:
+        if process.stdout is not None:
+            with process.stdout as lines:
+                for line in lines:
+                    answers.put(line)
+    finally:
+        answers.put(b"")

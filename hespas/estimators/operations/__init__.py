@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from hespas.estimators.operations.from_graph import operations_of
-from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations, chosen, numbered
-from hespas.estimators.operations.naming import canonical_op, timed_with_events
-from hespas.estimators.operations.rates import MATRIX_KINDS, PeakTimes, peak_times, rate_flops_per_s
-from hespas.estimators.operations.schemes import SCHEMES, Scheme, find_scheme
+from hespas.estimators.operations.from_graph import canonical_op, operations_of, timed_with_events
+from hespas.estimators.operations.model import (
+    KINDS,
+    MATRIX_KINDS,
+    SCHEMES,
+    STRIDED,
+    Labels,
+    Operations,
+    PeakTimes,
+    Scheme,
+    chosen,
+    find_scheme,
+    numbered,
+    peak_times,
+    rate_flops_per_s,
+)
 
 __all__ = [
     "KINDS",

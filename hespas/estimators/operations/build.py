@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hespas.estimators.operations.model import Labels, Operations
-from hespas.estimators.operations.schemes import find_scheme
+from hespas.estimators.operations.model import Labels, Operations, find_scheme
 from hespas.graph.columns import FloatArray
 
 __all__ = [

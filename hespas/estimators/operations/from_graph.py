@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hespas.estimators.network import between_ranks, group_sizes
-from hespas.estimators.operations.access import strided
 from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations
-from hespas.estimators.operations.naming import canonical_op
 from hespas.estimators.rates import arithmetic_dtype
-from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph import DTYPES, DYNAMIC, CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
-__all__ = ["operations_of"]
+__all__ = ["canonical_op", "operations_of", "timed_with_events"]
 
 _KIND_OF: Mapping[OpClass, str] = {
     OpClass.ELEMENTWISE: "vector",
@@ -78,7 +76,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
     _collectives(graph, dims, num_ranks)
     _flatten(kind, dims)
     _only_its_own(kind, dims)
-    dims[STRIDED] = strided(graph, kind == _PLACE["vector"], np.isin(kind, _STREAMED))
+    dims[STRIDED] = _strided(graph, kind == _PLACE["vector"], np.isin(kind, _STREAMED))
     return Operations(
         kind=Labels(kind, _NAMES),
         op=Labels(op, op_names),
@@ -257,3 +255,112 @@ def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) ->
     messages, between = graph.p2p, between_ranks(graph)
     dims["ranks"][messages.node[between]] = 2.0
     dims["message_bytes"][messages.node[between]] = messages.comm_bytes[between]
+
+
+# How operations walk their operands: in the order of their results, or in another.
+
+_ONE = 0
+"""The walk of what has one element, or an extent nobody knows: it agrees with any other."""
+
+
+def _strided(graph: OpGraph, elementwise: BoolArray, streamed: BoolArray) -> FloatArray:
+    """1 for nodes whose operands are not walked as their first result is, 0 for others; NaN where neither
+    ``elementwise`` nor ``streamed``.
+
+    Elements are walked alike in the same shape and order. What is ``streamed`` may have other shapes
+    (reductions, concatenations): there, operand and result are both row by row, or both not. O(operands).
+    """
+    by_order, by_shape = _walks(graph)
+    found = np.where(elementwise | streamed, 0.0, np.nan)
+    operands, results = graph.operands, graph.results
+    if not len(operands.values) or not len(results.values):
+        return found
+    node = operands.row_ids
+    first = np.minimum(results.offsets[:-1], len(results.values) - 1)
+    answers = results.offsets[1:] > results.offsets[:-1]
+    for walk, asked in ((by_shape, elementwise), (by_order, streamed & ~elementwise)):
+        of_result = np.where(answers, walk[results.values[first]], _ONE)[node]
+        of_operand = walk[operands.values]
+        differs = asked[node] & (of_operand != of_result) & (of_operand != _ONE) & (of_result != _ONE)
+        found[node[differs]] = 1.0
+    return found
+
+
+def _walks(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """A number per type for its order in memory (1 row by row, 2 any other), and one for order and shape."""
+    count = len(graph.types)
+    by_order, by_shape = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    seen: dict[tuple[tuple[int, int], ...], int] = {}
+    for row in range(count):
+        shape = graph.types.shape(row)
+        if DYNAMIC in shape or all(extent == 1 for extent in shape):
+            continue
+        order = _order(graph.strings[int(graph.types.encoding[row])], len(shape))
+        # Leading extents of 1 change nothing, so dimensions are counted from the last.
+        walk = tuple((len(shape) - dim, shape[dim]) for dim in order if shape[dim] != 1)
+        places = [place for place, _ in walk]
+        by_order[row] = 1 if order and places == sorted(places) else 2
+        by_shape[row] = 1 + seen.setdefault(walk if order else ((-1, row),), len(seen))
+    return by_order, by_shape
+
+
+def _order(layout: str, rank: int) -> tuple[int, ...]:
+    """Dimensions from the fastest, as HLO writes them (tiling left out); none for any other order."""
+    text = layout.strip("{}").partition(":")[0]
+    usual = tuple(reversed(range(rank)))
+    if not text or not text[0].isdecimal():
+        return () if text.startswith("strides") else usual
+    numbers = text.split(",")
+    order = tuple(int(each) for each in numbers) if all(each.isdecimal() for each in numbers) else usual
+    return order if sorted(order) == list(range(rank)) else usual
+
+
+# One name for one operation, whoever wrote it: ``stablehlo.add``, ``aten::add_.Tensor`` and ``VECadd``.
+
+_EVENT_TIMES = "pytorch events"
+"""How the names of variants begin whose times a host took with events."""
+
+_SAME: Mapping[str, str] = {
+    "addition": "add",
+    "addu": "add_scalar",
+    "subtract": "sub",
+    "multiply": "mul",
+    "mulu": "mul_scalar",
+    "divide": "div",
+    "divu": "div_scalar",
+    "power": "pow",
+    "powu": "pow_scalar",
+    "pow_tensor_scalar": "pow_scalar",
+    "exponential": "exp",
+    "logistic": "sigmoid",
+    "maximum": "max",
+    "minimum": "min",
+    "ln": "layer_norm",
+    "native_layer_norm": "layer_norm",
+    "input_layernorm": "rms_norm",
+    "post_attention_layernorm": "rms_norm",
+    "fused_rms_norm": "rms_norm",
+    "emb": "embedding",
+    "safe_softmax": "softmax",
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "alltoall": "all_to_all",
+    "send_recv": "permute",
+    "collective_permute": "permute",
+}
+
+
+def canonical_op(name: str) -> str:
+    """The operation without dialect, overload, in-place mark and case; synonyms become one name."""
+    bare = name.rpartition("::")[2] if "::" in name else name.rpartition(".")[2]
+    if "::" in name:
+        bare = bare.partition(".")[0]
+    bare = bare.strip("_").casefold()
+    return _SAME.get(bare, bare)
+
+
+def timed_with_events(variant: str) -> bool:
+    """Whether times of a variant hold what the host had to do: 14 to 30 us that no kernel takes."""
+    return variant.startswith(_EVENT_TIMES)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import nan
+from types import MappingProxyType
 
 import numpy as np
 
+from hespas.graph import find_dtype
 from hespas.graph.columns import (
     BoolArray,
     FloatArray,
@@ -18,9 +21,26 @@ from hespas.graph.columns import (
     is_one_value,
     taken,
 )
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, UnsupportedError
+from hespas.graph.tensors import DTypeKind
+from hespas.hardware import Device, peak_for
+from hespas.hardware.model import Unit
 
-__all__ = ["KINDS", "STRIDED", "Labels", "Operations", "chosen", "numbered"]
+__all__ = [
+    "KINDS",
+    "MATRIX_KINDS",
+    "SCHEMES",
+    "STRIDED",
+    "Labels",
+    "Operations",
+    "PeakTimes",
+    "Scheme",
+    "chosen",
+    "find_scheme",
+    "numbered",
+    "peak_times",
+    "rate_flops_per_s",
+]
 
 STRIDED = "strided"
 """A dimension of any kind: 1 where an operand lies in memory in another order than the result, or is repeated
@@ -107,7 +127,7 @@ class Operations:
 
     ``kind`` is a name of :data:`KINDS`; ``op`` the operation within it (``add``, ``softmax``, a collective's
     name; empty where the kind says all); ``scheme`` a name of
-    :func:`~hespas.estimators.operations.schemes.find_scheme` (empty: unknown); ``variant`` the library and
+    :func:`~hespas.estimators.operations.model.find_scheme` (empty: unknown); ``variant`` the library and
     kernel family that runs it (empty: whatever a device usually runs). ``dims`` holds the dimensions by name,
     NaN where an operation has none. ``flops`` and ``bytes_moved`` are of one execution, NaN unknown;
     ``transcendentals`` are counted among no FLOPs.
@@ -233,3 +253,129 @@ def _either(first: Labels, second: Labels, is_second: BoolArray) -> Labels:
     place = {name: row for row, name in enumerate(names)}
     rows = [np.array([place[name] for name in labels.names], np.int32) for labels in (first, second)]
     return Labels(np.where(is_second, rows[1][second.row], rows[0][first.row]).astype(np.int32), names)
+
+
+# Number formats of a whole operation: what is multiplied, what is stored, what is quantised on the way.
+#
+# Tables and runtimes name such a *scheme* (``fp8_block``, ``int4_wo``), programs state element types. Bits
+# per element include block scales: MX formats one 8-bit scale per 32 elements, NVFP4 one per 16,
+# ``fp8_block`` one 32-bit scale per 128 x 128 of the weights and per 128 of the activations.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """``rate_dtype`` sets the arithmetic rate, with ``products`` primitive products per multiply (6: full
+    float32, never TF32). Bits are per stored element, scales included. ``quantizes``: the operation takes
+    16-bit activations and quantises them itself, in kernels of its own.
+    """
+
+    name: str
+    rate_dtype: str
+    activation_bits: float
+    weight_bits: float
+    output_bits: float
+    products: int = 1
+    quantizes: bool = False
+
+
+def _plain(name: str, bits: float, *, products: int = 1, rate: str = "") -> Scheme:
+    return Scheme(
+        name=name,
+        rate_dtype=rate or name,
+        activation_bits=bits,
+        weight_bits=bits,
+        output_bits=bits,
+        products=products,
+    )
+
+
+def _mixed(name: str, rate: str, activation: float, weight: float, *, quantizes: bool = False) -> Scheme:
+    return Scheme(
+        name=name,
+        rate_dtype=rate,
+        activation_bits=activation,
+        weight_bits=weight,
+        output_bits=16,
+        quantizes=quantizes,
+    )
+
+
+_ROWS = (
+    _plain("f32_full", 32, products=6, rate="f32"),
+    _mixed("fp8", "f8E4M3FN", 16, 8, quantizes=True),
+    _mixed("fp8_block", "f8E4M3FN", 16, 8 + 32 / (128 * 128), quantizes=True),
+    _mixed("nvfp4", "f4E2M1FN", 16, 4.5, quantizes=True),
+    _mixed("sq", "i8", 16, 8, quantizes=True),
+    _mixed("int8_wo", "bf16", 16, 8),
+    _mixed("int4_wo", "bf16", 16, 4),
+    _mixed("w4a16_mxfp4", "bf16", 16, 4.25),
+    _mixed("w4a8_mxfp4_mxfp8", "f8E4M3FN", 8.25, 4.25),
+    _mixed("a8w8", "i8", 8, 8),
+    _mixed("a8w8_fp8", "f8E4M3FN", 8, 8),
+    _mixed("a8w8_fp8_block", "f8E4M3FN", 8 + 32 / 128, 8 + 32 / (128 * 128)),
+)
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({row.name: row for row in _ROWS})
+"""Schemes that are no single element type, by the name tables and runtimes use."""
+
+
+def find_scheme(name: str) -> Scheme | None:
+    """The scheme of that name, of :data:`SCHEMES` or an element type in any spelling; None if neither."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    entry = find_dtype(name)
+    if entry is None or entry.kind in (DTypeKind.TOKEN, DTypeKind.OPAQUE):
+        return None
+    bits: float = 8 if entry.kind is DTypeKind.BOOL else entry.bits
+    if entry.block_elements:
+        bits += entry.block_scale_bits / entry.block_elements
+    return _plain(entry.name, bits)
+
+
+# What published peaks say of operations: time of the arithmetic and of the memory traffic [ns].
+
+MATRIX_KINDS = frozenset(
+    {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder", "moe"}
+)
+"""Kinds whose arithmetic is products of matrices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeakTimes:
+    """Columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak is unknown."""
+
+    arithmetic_ns: FloatArray
+    memory_ns: FloatArray
+
+    @property
+    def roofline_ns(self) -> FloatArray:
+        """The longer of the two, without any overhead; what is known where only one is."""
+        return np.fmax(self.arithmetic_ns, self.memory_ns)
+
+
+def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
+    """The peak that operations of a scheme run at; NaN where the device lists none."""
+    found = find_scheme(scheme)
+    if found is None:
+        return nan
+    try:
+        unit: Unit = "matrix" if matrix else "vector"
+        return peak_for(device, unit, found.rate_dtype, products=found.products).flops_per_s
+    except UnsupportedError:
+        return nan
+
+
+def peak_times(ops: Operations, device: Device, *, transcendental_weight: float = 8.0) -> PeakTimes:
+    """FLOPs over the peak of the scheme, bytes over the main memory's bandwidth. O(ops)."""
+    matrix = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
+    rates = np.array(
+        [
+            [rate_flops_per_s(device, scheme, matrix=unit) for scheme in ops.scheme.names]
+            for unit in (False, True)
+        ]
+    ).reshape(2, len(ops.scheme.names))
+    flops = ops.flops + transcendental_weight * np.nan_to_num(ops.transcendentals)
+    with np.errstate(invalid="ignore"):
+        arithmetic = np.where(flops == 0, 0.0, flops / rates[matrix.astype(np.int64), ops.scheme.row] * 1e9)
+    memory = ops.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
+    return PeakTimes(arithmetic, memory)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.calibrated.applying import doublings_beyond
+from hespas.estimators.calibrated.model import doublings_beyond
 from hespas.estimators.operations import Operations, peak_times
 from hespas.estimators.systolic.array import Array, parse_array, parse_dataflow
 from hespas.estimators.systolic.bandwidth import Backing, stall_cycles

@@ -10,11 +10,18 @@ from typing import Protocol
 
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import OpGraph
-from hespas.graph.passes.carried import leaves_loop
-from hespas.graph.passes.fold import FoldFree, is_free
 from hespas.graph.passes.fuse import FuseElementwise, materialise
 from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
-from hespas.graph.passes.rewrite import bypass, dead_code, take_nodes, with_default_dtype, with_durations
+from hespas.graph.passes.rewrite import (
+    FoldFree,
+    bypass,
+    dead_code,
+    is_free,
+    leaves_loop,
+    take_nodes,
+    with_default_dtype,
+    with_durations,
+)
 from hespas.graph.passes.segments import GroupRegions
 from hespas.graph.passes.totals import Totals, known_sum, totals
 from hespas.graph.passes.unroll import UnrollLoops

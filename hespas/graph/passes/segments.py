@@ -11,7 +11,7 @@ from hespas.graph.columns import BoolArray, Csr, IntArray
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.kinds import NodeKind, OpClass, Resource
 from hespas.graph.opgraph import OpGraph
-from hespas.graph.passes.merge import merge_nodes
+from hespas.graph.passes.fuse import merge_nodes
 from hespas.graph.passes.order import all_deps, topological_order
 
 __all__ = ["GroupRegions"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hespas.graph import DTYPES, OpClass, OpGraph, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
-from hespas.graph.passes.merge import merge_nodes
+from hespas.graph.passes.fuse import merge_nodes
 from hespas.validators.matching import Matching
 
 __all__ = [

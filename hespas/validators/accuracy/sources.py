@@ -6,11 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
+import msgspec
 import numpy as np
 
 from hespas.converters.measured_ops import RecordedSteps, costed_ops, recorded_steps_of
-from hespas.graph import Diagnostics, EventColumns, GraphBuilder, OpClass, OpGraph, Profile, Workload
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph import Diagnostics, EventColumns, GraphBuilder, HostOps, OpClass, OpGraph, Profile, Workload
+from hespas.graph.columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    StringTable,
+    StringTableBuilder,
+)
 from hespas.graph.errors import UsageError
 from hespas.graph.passes import with_durations
 from hespas.validators.accuracy.attached import attached_programs
@@ -24,8 +32,6 @@ from hespas.validators.accuracy.cases import (
     leading_nodes,
     measured_groups,
 )
-from hespas.validators.accuracy.own_shapes import with_own_shapes
-from hespas.validators.accuracy.steps import step_rows
 from hespas.validators.matching import (
     Coverage,
     Join,
@@ -37,7 +43,7 @@ from hespas.validators.matching import (
     node_text,
 )
 
-__all__ = ["HOLDS_NO_PROGRAM", "Source", "events_of", "sources_of"]
+__all__ = ["HOLDS_NO_PROGRAM", "Source", "events_of", "sources_of", "step_rows"]
 
 HOLDS_NO_PROGRAM = (
     "this file holds no compiled program: give the .xplane.pb recorded beside it, or the optimised HLO that "
@@ -97,7 +103,7 @@ def sources_of(
         yield from _left_over(profile, ~in_some, hardware, diagnostics)
         return
     if not len(profile.host) and bool((profile.op_row > 0).any()) and bool((profile.shapes_row > 0).any()):
-        profile = with_own_shapes(profile)
+        profile = _with_own_shapes(profile)
     if not len(profile.host):
         raise UsageError(
             "the profile names no operations with shapes, and there is no program to match it with",
@@ -402,3 +408,69 @@ def _cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[st
         useful_flops=graph.useful_flops[node] * times,
         dtypes=case_dtypes(graph, node),
     )
+
+
+# Tables of operations, which state the shapes of each: as traces of a host have them.
+
+
+def _with_own_shapes(profile: Profile) -> Profile:
+    """A table of operations, which states name and shapes of each: as many host operations, one for each."""
+    nothing = np.zeros(len(profile), np.int32)
+    strings, dtype_row = _listed_dtypes(profile)
+    host = HostOps(
+        name_row=profile.op_row,
+        thread_row=nothing,
+        parent=nothing - 1,
+        start_ns=profile.start_ns,
+        duration_ns=profile.duration_ns,
+        sequence=np.full(len(profile), -1, np.int64),
+        shapes_row=profile.shapes_row,
+        dtype_row=dtype_row,
+        strides_row=nothing,
+        values_row=nothing,
+    )
+    events = np.arange(len(profile), dtype=np.int32)
+    return replace(profile, strings=strings, host=host, host_event=events)
+
+
+def _listed_dtypes(profile: Profile) -> tuple[StringTable, SmallIntArray]:
+    """One element type per operand, as traces list them: tables state one for all."""
+    strings = StringTableBuilder(profile.strings)
+    pairs = profile.dtype_row.astype(np.int64) << 32 | profile.shapes_row
+    distinct, place = np.unique(pairs, return_inverse=True)
+    rows: list[int] = []
+    for pair in distinct.tolist():
+        row, shapes = pair >> 32, profile.strings[pair & 0xFFFFFFFF]
+        dtype = profile.strings[row]
+        if dtype and not dtype.startswith("["):
+            try:
+                operands = msgspec.json.decode(shapes, type=list[msgspec.Raw])
+            except (msgspec.DecodeError, RecursionError):
+                operands = []  # no list of shapes: no cost either
+            row = strings.add(msgspec.json.encode([dtype] * len(operands)).decode())
+        rows.append(row)
+    return strings.build(), np.array(rows, np.int32)[place]
+
+
+# Which events of a profile are the step of a program: other programs run beside it.
+
+_MATCHED_NS = 1e-9
+"""What a matched event of no time weighs."""
+
+
+def step_rows(profile: Profile, matched: BoolArray) -> IntArray:
+    """Numbers of all events of the module that ran the program: on each rank, that with most matched time.
+    ``matched`` has shape ``(events,)``. Runs are counted per module, so those of two are never one step; of
+    a rank where nothing is matched, no event is in it. O(events log events).
+    """
+    time = np.where(matched, np.maximum(np.nan_to_num(profile.duration_ns), 0.0) + _MATCHED_NS, 0.0)
+    keys, place = np.unique(
+        profile.rank.astype(np.int64) << 32 | profile.module_row.astype(np.int64), return_inverse=True
+    )
+    total = np.bincount(place, time, len(keys))
+    order = np.lexsort((total, keys >> 32))
+    last = np.append(np.diff(keys[order] >> 32) != 0, np.ones(min(len(keys), 1), np.bool_))
+    is_step = np.zeros(len(keys), np.bool_)
+    is_step[order[last]] = True
+    is_step &= total > 0
+    return np.flatnonzero(is_step[place])

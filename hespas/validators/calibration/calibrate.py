@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas.estimators.learned.card import Cell
-from hespas.estimators.learned.stored import LearnedModel, load_model
+from hespas.estimators.learned.stored import Cell, LearnedModel, load_model
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph import Diagnostics

@@ -15,8 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.collectives.algorithms import tuned_times
-from hespas.estimators.collectives.form import SEGMENTS, Layout, Line, basis, named
+from hespas.estimators.collectives.algorithms import SEGMENTS, Layout, Line, basis, named, tuned_times
 from hespas.estimators.collectives.model import TUNED
 from hespas.estimators.measurements import Measurements
 from hespas.graph.columns import FloatArray, IntArray

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hespas.estimators.learned.asking import ModelsAtHand
 from hespas.estimators.learned.features import FAMILIES
+from hespas.estimators.learned.model import ModelsAtHand
 from hespas.estimators.learned.stored import LearnedModel
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Operations

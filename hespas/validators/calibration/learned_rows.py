@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.applied import code_columns
 from hespas.estimators.learned.features import ABSOLUTE_COLUMNS, FAMILIES, RISING_COLUMNS, features_of
+from hespas.estimators.learned.model import code_columns
 from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import Labels
 from hespas.graph.columns import BoolArray, FloatArray, IntArray

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.estimators.learned.card import Interval, LeftOutError
+from hespas.estimators.learned.stored import Interval, LeftOutError
 from hespas.estimators.learned.trees import Forest
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.validators.calibration.learned_parts import Form, Part

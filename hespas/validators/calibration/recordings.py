@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from hespas.estimators.calibrated.choice import FitIndex
 from hespas.estimators.calibrated.form import Columns, Form, machine_of
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
+from hespas.estimators.calibrated.model import FitIndex
 from hespas.estimators.measurements import Measurements, joined
 from hespas.estimators.operations import MATRIX_KINDS, Labels
 from hespas.graph.columns import BoolArray, FloatArray, IntArray

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hespas.validators.matching.coverage import Coverage, coverage_of
+from hespas.validators.matching.coverage import Coverage, Join, coverage_of, joins_of, node_text
 from hespas.validators.matching.groups import RULES, Matching
 from hespas.validators.matching.identity import check_program
-from hespas.validators.matching.joins import Join, joins_of, node_text
 from hespas.validators.matching.match import NO_MODULE, NO_NAMES, WITH_NAMES, match_program
 
 __all__ = [

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.gpu_trace.collectives import (
+from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
+from hespas.converters.gpu_trace.profile import (
+    RangeText,
     collective_in_kernel,
     collective_in_range,
     is_collective_kernel,
+    parse_range_text,
 )
-from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
-from hespas.converters.gpu_trace.range_texts import RangeText, parse_range_text
 from hespas.converters.gpu_trace.trace import Ranges
 
 

@@ -14,11 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.op_graph.arrow_binding import load_arrow
-from hespas.converters.op_graph.arrow_checks import check_columns
-from hespas.converters.op_graph.arrow_io import ArrowColumns, ArrowSource, Binary, Ragged, save_arrow
+from hespas.converters.op_graph.arrow_io import (
+    ArrowColumns,
+    ArrowSource,
+    Binary,
+    Ragged,
+    load_arrow,
+    save_arrow,
+)
 from hespas.converters.op_graph.arrow_layout import COLUMNS
-from hespas.converters.op_graph.arrow_reader import read_arrow
+from hespas.converters.op_graph.arrow_reader import check_columns, read_arrow
 from hespas.converters.op_graph.arrow_writer import write_arrow
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
 from hespas.graph.compare import workloads_equal

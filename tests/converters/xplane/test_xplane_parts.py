@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hespas.converters.xplane.collect import nest
 from hespas.converters.xplane.lines import ABSENT, LineKind, Truth, line_kind, split_module_name, truth_of
-from hespas.converters.xplane.nesting import nest
 from hespas.converters.xplane.programs import Modules, run_numbers
 from hespas.converters.xplane.stats import to_integer
 from hespas.graph.columns import IntArray

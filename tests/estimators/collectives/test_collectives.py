@@ -11,8 +11,15 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.algorithms import ALGORITHMS, tuned_times
-from hespas.estimators.collectives.form import SEGMENTS, Layout, Line, lines_of, named
+from hespas.estimators.collectives.algorithms import (
+    ALGORITHMS,
+    SEGMENTS,
+    Layout,
+    Line,
+    lines_of,
+    named,
+    tuned_times,
+)
 from hespas.estimators.operations import Labels, Operations, build
 from hespas.graph import (
     CollectiveKind,

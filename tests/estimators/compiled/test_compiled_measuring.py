@@ -19,10 +19,9 @@ from hespas.estimators import load_estimator
 from hespas.estimators.compiled import Iree, Xla
 from hespas.estimators.compiled import model as compiled_model
 from hespas.estimators.compiled.clock import Slope, slope_of, timing_of
-from hespas.estimators.compiled.measuring import Measuring
+from hespas.estimators.compiled.measuring import Measuring, Session
 from hespas.estimators.compiled.messages import Job, Machine, Timing
 from hespas.estimators.compiled.programs import Unit
-from hespas.estimators.compiled.session import Session
 from hespas.estimators.compiled.toolchains import Array
 from hespas.estimators.compiled.values import Tensor, Value
 from hespas.estimators.compiled.worker import serve
@@ -30,8 +29,8 @@ from hespas.estimators.operations import Labels, Operations
 from hespas.estimators.operations.build import matmuls
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
-from hespas.graph.dtypes import dtype
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
+from hespas.graph.tensors import dtype
 from hespas.hardware import load_device
 
 # Answers each job with its count; programs of some sizes crash, hang, or fail to compile.
@@ -108,7 +107,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log.touch()
     script.write_text(STUB.format(log=str(log)))
     command = (sys.executable, str(script))
-    monkeypatch.setattr("hespas.estimators.compiled.session.worker_command", answer(command))
+    monkeypatch.setattr("hespas.estimators.compiled.measuring.worker_command", answer(command))
     monkeypatch.setattr(compiled_model, "_is_installed", answer(True))
     return log
 
@@ -276,14 +275,14 @@ def test_a_compiler_that_does_not_start_says_why(tmp_path: Path, monkeypatch: py
         "import json; print(json.dumps(dict(compiler='', platform='', device='', flags='', fault='no TPU')))"
     )
     command = (sys.executable, "-c", script)
-    monkeypatch.setattr("hespas.estimators.compiled.session.worker_command", answer(command))
+    monkeypatch.setattr("hespas.estimators.compiled.measuring.worker_command", answer(command))
     with pytest.raises(UnsupportedError, match="xla does not start: no TPU"):
         measuring(tmp_path).run([negation(4)])
 
 
 def test_a_process_that_the_system_refuses_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (str(tmp_path / "nowhere"),)
-    monkeypatch.setattr("hespas.estimators.compiled.session.worker_command", answer(command))
+    monkeypatch.setattr("hespas.estimators.compiled.measuring.worker_command", answer(command))
     with pytest.raises(UnsupportedError, match=r"xla does not start: .*No such file"):
         measuring(tmp_path).run([negation(4)])
 

@@ -6,13 +6,13 @@ from itertools import count
 
 import pytest
 
+from hespas.estimators.compiled.model import units_of
 from hespas.estimators.compiled.programs import Unit, baseline_of, loop_text, renewed_argument
 from hespas.estimators.compiled.recipes import Asked, write_operation
-from hespas.estimators.compiled.units import units_of
 from hespas.estimators.compiled.values import Tensor, Value
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.builder import GraphBuilder
-from hespas.graph.dtypes import dtype
+from hespas.graph.tensors import dtype
 
 F32 = dtype("f32")
 

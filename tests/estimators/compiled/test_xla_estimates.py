@@ -9,7 +9,7 @@ import pytest
 
 from hespas import read
 from hespas.estimators.compiled import Xla
-from hespas.estimators.compiled.session import Session
+from hespas.estimators.compiled.measuring import Session
 from hespas.graph import Diagnostics, Workload
 from hespas.hardware import load_device
 

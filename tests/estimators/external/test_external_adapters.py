@@ -15,7 +15,7 @@ from hespas.estimators import load_estimator
 from hespas.estimators.external import Cocossim, Onnxim, ScaleSim, ZigZag
 from hespas.estimators.external.adapter import External
 from hespas.estimators.external.commands import CommandError, run_command
-from hespas.estimators.external.onnx_text import matmul_model
+from hespas.estimators.external.onnxim import matmul_model
 from hespas.estimators.operations import Labels, Operations
 from hespas.estimators.operations.build import matmuls
 from hespas.graph import Diagnostics

@@ -10,8 +10,7 @@ import pytest
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.card import Card
-from hespas.estimators.learned.stored import cards_in, load_model, shipped_folder
+from hespas.estimators.learned.stored import Card, cards_in, load_model, shipped_folder
 from hespas.estimators.measurements import read_measurements
 from hespas.estimators.operations import Labels, build, peak_times
 from hespas.graph import Diagnostics

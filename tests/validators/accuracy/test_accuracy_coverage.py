@@ -14,7 +14,7 @@ from hespas.graph import CollectiveKind, Diagnostics, OpClass, OpGraph, Profile,
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_html, accuracy_markdown
 from hespas.validators.accuracy.result import SummaryRow
-from hespas.validators.accuracy.steps import step_rows
+from hespas.validators.accuracy.sources import step_rows
 from tests.validators.matching.small_profiles import Program, Recording
 
 H100 = ["H100-SXM"]

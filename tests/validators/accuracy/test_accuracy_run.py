@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, HostOps, OpClass, OpGraph, Profile, Workload
 from hespas.graph.errors import UsageError
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json
-from hespas.validators.accuracy.endtoend import busy_ns, span_ns
+from hespas.validators.accuracy.run import busy_ns, span_ns
 from tests.validators.matching.small_profiles import Program, Recording
 
 H100 = ["H100-SXM"]

@@ -11,7 +11,7 @@ import pytest
 from docs.collective_fits import write_collectives
 from docs.fits import write_fits
 from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.form import Layout, Line, lines_of
+from hespas.estimators.collectives.algorithms import Layout, Line, lines_of
 from hespas.estimators.measurements import Measurements, read_measurements
 from hespas.estimators.operations import Labels, build
 from hespas.graph.columns import FloatArray

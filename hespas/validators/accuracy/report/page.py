@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from math import isfinite
 
 from hespas import __version__
-from hespas.graph import Profile, Timeline, Workload
-from hespas.graph.errors import UsageError
-from hespas.hardware import Device, named_device
+from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
+from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.hardware import Device, named_device, peak_for
+from hespas.hardware.model import Unit
 from hespas.validators.accuracy.baselines import BASELINES
+from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.embedding import json_for_script, plotly_script
 from hespas.validators.accuracy.report.figures import (
     Curve,
@@ -24,7 +28,6 @@ from hespas.validators.accuracy.report.figures import (
 from hespas.validators.accuracy.report.markdown import FEW_SHAPES
 from hespas.validators.accuracy.report.names import Names
 from hespas.validators.accuracy.report.provenance import Provenance, provenance_of
-from hespas.validators.accuracy.report.rooflines import Roof, roofs_of
 from hespas.validators.accuracy.report.steps import (
     Lanes,
     Waterfall,
@@ -38,6 +41,81 @@ from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 from hespas.validators.document import encoded
 
 __all__ = ["accuracy_html"]
+
+# The lines of the roofline figure: what a device could reach at most.
+
+_LOOKED_AT = 500
+"""Letters of a shape that are searched for element types."""
+
+_UNITS: tuple[Unit, ...] = ("matrix", "vector")
+_ELEMENT_TYPE = re.compile(r"\b(?:\d+x|\?x)*([a-z][a-zA-Z0-9]{1,15})\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ceiling:
+    """A rate, and which unit and element types have it."""
+
+    name: str
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roof:
+    """The ceilings of a device for the element types that were measured, and its main memory."""
+
+    hardware: str
+    memory: str
+    bandwidth_bytes_per_s: float | None
+    ceilings: tuple[_Ceiling, ...]
+
+
+def _roofs_of(devices: Sequence[Device], cases: Sequence[Cases]) -> Iterator[_Roof]:
+    """One per device that something was measured on."""
+    for device in devices:
+        group = [each for each in cases if each.hardware == device.name]
+        if not group:
+            continue
+        memory = device.main_memory
+        bandwidth = memory.bandwidth_bytes_per_s
+        yield _Roof(
+            hardware=shown(device.name),
+            memory=memory.name,
+            bandwidth_bytes_per_s=bandwidth if isfinite(bandwidth) else None,
+            ceilings=tuple(_ceilings(device, _element_types(group))),
+        )
+
+
+def _element_types(cases: Sequence[Cases]) -> list[str]:
+    """Element types that the shapes name, sorted: floating-point ones only, where there are any."""
+    words = {
+        word for each in cases for text in each.shapes for word in _ELEMENT_TYPE.findall(text[:_LOOKED_AT])
+    }
+    # Names of operations hold words like "float": only what shapes spell is a type.
+    found = [
+        known for word in sorted(words) if (known := find_dtype(word)) is not None and known.name == word
+    ]
+    real = [known.name for known in found if known.kind is DTypeKind.FLOAT]
+    return real or [known.name for known in found]
+
+
+def _ceilings(device: Device, element_types: Sequence[str]) -> Iterator[_Ceiling]:
+    """The rates of those types, types of one rate together; all dense rates where no type is known."""
+    rates: dict[tuple[Unit, float], list[str]] = {}
+    for unit in _UNITS:
+        for name in element_types:
+            try:
+                found = peak_for(device, unit, name)
+            except UnsupportedError:
+                continue
+            if found.peak.unit == unit:
+                rates.setdefault((unit, found.flops_per_s), []).append(name)
+    if not rates:
+        for peak in device.peaks:
+            if peak.density == "dense":
+                rates.setdefault((peak.unit, peak.flops_per_s), []).append(peak.dtype)
+    for (unit, rate), names in sorted(rates.items(), key=lambda entry: -entry[0][1]):
+        yield _Ceiling(name=f"{unit} {', '.join(names)}", flops_per_s=rate)
+
 
 _MOST_TIMELINES = 8
 _LISTED = 200
@@ -65,7 +143,7 @@ class _Data:
     classes: list[str]
     sources: list[_Source]
     noise: dict[str, float]
-    roofs: list[Roof]
+    roofs: list[_Roof]
     points: Points
     shapes: ShapeRows
     curves: list[Curve]
@@ -172,7 +250,7 @@ def _data(
         classes=class_names(done),
         sources=[_Source(name=shown(each.source), hardware=shown(each.hardware)) for each in done.cases],
         noise={shown(name): floor.mape for name, floor in done.noise.items()},
-        roofs=list(roofs_of(devices, done.cases)),
+        roofs=list(_roofs_of(devices, done.cases)),
         points=points_of(done, estimators, names),
         shapes=shape_rows_of(done, estimators, names),
         curves=list(curves_of(done, estimators)),
