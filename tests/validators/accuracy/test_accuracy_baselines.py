@@ -76,7 +76,7 @@ def test_shapes_of_one_size_have_one_fit_whatever_the_last_bit() -> None:
     """Nothing says what part of their time is launch; processors differ in the last bit of a logarithm."""
     rng = np.random.default_rng(0)
     first = [*[100.0] * 9, 0.0]  # the last is another size, and predicted by the fit of the others
-    said = []
+    said: list[FloatArray] = []
     for _ in range(8):
         moved = np.array([700.0, 1200.25, 300.0, 2000.0, 900.0, 650.0, 310.0, 1500.0, 800.0, 300.0])
         moved *= 1 + rng.integers(-2, 3, 10) * 2.0**-52
