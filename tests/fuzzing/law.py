@@ -24,9 +24,8 @@ from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
 from hespas.validators import check_workload
 from hespas.validators.roundtrip.columns import columns_kept
-from hespas.validators.roundtrip.pairs import Pair, PairStatus
+from hespas.validators.roundtrip.pairs import Pair, PairStatus, Traveller
 from hespas.validators.roundtrip.result import unreported
-from hespas.validators.roundtrip.trips import Traveller
 from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 __all__ = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import nan, prod
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from hespas.converters.costs.arithmetic import quantize, top_k
 from hespas.converters.costs.contraction import config_precision, contraction_cost, dot
@@ -18,9 +19,6 @@ from hespas.converters.costs.cost import FREE, Cost, Rule, move_cost, unknown_co
 from hespas.converters.costs.facts import ConvFacts, CustomFacts, DotFacts, Operation, Tensor, TopKFacts
 from hespas.converters.costs.linalg import LAPACK_ROUTINES, lapack
 from hespas.graph import OpClass
-
-if TYPE_CHECKING:
-    from hespas.converters.costs.backend_config import BackendConfig
 
 __all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]
 
@@ -45,11 +43,10 @@ FREE_TARGETS: frozenset[str] = frozenset(
 """Annotations and checks that no device executes."""
 
 
-def _config(facts: CustomFacts) -> BackendConfig | None:
+def _config(facts: CustomFacts) -> _BackendConfig | None:
     """The parts of a JSON backend configuration we use. Its parser is loaded when a program has one."""
-    from hespas.converters.costs.backend_config import parse_config
 
-    return parse_config(facts.config)
+    return _parse_config(facts.config)
 
 
 def _gemm(op: Operation, facts: CustomFacts) -> Cost:
@@ -259,3 +256,74 @@ def custom_call(op: Operation) -> Cost:
         return _attention(op, facts)
     routine = _lapack_routine(facts.target)
     return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)
+
+
+# Backend configurations of custom calls: the parts that say what a call costs.
+#
+# XLA writes them as protobuf JSON, where integers may be spelled as strings
+# (xla/service/gpu/backend_configs.proto).
+
+
+class _GemmDims(msgspec.Struct, frozen=True):
+    """Dimension numbers of a product."""
+
+    lhs_contracting_dimensions: tuple[int, ...] = ()
+    rhs_contracting_dimensions: tuple[int, ...] = ()
+    lhs_batch_dimensions: tuple[int, ...] = ()
+    rhs_batch_dimensions: tuple[int, ...] = ()
+
+
+class _PrecisionConfig(msgspec.Struct, frozen=True):
+    """One precision for each operand."""
+
+    operand_precision: tuple[str, ...] = ()
+
+
+class _Gemm(msgspec.Struct, frozen=True):
+    """A library product."""
+
+    dot_dimension_numbers: _GemmDims | None = None
+    precision_config: _PrecisionConfig = _PrecisionConfig()
+
+
+class _Extents(msgspec.Struct, frozen=True):
+    """A shape."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+class _Attention(msgspec.Struct, frozen=True):
+    """A fused attention: the shape of its scores."""
+
+    intermediate_tensor_shape: _Extents = _Extents()
+
+
+class _Estimate(msgspec.Struct, frozen=True):
+    """What a kernel's author says it costs."""
+
+    flops: float = nan
+    transcendentals: float = 0.0
+    bytes_accessed: float = nan
+
+
+class _Kernel(msgspec.Struct, frozen=True):
+    """A hand-written kernel."""
+
+    cost_estimate: _Estimate | None = None
+
+
+class _BackendConfig(msgspec.Struct, frozen=True):
+    """Whatever one of the known targets states."""
+
+    gemm_backend_config: _Gemm | None = None
+    cudnn_fmha_backend_config: _Attention | None = None
+    custom_call_config: _Kernel | None = None
+    dot_dimension_numbers: _GemmDims | None = None
+
+
+def _parse_config(text: str) -> _BackendConfig | None:
+    """The configuration, None where the text is no such JSON."""
+    try:
+        return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return None

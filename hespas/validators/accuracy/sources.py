@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
 
+from hespas.converters import ReadOptions, load_format
 from hespas.converters.measured_ops import RecordedSteps, costed_ops, recorded_steps_of
 from hespas.graph import Diagnostics, EventColumns, GraphBuilder, HostOps, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import (
@@ -19,9 +22,8 @@ from hespas.graph.columns import (
     StringTable,
     StringTableBuilder,
 )
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import HespasError, UsageError
 from hespas.graph.passes import with_durations
-from hespas.validators.accuracy.attached import attached_programs
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
     Cases,
@@ -92,7 +94,7 @@ def sources_of(
     if workload is not None:
         yield from _against(profile, workload, hardware, diagnostics)
         return
-    programs = list(attached_programs(profile, diagnostics))
+    programs = list(_attached_programs(profile, diagnostics))
     in_some = np.zeros(len(profile), np.bool_)
     for module, program in programs:
         chosen = _of_module(profile, module)
@@ -474,3 +476,42 @@ def step_rows(profile: Profile, matched: BoolArray) -> IntArray:
     is_step[order[last]] = True
     is_step &= total > 0
     return np.flatnonzero(is_step[place])
+
+
+# The programs that a profile brings along.
+
+_ATTACHED = "hlo/"
+
+
+def _attached_programs(profile: Profile, diagnostics: Diagnostics) -> Iterator[tuple[str, Workload]]:
+    """The compiled programs of a profile that ran in it."""
+    ran = {profile.strings[row] for row in np.unique(profile.module_row).tolist()}
+    read = load_format("hlo").read
+    for name, data in profile.attachments.items():
+        module = name.removeprefix(_ATTACHED)
+        if not name.startswith(_ATTACHED) or module not in ran or read is None:
+            continue
+        with TemporaryDirectory(prefix="hespas-") as folder:
+            path = Path(folder) / "module.pb"
+            path.write_bytes(data)
+            found = Diagnostics()
+            try:
+                value = read(path, ReadOptions(), found)
+            except HespasError as error:
+                diagnostics.warning(
+                    "accuracy.unreadable-module",
+                    profile.name,
+                    f"module {module} is left out: {error.message}",
+                )
+                continue
+        _tell_attached(found, module, diagnostics)
+        if isinstance(value, Workload):
+            yield module, replace(value, name=module)
+
+
+def _tell_attached(found: Diagnostics, module: str, diagnostics: Diagnostics) -> None:
+    """What is found in a module, under its name: nobody knows the file it was read from."""
+    counts = found.counts()
+    first = {each.code: each for each in reversed(list(found))}
+    for code, each in first.items():
+        diagnostics.add(code, each.severity, module, each.message, count=counts[code])

@@ -7,7 +7,7 @@ turn (every fifth where rows are few) from those that the intervals rest on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from hespas.estimators.learned.stored import (
     ErrorRow,
     Interval,
     LearnedModel,
+    LeftOutError,
     SeenDevice,
     Training,
 )
@@ -34,8 +35,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import device_names, named_device
 from hespas.validators.calibration.learned_parts import Form, Part, rows_of_part
-from hespas.validators.calibration.learned_rows import Rows, rising, rows_for, transferable
-from hespas.validators.calibration.learned_transfer import TRANSFER, Transfer, fit_transfer
+from hespas.validators.calibration.learned_rows import Rows, family_name, rising, rows_for, transferable
 from hespas.validators.calibration.learned_trees import grow, library_version
 
 __all__ = ["FEWEST_MARGINS", "fit_learned", "fit_rows", "folds_of", "scored", "with_errors"]
@@ -82,7 +82,7 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
     if own:
         intervals = (intervals[0], *(each for each in intervals[1:] if each.n >= FEWEST_MARGINS))
     main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
-    transfer = fit_transfer(part, rows, seed=seed)
+    transfer = _fit_transfer(part, rows, seed=seed)
     forests: dict[str, Forest] = {"main": main, "low": low, "high": high}
     if transfer.forest is not None:
         forests["transfer"] = transfer.forest
@@ -250,7 +250,7 @@ def _card(
     rows: Rows,
     chosen: _Held,
     intervals: Sequence[Interval],
-    transfer: Transfer,
+    transfer: _Transfer,
     *,
     groups: int,
     seed: int,
@@ -271,7 +271,7 @@ def _card(
         share_of_columns=form.columns,
         least_rows_of_leaf=form.least_rows,
         rising_columns=tuple(rows.names[each] for each in rising(part, rows.names)),
-        transfer_trees=TRANSFER.trees if transfer.forest is not None else 0,
+        transfer_trees=_TRANSFER.trees if transfer.forest is not None else 0,
         library=library_version(),
     )
     return Card(
@@ -380,3 +380,89 @@ def _row(key: tuple[str, ...], said: Prediction, measured_ns: FloatArray, rows: 
 
 def _rounded(value: np.floating) -> float:
     return round(float(value), 6)
+
+
+# Trees for devices that were not measured, and what leaving measured ones out says of them.
+
+_TRANSFER = Form(trees=300, leaves=31, learning_rate=0.1)
+_MOST_ROWS = 40_000
+_MOST_ROWS_OF_DEVICE = 5000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transfer:
+    """``forest`` and ``interval`` are None where all rows are of one family, so that
+    nothing says how far such a model would carry.
+    """
+
+    forest: Forest | None
+    interval: Interval | None
+    errors: tuple[LeftOutError, ...]
+
+
+def _fit_transfer(part: Part, rows: Rows, *, seed: int) -> _Transfer:
+    """Trees on columns that do not tell devices apart; the interval is of whole families left out."""
+    names = transferable(part, rows.names)
+    table, up = rows.columns(names), rising(part, names)
+    everything = np.ones(len(rows.ratio), np.bool_)
+    families = sorted({family_name(device) for device in rows.devices.values()})
+    if len(families) < 2 or not table.shape[1]:
+        return _Transfer(None, None, ())
+    errors: list[LeftOutError] = []
+    rests: list[FloatArray] = []
+    for out, siblings in _left_out(rows):
+        test = rows.of_devices(out)
+        fitted = _some(~test, _MOST_ROWS, seed)
+        forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
+        tested = _some(test, _MOST_ROWS_OF_DEVICE * len(out), seed)
+        rest = rows.ratio[tested] - forest.predict(table[tested])
+        errors.append(_error(out, siblings, rest))
+        if not siblings:
+            rests.append(rest)
+    # Each family counts the same, however many rows it has.
+    low = float(np.mean([np.quantile(rest, _TAIL) for rest in rests]))
+    high = float(np.mean([np.quantile(rest, 1 - _TAIL) for rest in rests]))
+    interval = Interval(
+        hardware="*",
+        kind="*",
+        scheme="*",
+        low=round(min(low, 0.0), 6),
+        high=round(max(high, 0.0), 6),
+        n=len(families),
+    )
+    fitted = _some(everything, 2 * _MOST_ROWS, seed)
+    return _Transfer(
+        grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up), interval, tuple(errors)
+    )
+
+
+def _left_out(rows: Rows) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Single devices whose siblings stay, then whole families."""
+    families: dict[str, list[str]] = {}
+    for name, device in sorted(rows.devices.items()):
+        families.setdefault(family_name(device), []).append(name)
+    for members in families.values():
+        if len(members) > 1:
+            yield from (((name,), True) for name in members)
+    for members in families.values():
+        yield tuple(members), False
+
+
+def _some(mask: BoolArray, most: int, seed: int) -> IntArray:
+    """At most so many of the rows, at random, in order."""
+    rows = np.flatnonzero(mask)
+    if len(rows) <= most:
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))
+
+
+def _error(out: tuple[str, ...], siblings: bool, rest: FloatArray) -> LeftOutError:
+    error = np.expm1(-rest)
+    return LeftOutError(
+        hardware=out,
+        siblings=siblings,
+        mape=round(float(np.abs(error).mean()), 6),
+        median_ape=round(float(np.median(np.abs(error))), 6),
+        bias=round(float(error.mean()), 6),
+        n=len(rest),
+    )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fixtures.make import rocprof
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions
-from hespas.converters.rocpd import FORMAT_JSON, elements
-from hespas.converters.rocpd.elements import array_elements
+from hespas.converters.rocpd import FORMAT_JSON, document
+from hespas.converters.rocpd.document import array_elements
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import FormatError, HespasError
 
@@ -73,7 +73,7 @@ records = st.recursive(
 def test_a_list_cut_anywhere_is_the_list(values: list[object], block: int, spaced: bool) -> None:
     text = json.dumps(values, indent=1 if spaced else None).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elements, "_BLOCK_BYTES", block)
+        patch.setattr(document, "_BLOCK_BYTES", block)
         decoder = msgspec.json.Decoder(list[object])
         parts = list(array_elements(msgspec.Raw(b" " + text + b" "), decoder, "here", "$.list"))
     assert [value for part in parts for value in part] == values

@@ -15,7 +15,7 @@ from hespas.converters import Format, Value, WriteOptions, format_names, load_fo
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators import roundtrip, roundtrip_html, roundtrip_json
-from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus, trips
+from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus, pairs
 from hespas.validators.roundtrip.result import matrix, unreported
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ def test_a_file_that_is_written_otherwise_each_time_is_told(monkeypatch: pytest.
     def load(name: str) -> Format:
         return unsteady if name == "op-graph" else load_format(name)
 
-    monkeypatch.setattr(trips, "load_format", load)
+    monkeypatch.setattr(pairs, "load_format", load)
     done = roundtrip([PROGRAM], ["op-graph"])
     unstable = {(cell.source, cell.via): cell.unreported for cell in done.cells}
     assert unstable == {("stablehlo", "op-graph"): (), ("op-graph", "op-graph"): ("bytes",)}
