@@ -93,7 +93,7 @@ def usable_formats() -> Iterator[Format]:
 def _score(entry: Format, head: Head) -> int:
     """How sure a format is of an input; one of others that fails at it says nothing of it."""
     sniff_it = entry.sniff
-    if sniff_it is None or entry.read is None:
+    if sniff_it is None or entry.read is None or (entry.never_json and head.is_json):
         return 0
     try:
         return int(_TABLE.guarded(entry.name, lambda: sniff_it(head)))
