@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hespas.files.limits import limits
-from hespas.graph import Diagnostics, Profile, Workload
+from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
 from hespas.graph.plugins import attribute_of
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "WriteOptions",
     "assuming",
     "lazily",
+    "say_whole_job",
 ]
 
 Value = Workload | Profile
@@ -194,3 +195,19 @@ class Format:
     extra: str = ""
     as_workload: str = ""
     empty_code: str = ""
+
+
+def say_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
+    """The workload, having said again what its program was: nobody who reads it here saw that
+    read. ``form`` is what it is now.
+    """
+    parts = workload.metadata.get(WHOLE_JOB, "")
+    if parts:
+        diagnostics.warning(
+            f"{form}.global-program",
+            workload.name,
+            f"it was made of a program that is sharded over {parts[:20]} partitions but not partitioned: "
+            "shapes and costs are those of the whole job, counted on each device",
+            path=str(path),
+        )
+    return workload

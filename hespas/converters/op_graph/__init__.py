@@ -9,8 +9,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value, lazily
-from hespas.converters.whole_job import say_whole_job
+from hespas.converters.format import Format, Head, ReadOptions, Value, lazily, say_whole_job
 from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT", "FORMAT_ARROW"]
