@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import nan
 
-from hespas.converters.costs.aten_args import Call
-from hespas.converters.costs.aten_cost import AtenCost, AtenRule, dense, simple, unknown
-from hespas.converters.costs.aten_reduce import rms_norm
+from hespas.costs.aten.args import Call
+from hespas.costs.aten.cost import AtenCost, AtenRule, dense, simple, unknown
+from hespas.costs.aten.reduce import rms_norm
 from hespas.graph import OpClass
 
 __all__ = ["SERVING", "triton_kernel"]

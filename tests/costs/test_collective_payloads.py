@@ -6,7 +6,7 @@ from math import isnan
 
 import pytest
 
-from hespas.converters.costs import payload, reduction_flops
+from hespas.costs import payload, reduction_flops
 from hespas.graph import CollectiveKind
 
 MIB = float(1 << 20)

@@ -23,7 +23,7 @@ COLLECTIVE_KINDS: dict[str, CollectiveKind] = {
     "collective_broadcast": CollectiveKind.BROADCAST,
     "collective_reduce": CollectiveKind.REDUCE,
 }
-"""Canonical operation name (see :func:`hespas.converters.costs.canonical_name`) -> kind."""
+"""Canonical operation name (see :func:`hespas.costs.canonical_name`) -> kind."""
 
 _REDUCING = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE})
 

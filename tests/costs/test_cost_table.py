@@ -9,7 +9,7 @@ from math import isnan
 
 import pytest
 
-from hespas.converters.costs import (
+from hespas.costs import (
     FREE,
     HLO_ALIASES,
     TABLE,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hespas.converters.costs.aten_args import Call, Strided
-from hespas.converters.costs.aten_cost import AtenCost, AtenRule, dense, simple, unknown
+from hespas.costs.aten.args import Call, Strided
+from hespas.costs.aten.cost import AtenCost, AtenRule, dense, simple, unknown
 from hespas.graph import OpClass, find_dtype
 
 __all__ = [

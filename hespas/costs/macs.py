@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from hespas.converters.costs.facts import Precision
+from hespas.costs.facts import Precision
 from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA
 
 __all__ = ["with_macs"]

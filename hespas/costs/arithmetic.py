@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, log2, nan, prod
 
-from hespas.converters.costs.convolution import valid_positions
-from hespas.converters.costs.cost import Cost, Rule, arithmetic_dtype, is_complex, unknown_cost
-from hespas.converters.costs.facts import (
+from hespas.costs.convolution import valid_positions
+from hespas.costs.cost import Cost, Rule, arithmetic_dtype, is_complex, unknown_cost
+from hespas.costs.facts import (
     Body,
     MapFacts,
     Operation,

@@ -8,13 +8,13 @@ operation that is not here is unknown: readers report it and keep its bytes as a
 
 from __future__ import annotations
 
-from hespas.converters.costs import arithmetic as calc
-from hespas.converters.costs import linalg, movement
-from hespas.converters.costs.contraction import dot, einsum, ragged_dot
-from hespas.converters.costs.convolution import convolution
-from hespas.converters.costs.cost import Cost, Rule, unknown_cost
-from hespas.converters.costs.custom_calls import custom_call
-from hespas.converters.costs.facts import Operation
+from hespas.costs import arithmetic as calc
+from hespas.costs import linalg, movement
+from hespas.costs.contraction import dot, einsum, ragged_dot
+from hespas.costs.convolution import convolution
+from hespas.costs.cost import Cost, Rule, unknown_cost
+from hespas.costs.custom_calls import custom_call
+from hespas.costs.facts import Operation
 from hespas.graph import OpClass
 
 __all__ = ["HLO_ALIASES", "TABLE", "canonical_name", "cost_of", "find_rule"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isnan, prod
 
-from hespas.converters.costs.aten_args import Call, Strided, scalar_type
-from hespas.converters.costs.aten_cost import (
+from hespas.costs.aten.args import Call, Strided, scalar_type
+from hespas.costs.aten.cost import (
     FLOAT32,
     AtenCost,
     AtenRule,
@@ -19,9 +19,9 @@ from hespas.converters.costs.aten_cost import (
     simple,
     unknown,
 )
-from hespas.converters.costs.convolution import convolution_cost
-from hespas.converters.costs.cost import Contraction, Cost
-from hespas.converters.costs.facts import ConvFacts, Operation, Tensor, WindowDim
+from hespas.costs.convolution import convolution_cost
+from hespas.costs.cost import Contraction, Cost
+from hespas.costs.facts import ConvFacts, Operation, Tensor, WindowDim
 from hespas.graph import DType, OpClass
 
 __all__ = [

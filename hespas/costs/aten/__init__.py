@@ -7,14 +7,14 @@ else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN,
 
 from __future__ import annotations
 
-from hespas.converters.costs import aten_indexing as place
-from hespas.converters.costs import aten_matrix as matrix
-from hespas.converters.costs import aten_pointwise as point
-from hespas.converters.costs import aten_reduce as over
-from hespas.converters.costs.aten_args import Call, read_call
-from hespas.converters.costs.aten_attention import ATTENTION, FALLBACK, attention
-from hespas.converters.costs.aten_cost import AtenCost, AtenRule, free, unknown
-from hespas.converters.costs.aten_serving import SERVING, triton_kernel
+from hespas.costs.aten import indexing as place
+from hespas.costs.aten import matrix as matrix
+from hespas.costs.aten import pointwise as point
+from hespas.costs.aten import reduce as over
+from hespas.costs.aten.args import Call, read_call
+from hespas.costs.aten.attention import ATTENTION, FALLBACK, attention
+from hespas.costs.aten.cost import AtenCost, AtenRule, free, unknown
+from hespas.costs.aten.serving import SERVING, triton_kernel
 from hespas.graph import DType
 
 __all__ = ["ATEN", "COMPOSITE", "VIEWS", "aten_cost", "find_aten_rule", "is_composite"]

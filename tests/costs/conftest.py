@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hespas.converters.costs import Cost, Facts, Operation, Tensor, cost_of
+from hespas.costs import Cost, Facts, Operation, Tensor, cost_of
 from hespas.graph import dtype
 
 MakeTensor = Callable[..., Tensor]

@@ -14,9 +14,9 @@ from math import gcd, nan, prod
 
 import numpy as np
 
-from hespas.converters.costs.contraction import contraction_cost
-from hespas.converters.costs.cost import Cost, unknown_cost
-from hespas.converters.costs.facts import ConvFacts, Operation, Tensor, WindowDim
+from hespas.costs.contraction import contraction_cost
+from hespas.costs.cost import Cost, unknown_cost
+from hespas.costs.facts import ConvFacts, Operation, Tensor, WindowDim
 from hespas.graph import DYNAMIC, OpClass
 
 __all__ = ["convolution", "convolution_cost", "valid_positions"]

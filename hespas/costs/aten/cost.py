@@ -1,6 +1,6 @@
 """What a rule says of one PyTorch operation, and the shapes most answers have.
 
-Conventions are those of :mod:`hespas.converters.costs.cost`: add and multiply are one FLOP each,
+Conventions are those of :mod:`hespas.costs.cost`: add and multiply are one FLOP each,
 transcendentals apart, bytes the compulsory traffic: each distinct element of an input read once, each element
 of a result written once. A number passed by value, which Kineto shows as a tensor without dimensions beside
 one with dimensions, is no traffic. Unknown is NaN.
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from math import nan, prod
 from typing import NamedTuple
 
-from hespas.converters.costs.aten_args import Call, Strided
-from hespas.converters.costs.cost import FREE, Contraction, Cost
-from hespas.converters.costs.facts import Tensor
+from hespas.costs.aten.args import Call, Strided
+from hespas.costs.cost import FREE, Contraction, Cost
+from hespas.costs.facts import Tensor
 from hespas.graph import DType, DTypeKind, OpClass, find_dtype
 
 __all__ = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hespas.converters.costs.collectives import COLLECTIVE_KINDS, Payload, payload, reduction_flops
-from hespas.converters.costs.contraction import config_precision, named_algorithm
-from hespas.converters.costs.convolution import valid_positions
-from hespas.converters.costs.cost import FREE, Contraction, Cost, Rule, branch_ns, unknown_cost
-from hespas.converters.costs.custom_calls import FREE_TARGETS, is_known_target
-from hespas.converters.costs.facts import (
+from hespas.costs.collectives import COLLECTIVE_KINDS, Payload, payload, reduction_flops
+from hespas.costs.contraction import config_precision, named_algorithm
+from hespas.costs.convolution import valid_positions
+from hespas.costs.cost import FREE, Contraction, Cost, Rule, branch_ns, unknown_cost
+from hespas.costs.custom_calls import FREE_TARGETS, is_known_target
+from hespas.costs.facts import (
     Body,
     BroadcastFacts,
     ConvFacts,
@@ -32,8 +32,8 @@ from hespas.converters.costs.facts import (
     WindowDim,
     WindowFacts,
 )
-from hespas.converters.costs.macs import with_macs
-from hespas.converters.costs.table import HLO_ALIASES, TABLE, canonical_name, cost_of, find_rule
+from hespas.costs.macs import with_macs
+from hespas.costs.table import HLO_ALIASES, TABLE, canonical_name, cost_of, find_rule
 
 __all__ = [
     "COLLECTIVE_KINDS",

@@ -12,12 +12,12 @@ from math import nan, prod
 
 import msgspec
 
-from hespas.converters.costs.arithmetic import quantize, top_k
-from hespas.converters.costs.contraction import config_precision, contraction_cost, dot
-from hespas.converters.costs.convolution import convolution_cost
-from hespas.converters.costs.cost import FREE, Cost, Rule, move_cost, unknown_cost
-from hespas.converters.costs.facts import ConvFacts, CustomFacts, DotFacts, Operation, Tensor, TopKFacts
-from hespas.converters.costs.linalg import LAPACK_ROUTINES, lapack
+from hespas.costs.arithmetic import quantize, top_k
+from hespas.costs.contraction import config_precision, contraction_cost, dot
+from hespas.costs.convolution import convolution_cost
+from hespas.costs.cost import FREE, Cost, Rule, move_cost, unknown_cost
+from hespas.costs.facts import ConvFacts, CustomFacts, DotFacts, Operation, Tensor, TopKFacts
+from hespas.costs.linalg import LAPACK_ROUTINES, lapack
 from hespas.graph import OpClass
 
 __all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]

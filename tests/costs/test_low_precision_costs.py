@@ -7,7 +7,7 @@ from math import isnan
 
 import pytest
 
-from hespas.converters.costs import Cost, CustomFacts, DotFacts, Precision, Tensor, with_macs
+from hespas.costs import Cost, CustomFacts, DotFacts, Precision, Tensor, with_macs
 from hespas.graph import OpClass, dtype
 
 Price = Callable[..., Cost]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hespas.converters.costs.facts import Tensor
+from hespas.costs.facts import Tensor
 from hespas.graph import DType, find_dtype
 
 __all__ = ["Argument", "Call", "Strided", "read_call", "scalar_type"]

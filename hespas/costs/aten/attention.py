@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.converters.costs.aten_args import Call, Strided
-from hespas.converters.costs.aten_cost import (
+from hespas.costs.aten.args import Call, Strided
+from hespas.costs.aten.cost import (
     FLOAT32,
     AtenCost,
     AtenRule,

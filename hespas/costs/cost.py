@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.converters.costs.facts import Operation, Tensor
+from hespas.costs.facts import Operation, Tensor
 from hespas.graph import ACCUMULATOR_BITS, DTYPES, MAC_NOISE_SIGMA, DTypeKind, OpClass
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 class Contraction:
     """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown.
 
-    ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.converters.costs.facts.Precision`.
+    ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.costs.facts.Precision`.
     """
 
     batch: int

@@ -1,7 +1,7 @@
 """Costs of PyTorch's elementwise operations and copies.
 
 One row says how many leading arguments may be inputs; a tensor behind them is ``out=``. Counts per result
-element follow the table of :mod:`hespas.converters.costs.table`: an arithmetic step is one FLOP, a function
+element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP, a function
 that hardware approximates (exp, tanh, sqrt, division excepted) one transcendental.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.converters.costs.aten_args import Call, Strided, scalar_type
-from hespas.converters.costs.aten_cost import (
+from hespas.costs.aten.args import Call, Strided, scalar_type
+from hespas.costs.aten.cost import (
     AtenCost,
     AtenRule,
     dense,

@@ -7,7 +7,7 @@ from math import isnan
 
 import pytest
 
-from hespas.converters.costs import FREE, ConvFacts, Cost, CustomFacts, Tensor, WindowDim, is_known_target
+from hespas.costs import FREE, ConvFacts, Cost, CustomFacts, Tensor, WindowDim, is_known_target
 from hespas.graph import OpClass, dtype
 
 MakeTensor = Callable[..., Tensor]

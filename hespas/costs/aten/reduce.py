@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil, log2, nan, prod
 
-from hespas.converters.costs.aten_args import Call, Strided, scalar_type
-from hespas.converters.costs.aten_cost import (
+from hespas.costs.aten.args import Call, Strided, scalar_type
+from hespas.costs.aten.cost import (
     FLOAT32,
     INT64,
     AtenCost,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from math import nan, prod
 
-from hespas.converters.costs.cost import Contraction, Cost, is_complex, unknown_cost
-from hespas.converters.costs.facts import DotFacts, EinsumFacts, Operation, Precision, RaggedDotFacts, Tensor
+from hespas.costs.cost import Contraction, Cost, is_complex, unknown_cost
+from hespas.costs.facts import DotFacts, EinsumFacts, Operation, Precision, RaggedDotFacts, Tensor
 from hespas.graph import DYNAMIC, DType, DTypeKind, OpClass, dtype
 
 __all__ = ["config_precision", "contraction_cost", "dot", "einsum", "named_algorithm", "ragged_dot"]

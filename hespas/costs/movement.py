@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
-from hespas.converters.costs.cost import FREE, Cost, Rule, is_complex, move_cost
-from hespas.converters.costs.facts import BroadcastFacts, Operation, ScatterFacts, UpdateFacts
+from hespas.costs.cost import FREE, Cost, Rule, is_complex, move_cost
+from hespas.costs.facts import BroadcastFacts, Operation, ScatterFacts, UpdateFacts
 from hespas.graph import OpClass
 
 __all__ = [

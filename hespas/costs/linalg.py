@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import log2, nan, prod
 
-from hespas.converters.costs.cost import Cost, Rule, unknown_cost
-from hespas.converters.costs.facts import FftFacts, Operation, SolveFacts, Tensor
+from hespas.costs.cost import Cost, Rule, unknown_cost
+from hespas.costs.facts import FftFacts, Operation, SolveFacts, Tensor
 from hespas.graph import OpClass
 
 __all__ = ["LAPACK_ROUTINES", "cholesky", "fft", "lapack", "triangular_solve"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.costs import ConvFacts, Cost, Tensor, WindowDim, valid_positions
+from hespas.costs import ConvFacts, Cost, Tensor, WindowDim, valid_positions
 
 MakeTensor = Callable[..., Tensor]
 Price = Callable[..., Cost]
