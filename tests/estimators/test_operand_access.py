@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hespas.converters.costs.aten import aten_cost
+from hespas.costs.aten import aten_cost
 from hespas.estimators.operations import STRIDED, operations_of
 from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
 

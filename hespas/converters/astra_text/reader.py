@@ -21,7 +21,7 @@ from hespas.converters.astra_text.grammar import (
 )
 from hespas.converters.format import ReadOptions
 from hespas.files.limits import limits
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.errors import FormatError
 

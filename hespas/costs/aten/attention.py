@@ -1,0 +1,267 @@
+"""Costs of fused attention: PyTorch's own, flash-attn's, and the serving libraries'.
+
+Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head where pairs are
+(query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide). Backward: five
+such products, of which the scores are computed again. ``flops`` counts all pairs, ``useful_flops`` only
+those that a causal mask leaves. Queries, keys and values are read once; the scores never reach memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan, nan
+
+from hespas.costs.aten.args import Call, Strided
+from hespas.costs.aten.cost import (
+    FLOAT32,
+    AtenCost,
+    AtenRule,
+    dense,
+    matrix_product,
+    simple,
+    unknown,
+)
+from hespas.graph import OpClass
+
+__all__ = ["ATTENTION", "FALLBACK", "AttentionLayout", "attention"]
+
+_FLOPS_A_PAIR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayout:
+    """Where arguments stand; -1: there is none.
+
+    ``heads_first``: (batch, heads, length, head), else (batch, length, heads, head); with ``ragged_q`` given,
+    (tokens, heads, head) and offsets of the sequences. ``paged``: keys are (slots, heads, head) of a cache of
+    which the tokens at ``pages`` are used. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
+    top left, 2 from the bottom right). ``top_left``: which corner a causal mask starts at.
+    ``logsumexp``: whether the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
+    """
+
+    q: int = 0
+    heads_first: bool = True
+    causal: int = -1
+    causal_kind: str = "flag"
+    top_left: bool = False
+    bias: int = -1
+    ragged_q: int = -1
+    ragged_k: int = -1
+    longest_q: int = -1
+    longest_k: int = -1
+    pages: int = -1
+    window: int = -1
+    logsumexp: bool = True
+    logsumexp_flag: int = -1
+    backward: bool = False
+    old_causal: int = -1
+    """The place of the flag in versions whose argument ``bias`` did not exist."""
+
+
+_BSHD = AttentionLayout(
+    heads_first=False, causal=7, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=10
+)
+ATTENTION: dict[str, AttentionLayout] = {
+    "aten::_scaled_dot_product_flash_attention": AttentionLayout(causal=4),
+    "aten::_scaled_dot_product_fused_attention_overrideable": AttentionLayout(causal=5, bias=3),
+    "aten::_scaled_dot_product_efficient_attention": AttentionLayout(
+        causal=6, bias=3, top_left=True, logsumexp_flag=4
+    ),
+    "aten::_scaled_dot_product_cudnn_attention": AttentionLayout(
+        causal=6, bias=3, old_causal=4, logsumexp_flag=4
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": AttentionLayout(causal=4, bias=5, top_left=True),
+    "aten::_flash_attention_forward": AttentionLayout(
+        heads_first=False, causal=8, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=11
+    ),
+    "aten::_efficient_attention_forward": AttentionLayout(
+        heads_first=False, causal=9, causal_kind="mask-type", bias=3, ragged_q=4, ragged_k=5, longest_q=6,
+        longest_k=7, logsumexp_flag=10,
+    ),
+    "aten::_cudnn_attention_forward": AttentionLayout(
+        causal=10, bias=3, ragged_q=4, ragged_k=5, longest_q=6, longest_k=7
+    ),
+    "aten::_scaled_dot_product_flash_attention_backward": AttentionLayout(
+        q=1, causal=11, ragged_q=6, ragged_k=7, longest_q=8, longest_k=9, backward=True
+    ),
+    "aten::_scaled_dot_product_efficient_attention_backward": AttentionLayout(
+        q=1, causal=11, bias=4, top_left=True, backward=True
+    ),
+    "aten::_scaled_dot_product_cudnn_attention_backward": AttentionLayout(
+        q=1, causal=14, bias=8, ragged_q=9, ragged_k=10, longest_q=11, longest_k=12, backward=True
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": AttentionLayout(
+        q=1, causal=7, bias=8, top_left=True, backward=True
+    ),
+    "aten::_flash_attention_backward": AttentionLayout(
+        q=1, heads_first=False, causal=11, ragged_q=6, ragged_k=7, longest_q=8, longest_k=9, backward=True
+    ),
+    "aten::_efficient_attention_backward": AttentionLayout(
+        q=1, heads_first=False, causal=14, causal_kind="mask-type", bias=4, ragged_q=6, ragged_k=7,
+        longest_q=8, longest_k=9, backward=True,
+    ),
+    "flash_attn::_flash_attn_forward": AttentionLayout(heads_first=False, causal=5, window=6),
+    "flash_attn::_flash_attn_varlen_forward": AttentionLayout(
+        heads_first=False, causal=9, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=10
+    ),
+    "flash_attn::_flash_attn_backward": AttentionLayout(
+        q=1, heads_first=False, causal=11, window=12, backward=True
+    ),
+    "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
+        q=1, heads_first=False, causal=15, ragged_q=9, ragged_k=10, longest_q=11, longest_k=12, window=16,
+        backward=True,
+    ),
+    "aiter::_flash_attn_forward": AttentionLayout(heads_first=False, causal=5, window=6),
+    "aiter::mha_fwd": AttentionLayout(heads_first=False, causal=5, window=6),
+    "aiter::fmha_v3_fwd": AttentionLayout(heads_first=False, causal=5, window=6),
+    "aiter::mha_batch_prefill": AttentionLayout(
+        heads_first=False, causal=12, ragged_q=3, ragged_k=4, pages=5, longest_q=6, longest_k=7, window=13,
+        logsumexp=False,
+    ),
+}  # fmt: skip
+"""Operation -> where its arguments stand."""
+
+FALLBACK = AttentionLayout(causal=5, bias=3, top_left=True, logsumexp=False)
+"""``aten::scaled_dot_product_attention``, which usually calls one of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Extents, batch and heads multiplied out by the sequences; ``keys_read`` are distinct key positions."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    length_q: int
+    length_k: int
+    head: int
+    value_head: int
+    keys_read: int
+
+
+def attention(layout: AttentionLayout) -> AtenRule:
+    """The rule of operations whose arguments stand as ``layout`` says."""
+
+    def rule(call: Call) -> AtenCost:
+        q, k, v = (call.tensor(layout.q + place) for place in range(3))
+        if q is None or k is None or v is None:
+            return unknown(call, OpClass.ATTENTION)
+        sizes = _sizes(call, layout, q, k, v)
+        if sizes is None:
+            return unknown(call, OpClass.ATTENTION)
+        return _priced(call, layout, (q, k, v), sizes)
+
+    return rule
+
+
+def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strided) -> _Sizes | None:
+    offsets = call.tensor(layout.ragged_q)
+    if offsets is not None:
+        return _ragged(call, layout, (q, k, v), offsets)
+    if not (len(q.shape) == len(k.shape) == len(v.shape) == 4):
+        return None
+    length, heads = (2, 1) if layout.heads_first else (1, 2)
+    return _Sizes(
+        q.shape[0], q.shape[heads], k.shape[heads], q.shape[length], k.shape[length], q.shape[3], v.shape[3],
+        q.shape[0] * k.shape[length],
+    )  # fmt: skip
+
+
+def _ragged(
+    call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], offsets: Strided
+) -> _Sizes | None:
+    """Sequences of one length, which is where tokens = sequences x longest; others cannot be told."""
+    q, k, v = qkv
+    longest_q, longest_k = call.integer(layout.longest_q), call.integer(layout.longest_k)
+    if longest_q is None or longest_k is None or len(q.shape) not in (3, 4) or not offsets.shape:
+        return None
+    sequences = offsets.shape[0] - 1
+    tokens = q.shape[-3]
+    if sequences < 1 or tokens != sequences * longest_q:
+        return None
+    if layout.pages >= 0:
+        # A causal prefill sees at least its own tokens, so keys are as many where the longest are.
+        if call.flag(layout.causal) is not True or longest_k != longest_q:
+            return None
+    elif k.shape[-3] != sequences * longest_k:
+        return None
+    return _Sizes(
+        sequences, q.shape[-2], k.shape[-2], longest_q, longest_k, q.shape[-1], v.shape[-1],
+        sequences * longest_k,
+    )  # fmt: skip
+
+
+def _is_causal(call: Call, layout: AttentionLayout) -> tuple[bool, bool] | None:
+    """Whether there is a causal mask, and whether from the top left; None where the trace does not tell."""
+    if layout.causal_kind == "mask-type":
+        kind = call.integer(layout.causal)
+        return None if kind is None else (kind > 0, kind == 1)
+    place = layout.causal
+    if layout.old_causal >= 0 and call.real(3) is not None:
+        place = layout.old_causal
+    flag = call.flag(place)
+    return None if flag is None else (flag, layout.top_left)
+
+
+def _pairs(sizes: _Sizes, causal: bool, top_left: bool) -> float:
+    """(query, key) positions of one head that a mask leaves."""
+    rows, columns = sizes.length_q, sizes.length_k
+    if not causal:
+        return float(rows * columns)
+    # Row i sees i + 1 + shift keys, at least none and at most all.
+    shift = 0 if top_left else columns - rows
+    first, last = max(0, -shift), max(0, min(rows, columns - shift))
+    partial = last - first
+    seen = partial * (first + 1 + shift) + partial * (partial - 1) // 2 if partial > 0 else 0
+    return float(seen + max(0, rows - max(last, first)) * columns)
+
+
+def _has_window(call: Call, layout: AttentionLayout) -> bool:
+    """Whether keys are limited to those nearby, which this table does not count."""
+    left = call.integer(layout.window)
+    return left is not None and left >= 0
+
+
+def _priced(
+    call: Call, layout: AttentionLayout, qkv: tuple[Strided, Strided, Strided], sizes: _Sizes
+) -> AtenCost:
+    q, k, v = qkv
+    causal = _is_causal(call, layout)
+    pairs = nan if causal is None or _has_window(call, layout) else _pairs(sizes, *causal)
+    groups = sizes.batch * sizes.heads
+    m, n = sizes.length_q, sizes.length_k
+    head, value_head = sizes.head, sizes.value_head
+    shapes = [((groups, m, n, head), head), ((groups, m, value_head, n), value_head)]
+    if layout.backward:
+        # scores again, dV = P^T dO, dP = dO V^T, dQ = dS K, dK = dS^T Q
+        shapes = [
+            ((groups, m, n, head), head), ((groups, n, value_head, m), value_head),
+            ((groups, m, n, value_head), value_head), ((groups, m, head, n), head),
+            ((groups, n, head, m), head),
+        ]  # fmt: skip
+    types = (q.dtype, k.dtype, FLOAT32)
+    rows = tuple(matrix_product(shape, types, 2.0 * groups * pairs * depth) for shape, depth in shapes)
+    softmax = _FLOPS_A_PAIR * groups
+    key_bytes = float(sizes.keys_read * sizes.kv_heads) * (sizes.head * k.width + sizes.value_head * v.width)
+    # Expanded keys and values are stored once.
+    stored = key_bytes if layout.pages >= 0 else min(key_bytes, k.bytes + v.bytes)
+    bias = call.tensor(layout.bias)
+    out = dense(q.dtype, (*q.shape[:-1], sizes.value_head))
+    logsumexp = dense(FLOAT32, (sizes.batch, sizes.heads, m))
+    read = q.bytes + stored + (0.0 if bias is None else bias.bytes)
+    told = call.flag(layout.logsumexp_flag)
+    results = [out, logsumexp] if layout.logsumexp and told is not False else [out]
+    if layout.backward:
+        read += 2 * out.bytes + logsumexp.bytes
+        results = [dense(each.dtype, each.shape) for each in qkv]
+    return simple(
+        OpClass.ATTENTION,
+        [q, k, v] if bias is None else [q, k, v, bias],
+        results,
+        flops=sum(each.flops for each in rows) + softmax * m * n,
+        useful_flops=nan if isnan(pairs) else sum(each.useful_flops for each in rows) + softmax * pairs,
+        transcendentals=groups * (float(m * n) if isnan(pairs) else pairs),
+        read=read,
+        rate=q.dtype,
+        contractions=rows,
+    )
