@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.operations import Labels
 from hespas.files.limits import limits
 from hespas.files.packed import PackedInput, damage_errors, open_input, same_file
 from hespas.files.source import open_regular
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
+from hespas.operations import Labels
 
 if TYPE_CHECKING:
     import pandas as pd
