@@ -1,9 +1,10 @@
 """Costs of fused kernels: attention of every library, and the kernels of serving libraries.
 
 Attention. Forward: scores = q x k^T and out = weights x v, 2 x pairs x (head + value head) FLOPs a head
-where pairs are (query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide). Backward: five
-such products, of which the scores are computed again. ``flops`` counts all pairs, ``useful_flops`` only
-those that a causal mask leaves. Queries, keys and values are read once; the scores never reach memory.
+where pairs are (query, key) positions; one exponential a pair, and four FLOPs (scale, shift, sum, divide).
+Backward: five such products, of which the scores are computed again. ``flops`` counts all pairs,
+``useful_flops`` only those that a causal mask leaves. Queries, keys and values are read once; the scores
+never reach memory.
 """
 
 from __future__ import annotations
