@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 import numpy as np
 
 from hespas.files.limits import limits
-from hespas.files.packed import PackedInput, damage_errors, open_input, same_file
-from hespas.files.source import open_regular
+from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, same_file
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.operations import Labels

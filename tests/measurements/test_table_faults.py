@@ -198,7 +198,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     for path in (packed, parquet):
         assert sum(len(asked.ops) for asked in read_asked(path)) == 1000
     monkeypatch.setattr(columns, "limits", lambda: Limits(table_bytes=5500, table_rows_bytes=0))
-    monkeypatch.setattr("hespas.files.packed.limits", lambda: Limits(packed_free_bytes=5500, packed_ratio=0))
+    monkeypatch.setattr("hespas.files.streams.limits", lambda: Limits(packed_free_bytes=5500, packed_ratio=0))
     for path in (packed, parquet):
         assert path.stat().st_size < 5500
         with pytest.raises(FormatError, match=r"more than|1,000 rows in") as caught:

@@ -12,7 +12,7 @@ from hespas.converters.astra_text.groups import Groups
 from hespas.converters.astra_text.policies import ROLES, TRANSFORMERS, Policy, Role, Roles
 from hespas.converters.format import ReadOptions
 from hespas.files.limits import limits
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, Workload
 from hespas.graph.errors import FormatError
 

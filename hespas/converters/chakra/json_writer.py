@@ -30,7 +30,7 @@ from hespas.converters.chakra.json_nodes import (
 )
 from hespas.converters.chakra.writer import chosen_ranks, write_chakra
 from hespas.converters.format import Value, WriteOptions
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import OutputError, UsageError
 from hespas.schemas.chakra.messages import ATTRIBUTE, GLOBAL_METADATA, IO_INFO

@@ -16,7 +16,7 @@ from hespas.converters import (
     find_format,
     is_flat,
     load_format,
-    note_left_out,
+    note_unread_files,
     usable_formats,
 )
 from hespas.graph import Diagnostics, Workload
@@ -85,7 +85,7 @@ def file_pairs(
     if origin.read is None:
         raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
     found = Diagnostics()
-    note_left_out(path, origin, found)
+    note_unread_files(path, origin, found)
     value = origin.read(path, options or ReadOptions(), found)
     if not isinstance(value, Workload):
         if in_folder:

@@ -13,7 +13,7 @@ import pytest
 
 from hespas import api
 from hespas.files.limits import VARIABLE, Limits, limits
-from hespas.files.source import read_bytes, read_document
+from hespas.files.streams import read_bytes, read_document
 from hespas.graph.errors import FormatError, UsageError
 from tests.validators.small_tables import vectors, write_table
 
@@ -111,7 +111,7 @@ _SWAPPED = """
 import os, sys
 from pathlib import Path
 from hespas import api
-from hespas.files import packed
+from hespas.files import streams
 from hespas.graph.errors import FormatError
 
 path, original, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -133,7 +133,7 @@ def read():
     else:
         api.read(path)
 
-packed.os.open, after = swapping, 0
+streams.os.open, after = swapping, 0
 outcomes = []
 while True:
     path.unlink(missing_ok=True)
