@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns, column_batches
-from hespas.estimators.measurements.made import check_sizes, scheme_of
-from hespas.estimators.measurements.read import find_dialect
-from hespas.estimators.measurements.tidy import tidy_operations
-from hespas.estimators.operations import Labels, Operations, build
-from hespas.estimators.systolic.convolution import convolution_product
 from hespas.graph.columns import BoolArray
 from hespas.graph.errors import FormatError
+from hespas.measurements.columns import Columns, column_batches
+from hespas.measurements.made import check_sizes, scheme_of
+from hespas.measurements.read import find_dialect
+from hespas.measurements.tidy import tidy_operations
+from hespas.operations import Labels, Operations, build
+from hespas.operations.build import convolution_product
 
 __all__ = ["DEFAULT_DTYPE", "AskedOperations", "read_asked"]
 

@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.measurements.made import Dialect, Made, check_amounts, made_of, scheme_of, usual_passes
-from hespas.estimators.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, clipped
+from hespas.measurements.columns import Columns
+from hespas.measurements.made import Dialect, Made, check_amounts, made_of, scheme_of, usual_passes
+from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 
 __all__ = ["TIDY", "tidy_operations"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.operations import KINDS, Labels, Operations
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError
+from hespas.measurements.columns import Columns
+from hespas.operations import KINDS, Labels, Operations
 
 __all__ = [
     "Dialect",

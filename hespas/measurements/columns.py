@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.operations import Labels
 from hespas.files.limits import limits
 from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, same_file
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
+from hespas.operations import Labels
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.operations import Labels, Operations, numbered
 from hespas.graph.columns import FloatArray, IntArray, constant, is_every_row, is_one_value, taken
 from hespas.graph.errors import InvariantError
+from hespas.operations import Labels, Operations, numbered
 
 __all__ = ["LeftOut", "Measurements", "joined"]
 

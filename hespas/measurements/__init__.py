@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hespas.estimators.measurements.columns import Columns, text_batches
-from hespas.estimators.measurements.model import LeftOut, Measurements, joined
-from hespas.estimators.measurements.read import columns_measured, read_measurements
+from hespas.measurements.columns import Columns, text_batches
+from hespas.measurements.model import LeftOut, Measurements, joined
+from hespas.measurements.read import columns_measured, read_measurements
 
 __all__ = [
     "Columns",

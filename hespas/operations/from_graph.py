@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.estimators.network import between_ranks, group_sizes
-from hespas.estimators.operations.model import KINDS, STRIDED, Labels, Operations
-from hespas.estimators.rates import arithmetic_dtype
-from hespas.graph import DTYPES, DYNAMIC, CollectiveKind, NodeKind, OpClass, OpGraph
+from hespas.graph import DTYPES, DYNAMIC, UNKNOWN_DTYPE, CollectiveKind, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.operations.model import KIND_OF_CLASS, KINDS, STRIDED, Labels, Operations
 
-__all__ = ["canonical_op", "operations_of", "timed_with_events"]
+__all__ = [
+    "arithmetic_dtype",
+    "between_ranks",
+    "canonical_op",
+    "group_sizes",
+    "operations_of",
+    "timed_with_events",
+]
 
-_KIND_OF: Mapping[OpClass, str] = {
-    OpClass.ELEMENTWISE: "vector",
-    OpClass.TRANSCENDENTAL: "vector",
-    OpClass.MAP: "vector",
-    OpClass.FUSION: "vector",
-    OpClass.REDUCTION: "reduction",
-    OpClass.NORMALIZATION: "normalization",
-    OpClass.QUANTIZE: "quantize",
-    OpClass.WINDOW: "pooling",
-    OpClass.GATHER: "gather",
-    OpClass.SCATTER: "gather",
-    OpClass.MOVE: "move",
-    OpClass.SLICE: "move",
-    OpClass.UPDATE: "move",
-    OpClass.BROADCAST: "move",
-    OpClass.GENERATE: "move",
-}
 _NAMES = (
     "other",
-    *dict.fromkeys(_KIND_OF.values()),
+    *dict.fromkeys(KIND_OF_CLASS.values()),
     "matmul",
     "convolution",
     "attention.context",
@@ -64,7 +54,7 @@ def operations_of(graph: OpGraph, *, num_ranks: int = -1) -> Operations:
 
     ``num_ranks`` is the size of collectives whose groups nobody stated. O(nodes).
     """
-    kind = np.array([_PLACE[_KIND_OF.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
+    kind = np.array([_PLACE[KIND_OF_CLASS.get(each, "other")] for each in OpClass], np.int32)[graph.op_class]
     kind[graph.kind == int(NodeKind.COLLECTIVE)] = _PLACE["collective"]
     kind[np.isin(graph.kind, (int(NodeKind.SEND), int(NodeKind.RECV), int(NodeKind.PERMUTE)))] = 0
     kind[_messages(graph)] = _PLACE["collective"]
@@ -245,6 +235,22 @@ def _attention_sizes(graph: OpGraph, node: int, types: Sequence[int]) -> tuple[f
     return tuple(float(size) for size in (batch, q_len, k_len, q_heads, k_heads, head_dim))
 
 
+def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
+    """Ranks of each group set, shape ``(group sets + 1,)``; the last row is the group nobody stated."""
+    stated = [float(groups.max_group_size) for groups in graph.group_sets]
+    return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
+
+
+def between_ranks(graph: OpGraph) -> BoolArray:
+    """Messages that go from one rank to another, shape ``(messages,)``: not to the host, and not those of
+    permutations that leave everything where it is.
+    """
+    still = np.array(
+        [*(all(source == target for source, target in each) for each in graph.permutations), False]
+    )
+    return np.asarray(~(graph.p2p.host | still[graph.p2p.permutation]), np.bool_)
+
+
 def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) -> None:
     table = graph.collectives
     for name in ("ranks", "message_bytes"):
@@ -255,6 +261,24 @@ def _collectives(graph: OpGraph, dims: dict[str, FloatArray], num_ranks: int) ->
     messages, between = graph.p2p, between_ranks(graph)
     dims["ranks"][messages.node[between]] = 2.0
     dims["message_bytes"][messages.node[between]] = messages.comm_bytes[between]
+
+
+def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
+    """The element type each node computes in: the stated one, else that of its first operand or result.
+
+    What remains unknown becomes ``default`` (-1: stays unknown).
+    """
+    found = graph.rate_dtype
+    for lists in (graph.operands, graph.results):
+        unknown = found == UNKNOWN_DTYPE
+        if not len(lists.values) or not unknown.any():
+            continue
+        starts = lists.offsets[:-1]
+        first = graph.types.dtype[lists.values[np.minimum(starts, len(lists.values) - 1)]]
+        found = np.where(unknown & (lists.offsets[1:] > starts), first, found).astype(np.int16)
+    if default == UNKNOWN_DTYPE:
+        return found
+    return np.where(found == UNKNOWN_DTYPE, default, found).astype(np.int16)
 
 
 # How operations walk their operands: in the order of their results, or in another.

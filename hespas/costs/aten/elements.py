@@ -1,4 +1,4 @@
-"""Costs of PyTorch's elementwise operations and copies.
+"""Costs of PyTorch's elementwise operations and copies, of picking and placing elements, losses and dropout.
 
 One row says how many leading arguments may be inputs; a tensor behind them is ``out=``. Counts per result
 element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP, a function
@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan, nan
 
-from hespas.costs.aten.args import Call, Strided, scalar_type
-from hespas.costs.aten.cost import (
+from hespas.costs.aten.call import (
     AtenCost,
     AtenRule,
+    Call,
+    Strided,
     dense,
+    needs,
     promoted,
+    scalar_type,
     simple,
     unknown,
 )
@@ -27,11 +30,26 @@ __all__ = [
     "cast",
     "concatenate",
     "copy_into",
+    "dropout",
+    "embedding",
+    "embedding_bag",
+    "embedding_gradient",
     "fill",
     "foreach",
+    "gather",
     "generate",
+    "index",
+    "index_put",
+    "index_select",
+    "masked_select",
+    "nll_loss",
+    "nll_loss_backward",
     "optimizer",
+    "place_along",
     "pointwise",
+    "repeat",
+    "scatter",
+    "slice_backward",
 ]
 
 _BOOL = find_dtype("i1")
@@ -185,11 +203,9 @@ def pointwise(name: str) -> AtenRule:
     return rule
 
 
-def copy_into(call: Call) -> AtenCost:
+@needs(OpClass.MOVE, 0, 1)
+def copy_into(call: Call, target: Strided, source: Strided) -> AtenCost:
     """``copy_``: the source, expanded to the target's shape; a change of type is one FLOP an element."""
-    target, source = call.tensor(0), call.tensor(1)
-    if target is None or source is None:
-        return unknown(call, OpClass.MOVE)
     result = dense(target.dtype, target.shape)
     return _moved(source, result, source.bytes)
 
@@ -208,13 +224,11 @@ def _moved(source: Strided, result: Strided, read: float) -> AtenCost:
 def cast(place: int = 1) -> AtenRule:
     """``_to_copy``, ``to``, ``clone``: a copy, of the type at ``place`` if any; its ``copy_`` costs it."""
 
-    def rule(call: Call) -> AtenCost:
-        source = call.tensor(0)
-        if source is None:
-            return unknown(call, OpClass.MOVE)
+    @needs(OpClass.MOVE, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
         stated = scalar_type(call.integer(place)) if place >= 0 else None
         if place >= 0 and stated is None and not call.has_values:
-            return unknown(call, OpClass.MOVE)
+            return None
         return _moved(source, dense(stated or source.dtype, source.shape), source.bytes)
 
     return rule
@@ -247,11 +261,9 @@ def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
     return (*tensors[0].shape[:dim], total, *tensors[0].shape[dim + 1 :])
 
 
-def fill(call: Call) -> AtenCost:
+@needs(OpClass.GENERATE, 0)
+def fill(call: Call, target: Strided) -> AtenCost:
     """``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
-    target = call.tensor(0)
-    if target is None:
-        return unknown(call, OpClass.GENERATE)
     found = simple(OpClass.GENERATE, [], [target], rate=target.dtype)
     return found._replace(operands=(target.plain,))
 
@@ -324,3 +336,210 @@ def optimizer(call: Call) -> AtenCost:
         flops=(_ADAM_FLOPS if is_adam else _SGD_FLOPS) * elements,
         transcendentals=elements if is_adam else 0.0,
     )
+
+
+# --- operations that pick, place or make elements, and of losses and dropout.
+
+
+def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCost:
+    """Indices and what is picked (at most the source) are read, the result is written."""
+    result = dense(source.dtype, shape)
+    read = indices.bytes + min(result.bytes, source.bytes)
+    return simple(OpClass.GATHER, [source, indices], [result], read=read)
+
+
+def _dim(call: Call, place: int, rank: int) -> int | None:
+    dim = call.integer(place)
+    return dim % rank if dim is not None and rank and -rank <= dim < rank else None
+
+
+@needs(OpClass.GATHER, 0, 2)
+def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | None:
+    """(source, dim, indices). Where the trace does not say which dimension, a vector's is known."""
+    dim = 0 if len(source.shape) == 1 else _dim(call, 1, len(source.shape))
+    if dim is None:
+        return None
+    return _picked(source, indices, (*source.shape[:dim], indices.elements, *source.shape[dim + 1 :]))
+
+
+def gather(indices_at: int) -> AtenRule:
+    """``gather`` (source, dim, indices, ...) and ``take`` (source, indices): as many as there are indices."""
+
+    @needs(OpClass.GATHER, 0, indices_at)
+    def rule(call: Call, source: Strided, indices: Strided) -> AtenCost:
+        return _picked(source, indices, indices.shape)
+
+    return rule
+
+
+@needs(OpClass.GATHER, 0, 1)
+def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
+    """(weight, indices): a row for each index."""
+    if len(weight.shape) != 2:
+        return None
+    return _picked(weight, indices, (*indices.shape, weight.shape[1]))
+
+
+@needs(OpClass.GATHER, 0)
+def index(call: Call, source: Strided) -> AtenCost | None:
+    """``index``: advanced indices are a list, which traces seldom spell out; unknown without."""
+    lists = call.listed(1)
+    if not lists or len(lists) > len(source.shape):
+        return None
+    if any(each.dtype == _BOOL for each in lists):
+        return None
+    longest = max(lists, key=lambda each: each.elements)
+    shape = (*longest.shape, *source.shape[len(lists) :])
+    result = dense(source.dtype, shape)
+    indices = 8.0 * sum(each.stored for each in lists)
+    return simple(OpClass.GATHER, [source], [result], read=indices + min(result.bytes, source.bytes))
+
+
+@needs(OpClass.SCATTER, 0, 2)
+def index_put(call: Call, target: Strided, values: Strided) -> AtenCost | None:
+    """``index_put_``: values read and written, read first where they add up; indices as in ``index``."""
+    lists = call.listed(1)
+    if not lists or len(lists) > len(target.shape):
+        return None
+    longest = max(lists, key=lambda each: each.elements)
+    touched = dense(target.dtype, (*longest.shape, *target.shape[len(lists) :]))
+    adds = call.flag(3) is True
+    read = 8.0 * sum(each.stored for each in lists) + values.bytes + (touched.bytes if adds else 0.0)
+    return simple(
+        OpClass.SCATTER,
+        [target, values],
+        [dense(target.dtype, target.shape)],
+        flops=float(touched.elements) if adds else 0.0,
+        read=read,
+        written=touched.bytes,
+    )
+
+
+def scatter(*, adds: bool, copies: bool = False) -> AtenRule:
+    """(target, dim, indices, source or value): touched elements written, read first where they are added to.
+
+    ``copies``: not in place, so the whole target is copied besides.
+    """
+
+    @needs(OpClass.SCATTER, 0, 2)
+    def rule(call: Call, target: Strided, indices: Strided) -> AtenCost:
+        source = call.tensor(3)
+        touched = float(indices.elements) * target.width
+        read = (
+            indices.bytes
+            + (touched if source is not None and source.shape else 0.0)
+            + (touched if adds else 0.0)
+        )
+        copied = target.bytes if copies else 0.0
+        return simple(
+            OpClass.SCATTER,
+            [each for each in (target, indices, source) if each is not None],
+            [dense(target.dtype, target.shape)],
+            flops=float(indices.elements) if adds else 0.0,
+            read=read + copied,
+            written=touched + copied,
+        )
+
+    return rule
+
+
+def place_along(*, adds: bool) -> AtenRule:
+    """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target."""
+
+    @needs(OpClass.SCATTER, 0, 2, 3)
+    def rule(call: Call, target: Strided, indices: Strided, source: Strided) -> AtenCost:
+        touched = float(source.elements) * target.width
+        return simple(
+            OpClass.SCATTER,
+            [target, indices, source],
+            [dense(target.dtype, target.shape)],
+            flops=float(source.elements) if adds else 0.0,
+            read=indices.bytes + source.bytes + (touched if adds else 0.0),
+            written=touched,
+        )
+
+    return rule
+
+
+@needs(OpClass.SCATTER, 0, 1)
+def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
+    """``embedding_dense_backward`` (gradient, indices, rows): a table, zero but where indices point."""
+    rows = call.integer(2)
+    if rows is None or not grad.shape or rows < 0:
+        return None
+    table = dense(grad.dtype, (rows, grad.shape[-1]))
+    return simple(OpClass.SCATTER, [grad, indices], [table], flops=float(grad.elements))
+
+
+@needs(OpClass.GATHER, 0, 1, 2)
+def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Strided) -> AtenCost | None:
+    """(weight, indices, offsets, ...): rows picked and summed by bag."""
+    if len(weight.shape) != 2 or not offsets.shape:
+        return None
+    head = weight.shape[1]
+    bags = offsets.shape[0]
+    picked = float(indices.elements * head)
+    return simple(
+        OpClass.GATHER,
+        [weight, indices, offsets],
+        [dense(weight.dtype, (bags, head))],
+        flops=max(picked - bags * head, 0.0),
+        read=min(picked * weight.width, weight.bytes) + indices.bytes + offsets.bytes,
+    )
+
+
+def masked_select(call: Call) -> AtenCost:
+    """How many elements a mask keeps is not in the trace."""
+    return unknown(call, OpClass.GATHER)
+
+
+@needs(OpClass.REDUCTION, 0, 1)
+def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
+    """(log-probabilities, targets, weight, reduction): one of each row is read; reduction 0 keeps rows."""
+    reduction = call.integer(3)
+    if reduction is None:
+        return None
+    rows = target.elements
+    shape = target.shape if reduction == 0 else ()
+    return simple(
+        OpClass.REDUCTION,
+        [source, target],
+        [dense(source.dtype, shape), dense(source.dtype, ())],
+        flops=float(rows),
+        read=target.bytes + rows * source.width,
+    )
+
+
+@needs(OpClass.SCATTER, 0, 1, 2)
+def nll_loss_backward(call: Call, grad: Strided, source: Strided, target: Strided) -> AtenCost:
+    """(gradient, log-probabilities, targets, ...): the input's shape, zero but for the targets."""
+    return simple(
+        OpClass.SCATTER, [grad, target], [dense(source.dtype, source.shape)], flops=float(target.elements)
+    )
+
+
+@needs(OpClass.ELEMENTWISE, 0)
+def dropout(call: Call, source: Strided) -> AtenCost:
+    """``native_dropout``: the kept elements scaled, and the mask, one byte each."""
+    results = [dense(source.dtype, source.shape), dense(_BOOL, source.shape)]
+    return simple(OpClass.ELEMENTWISE, [source], results, flops=2.0 * source.elements)
+
+
+@needs(OpClass.MOVE, 0)
+def repeat(call: Call, source: Strided) -> AtenCost | None:
+    """``repeat``: the source read, the tiled result written; ``copy_`` inside it usually costs it."""
+    times = call.integers(1)
+    if times is None or len(times) < len(source.shape) or min(times, default=0) < 0:
+        return None
+    shape = (1,) * (len(times) - len(source.shape)) + source.shape
+    result = dense(source.dtype, [n * count for n, count in zip(shape, times, strict=True)])
+    return simple(OpClass.MOVE, [source], [result])
+
+
+@needs(OpClass.UPDATE, 0)
+def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
+    """(gradient, input sizes, ...): zeros of the input's size with the gradient in them."""
+    sizes = call.integers(1)
+    if sizes is None or min(sizes, default=0) < 0:
+        return None
+    return simple(OpClass.UPDATE, [grad], [dense(grad.dtype, sizes)])

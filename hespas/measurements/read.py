@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns, column_batches
-from hespas.estimators.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, size_faults
-from hespas.estimators.measurements.model import LeftOut, Measurements, joined
-from hespas.estimators.measurements.research import RESEARCH
-from hespas.estimators.measurements.tidy import TIDY
-from hespas.estimators.operations import Labels, build, chosen, find_scheme
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
+from hespas.measurements.columns import Columns, column_batches
+from hespas.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, size_faults
+from hespas.measurements.model import LeftOut, Measurements, joined
+from hespas.measurements.research import RESEARCH
+from hespas.measurements.tidy import TIDY
+from hespas.operations import Labels, build, chosen, find_scheme
 
 __all__ = ["columns_measured", "find_dialect", "read_measurements"]
 

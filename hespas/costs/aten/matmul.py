@@ -8,31 +8,31 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isnan, prod
 
-from hespas.costs.aten.args import Call, Strided, scalar_type
-from hespas.costs.aten.cost import (
+from hespas.costs.aten.call import (
     FLOAT32,
     AtenCost,
     AtenRule,
+    Call,
+    Strided,
     dense,
     matrix_product,
+    needs,
     promoted,
+    scalar_type,
     simple,
-    unknown,
 )
-from hespas.costs.convolution import convolution_cost
-from hespas.costs.cost import Contraction, Cost
-from hespas.costs.facts import ConvFacts, Operation, Tensor, WindowDim
+from hespas.costs.contraction import convolution_cost
+from hespas.costs.operation import Contraction, ConvFacts, Cost, Operation, Tensor, WindowDim
 from hespas.graph import DType, OpClass
 
 __all__ = [
+    "biased_matmul",
     "convolution",
     "convolution_backward",
-    "grouped_product",
+    "grouped_matmul",
     "linear",
     "matmul",
-    "product",
-    "product_with_bias",
-    "scaled_product",
+    "scaled_matmul",
 ]
 
 _LARGEST_PADDING = 1 << 24
@@ -41,7 +41,6 @@ _LONGEST_COUNTED = 1 << 16
 
 
 def _priced(
-    call: Call,
     lhs: Strided,
     rhs: Strided,
     extents: tuple[int, int, int, int],
@@ -65,30 +64,22 @@ def _priced(
     )
 
 
-def product(lhs_at: int = 0, rhs_at: int = 1) -> AtenRule:
-    """``mm``, ``mv``, ``dot``, ``bmm``: 2 x batch x M x N x K."""
-
-    def rule(call: Call) -> AtenCost:
-        lhs, rhs = call.tensor(lhs_at), call.tensor(rhs_at)
-        if lhs is None or rhs is None:
-            return unknown(call, OpClass.CONTRACTION)
-        return _matmul(call, lhs, rhs)
-
-    return rule
+@needs(OpClass.CONTRACTION, 0, 1)
+def matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
+    """``mm``, ``mv``, ``dot``, ``bmm``, ``matmul`` with its broadcasting: 2 x batch x M x N x K."""
+    return _matmul(lhs, rhs)
 
 
-def product_with_bias(call: Call) -> AtenCost:
+@needs(OpClass.CONTRACTION, 0, 1, 2)
+def biased_matmul(call: Call, bias: Strided, lhs: Strided, rhs: Strided) -> AtenCost | None:
     """``addmm``, ``baddbmm``, ``addmv``: beta x bias + alpha x (lhs x rhs).
 
     Each of the bias, and an alpha or beta that is not 1, adds one FLOP for each result element. With beta 0
     the bias is not read.
     """
-    bias, lhs, rhs = call.tensor(0), call.tensor(1), call.tensor(2)
-    if bias is None or lhs is None or rhs is None:
-        return unknown(call, OpClass.CONTRACTION)
-    plain = _matmul(call, lhs, rhs)
-    if not plain.results:
-        return plain
+    plain = _matmul(lhs, rhs)
+    if plain is None:
+        return None
     elements = float(prod(plain.results[0].shape))
     beta, alpha = call.real(3), call.real(4)
     used = beta != 0.0
@@ -102,15 +93,14 @@ def product_with_bias(call: Call) -> AtenCost:
     return plain._replace(cost=cost, operands=(bias.plain, *plain.operands))
 
 
-def scaled_product(call: Call) -> AtenCost:
+@needs(OpClass.CONTRACTION, 0, 1)
+def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     """``_scaled_mm``: 8-bit operands with their scales, bias, and the type of the result at place 6."""
-    lhs, rhs, bias = call.tensor(0), call.tensor(1), call.tensor(4)
-    if lhs is None or rhs is None:
-        return unknown(call, OpClass.CONTRACTION)
-    plain = _matmul(call, lhs, rhs)
+    bias = call.tensor(4)
+    plain = _matmul(lhs, rhs)
     stated = scalar_type(call.integer(6))
-    if not plain.results or (stated is None and not call.has_values):
-        return unknown(call, OpClass.CONTRACTION)
+    if plain is None or (stated is None and not call.has_values):
+        return None
     result = dense(stated or lhs.dtype, plain.results[0].shape)
     extra = [each for each in (call.tensor(2), call.tensor(3), bias) if each is not None and each.shape]
     added = 0.0 if bias is None else float(result.elements)
@@ -125,17 +115,12 @@ def _extents(found: AtenCost) -> tuple[int, int, int, int]:
     return row.batch, row.m, row.n, row.k
 
 
-def grouped_product(call: Call) -> AtenCost:
+@needs(OpClass.CONTRACTION, 0, 1)
+def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     """``_grouped_mm``: the rows of (tokens, K) are cut in groups, each multiplied with its own K x N."""
-    lhs, rhs, offsets = call.tensor(0), call.tensor(1), call.tensor(2)
-    if (
-        lhs is None
-        or rhs is None
-        or len(lhs.shape) != 2
-        or len(rhs.shape) != 3
-        or lhs.shape[1] != rhs.shape[1]
-    ):
-        return unknown(call, OpClass.CONTRACTION)
+    offsets = call.tensor(2)
+    if len(lhs.shape) != 2 or len(rhs.shape) != 3 or lhs.shape[1] != rhs.shape[1]:
+        return None
     tokens, k = lhs.shape
     row = matrix_product((1, tokens, rhs.shape[2], k), (lhs.dtype, rhs.dtype, lhs.dtype))
     inputs = [each for each in (lhs, rhs, offsets) if each is not None]
@@ -143,37 +128,32 @@ def grouped_product(call: Call) -> AtenCost:
     return simple(OpClass.CONTRACTION, inputs, [result], flops=row.flops, contractions=(row,))
 
 
-def linear(call: Call) -> AtenCost:
+@needs(OpClass.CONTRACTION, 0, 1)
+def linear(call: Call, x: Strided, weight: Strided) -> AtenCost | None:
     """``linear``: x (..., K) by the transpose of weight (N, K), plus bias (N)."""
-    x, weight, bias = call.tensor(0), call.tensor(1), call.tensor(2)
-    if x is None or weight is None or not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
-        return unknown(call, OpClass.CONTRACTION)
+    bias = call.tensor(2)
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+        return None
     n, k = weight.shape
     rows = prod(x.shape[:-1])
     flops = 0.0 if bias is None else float(rows * n)
-    return _priced(call, x, weight, (1, rows, n, k), (*x.shape[:-1], n), bias=bias, bias_flops=flops)
+    return _priced(x, weight, (1, rows, n, k), (*x.shape[:-1], n), bias=bias, bias_flops=flops)
 
 
-def matmul(call: Call) -> AtenCost:
-    """``matmul`` with its broadcasting of batches; where the parts it calls are recorded, they cost."""
-    lhs, rhs = call.tensor(0), call.tensor(1)
-    return unknown(call, OpClass.CONTRACTION) if lhs is None or rhs is None else _matmul(call, lhs, rhs)
-
-
-def _matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost:
+def _matmul(lhs: Strided, rhs: Strided) -> AtenCost | None:
     """Any two tensors as ``torch.matmul`` multiplies them."""
     if not lhs.shape or not rhs.shape:
-        return unknown(call, OpClass.CONTRACTION)
+        return None
     left = lhs.shape if len(lhs.shape) > 1 else (1, *lhs.shape)
     right = rhs.shape if len(rhs.shape) > 1 else (*rhs.shape, 1)
     m, k, n = left[-2], left[-1], right[-1]
     batch = _broadcast(left[:-2], right[:-2])
     if right[-2] != k or batch is None:
-        return unknown(call, OpClass.CONTRACTION)
+        return None
     shape = (*batch, *((m,) if len(lhs.shape) > 1 else ()), *((n,) if len(rhs.shape) > 1 else ()))
     if len(right) == 2:  # one matrix for all batches: its rows stand below each other
-        return _priced(call, lhs, rhs, (1, prod(batch) * m, n, k), shape)
-    return _priced(call, lhs, rhs, (prod(batch), m, n, k), shape)
+        return _priced(lhs, rhs, (1, prod(batch) * m, n, k), shape)
+    return _priced(lhs, rhs, (prod(batch), m, n, k), shape)
 
 
 def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -300,11 +280,11 @@ def convolution(layout_name: str) -> AtenRule:
     """A convolution whose arguments stand as ``layout_name`` says: 2 FLOPs for each kernel position."""
     layout = _LAYOUTS[layout_name]
 
-    def rule(call: Call) -> AtenCost:
-        source, kernel = call.tensor(0), call.tensor(1)
+    @needs(OpClass.CONVOLUTION, 0, 1)
+    def rule(call: Call, source: Strided, kernel: Strided) -> AtenCost | None:
         found = _forward(call, layout, source, kernel) if source and kernel else None
-        if source is None or kernel is None or found is None:
-            return unknown(call, OpClass.CONVOLUTION)
+        if found is None:
+            return None
         cost, shape = found
         bias = call.tensor(layout.bias)
         out = dense(promoted([source, kernel]), shape)
@@ -323,18 +303,18 @@ def convolution(layout_name: str) -> AtenRule:
     return rule
 
 
-def convolution_backward(call: Call) -> AtenCost:
+@needs(OpClass.CONVOLUTION, 0, 1, 2)
+def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Strided) -> AtenCost | None:
     """Gradients of input and weight, each as many products as forward, and of the bias as sums.
 
     ``output_mask``, the last argument, says which are wanted; unknown without it.
     """
-    grad, source, kernel = call.tensor(0), call.tensor(1), call.tensor(2)
     mask = call.flags(10)
-    if grad is None or source is None or kernel is None or mask is None or len(mask) != 3:
-        return unknown(call, OpClass.CONVOLUTION)
+    if mask is None or len(mask) != 3:
+        return None
     found = _forward(call, _LAYOUTS["convolution_backward"], source, kernel)
     if found is None or not found[0].contractions or isnan(found[0].flops):
-        return unknown(call, OpClass.CONVOLUTION)
+        return None
     row = found[0].contractions[0]
     rows: list[Contraction] = []
     results: list[Strided] = []

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import nan
 from types import MappingProxyType
 
 import numpy as np
 
-from hespas.graph import find_dtype
+from hespas.graph import OpClass, find_dtype
 from hespas.graph.columns import (
     BoolArray,
     FloatArray,
@@ -21,25 +20,23 @@ from hespas.graph.columns import (
     is_one_value,
     taken,
 )
-from hespas.graph.errors import InvariantError, UnsupportedError
+from hespas.graph.errors import InvariantError
 from hespas.graph.tensors import DTypeKind
-from hespas.hardware import Device, peak_for
-from hespas.hardware.model import Unit
 
 __all__ = [
+    "CLASS_OF_KIND",
     "KINDS",
+    "KIND_OF_CLASS",
+    "MATRIX_CLASSES",
     "MATRIX_KINDS",
     "SCHEMES",
     "STRIDED",
     "Labels",
     "Operations",
-    "PeakTimes",
     "Scheme",
     "chosen",
     "find_scheme",
     "numbered",
-    "peak_times",
-    "rate_flops_per_s",
 ]
 
 STRIDED = "strided"
@@ -47,26 +44,68 @@ STRIDED = "strided"
 over it, 0 where all are walked alike. NaN (tables do not say) counts as 0.
 """
 
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "matmul": ("batch", "m", "n", "k"),
-    "convolution": ("batch", "m", "n", "k", "kernel", "spatial"),
-    "attention.context": ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs"),
-    "attention.generation": ("batch", "kv_len", "heads", "kv_heads", "head_dim"),
-    "attention.encoder": ("batch", "q_len", "heads", "head_dim"),
-    "moe": ("tokens", "hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel", "matrices"),
-    "vector": ("rows", "columns"),
-    "reduction": ("rows", "columns"),
-    "normalization": ("rows", "columns"),
-    "quantize": ("rows", "columns"),
-    "pooling": ("rows", "columns"),
-    "gather": ("rows", "columns"),
-    "move": ("rows", "columns"),
-    "collective": ("ranks", "message_bytes", "ranks_per_node"),
-    "other": (),
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One row of the taxonomy. ``dims`` decide the time; ``op_class`` is what a graph calls the kind, and by
+    whose efficiencies in a hardware file it runs; nodes of ``classes`` are of this kind by their class alone.
+    """
+
+    dims: tuple[str, ...]
+    op_class: OpClass
+    classes: tuple[OpClass, ...] = ()
+
+
+_PRODUCT = ("batch", "m", "n", "k")
+_STREAM = ("rows", "columns")
+_TAXONOMY: Mapping[str, _Kind] = {
+    "matmul": _Kind(_PRODUCT, OpClass.CONTRACTION),
+    "convolution": _Kind((*_PRODUCT, "kernel", "spatial"), OpClass.CONVOLUTION),
+    "attention.context": _Kind(
+        ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "pairs"), OpClass.ATTENTION
+    ),
+    "attention.generation": _Kind(("batch", "kv_len", "heads", "kv_heads", "head_dim"), OpClass.ATTENTION),
+    "attention.encoder": _Kind(("batch", "q_len", "heads", "head_dim"), OpClass.ATTENTION),
+    "moe": _Kind(
+        (
+            *("tokens", "hidden", "inter", "topk", "experts"),
+            *("tensor_parallel", "expert_parallel", "matrices"),
+        ),
+        OpClass.CONTRACTION,
+    ),
+    "vector": _Kind(
+        _STREAM,
+        OpClass.ELEMENTWISE,
+        (OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.MAP, OpClass.FUSION),
+    ),
+    "reduction": _Kind(_STREAM, OpClass.REDUCTION, (OpClass.REDUCTION,)),
+    "normalization": _Kind(_STREAM, OpClass.NORMALIZATION, (OpClass.NORMALIZATION,)),
+    "quantize": _Kind(_STREAM, OpClass.QUANTIZE, (OpClass.QUANTIZE,)),
+    "pooling": _Kind(_STREAM, OpClass.WINDOW, (OpClass.WINDOW,)),
+    "gather": _Kind(_STREAM, OpClass.GATHER, (OpClass.GATHER, OpClass.SCATTER)),
+    "move": _Kind(
+        _STREAM,
+        OpClass.MOVE,
+        (OpClass.MOVE, OpClass.SLICE, OpClass.UPDATE, OpClass.BROADCAST, OpClass.GENERATE),
+    ),
+    "collective": _Kind(("ranks", "message_bytes", "ranks_per_node"), OpClass.COLLECTIVE),
+    "other": _Kind((), OpClass.UNKNOWN),
 }
+
+KINDS: Mapping[str, tuple[str, ...]] = {name: kind.dims for name, kind in _TAXONOMY.items()}
 """Kind -> the dimensions that decide its time. ``pairs`` counts (query, key) pairs of one head that are
 computed, so that masks and windows show; ``columns`` is the last dimension, ``rows`` all others multiplied.
 """
+CLASS_OF_KIND: Mapping[str, OpClass] = {name: kind.op_class for name, kind in _TAXONOMY.items()}
+"""Kind -> the class of a graph's node of that kind, and of efficiencies in a hardware file."""
+KIND_OF_CLASS: Mapping[OpClass, str] = {
+    op_class: name for name, kind in _TAXONOMY.items() for op_class in kind.classes
+}
+"""Class of a graph's node -> its kind, where the class alone decides it."""
+MATRIX_CLASSES = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
+"""Classes whose arithmetic is products of matrices, where a graph lists no product of its own."""
+MATRIX_KINDS = frozenset(name for name, kind in _TAXONOMY.items() if kind.op_class in MATRIX_CLASSES)
+"""Kinds whose arithmetic is products of matrices."""
 
 _AT_ONCE = 1 << 16
 
@@ -127,7 +166,7 @@ class Operations:
 
     ``kind`` is a name of :data:`KINDS`; ``op`` the operation within it (``add``, ``softmax``, a collective's
     name; empty where the kind says all); ``scheme`` a name of
-    :func:`~hespas.estimators.operations.model.find_scheme` (empty: unknown); ``variant`` the library and
+    :func:`~hespas.operations.model.find_scheme` (empty: unknown); ``variant`` the library and
     kernel family that runs it (empty: whatever a device usually runs). ``dims`` holds the dimensions by name,
     NaN where an operation has none. ``flops`` and ``bytes_moved`` are of one execution, NaN unknown;
     ``transcendentals`` are counted among no FLOPs.
@@ -330,52 +369,3 @@ def find_scheme(name: str) -> Scheme | None:
     if entry.block_elements:
         bits += entry.block_scale_bits / entry.block_elements
     return _plain(entry.name, bits)
-
-
-# What published peaks say of operations: time of the arithmetic and of the memory traffic [ns].
-
-MATRIX_KINDS = frozenset(
-    {"matmul", "convolution", "attention.context", "attention.generation", "attention.encoder", "moe"}
-)
-"""Kinds whose arithmetic is products of matrices."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PeakTimes:
-    """Columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak is unknown."""
-
-    arithmetic_ns: FloatArray
-    memory_ns: FloatArray
-
-    @property
-    def roofline_ns(self) -> FloatArray:
-        """The longer of the two, without any overhead; what is known where only one is."""
-        return np.fmax(self.arithmetic_ns, self.memory_ns)
-
-
-def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
-    """The peak that operations of a scheme run at; NaN where the device lists none."""
-    found = find_scheme(scheme)
-    if found is None:
-        return nan
-    try:
-        unit: Unit = "matrix" if matrix else "vector"
-        return peak_for(device, unit, found.rate_dtype, products=found.products).flops_per_s
-    except UnsupportedError:
-        return nan
-
-
-def peak_times(ops: Operations, device: Device, *, transcendental_weight: float = 8.0) -> PeakTimes:
-    """FLOPs over the peak of the scheme, bytes over the main memory's bandwidth. O(ops)."""
-    matrix = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
-    rates = np.array(
-        [
-            [rate_flops_per_s(device, scheme, matrix=unit) for scheme in ops.scheme.names]
-            for unit in (False, True)
-        ]
-    ).reshape(2, len(ops.scheme.names))
-    flops = ops.flops + transcendental_weight * np.nan_to_num(ops.transcendentals)
-    with np.errstate(invalid="ignore"):
-        arithmetic = np.where(flops == 0, 0.0, flops / rates[matrix.astype(np.int64), ops.scheme.row] * 1e9)
-    memory = ops.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
-    return PeakTimes(arithmetic, memory)

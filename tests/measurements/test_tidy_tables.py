@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.measurements import Measurements, read_measurements
 from hespas.graph.errors import FormatError
+from hespas.measurements import Measurements, read_measurements
 
 HEAD = (
     "hardware,kind,op,dtype,batch,q_len,kv_len,window,heads,kv_heads,head_dim,images,in_channels,out_channels,"

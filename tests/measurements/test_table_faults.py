@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 
 from hespas import api
-from hespas.estimators.measurements import LeftOut, columns, read_measurements
-from hespas.estimators.measurements.asked import read_asked
-from hespas.estimators.operations import Labels
 from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
+from hespas.measurements import LeftOut, columns, read_measurements
+from hespas.measurements.asked import read_asked
+from hespas.operations import Labels
 from hespas.validators.accuracy.tables import devices_of_tables
 
 LAYERS = "Layer,IFMAP Height,IFMAP Width,Filter Height,Filter Width,Channels,Num Filter,Strides\n"
@@ -233,7 +233,7 @@ def test_a_cell_that_names_a_device_is_no_path(tmp_path: Path) -> None:
 
 def test_names_of_unknown_devices_cost_no_search_for_alike_ones(tmp_path: Path) -> None:
     rows = "".join(f"H{row}-SXM{row},matmul,bf16,8,8,8,5\n" for row in range(30_000))
-    command = "import sys; from hespas.estimators.measurements import read_measurements as r; r(sys.argv[1])"
+    command = "import sys; from hespas.measurements import read_measurements as r; r(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", command, str(written(tmp_path, MEASURED + rows))], check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30)),
@@ -249,7 +249,7 @@ def test_memory_is_bounded_by_what_is_kept(tmp_path: Path) -> None:
         file.write(row.format("calib") * 10)
         file.writelines(row.format("devval") * 1000 for _ in range(600))
     command = (
-        "import resource, sys; from hespas.estimators.measurements import read_measurements as r; "
+        "import resource, sys; from hespas.measurements import read_measurements as r; "
         "import pandas, pyarrow.parquet; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "assert len(r(sys.argv[1], split='calib')) == 10; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

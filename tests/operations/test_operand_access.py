@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hespas.costs.aten import aten_cost
-from hespas.estimators.operations import STRIDED, operations_of
 from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
+from hespas.operations import STRIDED, operations_of
 
 F32 = dtype("f32")
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hespas.estimators.measurements.columns import Columns
-from hespas.estimators.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
-from hespas.estimators.operations import Labels, Operations, build, canonical_op, chosen
 from hespas.graph.columns import FloatArray
+from hespas.measurements.columns import Columns
+from hespas.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
+from hespas.operations import Labels, Operations, build, canonical_op, chosen
 
 __all__ = ["RESEARCH"]
 
