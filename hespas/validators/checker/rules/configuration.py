@@ -9,10 +9,10 @@ import numpy as np
 
 from hespas.converters.chakra.readiness import list_faults, stand_ins
 from hespas.graph import CollectiveKind, GroupSet, NodeKind, Resource, Severity
-from hespas.validators.configuration import NetworkConfig, SystemConfig
-from hespas.validators.job import Job, Report
-from hespas.validators.rules.collectives import SIMULATED, collective_name
-from hespas.validators.rules.structure import is_kind
+from hespas.validators.checker.configuration import NetworkConfig, SystemConfig
+from hespas.validators.checker.job import Job, Report
+from hespas.validators.checker.rules.collectives import SIMULATED, collective_name
+from hespas.validators.checker.rules.nodes import is_kind
 
 __all__ = [
     "algorithms_fit",

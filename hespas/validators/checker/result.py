@@ -1,14 +1,16 @@
-"""What a check says: violations of coded rules, and the inputs they were found in."""
+"""What a check says: violations of coded rules, the inputs they were found in, and both as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hespas import __version__
+from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostic, Diagnostics, Severity
 from hespas.graph.errors import HespasError, exit_code
 
-__all__ = ["CheckResult", "CheckedInput", "Findings", "Violation"]
+__all__ = ["SCHEMA_ID", "CheckResult", "CheckedInput", "Findings", "Violation", "check_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,34 @@ class Findings:
     def has(self, code: str) -> bool:
         """Whether a code was found, at any severity."""
         return code in self.counts
+
+
+SCHEMA_ID = "hespas.check/1"
+"""What a document of this version says in ``schema``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    schema: str
+    hespas_version: str
+    profile: str | None
+    valid: bool
+    inputs: tuple[CheckedInput, ...]
+    counts: dict[str, int]
+    violations: tuple[Violation, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def check_json(result: CheckResult) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a newline."""
+    document = _Document(
+        schema=SCHEMA_ID,
+        hespas_version=__version__,
+        profile=result.profile,
+        valid=result.valid,
+        inputs=result.inputs,
+        counts=dict(result.counts),
+        violations=result.violations,
+        diagnostics=result.diagnostics,
+    )
+    return document_bytes(document)

@@ -8,17 +8,8 @@ row.
 from __future__ import annotations
 
 from hespas.graph import Severity
-from hespas.validators.job import Rule, Scope
-from hespas.validators.rules import (
-    collectives,
-    configuration,
-    costs,
-    deadlock,
-    groups,
-    messages,
-    order,
-    structure,
-)
+from hespas.validators.checker.job import Rule, Scope
+from hespas.validators.checker.rules import collectives, configuration, messages, nodes, order
 
 __all__ = ["RULES", "find_rule"]
 
@@ -32,36 +23,36 @@ RULES: tuple[Rule, ...] = (
     Rule("ET002", "the file has metadata first and at least one node", _FILE, _E, _E, _E),
     Rule("ET003", "the schema is recognised", _FILE, _E, _E, _E),
     Rule("ET004", "the version label is known, no frame is empty", _FILE, _W, _W, _W),
-    Rule("ET005", "node ids are unique", _RANK, _E, _E, _E, structure.unique_ids),
+    Rule("ET005", "node ids are unique", _RANK, _E, _E, _E, nodes.unique_ids),
     Rule("ET006", "every dependency exists", _RANK, _E, _E, _E),
-    Rule("ET007", "no dependency cycle", _RANK, _E, _E, _E, structure.acyclic),
-    Rule("ET008", "no dependency is listed twice", _RANK, _W, _W, _W, structure.no_duplicate_dependency),
-    Rule("ET009", "the node type is known and can be run", _RANK, _E, _E, _E, structure.known_kind),
+    Rule("ET007", "no dependency cycle", _RANK, _E, _E, _E, nodes.acyclic),
+    Rule("ET008", "no dependency is listed twice", _RANK, _W, _W, _W, nodes.no_duplicate_dependency),
+    Rule("ET009", "the node type is known and can be run", _RANK, _E, _E, _E, nodes.known_kind),
     Rule("ET010", "attributes have their canonical types", _RANK, _W, _W, _W),
     Rule(
         "ET011", "a collective states kind and size", _RANK, _W, _E, _E, collectives.collective_described
     ),
     Rule("ET012", "communication has at least one byte", _RANK, _W, _E, _E, collectives.positive_size),
-    Rule("GR001", "costs are neither negative nor infinite", _RANK, _E, _E, _E, costs.legal_costs),
+    Rule("GR001", "costs are neither negative nor infinite", _RANK, _E, _E, _E, nodes.legal_costs),
     Rule("GR002", "sizes of a collective fit its kind", _RANK, _W, _W, _W, collectives.sizes_fit_kind),
-    Rule("GR003", "durations are ns and sizes whole bytes", _RANK, _W, _W, _W, costs.plausible_units),
-    Rule("GR004", "communication and loops fit their nodes", _RANK, _E, _E, _E, structure.tables_fit_nodes),
-    Rule("GR005", "what costs something takes time", _RANK, _W, None, None, costs.duration_where_work),
-    Rule("GR006", "loop trip counts are known", _RANK, _W, _W, _W, costs.known_trips),
-    Rule("GR007", "tensor extents are not negative", _RANK, _E, _E, _E, structure.tensor_types),
+    Rule("GR003", "durations are ns and sizes whole bytes", _RANK, _W, _W, _W, nodes.plausible_units),
+    Rule("GR004", "communication and loops fit their nodes", _RANK, _E, _E, _E, nodes.tables_fit_nodes),
+    Rule("GR005", "what costs something takes time", _RANK, _W, None, None, nodes.duration_where_work),
+    Rule("GR006", "loop trip counts are known", _RANK, _W, _W, _W, nodes.known_trips),
+    Rule("GR007", "tensor extents are not negative", _RANK, _E, _E, _E, nodes.tensor_types),
     Rule("ET014", "a message states peer, tag, size", _RANK, _W, _E, _E, messages.messages_described),
-    Rule("ET016", "communication is no CPU operation", _RANK, None, _E, _E, structure.communication_on_host),
-    Rule("ET017", "no compute node on the CPU", _RANK, None, None, _E, structure.compute_on_host),
-    Rule("ET018", "process groups are named by integers", _SET, None, _W, _E, groups.group_names_known),
-    Rule("ET019", "groups are legal, issuers are members", _SET, _E, _E, _E, groups.groups_legal),
-    Rule("ET023", "compute takes time", _RANK, None, _W, _W, costs.positive_duration),
-    Rule("ET030", "the graph is of a plausible shape", _RANK, None, _W, _W, structure.plausible_shape),
+    Rule("ET016", "communication is no CPU operation", _RANK, None, _E, _E, nodes.communication_on_host),
+    Rule("ET017", "no compute node on the CPU", _RANK, None, None, _E, nodes.compute_on_host),
+    Rule("ET018", "process groups are named by integers", _SET, None, _W, _E, collectives.group_names_known),
+    Rule("ET019", "groups are legal, issuers are members", _SET, _E, _E, _E, collectives.groups_legal),
+    Rule("ET023", "compute takes time", _RANK, None, _W, _W, nodes.positive_duration),
+    Rule("ET030", "the graph is of a plausible shape", _RANK, None, _W, _W, nodes.plausible_shape),
     Rule("ET030", "tags stay below the modulus", _RANK, None, _W, _W, messages.tags_distinct),
     Rule("ET015", "sends and receives match", _SET, _E, _E, _E, messages.messages_matched),
     Rule("ET020", "a group issues one sequence", _SET, _E, _E, _E, order.same_sequence),
-    Rule("ET021", "orders do not deadlock", _SET, _E, _E, _E, deadlock.no_deadlock),
+    Rule("ET021", "orders do not deadlock", _SET, _E, _E, _E, order.no_deadlock),
     Rule("ET029", "equal streams before world collectives", _SET, None, None, _E, order.same_streams),
-    Rule("ET028", "group ids can be told apart", _SET, None, None, _W, groups.group_ids_distinct),
+    Rule("ET028", "group ids can be told apart", _SET, None, None, _W, collectives.group_ids_distinct),
     Rule(
         "ET022", "one trace per rank of the network", _CONF, None, None, _E,
         configuration.as_many_ranks_as_network, ("network",),

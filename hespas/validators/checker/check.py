@@ -16,7 +16,7 @@ import numpy as np
 from hespas.converters import ReadOptions, find_format, note_left_out
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
-from hespas.validators.configuration import (
+from hespas.validators.checker.configuration import (
     MemoryConfig,
     NetworkConfig,
     SystemConfig,
@@ -24,9 +24,9 @@ from hespas.validators.configuration import (
     read_network_config,
     read_system_config,
 )
-from hespas.validators.job import Backend, Job, Profile, Report, Rule, Scope
-from hespas.validators.result import CheckedInput, CheckResult, Findings, Violation
-from hespas.validators.table import RULES, find_rule
+from hespas.validators.checker.job import Backend, Job, Profile, Report, Rule, Scope
+from hespas.validators.checker.result import CheckedInput, CheckResult, Findings, Violation
+from hespas.validators.checker.rules import RULES, find_rule
 
 __all__ = ["CheckOptions", "check", "check_workload"]
 

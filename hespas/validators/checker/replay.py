@@ -1,8 +1,4 @@
-"""A replay of one representative of each kind of rank, to see whether everything completes.
-
-Slots and issue order are ASTRA-sim's (see :mod:`hespas.validators.job`). A collective ends ``comm_ns``
-after its last member arrived, a message ``comm_ns`` after it was sent, whether or not somebody waits for it.
-"""
+"""A graph as plain lists, for the loops of a replay, and the slots that its nodes occupy."""
 
 from __future__ import annotations
 
@@ -10,10 +6,74 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 
-from hespas.validators.program import COMM_SLOT, NodeProgram
+import numpy as np
 
-__all__ = ["Key", "Outcome", "Task", "Waiting", "replay"]
+from hespas.graph import NodeKind, OpGraph, Resource
+from hespas.graph.passes import all_deps
+
+__all__ = [
+    "COMM_SLOT",
+    "CPU_SLOT",
+    "DEVICE_SLOT",
+    "Key",
+    "NodeProgram",
+    "Outcome",
+    "Place",
+    "Task",
+    "Waiting",
+    "order_cycle",
+    "replay",
+]
+
+CPU_SLOT, DEVICE_SLOT, COMM_SLOT = range(3)
+
+_LONGEST_NS = 10**15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeProgram:
+    """A graph as lists, for loops that must be sequential.
+
+    ``slot`` is what a node occupies if it does not talk to others; ``priority`` its place in id order and
+    ``by_priority`` the inverse; ``waiting`` counts dependencies; ``bounds`` and ``targets`` list dependents.
+    """
+
+    slot: list[int]
+    priority: list[int]
+    by_priority: list[int]
+    waiting: list[int]
+    bounds: list[int]
+    targets: list[int]
+    compute_ns: list[int]
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> NodeProgram:
+        """The lists of one graph; unknown and zero durations count as 1 ns. O(nodes + edges)."""
+        nodes = len(graph)
+        deps = all_deps(graph)
+        dependents = deps.transpose(nodes)
+        order = np.argsort(graph.id, kind="stable")
+        priority = np.empty(nodes, np.int64)
+        priority[order] = np.arange(nodes)
+        memory = np.isin(graph.kind, (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE)))
+        on_host = graph.resource == int(Resource.HOST)
+        slot = np.where(memory, COMM_SLOT, np.where(on_host, CPU_SLOT, DEVICE_SLOT))
+        time = np.nan_to_num(graph.duration_ns, nan=1.0, posinf=_LONGEST_NS, neginf=1.0)
+        return cls(
+            slot=slot.tolist(),
+            priority=priority.tolist(),
+            by_priority=order.tolist(),
+            waiting=deps.lengths.tolist(),
+            bounds=dependents.offsets.tolist(),
+            targets=dependents.values.tolist(),
+            compute_ns=np.clip(time, 1, _LONGEST_NS).astype(np.int64).tolist(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
 
 Key = Hashable
 """What a message is matched by."""
@@ -216,3 +276,133 @@ def replay(
     engine = _Engine(tasks, needed, comm_ns, use_durations)
     engine.run()
     return engine.outcome()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A communication on a cycle: the node of the representative of a kind of rank."""
+
+    task: int
+    node: int
+
+
+class _Graph:
+    """The union graph, built task by task."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.edges: list[list[int]] = []
+        self.owner: list[Place] = []
+        self.meeting: dict[tuple[int, int], int] = {}
+        self.vertex: list[list[int]] = []
+        self.start: list[dict[int, int]] = []
+        for number, task in enumerate(tasks):
+            self.vertex.append([self.add(number, node) for node in range(len(task.program))])
+            halves = task.sends.keys() & task.receives.keys()
+            self.start.append({node: self.add(number, node) for node in sorted(halves)})
+
+    def add(self, task: int, node: int) -> int:
+        self.edges.append([])
+        self.owner.append(Place(task, node))
+        return len(self.edges) - 1
+
+    def enter(self, task: int, node: int) -> int:
+        """The vertex where a node starts: the sending half of a permute, else the node."""
+        return self.start[task].get(node, self.vertex[task][node])
+
+
+def order_cycle(tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> tuple[Place, ...]:
+    """The communication on one cycle of the union, empty where there is none. O(nodes + edges).
+
+    ``orders[task]`` lists the collectives and sends of a task in issue order.
+    """
+    graph = _Graph(tasks)
+    _merge_meetings(graph, tasks, orders)
+    for number, (task, order) in enumerate(zip(tasks, orders, strict=True)):
+        _add_task(graph, number, task, order)
+    _add_messages(graph, tasks, orders)
+    return _cycle(graph, tasks)
+
+
+def _add_task(graph: _Graph, number: int, task: Task, order: Sequence[int]) -> None:
+    """Dependencies within a task, and its one communication slot."""
+    program, vertex = task.program, graph.vertex[number]
+    for node in range(len(program)):
+        for dependent in program.targets[program.bounds[node] : program.bounds[node + 1]]:
+            graph.edges[vertex[node]].append(graph.enter(number, dependent))
+    for node, start in graph.start[number].items():
+        graph.edges[start].append(vertex[node])
+    for one, other in pairwise(order):
+        # A permute gives the slot back when its sending half is through.
+        graph.edges[graph.enter(number, one)].append(graph.enter(number, other))
+
+
+def _add_messages(graph: _Graph, tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> None:
+    """An edge from the k-th send of each key to its k-th receive."""
+    sends: dict[Key, list[int]] = {}
+    for number, task in enumerate(tasks):
+        for node in orders[number]:
+            if node in task.sends:
+                sends.setdefault(task.sends[node], []).append(graph.enter(number, node))
+    turns: dict[Key, int] = {}
+    for number, task in enumerate(tasks):
+        for node in sorted(task.receives, key=task.program.priority.__getitem__):
+            key = task.receives[node]
+            turn = turns[key] = turns.get(key, -1) + 1
+            if turn < len(sends.get(key, ())):
+                graph.edges[sends[key][turn]].append(graph.vertex[number][node])
+
+
+def _merge_meetings(graph: _Graph, tasks: Sequence[Task], orders: Sequence[Sequence[int]]) -> None:
+    """Let the k-th collectives of all tasks on one channel share a vertex."""
+    for number, task in enumerate(tasks):
+        rounds: dict[int, int] = {}
+        for node in orders[number]:
+            channel = task.channel.get(node)
+            if channel is None:
+                continue
+            turn = rounds[channel] = rounds.get(channel, -1) + 1
+            shared = graph.meeting.setdefault((channel, turn), graph.vertex[number][node])
+            graph.vertex[number][node] = shared
+
+
+def _cycle(graph: _Graph, tasks: Sequence[Task]) -> tuple[Place, ...]:
+    stuck = _stuck(graph.edges)
+    if not any(stuck):
+        return ()
+    # Every stuck vertex follows a stuck one; walking backwards therefore closes.
+    before = [-1] * len(graph.edges)
+    for vertex, followers in enumerate(graph.edges):
+        if stuck[vertex]:
+            for follower in followers:
+                before[follower] = vertex
+    vertex = next(number for number, is_stuck in enumerate(stuck) if is_stuck)
+    place: dict[int, int] = {}
+    walk: list[int] = []
+    while vertex not in place:
+        place[vertex] = len(walk)
+        walk.append(vertex)
+        vertex = before[vertex]
+    owners = dict.fromkeys(graph.owner[number] for number in reversed(walk[place[vertex] :]))
+    return tuple(owner for owner in owners if _talks(tasks[owner.task], owner.node))
+
+
+def _talks(task: Task, node: int) -> bool:
+    return node in task.channel or node in task.sends or node in task.receives
+
+
+def _stuck(edges: list[list[int]]) -> list[bool]:
+    """Vertices on a cycle or behind one."""
+    waiting = [0] * len(edges)
+    for followers in edges:
+        for follower in followers:
+            waiting[follower] += 1
+    free = [vertex for vertex, count in enumerate(waiting) if not count]
+    for vertex in free:  # grows while it is walked: a queue
+        for follower in edges[vertex]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                free.append(follower)
+    stuck = [True] * len(edges)
+    for vertex in free:
+        stuck[vertex] = False
+    return stuck

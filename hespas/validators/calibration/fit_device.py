@@ -17,17 +17,20 @@ from hespas.estimators.measurements import Measurements
 from hespas.estimators.operations import find_scheme
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.validators.calibration.classes import Rows, classes_of, may_be_fitted
 from hespas.validators.calibration.fit_class import (
     FittedClass,
+    Rows,
+    Trial,
     bands_of,
+    classes_of,
     drawn_rows,
     error_of,
     fit_class,
+    may_be_fitted,
     rounded,
+    solve,
     support_of,
 )
-from hespas.validators.calibration.solver import Trial, solve
 
 __all__ = ["Progress", "fit_device"]
 

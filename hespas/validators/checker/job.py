@@ -12,11 +12,10 @@ import numpy as np
 
 from hespas.graph import OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray
-from hespas.validators.configuration import MemoryConfig, NetworkConfig, SystemConfig
-from hespas.validators.program import NodeProgram
-from hespas.validators.quotient import Quotient, quotient_of
-from hespas.validators.replay import Task, replay
-from hespas.validators.result import Findings, Violation
+from hespas.validators.checker.configuration import MemoryConfig, NetworkConfig, SystemConfig
+from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
+from hespas.validators.checker.replay import NodeProgram, Task, replay
+from hespas.validators.checker.result import Findings, Violation
 
 __all__ = ["Backend", "Job", "Profile", "Report", "Rule", "Scope"]
 
@@ -67,9 +66,9 @@ class Job:
         return self.workload.ranks_of(index)
 
     @cached_property
-    def quotient(self) -> Quotient:
+    def equivalence(self) -> RankEquivalence:
         """Ranks that cannot be told apart, merged; only for complete jobs."""
-        return quotient_of(self.workload)
+        return rank_equivalence_of(self.workload)
 
     @cached_property
     def orders(self) -> tuple[_IssueOrder, ...]:
@@ -79,7 +78,7 @@ class Job:
     @cached_property
     def is_uniform(self) -> bool:
         """Whether all ranks run one graph in one situation: then they agree by construction."""
-        return len(self.classes) == 1 and len(self.quotient.representatives) == 1
+        return len(self.classes) == 1 and len(self.equivalence.representatives) == 1
 
 
 @dataclass(frozen=True, slots=True)

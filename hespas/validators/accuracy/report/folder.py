@@ -22,7 +22,7 @@ from hespas.validators.accuracy.report import (
     provenance_of,
     speed_up_csv,
 )
-from hespas.validators.accuracy.report.embedding import plotly_script
+from hespas.validators.accuracy.report.page import plotly_script
 from hespas.validators.accuracy.result import Accuracy, Thresholds
 
 __all__ = ["REPORT_FILES", "check_folder", "write_report"]
