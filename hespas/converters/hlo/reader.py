@@ -29,7 +29,7 @@ from hespas.converters.hlo.traffic import STRUCTURE
 from hespas.converters.hlo.verify import check_shapes
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
 from hespas.costs import COLLECTIVE_KINDS, canonical_name
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise

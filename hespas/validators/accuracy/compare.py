@@ -15,7 +15,7 @@ import msgspec
 from hespas import __version__
 from hespas.files.documents import document_bytes
 from hespas.files.limits import limits
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 

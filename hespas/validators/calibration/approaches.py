@@ -13,13 +13,13 @@ from hespas.estimators.collectives import Collectives
 from hespas.estimators.learned.features import FAMILIES
 from hespas.estimators.learned.model import ModelsAtHand
 from hespas.estimators.learned.stored import LearnedModel
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels, Operations
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.basis import basis_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit
+from hespas.measurements import Measurements
+from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.tables import prediction_of_rows
 from hespas.validators.calibration.collectives import fit_collectives

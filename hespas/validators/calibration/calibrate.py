@@ -12,13 +12,13 @@ from msgspec.structs import replace as with_fields
 
 from hespas import __version__
 from hespas.estimators.learned.stored import Cell, LearnedModel, forget_models, load_model, save_model
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels
 from hespas.files.documents import document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError, UsageError
 from hespas.hardware import Device, Fit, named_device, write_device
+from hespas.measurements import Measurements
+from hespas.operations import Labels
 from hespas.validators.accuracy.document import diagnostics_json, summary_json
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (

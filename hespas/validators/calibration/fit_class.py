@@ -13,9 +13,9 @@ import numpy as np
 
 from hespas.estimators.calibrated.form import Columns, Form, Machine
 from hespas.estimators.calibrated.forms import FORMS_OF_KIND, form_time_ns
-from hespas.estimators.measurements import Measurements
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, FitBand, FitError, FitRange
+from hespas.measurements import Measurements
 
 __all__ = [
     "FITTED_SPLITS",

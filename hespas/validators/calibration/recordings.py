@@ -18,11 +18,11 @@ import numpy as np
 from hespas.estimators.calibrated.form import Columns, Form, machine_of
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
 from hespas.estimators.calibrated.model import FitIndex
-from hespas.estimators.measurements import LeftOut, Measurements, joined
-from hespas.estimators.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
+from hespas.measurements import LeftOut, Measurements, joined
+from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.sources import Source, sources_of
 from hespas.validators.calibration.fit_class import Solution, Trial, bands_of, error_of, rounded, solve

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from hespas import __version__
 from hespas.files.documents import encoded
-from hespas.files.packed import open_input
+from hespas.files.streams import open_input
 from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.hardware import Device, named_device, peak_for
