@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, SmallIntArray, StringTable
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
 from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 from hespas.graph.tensors import TensorTypes
@@ -105,6 +105,10 @@ class OpGraph:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def __repr__(self) -> str:
+        edges = len(self.data_deps.values) + len(self.control_deps.values)
+        return short_repr(self, self.name, f"{len(self):,} ops", f"{edges:,} dependencies")
 
     def op_name(self, node: int) -> str:
         """The operation of one node."""
