@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -21,20 +22,35 @@ class Usage:
     peak_mb: float
 
 
+_MEASURE = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:], stdout=sys.stderr)
+_, status, usage = os.wait4(process.pid, 0)
+with open(int(sys.argv[1]), "w") as out:
+    json.dump([os.waitstatus_to_exitcode(status), usage.ru_utime, usage.ru_stime, usage.ru_maxrss], out)
+"""
+"""Starts the command from a small process: until it begins, a child's peak counts its parent's memory."""
+
+
 def run(command: Sequence[str]) -> Usage:
     """Run a command to its end. Raises ``RuntimeError`` with its output where it fails."""
     # An installed package has compiled modules; a shell that forbids writing them would time the compiler.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.stdout.close()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{output.decode(errors='replace')}")
+    reads, writes = os.pipe()
+    measured = [sys.executable, "-I", "-S", "-c", _MEASURE, str(writes), *command]
+    try:
+        process = subprocess.run(
+            measured, stderr=subprocess.PIPE, env=environment, pass_fds=(writes,), check=False
+        )
+    finally:
+        os.close(writes)
+    with os.fdopen(reads) as report:
+        figures = report.read()
+    code, user_s, system_s, peak = json.loads(figures) if figures else (process.returncode or 1, 0, 0, 0)
+    if code:
+        raise RuntimeError(f"{' '.join(command)}\n{process.stderr.decode(errors='replace')}")
     unit = 1 if sys.platform == "darwin" else 1024
-    return Usage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * unit / 1e6)
+    return Usage(user_s, system_s, peak * unit / 1e6)
 
 
 def alternate(first: Sequence[str], second: Sequence[str], runs: int = 9) -> tuple[Usage, Usage, float]:

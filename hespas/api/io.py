@@ -21,7 +21,7 @@ from hespas.converters import (
     find_format,
     format_for_output,
     is_recognised,
-    note_left_out,
+    note_unread_files,
 )
 from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
@@ -66,7 +66,7 @@ def read(
     settings = options or ReadOptions()
     check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
     found = diagnostics if diagnostics is not None else Diagnostics()
-    note_left_out(source, chosen, found)
+    note_unread_files(source, chosen, found)
     element = _default_dtype(settings.default_dtype)
     if settings.dims and chosen.name != "stablehlo":
         raise UsageError(

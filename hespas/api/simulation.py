@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -22,7 +21,7 @@ from hespas.converters import WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.estimators import MissingPolicy
 from hespas.files.output import check_destination, write_atomically
-from hespas.files.packed import open_input
+from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
 from hespas.graph.passes import with_durations
@@ -258,13 +257,7 @@ def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False)
 
 def _is_timeline(path: Path) -> bool:
     """Whether a file was written by :func:`write_timeline`."""
-    try:
-        with open_input(path) as stream:
-            data = stream.read(_HEAD_BYTES)
-        if data.startswith(b"\x1f\x8b"):
-            data = zlib.decompressobj(wbits=31).decompress(data, _HEAD_BYTES)
-    except (OSError, zlib.error):
-        return False
+    data = first_bytes(path, _HEAD_BYTES)
     return any(sign in data for sign in _OURS) or _OUR_TABLE.match(data) is not None
 
 

@@ -29,8 +29,8 @@ from hespas.cli.session import (
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.estimators.measurements import Measurements
     from hespas.graph import Diagnostics, Profile, Workload
+    from hespas.measurements import Measurements
     from hespas.validators.accuracy import Accuracy, Thresholds
 
 __all__ = [
@@ -268,7 +268,7 @@ def _compared_tables(
 
 def read_tables(paths: list[Path], progress: bool | None) -> list[Measurements]:
     """Tables of measured operations. Raises ``UsageError`` for the same one twice."""
-    from hespas.estimators.measurements import read_measurements
+    from hespas.measurements import read_measurements
 
     found: list[Measurements] = []
     with progress_bar("reading", progress) as callback:

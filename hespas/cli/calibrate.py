@@ -31,9 +31,9 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.estimators.measurements import Measurements
     from hespas.graph import Diagnostics
     from hespas.hardware import Device
+    from hespas.measurements import Measurements
     from hespas.validators.calibration import Calibration
 
 __all__ = ["calibrate"]

@@ -25,7 +25,7 @@ from hespas.cli.text import plain_text
 from hespas.converters.format import ReadOptions
 from hespas.files.limits import limits
 from hespas.files.output import placed_together
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside

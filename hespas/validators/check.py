@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.converters import ReadOptions, find_format, note_left_out
+from hespas.converters import ReadOptions, find_format, note_unread_files
 from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.validators.configuration import (
@@ -172,7 +172,7 @@ def _check_path(
     entry = find_format(path, options.format)
     assert entry.read is not None, "find_format returns readable formats"
     found = Diagnostics(keep=max(options.keep, 20))
-    note_left_out(path, entry, found)
+    note_unread_files(path, entry, found)
     reading = ReadOptions(lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas)
     if options.comm_groups is not None:
         reading = replace(reading, comm_groups=options.comm_groups)

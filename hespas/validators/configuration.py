@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
 from hespas.files.limits import limits
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph import CollectiveKind
 from hespas.graph.errors import FormatError, clipped
 

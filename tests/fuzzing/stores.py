@@ -82,7 +82,9 @@ def encode_database(tree: Group) -> bytes:
         except (sqlite3.Error, UnicodeEncodeError, OverflowError):
             continue
     base.commit()
-    data = base.serialize()
+    anything = base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    # A database of nothing is a file of nothing, which SQLite opens but does not serialize.
+    data = base.serialize() if anything else b""
     base.close()
     return data
 

@@ -10,7 +10,7 @@ import pytest
 
 from hespas.converters import sniff
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.reference import reference_messages
+from hespas.schemas.chakra.tables import reference_messages
 from hespas.validators import CheckOptions, check
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from hespas.converters.chakra.wire import SLACK, Longs, Window, read_varints
 from hespas.files.limits import limits
-from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors, open_input
-from hespas.files.source import refuse_special_files
+from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["CutOffError", "FrameBatch", "Source", "frames", "open_trace"]

@@ -27,7 +27,7 @@ from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
 from hespas.converters.chakra.wire import Bools, Bytes, Longs
 from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph import (
     WHOLE_JOB,
     Diagnostics,

@@ -13,8 +13,8 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from hespas.converters.costs import WindowDim
 from hespas.converters.hlo.scan import STRING, strip_comments, unquote
+from hespas.costs import WindowDim
 from hespas.graph.columns import IntArray
 
 __all__ = [

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import isnan
 
-from hespas.converters.costs import Body, Contraction, Cost, branch_ns, canonical_name
 from hespas.converters.hlo.attributes import names
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.hlo.traffic import STRUCTURE, Alias, body_aliases, body_needs
 from hespas.converters.hlo.trips import loop_trips
+from hespas.costs import Body, Contraction, Cost, branch_ns, canonical_name
 from hespas.graph import OpClass
 
 __all__ = ["Bodies", "BodyCost", "branch_names"]

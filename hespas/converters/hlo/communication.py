@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name, payload
 from hespas.converters.hlo.attributes import backend_config, frontend_pairs, int_rows, integer, is_true, names
 from hespas.converters.hlo.emit import Emitter
 from hespas.converters.hlo.groups import Mesh, header_meshes, parse_groups
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, left_out, normalise_groups, normalise_pairs
+from hespas.costs import COLLECTIVE_KINDS, canonical_name, payload
 from hespas.graph import NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
 

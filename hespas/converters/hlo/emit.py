@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hespas.converters.costs import Contraction, Cost
 from hespas.converters.hlo.attributes import fields
 from hespas.converters.hlo.findings import Findings
 from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program
 from hespas.converters.hlo.shapes import ArrayShape
+from hespas.costs import Contraction, Cost
 from hespas.graph import DYNAMIC, GraphBuilder, NodeKind
 
 __all__ = ["Emitter"]

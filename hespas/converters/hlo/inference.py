@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hespas.converters.costs import WindowDim
 from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
 from hespas.converters.hlo.shapes import ArrayShape, Shape, shown_shape
+from hespas.costs import WindowDim
 from hespas.graph import DYNAMIC, find_dtype
 from hespas.graph.tensors import DTypeKind
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 
-from hespas.converters.costs import FREE, Cost
 from hespas.converters.hlo.attributes import integer, names
 from hespas.converters.hlo.bodies import Bodies, BodyCost, branch_names
 from hespas.converters.hlo.communication import Communication, communication_kind
@@ -22,6 +21,7 @@ from hespas.converters.hlo.scan import unquote
 from hespas.converters.hlo.traffic import UPDATING, fusion_bytes
 from hespas.converters.hlo.trips import Trips, loop_trips
 from hespas.converters.hlo.widened import source_dtypes, widens
+from hespas.costs import FREE, Cost
 from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, RegionKind, Resource, Severity
 from hespas.graph.errors import UnsupportedError
 

@@ -9,7 +9,20 @@ from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
-from hespas.converters.costs import (
+from hespas.converters.hlo.attributes import (
+    dim_labels,
+    donated_parameters,
+    fields,
+    integer,
+    ints,
+    is_true,
+    names,
+    window,
+)
+from hespas.converters.hlo.module import Computation, HloModule
+from hespas.converters.hlo.scan import unquote
+from hespas.converters.hlo.shapes import ArrayShape, Shape
+from hespas.costs import (
     Body,
     BroadcastFacts,
     ConvFacts,
@@ -37,19 +50,6 @@ from hespas.converters.costs import (
     named_algorithm,
     with_macs,
 )
-from hespas.converters.hlo.attributes import (
-    dim_labels,
-    donated_parameters,
-    fields,
-    integer,
-    ints,
-    is_true,
-    names,
-    window,
-)
-from hespas.converters.hlo.module import Computation, HloModule
-from hespas.converters.hlo.scan import unquote
-from hespas.converters.hlo.shapes import ArrayShape, Shape
 from hespas.graph.errors import FormatError
 
 __all__ = ["Program", "base_opcode"]

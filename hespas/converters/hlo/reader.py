@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hespas.converters.costs import COLLECTIVE_KINDS, canonical_name
 from hespas.converters.format import ReadOptions
 from hespas.converters.hlo.attributes import PAIRS_KEY, frontend_pairs, int_rows, integer, is_true, names
 from hespas.converters.hlo.bindings import proto_to_text
@@ -29,7 +28,8 @@ from hespas.converters.hlo.sniff import is_text, module_bytes
 from hespas.converters.hlo.traffic import STRUCTURE
 from hespas.converters.hlo.verify import check_shapes
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
-from hespas.files.source import read_bytes
+from hespas.costs import COLLECTIVE_KINDS, canonical_name
+from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hespas.converters.costs import canonical_name
 from hespas.converters.hlo.attributes import integer, is_true
 from hespas.converters.hlo.groups import Mesh, header_meshes, parse_groups
 from hespas.converters.hlo.inference import (
@@ -20,6 +19,7 @@ from hespas.converters.hlo.module import Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.hlo.shapes import Shape, parse_shape, shown_shape
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
+from hespas.costs import canonical_name
 from hespas.graph.errors import UnsupportedError
 
 __all__ = ["check_shapes"]

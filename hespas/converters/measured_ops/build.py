@@ -10,12 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from hespas.converters.costs.aten import aten_cost, find_aten_rule
-from hespas.converters.costs.aten_cost import AtenCost
-from hespas.converters.costs.cost import Cost
-from hespas.converters.costs.facts import Tensor
 from hespas.converters.measured_ops.groups import EventGroups, Role, collective_kind, group_events
 from hespas.converters.measured_ops.owners import NOT_RECORDED
+from hespas.costs.aten import aten_cost, find_aten_rule
+from hespas.costs.aten.call import AtenCost
+from hespas.costs.operation import Cost, Tensor
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.converters.costs.aten import find_aten_rule, is_composite
+from hespas.costs.aten import find_aten_rule, is_composite
 from hespas.graph import HostOps, StringTable
 from hespas.graph.columns import BoolArray, IntArray
 

@@ -21,7 +21,7 @@ from hespas.converters.perfetto.wire import field_bytes, fixed64, varint
 from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
 from hespas.converters.tracks.lanes import End, Lanes, shown_ns
 from hespas.converters.tracks.scene import Chunk, Label, shown
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph import Csr, Diagnostics
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto.tables import (

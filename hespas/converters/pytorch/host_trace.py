@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hespas.converters.costs.aten import find_aten_rule
 from hespas.converters.pytorch.communication import (
     GROUPS_NODE,
     Communication,
@@ -29,6 +28,7 @@ from hespas.converters.pytorch.et_records import (
     storages_of,
     tensors_of,
 )
+from hespas.costs.aten import find_aten_rule
 from hespas.graph import Csr, HostOps, StringTableBuilder, TensorTypesBuilder, find_dtype
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, constant
 from hespas.graph.errors import FormatError

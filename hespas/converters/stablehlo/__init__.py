@@ -7,26 +7,10 @@ work in the same order (:mod:`.replay`). Several rank classes are a folder of re
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, ReadOptions, Value, WriteOptions
-from hespas.converters.stablehlo.sniffing import sniff
-from hespas.graph import Diagnostics, Workload
+from hespas.converters.format import Format, Value, WriteOptions, lazily
+from hespas.graph import Workload
 
 __all__ = ["FORMAT"]
-
-
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    """Load the reader when something is read: telling formats apart does not need it."""
-    from hespas.converters.stablehlo.reader import read
-
-    return read(path, options, diagnostics)
-
-
-def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.stablehlo.write import write
-
-    write(value, path, options, diagnostics)
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
@@ -76,9 +60,10 @@ FORMAT = Format(
     title="StableHLO program (text, bytecode, VHLO portable artifact, jax.export file)",
     suffixes=(".mlir", ".stablehlo", ".mlirbc", ".bc", ".vhlo", ".jaxexport", ".jax_export"),
     specification="https://openxla.org/stablehlo/spec",
-    sniff=sniff,
-    read=_read,
-    write=_write,
+    sniff=lazily("hespas.converters.stablehlo.sniffing:sniff"),
+    never_json=True,
+    read=lazily("hespas.converters.stablehlo.reader:read"),
+    write=lazily("hespas.converters.stablehlo.write:write"),
     writes_directory=_writes_directory,
     write_versions=_VERSIONS,
     timed=False,

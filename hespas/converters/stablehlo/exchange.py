@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hespas.converters.costs import COLLECTIVE_KINDS, payload
 from hespas.converters.replica_groups import (
     MAX_DEVICES,
     IdMode,
@@ -33,6 +32,7 @@ from hespas.converters.stablehlo.mlir import (
     string_in,
 )
 from hespas.converters.stablehlo.types import TypeInfo
+from hespas.costs import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 

@@ -7,7 +7,29 @@ from math import inf, isnan, nan, prod
 from types import ModuleType
 from typing import Protocol, cast
 
-from hespas.converters.costs import (
+from hespas.converters.stablehlo.bindings import Bindings
+from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.mlir import (
+    Attribute,
+    Block,
+    Operation,
+    Region,
+    Type,
+    Value,
+    enum_name,
+    int_of,
+    int_tuple,
+    is_true,
+    members_of,
+    price,
+    string_in,
+    symbol_of,
+    table_name,
+    text_of,
+)
+from hespas.converters.stablehlo.trips import TripCounter
+from hespas.converters.stablehlo.types import TypeTable
+from hespas.costs import (
     Body,
     ConvFacts,
     Cost,
@@ -33,29 +55,7 @@ from hespas.converters.costs import (
     config_precision,
     with_macs,
 )
-from hespas.converters.costs import Operation as CostInput
-from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.lifetimes import Lifetimes
-from hespas.converters.stablehlo.mlir import (
-    Attribute,
-    Block,
-    Operation,
-    Region,
-    Type,
-    Value,
-    enum_name,
-    int_of,
-    int_tuple,
-    is_true,
-    members_of,
-    price,
-    string_in,
-    symbol_of,
-    table_name,
-    text_of,
-)
-from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import TypeTable
+from hespas.costs import Operation as CostInput
 from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
@@ -434,7 +434,7 @@ def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: st
     return tuple(WindowDim(*row) for row in rows)
 
 
-# Attributes of multiply-accumulate units: see :mod:`hespas.converters.costs.macs`.
+# Attributes of multiply-accumulate units: see :mod:`hespas.costs.contraction`.
 #
 # They stand at the operation, with or without the prefix ``hespas.``, or as texts among its
 # ``mhlo.frontend_attributes``, which compilers keep.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isnan
 
-from hespas.converters.costs import FREE, branch_ns
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.exchange import Collective, Message
 from hespas.converters.stablehlo.lifetimes import CONSTANTS
@@ -13,6 +12,7 @@ from hespas.converters.stablehlo.mlir import Block, Operation, defining_op, symb
 from hespas.converters.stablehlo.module import Frame
 from hespas.converters.stablehlo.template import Flow, RegionRow, Template, Value, check_size, flatten
 from hespas.converters.stablehlo.walker import Handler, Shared, Walker
+from hespas.costs import FREE, branch_ns
 from hespas.graph import RegionKind
 from hespas.graph.errors import FormatError, UnsupportedError
 
@@ -169,7 +169,7 @@ def call_sites(frame: Frame, bindings: Bindings) -> Mapping[str, Sequence[Operat
 # A ``while`` is one region: a trip is its condition, then its body, whose nodes wait for the predicate; the
 # evaluation of the condition that ends the loop is left out. Unknown trips are NaN with a diagnostic. Of a
 # ``case`` or ``if`` the costliest branch counts once and the others not at all, by about how long it takes on
-# an accelerator (:func:`~hespas.converters.costs.branch_ns`); unknown costs count as nothing.
+# an accelerator (:func:`~hespas.costs.branch_ns`); unknown costs count as nothing.
 
 _MAX_PRODUCERS = 32
 

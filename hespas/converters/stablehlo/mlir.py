@@ -13,8 +13,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.converters.costs import Cost, canonical_name, cost_of, find_rule, unknown_cost
-from hespas.converters.costs import Operation as CostInput
+from hespas.costs import Cost, canonical_name, cost_of, find_rule, unknown_cost
+from hespas.costs import Operation as CostInput
 from hespas.graph.columns import IntArray
 
 __all__ = [

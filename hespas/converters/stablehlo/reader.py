@@ -29,7 +29,7 @@ from hespas.converters.stablehlo.template import Locations, Template
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError

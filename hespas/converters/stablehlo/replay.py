@@ -15,7 +15,6 @@ from math import isnan
 
 import numpy as np
 
-from hespas.converters.costs.table import canonical_name
 from hespas.converters.stablehlo.replay_emit import (
     F32,
     Binder,
@@ -48,6 +47,7 @@ from hespas.converters.stablehlo.replay_products import (
     fused_products,
     single_product,
 )
+from hespas.costs.table import canonical_name
 from hespas.files.limits import limits
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray, IntArray

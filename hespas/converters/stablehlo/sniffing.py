@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hespas.converters.format import Head
-from hespas.files.packed import open_input
+from hespas.files.streams import open_input
 
 __all__ = ["BYTECODE_MAGIC", "CLASS_MARK", "class_files", "looks_like_text", "sniff"]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import Cost, CustomFacts, Facts, Tensor
-from hespas.converters.costs import Operation as CostInput
 from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import Type, has_rule, price, quoted
+from hespas.costs import Cost, CustomFacts, Facts, Tensor
+from hespas.costs import Operation as CostInput
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UnsupportedError

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.costs import FREE, is_known_target
 from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
 from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.mlir import (
@@ -28,6 +27,7 @@ from hespas.converters.stablehlo.sharded import entered_axes, manual_axes
 from hespas.converters.stablehlo.template import Link, Locations, RegionRow, Scope, Template, TupleFlow, Value
 from hespas.converters.stablehlo.trips import TripCounter
 from hespas.converters.stablehlo.types import Signatures, TypeInfo, TypeTable
+from hespas.costs import FREE, is_known_target
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError

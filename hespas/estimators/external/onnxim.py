@@ -16,7 +16,7 @@ from hespas.estimators.external.binaries import binary_availability, binary_of
 from hespas.estimators.external.commands import CommandError, run_command
 from hespas.estimators.external.problems import Product
 from hespas.files.limits import limits
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 

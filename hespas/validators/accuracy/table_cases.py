@@ -10,11 +10,11 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators.by_operation import OperationModel
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import KINDS, Labels, Operations, numbered
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
 from hespas.hardware import Device
+from hespas.measurements import Measurements
+from hespas.operations import KINDS, Labels, Operations, numbered
 from hespas.validators.accuracy.cases import Cases, Prediction
 
 __all__ = ["DistinctRows", "ShapeTexts", "TableClasses", "cases_of_rows", "prediction_of_rows"]

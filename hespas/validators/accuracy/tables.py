@@ -9,12 +9,12 @@ import numpy as np
 
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel
-from hespas.estimators.measurements import Measurements
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
+from hespas.measurements import Measurements
 from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, baselines_of_rows
 from hespas.validators.accuracy.cases import Cases

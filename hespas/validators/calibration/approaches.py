@@ -11,11 +11,11 @@ import numpy as np
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.learned.stored import LearnedModel
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels, Operations
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit
+from hespas.measurements import Measurements
+from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.table_cases import prediction_of_rows
 from hespas.validators.calibration.collectives import fit_collectives

@@ -11,11 +11,11 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators.learned.stored import Cell, LearnedModel, load_model
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, named_device
+from hespas.measurements import Measurements
+from hespas.operations import Labels
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,

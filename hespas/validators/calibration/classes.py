@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hespas.estimators.measurements import Measurements
 from hespas.graph.columns import IntArray
 from hespas.hardware import ANY
+from hespas.measurements import Measurements
 
 __all__ = ["FITTED_SPLITS", "Rows", "classes_of", "may_be_fitted"]
 

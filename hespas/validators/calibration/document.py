@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import msgspec
-
 from hespas import __version__
 from hespas.estimators.learned.stored import LearnedModel
+from hespas.files.documents import document_bytes
 from hespas.hardware import Fit
 from hespas.validators.accuracy.document import diagnostics_json, summary_json
 from hespas.validators.calibration.calibrate import Calibration
 from hespas.validators.calibration.held_out import TESTS
-from hespas.validators.document import encoded
 
 __all__ = ["SCHEMA_ID", "calibration_json"]
 
@@ -46,7 +44,7 @@ def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
         ],
         "diagnostics": diagnostics_json(done.diagnostics),
     }
-    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+    return document_bytes(document)
 
 
 def _fit(fit: Fit) -> dict[str, object]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from hespas.estimators.calibrated.form import Form, machine_of
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import find_scheme
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.measurements import Measurements
+from hespas.operations import find_scheme
 from hespas.validators.calibration.classes import Rows, classes_of, may_be_fitted
 from hespas.validators.calibration.fit_class import (
     FittedClass,

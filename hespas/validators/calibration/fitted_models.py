@@ -10,13 +10,13 @@ import numpy as np
 from hespas.estimators.learned.features import FAMILIES
 from hespas.estimators.learned.model import ModelsAtHand
 from hespas.estimators.learned.stored import LearnedModel
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Operations
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.basis import basis_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
+from hespas.measurements import Measurements
+from hespas.operations import Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.table_cases import prediction_of_rows
 from hespas.validators.calibration.approaches import (

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hespas.estimators.measurements import LeftOut, Measurements, joined
-from hespas.estimators.operations import Labels, operations_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import Device, load_device
+from hespas.measurements import LeftOut, Measurements, joined
+from hespas.operations import Labels, operations_of
 from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.sources import Source, sources_of
 

@@ -10,12 +10,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import KINDS, Labels, Operations
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import Device
+from hespas.measurements import Measurements
+from hespas.operations import KINDS, Labels, Operations
 from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import KINDS
+from hespas.measurements import Measurements
+from hespas.operations import KINDS
 
 __all__ = [
     "EXPERTS",

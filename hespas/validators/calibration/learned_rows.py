@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.features import ABSOLUTE_COLUMNS, FAMILIES, RISING_COLUMNS, features_of
 from hespas.estimators.learned.model import code_columns
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, device_names, named_device
+from hespas.measurements import Measurements
+from hespas.operations import Labels
 from hespas.validators.calibration.learned_parts import Part
 
 __all__ = ["Rows", "family_name", "rising", "rows_for", "transferable"]

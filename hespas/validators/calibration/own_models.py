@@ -11,10 +11,10 @@ from math import isfinite
 import numpy as np
 
 from hespas.estimators.learned.features import FAMILIES
-from hespas.estimators.measurements import Measurements, joined
-from hespas.estimators.operations import find_scheme
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device
+from hespas.measurements import Measurements, joined
+from hespas.operations import find_scheme
 from hespas.validators.calibration.classes import may_be_fitted
 from hespas.validators.calibration.learned import FEWEST_MARGINS, folds_of
 from hespas.validators.calibration.learned_parts import (

@@ -18,10 +18,10 @@ import numpy as np
 from hespas.estimators.calibrated.form import Columns, Form, machine_of
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
 from hespas.estimators.calibrated.model import FitIndex
-from hespas.estimators.measurements import Measurements, joined
-from hespas.estimators.operations import MATRIX_KINDS, Labels
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.measurements import Measurements, joined
+from hespas.operations import MATRIX_KINDS, Labels
 from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
 from hespas.validators.calibration.solver import Solution, Trial, solve
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from hespas import __version__
 from hespas.converters import format_names, load_format
-from hespas.validators.document import encoded
+from hespas.files.documents import document_bytes
 from hespas.validators.roundtrip.columns import Kept
 from hespas.validators.roundtrip.pairs import FilePairs
 from hespas.validators.roundtrip.result import Cell, RoundTrips
@@ -103,7 +101,7 @@ def roundtrip_json(done: RoundTrips) -> bytes:
         cells=tuple(map(_cell, done.cells)),
         diagnostics=_findings(totals),
     )
-    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+    return document_bytes(document)
 
 
 def _input(file: FilePairs) -> _Input:

@@ -25,7 +25,7 @@ _SIZELESS = (int(CollectiveKind.BARRIER), int(CollectiveKind.BROADCAST))
 
 
 def collective_name(kind: int) -> str:
-    """``all-reduce`` for a code of :class:`~hespas.graph.kinds.CollectiveKind`."""
+    """``all-reduce`` for a code of :class:`~hespas.graph.opgraph.CollectiveKind`."""
     return CollectiveKind(kind).name.lower().replace("_", "-")
 
 

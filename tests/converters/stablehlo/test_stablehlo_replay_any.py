@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.costs.table import TABLE
+from hespas.costs.table import TABLE
 from hespas.graph import (
     DTYPES,
     CollectiveKind,

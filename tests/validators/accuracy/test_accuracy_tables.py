@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from hespas.estimators.by_operation import Prediction
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels, Operations, build, operations_of
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, Operations, build, operations_of
 from hespas.validators.accuracy import accuracy_of_tables, baselines, table_cases, tables
 from hespas.validators.accuracy.cases import shared_shapes
 from hespas.validators.accuracy.result import Accuracy

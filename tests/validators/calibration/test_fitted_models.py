@@ -12,12 +12,12 @@ import pytest
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import LearnedModel, model_bytes
-from hespas.estimators.measurements import Measurements, joined, read_measurements
-from hespas.estimators.operations import Labels
 from hespas.estimators.systolic import Systolic
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, device_to_toml, load_device
+from hespas.measurements import Measurements, joined, read_measurements
+from hespas.operations import Labels
 from hespas.validators.calibration import (
     Calibration,
     FitMemory,

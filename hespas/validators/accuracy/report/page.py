@@ -9,6 +9,7 @@ from importlib.resources import files
 from math import isfinite
 
 from hespas import __version__
+from hespas.files.documents import encoded
 from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device, named_device, peak_for
@@ -38,7 +39,6 @@ from hespas.validators.accuracy.report.steps import (
 from hespas.validators.accuracy.report.texts import percent, rate_text, shown, time_text
 from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
-from hespas.validators.document import encoded
 
 __all__ = ["accuracy_html"]
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hespas import __version__
-from hespas.files.packed import open_input
+from hespas.files.streams import open_input
 from hespas.hardware import Device
 
 __all__ = ["FileFact", "Provenance", "provenance_of"]

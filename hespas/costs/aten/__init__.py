@@ -1,0 +1,243 @@
+"""THE cost table of PyTorch's operations, as its profilers record them: one row declares and dispatches.
+
+Keys are names with their namespace. Rows of :data:`ATEN` cost an operation with all it calls; rows of
+:data:`COMPOSITE` only where no recorded part of it costs anything: ``aten::linear`` is then its own product,
+else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN, never 0.
+"""
+
+from __future__ import annotations
+
+from hespas.costs.aten import elements, matmul
+from hespas.costs.aten import reduce as over
+from hespas.costs.aten.call import AtenCost, AtenRule, Call, free, read_call, unknown
+from hespas.costs.aten.fused import ATTENTION, FALLBACK, SERVING, attention, triton_kernel
+from hespas.graph import DType
+
+__all__ = ["ATEN", "COMPOSITE", "VIEWS", "aten_cost", "find_aten_rule", "is_composite"]
+
+_CONV = {
+    "convolution": "convolution _convolution convolution_overrideable",
+    "cudnn_convolution": "cudnn_convolution",
+    "cudnn_convolution_transpose": "cudnn_convolution_transpose",
+    "cudnn_convolution_relu": "cudnn_convolution_relu miopen_convolution_relu",
+    "cudnn_convolution_add_relu": "cudnn_convolution_add_relu miopen_convolution_add_relu",
+    "miopen_convolution": "miopen_convolution miopen_depthwise_convolution mkldnn_convolution",
+    "miopen_convolution_transpose": "miopen_convolution_transpose",
+    "conv_depthwise": "_conv_depthwise2d conv_depthwise3d",
+    "slow_conv": "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward",
+    "slow_conv_dilated": "slow_conv_dilated2d slow_conv_dilated3d",
+}
+_CONV_COMPOSITE = {
+    "conv": "conv1d conv2d conv3d",
+    "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
+}
+
+
+def _aten(names: str, rule: AtenRule) -> dict[str, AtenRule]:
+    return {f"aten::{name}": rule for name in names.split()}
+
+
+_MATMULS: dict[str, AtenRule] = {
+    **_aten("mm mv dot vdot bmm _int_mm inner", matmul.matmul),
+    **_aten("_scaled_mm", matmul.scaled_matmul),
+    **_aten("_grouped_mm", matmul.grouped_matmul),
+    **_aten("addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_", matmul.biased_matmul),
+    **{
+        name: rule
+        for layout, names in _CONV.items()
+        for name, rule in _aten(names, matmul.convolution(layout)).items()
+    },
+    **_aten("convolution_backward convolution_backward_overrideable", matmul.convolution_backward),
+    **{name: attention(layout) for name, layout in ATTENTION.items()},
+}
+
+_REDUCTIONS: dict[str, AtenRule] = {
+    **_aten("sum nansum", over.reduction(dtype=3, full_from=2, result="sum")),
+    **_aten("mean nanmean", over.reduction(dtype=3, full_from=2, finish=1.0)),
+    **_aten("prod", over.reduction(dtype=3, full_from=2, result="sum")),
+    **_aten("amax amin", over.reduction(full_from=1)),
+    **_aten("all any", over.reduction(full_from=1, result="bool")),
+    **_aten("argmax argmin", over.reduction(full_from=1, result="index")),
+    **_aten("norm", over.reduction(2.0, dim=2, keep=3, full_from=2, transcendentals=1.0)),
+    **_aten(
+        "linalg_vector_norm", over.reduction(2.0, dim=2, keep=3, dtype=4, full_from=2, transcendentals=1.0)
+    ),
+    **_aten("var", over.reduction(4.0, keep=3, full_from=2, finish=1.0)),
+    **_aten("std", over.reduction(4.0, keep=3, full_from=2, finish=1.0, transcendentals=1.0)),
+    **_aten("logsumexp", over.reduction(3.0, full_from=1, transcendentals=1.0)),
+    **_aten("count_nonzero", over.reduction(keep=-1, full_from=1, result="index")),
+}
+
+
+def _extreme(call_results: AtenRule) -> AtenRule:
+    """``max`` and ``min``: of two tensors elementwise, of one and a dimension with places, of one alone."""
+    alone = over.reduction(full_from=1)
+    both = elements.pointwise("maximum")
+
+    def rule(call: Call) -> AtenCost:
+        if call.tensor(1) is not None:
+            return both(call)
+        return alone(call) if len(call.args) < 2 else call_results(call)
+
+    return rule
+
+
+_NORMS: dict[str, AtenRule] = {
+    **_aten("native_layer_norm", over.layer_norm),
+    **_aten("native_group_norm", over.group_norm),
+    **_aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", over.batch_norm),
+    **_aten("_fused_rms_norm", over.rms_norm(0, 2)),
+    **_aten(
+        "native_layer_norm_backward", over.normalisation_backward(0, 1, 3, 4, 5, source_at=1, weight_at=5)
+    ),
+    **_aten(
+        "native_group_norm_backward", over.normalisation_backward(0, 1, 2, 3, 4, source_at=1, weight_at=4)
+    ),
+    **_aten(
+        "native_batch_norm_backward", over.normalisation_backward(0, 1, 2, 5, 6, source_at=1, weight_at=2)
+    ),
+    **_aten(
+        "cudnn_batch_norm_backward miopen_batch_norm_backward",
+        over.normalisation_backward(0, 1, 2, 5, 6, source_at=0, weight_at=2, mask=False),
+    ),
+    **_aten("_softmax _log_softmax _safe_softmax", over.softmax),
+    **_aten("_softmax_backward_data _log_softmax_backward_data", over.softmax_backward),
+}
+
+_WINDOWS: dict[str, AtenRule] = {
+    **_aten("max_pool2d_with_indices", over.pool(2, ceil_at=5, dilation_at=4, indices=True)),
+    **_aten("max_pool3d_with_indices", over.pool(3, ceil_at=5, dilation_at=4, indices=True)),
+    **_aten("avg_pool2d", over.pool(2, ceil_at=4)),
+    **_aten("avg_pool3d", over.pool(3, ceil_at=4)),
+    **_aten("_adaptive_avg_pool2d", over.pool(2, ceil_at=-1, adaptive=True)),
+    **_aten("_adaptive_avg_pool3d", over.pool(3, ceil_at=-1, adaptive=True)),
+    **_aten(
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
+        "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
+        over.pool_backward,
+    ),
+    **_aten("upsample_nearest1d _upsample_nearest_exact1d", over.upsample(1, 0.0)),
+    **_aten("upsample_nearest2d _upsample_nearest_exact2d", over.upsample(2, 0.0)),
+    **_aten("upsample_nearest3d _upsample_nearest_exact3d", over.upsample(3, 0.0)),
+    **_aten("upsample_linear1d", over.upsample(1, 3.0)),
+    **_aten("upsample_bilinear2d _upsample_bilinear2d_aa", over.upsample(2, 9.0)),
+    **_aten("upsample_bicubic2d _upsample_bicubic2d_aa", over.upsample(2, 35.0)),
+    **_aten("upsample_trilinear3d", over.upsample(3, 21.0)),
+}
+
+_PLACES: dict[str, AtenRule] = {
+    **_aten("index_select", elements.index_select),
+    **_aten("gather", elements.gather(2)),
+    **_aten("take", elements.gather(1)),
+    **_aten("index", elements.index),
+    **_aten("index_put_ _index_put_impl_", elements.index_put),
+    **_aten("scatter_", elements.scatter(adds=False)),
+    **_aten("scatter_add_ scatter_reduce_", elements.scatter(adds=True)),
+    **_aten("scatter", elements.scatter(adds=False, copies=True)),
+    **_aten("scatter_add scatter_reduce", elements.scatter(adds=True, copies=True)),
+    **_aten("index_add_", elements.place_along(adds=True)),
+    **_aten("index_copy_", elements.place_along(adds=False)),
+    **_aten("embedding_dense_backward", elements.embedding_gradient),
+    **_aten("_embedding_bag _embedding_bag_forward_only", elements.embedding_bag),
+    **_aten("masked_select nonzero", elements.masked_select),
+    **_aten("nll_loss_forward nll_loss2d_forward", elements.nll_loss),
+    **_aten("nll_loss_backward nll_loss2d_backward", elements.nll_loss_backward),
+    **_aten("native_dropout _fused_dropout", elements.dropout),
+    **_aten("copy_", elements.copy_into),
+    **_aten("cat", elements.concatenate),
+    **_aten("fill_ zero_ uniform_ normal_ exponential_ random_ bernoulli_", elements.fill),
+    **_aten("arange", elements.generate),
+    **_aten("cumsum cumprod logcumsumexp", over.scan),
+    **_aten("sort", over.sort(1)),
+    **_aten("topk", over.top_k),
+    **_aten("max min", _extreme(over.reduction(full_from=1, results=2))),
+    **_aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adam _fused_adamw _fused_sgd", elements.optimizer),
+    **_aten("_local_scalar_dense", elements.cast(-1)),
+}
+
+_FOREACH = (
+    "add sub mul div sqrt neg exp reciprocal addcmul addcdiv lerp pow zero copy maximum minimum clamp_min "
+    "clamp_max abs sigmoid tanh log"
+)
+
+ATEN: dict[str, AtenRule] = {
+    **{f"aten::{name}": elements.pointwise(name) for name in elements.POINTWISE},
+    **{
+        f"aten::{name}_": elements.pointwise(f"{name}_")
+        for name in elements.POINTWISE
+        if not name.endswith("_")
+    },
+    **{
+        f"aten::_foreach_{name}{suffix}": elements.foreach(f"_foreach_{name}{suffix}")
+        for name in _FOREACH.split()
+        for suffix in ("", "_")
+    },
+    **_MATMULS,
+    **_REDUCTIONS,
+    **_NORMS,
+    **_WINDOWS,
+    **_PLACES,
+    **SERVING,
+}
+"""Operation -> rule for it and all it calls."""
+
+_NO_WORK = (
+    "view reshape as_strided expand permute transpose t select slice squeeze unsqueeze detach alias unbind "
+    "split chunk narrow _unsafe_view view_as expand_as broadcast_to diagonal unfold flatten unflatten "
+    "lift_fresh resolve_conj resolve_neg empty empty_like empty_strided split_with_sizes resize_"
+)
+VIEWS: frozenset[str] = frozenset(_aten(_NO_WORK, free))
+"""Operations that launch nothing and cost nothing; work found in one is of something else: unknown."""
+
+COMPOSITE: dict[str, AtenRule] = {
+    **_aten("linear", matmul.linear),
+    "aiter::gemm_a16w16": matmul.linear,
+    **_aten("matmul", matmul.matmul),
+    **{
+        name: rule
+        for layout, names in _CONV_COMPOSITE.items()
+        for name, rule in _aten(names, matmul.convolution(layout)).items()
+    },
+    **_aten("scaled_dot_product_attention", attention(FALLBACK)),
+    **_aten("embedding", elements.embedding),
+    **_aten("embedding_bag", elements.embedding_bag),
+    **_aten("_to_copy to", elements.cast(1)),
+    **_aten("clone contiguous", elements.cast(-1)),
+    **_aten("repeat", elements.repeat),
+    **_aten("slice_backward select_backward", elements.slice_backward),
+}
+"""Operation -> rule where none of its parts is costed."""
+
+_GENERATED = ("triton_",)
+_LARGEST_EXTENT = 1 << 62
+
+
+def find_aten_rule(name: str) -> AtenRule | None:
+    """The rule of an operation that may launch work, None where the table has none."""
+    if name.startswith(_GENERATED):
+        return triton_kernel
+    return ATEN.get(name) or COMPOSITE.get(name)
+
+
+def is_composite(name: str) -> bool:
+    """Whether an operation is costed by its parts where those are known."""
+    return name in COMPOSITE
+
+
+def aten_cost(
+    name: str, shapes: str, types: str, *, strides: str = "", values: str = "", hint: DType | None = None
+) -> AtenCost:
+    """What one operation costs, from the JSON texts of its inputs as Kineto writes them.
+
+    ``hint`` is the element type of lists of tensors, which no trace states. NaN for what cannot be told.
+    """
+    call = read_call(name, shapes, types, strides=strides, values=values, hint=hint)
+    rule = find_aten_rule(name)
+    if rule is None:
+        return free(call) if name in VIEWS else unknown(call)
+    try:
+        found = rule(call)
+    except OverflowError:  # sizes that no memory holds
+        return unknown(call)
+    extents = [extent for tensor in found.results for extent in tensor.shape]
+    return found if max(extents, default=0) <= _LARGEST_EXTENT else unknown(call)

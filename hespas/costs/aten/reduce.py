@@ -1,0 +1,366 @@
+"""Costs of PyTorch's reductions, normalisations, softmax, sorting, scans, pooling and resampling."""
+
+from __future__ import annotations
+
+from math import ceil, log2, nan, prod
+
+from hespas.costs.aten.call import (
+    FLOAT32,
+    INT64,
+    AtenCost,
+    AtenRule,
+    Call,
+    Strided,
+    dense,
+    is_integral,
+    needs,
+    scalar_type,
+    simple,
+)
+from hespas.graph import DType, OpClass, find_dtype
+
+__all__ = [
+    "batch_norm",
+    "group_norm",
+    "layer_norm",
+    "normalisation_backward",
+    "pool",
+    "pool_backward",
+    "reduction",
+    "rms_norm",
+    "scan",
+    "softmax",
+    "softmax_backward",
+    "sort",
+    "top_k",
+    "upsample",
+]
+
+_BOOL = find_dtype("i1")
+_NORM_FLOPS, _NORM_BACKWARD_FLOPS = 6.0, 11.0
+"""An element: mean, deviation, square, sum, shift and scale; scale and offset of the affine form apart."""
+
+
+def _statistics(dtype: DType | None) -> DType | None:
+    """The type of means and deviations: at least single precision."""
+    return FLOAT32 if dtype is not None and dtype.bits < 32 else dtype
+
+
+def _reduced(
+    shape: tuple[int, ...], dims: tuple[int, ...] | None, keep: bool | None
+) -> tuple[int, ...] | None:
+    """The shape without ``dims`` (empty: all of them); None where it cannot be told."""
+    rank = len(shape)
+    if dims is None or any(not -max(rank, 1) <= dim < max(rank, 1) for dim in dims):
+        return None
+    gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
+    if keep:
+        return tuple(1 if dim in gone else extent for dim, extent in enumerate(shape))
+    return tuple(extent for dim, extent in enumerate(shape) if dim not in gone)
+
+
+def _dims(call: Call, place: int, full_from: int) -> tuple[int, ...] | None:
+    """Dimensions to reduce: all where the call has no such argument, or an empty one; None unknown."""
+    if len(call.args) <= full_from:
+        return ()
+    if not call.has_values:
+        return None
+    return call.integers(place) if call.arg(place).value.strip("[] ") else ()
+
+
+def reduction(
+    flops: float = 1.0,
+    *,
+    dim: int = 1,
+    keep: int = 2,
+    dtype: int = -1,
+    full_from: int = 2,
+    result: str = "same",
+    transcendentals: float = 0.0,
+    results: int = 1,
+    finish: float = 0.0,
+) -> AtenRule:
+    """``flops`` for each element that is reduced away, ``finish`` for each result (a division).
+
+    A call with at most ``full_from`` arguments reduces everything. ``result``: ``same``, ``sum`` (whole
+    numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the place of an explicit type.
+    """
+
+    @needs(OpClass.REDUCTION, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
+        out = call.last_output(max(full_from, 1))
+        if shape is None and out is not None and out.elements:
+            shape = out.shape
+        if shape is None:
+            return None
+        stated = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
+        found = dense(stated or _result(result, source.dtype), shape)
+        extra = [dense(INT64, shape)] * (results - 1)
+        steps = max(float(source.elements - found.elements), 0.0)
+        return simple(
+            OpClass.REDUCTION,
+            [source],
+            [found, *extra],
+            flops=flops * steps + finish * found.elements,
+            transcendentals=transcendentals * found.elements,
+        )
+
+    return rule
+
+
+def _result(kind: str, dtype: DType | None) -> DType | None:
+    if kind == "index":
+        return INT64
+    if kind == "bool":
+        return _BOOL
+    return INT64 if kind == "sum" and is_integral(dtype) else dtype
+
+
+@needs(OpClass.NORMALIZATION, 0)
+def layer_norm(call: Call, source: Strided) -> AtenCost | None:
+    """``native_layer_norm`` (input, normalised shape, weight, bias): result, mean and deviation of a row."""
+    weight, bias = call.tensor(2), call.tensor(3)
+    inner = call.integers(1) or (None if weight is None else weight.shape)
+    if inner is None or source.shape[-len(inner) :] != inner:
+        return None
+    outer = source.shape[: -len(inner)]
+    affine = [each for each in (weight, bias) if each is not None]
+    statistic = dense(_statistics(source.dtype), (*outer, *(1,) * len(inner)))
+    return simple(
+        OpClass.NORMALIZATION,
+        [source, *affine],
+        [dense(source.dtype, source.shape), statistic, statistic],
+        flops=(_NORM_FLOPS + len(affine)) * source.elements,
+        transcendentals=float(prod(outer)),
+    )
+
+
+def rms_norm(
+    source_at: int, weight_at: int, *, residual_at: int = -1, residual_out_at: int = -1, out_at: int = -1
+) -> AtenRule:
+    """x / sqrt(mean(x^2)) * weight: four FLOPs an element. With a residual, x + residual is written too.
+
+    Places of what the caller allocated (``out_at``, ``residual_out_at``) are not read.
+    """
+
+    @needs(OpClass.NORMALIZATION, source_at)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        weight = call.tensor(weight_at)
+        if not source.shape:
+            return None
+        residual = call.tensor(residual_at)
+        out = call.tensor(out_at) if out_at >= 0 else None
+        inputs = [each for each in (source, residual, weight) if each is not None]
+        results = [dense((out or source).dtype, source.shape)]
+        if residual is not None:
+            kept = call.tensor(residual_out_at) if residual_out_at >= 0 else None
+            results.append(dense((kept or residual).dtype, source.shape))
+        flops = 3.0 + (weight is not None) + (residual is not None)
+        rows = float(prod(source.shape[:-1]))
+        return simple(
+            OpClass.NORMALIZATION, inputs, results, flops=flops * source.elements, transcendentals=rows
+        )
+
+    return rule
+
+
+@needs(OpClass.NORMALIZATION, 0)
+def group_norm(call: Call, source: Strided) -> AtenCost | None:
+    """``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
+    weight, bias = call.tensor(1), call.tensor(2)
+    batch, groups = call.integer(3), call.integer(6)
+    if batch is None or groups is None or min(batch, groups) < 1:
+        return None
+    affine = [each for each in (weight, bias) if each is not None]
+    statistic = dense(_statistics(source.dtype), (batch, groups))
+    return simple(
+        OpClass.NORMALIZATION,
+        [source, *affine],
+        [dense(source.dtype, source.shape), statistic, statistic],
+        flops=(_NORM_FLOPS + len(affine)) * source.elements,
+        transcendentals=float(batch * groups),
+    )
+
+
+@needs(OpClass.NORMALIZATION, 0)
+def batch_norm(call: Call, source: Strided) -> AtenCost | None:
+    """(input, weight, bias, running mean, running variance, training): eight FLOPs an element to train, four
+    to infer, as in the table of StableHLO.
+    """
+    training = call.flag(5)
+    if len(source.shape) < 2 or training is None:
+        return None
+    others = [each for each in (call.tensor(place) for place in range(1, 5)) if each is not None]
+    features = source.shape[1]
+    statistic = dense(_statistics(source.dtype), (features,))
+    result = dense(source.dtype, source.shape)
+    return simple(
+        OpClass.NORMALIZATION,
+        [source, *others],
+        [result, statistic, statistic] if training else [result],
+        flops=(8.0 if training else 4.0) * source.elements,
+        transcendentals=float(features),
+    )
+
+
+def normalisation_backward(*read_at: int, source_at: int, weight_at: int, mask: bool = True) -> AtenRule:
+    """Gradients of input, weight and bias. The last argument says which are wanted, where ``mask``; in a
+    trace without values, as in training: all.
+    """
+
+    @needs(OpClass.NORMALIZATION, source_at)
+    def rule(call: Call, source: Strided) -> AtenCost:
+        weight = call.tensor(weight_at)
+        wanted = call.flags(len(call.args) - 1) if mask and call.has_values else None
+        wanted = wanted if wanted is not None and len(wanted) == 3 else (True, True, True)
+        inputs = [each for each in (call.tensor(place) for place in read_at) if each is not None]
+        results = [dense(source.dtype, source.shape)] if wanted[0] else []
+        if weight is not None:
+            results += [dense(weight.dtype, weight.shape)] * (wanted[1] + wanted[2])
+        return simple(OpClass.NORMALIZATION, inputs, results, flops=_NORM_BACKWARD_FLOPS * source.elements)
+
+    return rule
+
+
+@needs(OpClass.NORMALIZATION, 0)
+def softmax(call: Call, source: Strided) -> AtenCost:
+    """(input, dim, half to float): maximum, subtract, sum, divide, and one exponential an element."""
+    dim = call.integer(1)
+    widened = call.flag(2) is True and "backward" not in call.name
+    result = dense(FLOAT32 if widened else source.dtype, source.shape)
+    rank = len(source.shape)
+    extent = source.shape[dim] if dim is not None and -rank <= dim < rank else 0
+    rows = source.elements / extent if extent else nan if source.elements else 0.0
+    is_log = "log" in call.name
+    return simple(
+        OpClass.NORMALIZATION,
+        [source],
+        [result],
+        flops=4.0 * source.elements - 2.0 * rows,
+        transcendentals=source.elements + (rows if is_log else 0.0),
+    )
+
+
+@needs(OpClass.NORMALIZATION, 0, 1)
+def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
+    """(gradient, output, ...): a product, a sum, and a product and a difference for each element."""
+    is_log = "log" in call.name
+    return simple(
+        OpClass.NORMALIZATION,
+        [grad, output],
+        [dense(output.dtype, output.shape)],
+        flops=(3.0 if is_log else 4.0) * output.elements,
+        transcendentals=float(output.elements) if is_log else 0.0,
+    )
+
+
+@needs(OpClass.REDUCTION, 0)
+def scan(call: Call, source: Strided) -> AtenCost:
+    """``cumsum``, ``cumprod``: one FLOP an element."""
+    out = call.last_output(1)
+    stated = out.dtype if out is not None else scalar_type(call.integer(2))
+    result = dense(stated or _result("sum", source.dtype), source.shape)
+    return simple(OpClass.REDUCTION, [source], [result], flops=float(source.elements))
+
+
+def sort(dim_at: int = 1) -> AtenRule:
+    """n log2(extent) comparisons; values and 64-bit places are written."""
+
+    @needs(OpClass.SORT, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        dim = call.integer(dim_at)
+        if dim is None or not -len(source.shape) <= dim < len(source.shape):
+            return None
+        steps = ceil(log2(source.shape[dim])) if source.shape[dim] > 1 else 0
+        results = [dense(source.dtype, source.shape), dense(INT64, source.shape)]
+        return simple(OpClass.SORT, [source], results, flops=float(source.elements * steps))
+
+    return rule
+
+
+@needs(OpClass.SORT, 0)
+def top_k(call: Call, source: Strided) -> AtenCost | None:
+    """(input, k, dim): every element compared once, and log2(k) times more."""
+    k = call.integer(1)
+    if k is None or not source.shape or not 0 <= k <= max(source.shape):
+        return None
+    dim = call.integer(2)
+    place = -1 if dim is None else dim
+    if not -len(source.shape) <= place < len(source.shape):
+        return None
+    shape = list(source.shape)
+    shape[place] = k
+    steps = 1 + (ceil(log2(k)) if k > 1 else 0)
+    results = [dense(source.dtype, shape), dense(INT64, shape)]
+    return simple(OpClass.SORT, [source], results, flops=float(source.elements * steps))
+
+
+def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: int) -> tuple[int, ...] | None:
+    size, stride, padding = call.integers(1), call.integers(2), call.integers(3)
+    dilation = call.integers(dilation_at) if dilation_at >= 0 else (1,)
+    if size is None or padding is None or dilation is None or len(source.shape) < rank:
+        return None
+    stride = stride or size
+    parts = [each * rank if len(each) == 1 else each for each in (size, stride, padding, dilation)]
+    if any(len(each) != rank for each in parts) or min(*parts[1], *parts[3]) < 1:
+        return None
+    up = call.flag(ceil_at) is True
+    extents: list[int] = []
+    for place, extent in enumerate(source.shape[-rank:]):
+        kernel, step, pad, spread = (each[place] for each in parts)
+        room = extent + 2 * pad - spread * (kernel - 1) - 1
+        count = (-(-room // step) if up else room // step) + 1
+        if up and (count - 1) * step >= extent + pad:
+            count -= 1
+        extents.append(count)
+    return None if min(extents) < 0 else (*source.shape[:-rank], *extents)
+
+
+def pool(
+    rank: int, *, ceil_at: int, dilation_at: int = -1, indices: bool = False, adaptive: bool = False
+) -> AtenRule:
+    """A window over the last ``rank`` dimensions: one FLOP for each position of each window."""
+
+    @needs(OpClass.WINDOW, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        if len(source.shape) < rank:
+            return None
+        if adaptive:
+            size = call.integers(1)
+            shape = None if size is None or len(size) != rank else (*source.shape[:-rank], *size)
+            taps = source.elements / prod(shape) if shape and prod(shape) else nan
+        else:
+            shape = _pooled(call, source, rank, ceil_at, dilation_at)
+            window = call.integers(1) or ()
+            taps = float(prod(window * rank if len(window) == 1 else window))
+        if shape is None:
+            return None
+        result = dense(source.dtype, shape)
+        results = [result, dense(INT64, shape)] if indices else [result]
+        return simple(OpClass.WINDOW, [source], results, flops=taps * result.elements)
+
+    return rule
+
+
+@needs(OpClass.WINDOW, 0, 1)
+def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
+    """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written."""
+    places = call.last_output(2)
+    inputs = [grad] if places is None else [grad, places]
+    return simple(OpClass.WINDOW, inputs, [dense(source.dtype, source.shape)], flops=nan)
+
+
+def upsample(rank: int, flops: float) -> AtenRule:
+    """(input, output size, ...): ``flops`` for each result element; what is picked is read."""
+
+    @needs(OpClass.WINDOW, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        size = call.integers(1)
+        if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
+            return None
+        result = dense(source.dtype, (*source.shape[:2], *size))
+        read = min(source.bytes, result.bytes) if flops == 0 else source.bytes
+        return simple(OpClass.WINDOW, [source], [result], flops=flops * result.elements, read=read)
+
+    return rule

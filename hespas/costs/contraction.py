@@ -1,0 +1,393 @@
+"""Costs of matrix products (``dot_general``, ``dot``, ``einsum``, ``ragged_dot``) and convolutions.
+
+The rate key is the operands' types, not the accumulator's: bf16 x bf16 -> f32 runs at the bf16 rate. An
+explicit ``algorithm`` outranks ``precision_config``, which outranks the element types.
+
+Quantised operands, as the StableHLO specification defines them: with both quantised, the stored integers are
+multiplied into a 32-bit accumulator, and a narrower quantised result is rescaled (two FLOPs an element). With
+the right-hand side alone quantised (hybrid), its elements become floats first (two FLOPs each). These FLOPs
+are the node's beside those of the product. Zero points cost nothing: compilers fold them into the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import gcd, isfinite, nan, prod
+
+import numpy as np
+
+from hespas.costs.operation import (
+    Contraction,
+    ConvFacts,
+    Cost,
+    DotFacts,
+    EinsumFacts,
+    Operation,
+    Precision,
+    RaggedDotFacts,
+    Tensor,
+    WindowDim,
+    is_complex,
+    unknown_cost,
+)
+from hespas.graph import ACCUMULATOR_BITS, DYNAMIC, MAC_NOISE_SIGMA, DType, DTypeKind, OpClass, dtype
+
+__all__ = [
+    "config_precision",
+    "contraction_cost",
+    "convolution",
+    "convolution_cost",
+    "dot",
+    "einsum",
+    "named_algorithm",
+    "ragged_dot",
+    "valid_positions",
+    "with_macs",
+]
+
+_COMPLEX_PRODUCTS = 4
+_RESCALE = 2.0
+"""A multiplication by the scale and an addition of the zero point."""
+_LEAST = 32
+"""Bits in which products of quantised values add up where nothing states fewer."""
+_LEVEL_PRODUCTS = {"HIGH": 3, "HIGHEST": 6}
+
+
+def config_precision(levels: tuple[str, ...]) -> Precision:
+    """The precision of a ``precision_config``: its most exact level decides."""
+    ranked = [level.upper() for level in levels]
+    best = max(ranked, key=lambda level: _LEVEL_PRODUCTS.get(level, 1), default="DEFAULT")
+    return Precision(level=best)
+
+
+def named_algorithm(name: str) -> Precision:
+    """The precision of an HLO algorithm name such as ``dot_bf16_bf16_f32_x3`` or ``dot_tf32_tf32_f32``.
+
+    A name that does not spell its types (``dot_any_f8_any_f8_f32``) leaves them to the element types.
+    """
+    parts = name.removeprefix("dot_").split("_")
+    products = 1
+    if parts and parts[-1].startswith("x") and parts[-1][1:].isdigit():
+        products = int(parts.pop()[1:])
+    if len(parts) != 3:
+        return Precision(products=products, level="ALGORITHM")
+    try:
+        lhs, rhs, accumulator = (dtype(part) for part in parts)
+    except KeyError:
+        return Precision(products=products, level="ALGORITHM")
+    return Precision(lhs, rhs, accumulator, products, "ALGORITHM")
+
+
+def _wider(lhs: DType | None, rhs: DType | None) -> int:
+    """The operand type that sets the rate: the wider one."""
+    if lhs is None or rhs is None:
+        return -1
+    return (lhs if lhs.bits >= rhs.bits else rhs).code
+
+
+def _products(precision: Precision, lhs: Tensor, rhs: Tensor) -> int:
+    """Primitive products per multiply."""
+    if precision.level == "ALGORITHM":
+        return precision.products
+    emulated = all(tensor.dtype is not None and tensor.dtype.name == "f32" for tensor in (lhs, rhs))
+    return _LEVEL_PRODUCTS.get(precision.level, 1) if emulated else 1
+
+
+def contraction_cost(
+    op: Operation,
+    op_class: OpClass,
+    extents: tuple[int, int, int, int],
+    precision: Precision,
+    *,
+    macs: float,
+    useful_macs: float,
+    types: tuple[Tensor, Tensor, Tensor],
+) -> Cost:
+    """The cost of ``macs`` multiply-adds over (batch, M, N, K); the figures are known or NaN together."""
+    lhs, rhs, result = types
+    rescaling = _rescaling_flops(types)
+    factor = 2.0 * (_COMPLEX_PRODUCTS if is_complex(result) else 1)
+    lhs_type, rhs_type = precision.lhs or lhs.dtype, precision.rhs or rhs.dtype
+    accumulator = precision.accumulator or _accumulator(types, precision.accumulator_bits)
+    contraction = Contraction(
+        *extents,
+        flops=factor * macs,
+        useful_flops=factor * useful_macs,
+        lhs=-1 if lhs_type is None else lhs_type.code,
+        rhs=-1 if rhs_type is None else rhs_type.code,
+        accumulator=-1 if accumulator is None else accumulator.code,
+        products=_products(precision, lhs, rhs),
+        accumulator_bits=precision.accumulator_bits,
+        mac_noise_sigma=precision.mac_noise_sigma,
+    )
+    return Cost(
+        op_class,
+        contraction.flops + rescaling,
+        contraction.useful_flops + rescaling,
+        0.0,
+        op.read_bytes,
+        op.written_bytes,
+        _wider(lhs_type, rhs_type),
+        (contraction,),
+    )
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return tensor.dtype is not None and tensor.dtype.kind in (DTypeKind.SIGNED, DTypeKind.UNSIGNED)
+
+
+def _accumulator(types: tuple[Tensor, Tensor, Tensor], bits: int) -> DType | None:
+    """What the products add up in: the next type that has the bits stated; else the type of the result, for
+    quantised operands never less than 32 bits.
+    """
+    lhs, rhs, result = types
+    integer = _is_integer(lhs) and _is_integer(rhs)
+    if bits >= 0:
+        names = ("i8", "i16", "i32", "i64") if integer else ("f16", "f32", "f64")
+        return next((each for each in map(dtype, names) if each.bits >= bits), dtype(names[-1]))
+    if lhs.expressed is None or rhs.expressed is None or result.dtype is None or result.dtype.bits >= _LEAST:
+        return result.dtype
+    return dtype("i32" if integer else "f32")
+
+
+def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
+    """FLOPs that turn stored values into floats or back, beside the product."""
+    lhs, rhs, result = types
+    if rhs.expressed is None:
+        return 0.0
+    if lhs.expressed is None:
+        return _RESCALE * rhs.elements
+    is_narrow = result.dtype is not None and result.dtype.bits < _LEAST
+    return _RESCALE * result.elements if result.expressed is not None and is_narrow else 0.0
+
+
+def _matrix_extents(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> tuple[int, int, int, int]:
+    """(batch, M, N, K) of a product; -1 where an extent is unknown."""
+    lhs_fixed = {*facts.lhs_batch, *facts.lhs_contracting}
+    rhs_fixed = {*facts.rhs_batch, *facts.rhs_contracting}
+    parts = (
+        [_known(lhs.shape[i], rhs.shape[j]) for i, j in zip(facts.lhs_batch, facts.rhs_batch, strict=True)],
+        [extent for dim, extent in enumerate(lhs.shape) if dim not in lhs_fixed],
+        [extent for dim, extent in enumerate(rhs.shape) if dim not in rhs_fixed],
+        [
+            _known(lhs.shape[i], rhs.shape[j])
+            for i, j in zip(facts.lhs_contracting, facts.rhs_contracting, strict=True)
+        ],
+    )
+    batch, m, n, k = (DYNAMIC if min(part, default=1) < 0 else prod(part) for part in parts)
+    return batch, m, n, k
+
+
+def _is_product(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> bool:
+    """Whether the dimension numbers are those of the operands: no parser checks a library call's."""
+    of_lhs, of_rhs = (*facts.lhs_batch, *facts.lhs_contracting), (*facts.rhs_batch, *facts.rhs_contracting)
+    return (
+        len(facts.lhs_batch) == len(facts.rhs_batch)
+        and all(
+            len(set(dims)) == len(dims) and all(0 <= dim < len(tensor.shape) for dim in dims)
+            for dims, tensor in ((of_lhs, lhs), (of_rhs, rhs))
+        )
+        and len(of_lhs) == len(of_rhs)
+    )
+
+
+def _known(left: int, right: int) -> int:
+    """One extent stated by two operands, of which one may not know it."""
+    return left if left >= 0 else right
+
+
+def _macs(extents: tuple[int, int, int, int]) -> float:
+    return float(prod(extents)) if min(extents) >= 0 else nan
+
+
+def dot(op: Operation) -> Cost:
+    """2 x batch x M x N x K. Without dimension numbers: the last dimension of lhs by the first of rhs."""
+    lhs, rhs = op.operands[0], op.operands[1]
+    facts = op.facts
+    if facts is None and lhs.shape and rhs.shape:
+        facts = DotFacts((), (), (len(lhs.shape) - 1,), (0,))
+    if not isinstance(facts, DotFacts) or not op.results or not _is_product(lhs, rhs, facts):
+        return unknown_cost(op, OpClass.CONTRACTION)
+    extents = _matrix_extents(lhs, rhs, facts)
+    macs = _macs(extents)
+    types = (lhs, rhs, op.results[0])
+    return contraction_cost(
+        op, OpClass.CONTRACTION, extents, facts.precision, macs=macs, useful_macs=macs, types=types
+    )
+
+
+def ragged_dot(op: Operation) -> Cost:
+    """A product whose groups share one dimension: each row of lhs is multiplied with one group's matrix only.
+
+    With the ragged dimension among the rows of lhs (mixture of experts) the right-hand side has a group
+    dimension in front, which adds traffic and no work. With it contracted, the groups' partial products add
+    up to one product.
+    """
+    facts = op.facts
+    if not isinstance(facts, RaggedDotFacts):
+        return unknown_cost(op, OpClass.CONTRACTION)
+    lhs, rhs = op.operands[0], op.operands[1]
+    extents = _matrix_extents(lhs, rhs, facts.dot)
+    batch, m, n, k = extents
+    grouped_rhs = facts.ragged_lhs not in {*facts.dot.lhs_batch, *facts.dot.lhs_contracting}
+    groups = op.operands[2].shape[-1] if len(op.operands) > 2 and op.operands[2].shape else DYNAMIC
+    if grouped_rhs:
+        n = n // groups if n >= 0 and groups > 0 else DYNAMIC
+    extents = (batch, m, n, k)
+    macs = _macs(extents)
+    types = (lhs, rhs, op.results[0])
+    return contraction_cost(
+        op, OpClass.CONTRACTION, extents, facts.dot.precision, macs=macs, useful_macs=macs, types=types
+    )
+
+
+def einsum(op: Operation) -> Cost:
+    """An einsum of two operands as one product; of one operand as sums (no contraction)."""
+    if not isinstance(op.facts, EinsumFacts):
+        return unknown_cost(op, OpClass.CONTRACTION)
+    left, arrow, output = op.facts.equation.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    if not arrow or "." in left or len(inputs) != len(op.operands):
+        return unknown_cost(op, OpClass.CONTRACTION)
+    extents: dict[str, int] = {}
+    for labels, tensor in zip(inputs, op.operands, strict=True):
+        extents.update(zip(labels, tensor.shape, strict=False))
+    if len(inputs) == 1:
+        steps = max(op.operands[0].elements - op.results[0].elements, 0.0)
+        rate = op.operands[0].code
+        return Cost(OpClass.REDUCTION, steps, steps, 0.0, op.read_bytes, op.written_bytes, rate)
+    lhs, rhs = (set(labels) for labels in inputs)
+    kept = set(output)
+    parts = (lhs & rhs & kept, lhs - rhs, rhs - lhs, (lhs & rhs) - kept)
+    sizes = [[extents[label] for label in sorted(part)] for part in parts]
+    batch, m, n, k = (DYNAMIC if min(size, default=1) < 0 else prod(size) for size in sizes)
+    macs = _macs((batch, m, n, k))
+    types = (op.operands[0], op.operands[1], op.results[0])
+    return contraction_cost(
+        op, OpClass.CONTRACTION, (batch, m, n, k), Precision(), macs=macs, useful_macs=macs, types=types
+    )
+
+
+# --- What programs state of multiply-accumulate units beside element types: FQ-Conv (arXiv 1912.09356).
+#
+# A network trained for narrow or analogue accumulators keeps ``accumulator_bits`` (a whole number) and
+# ``mac_noise_sigma`` (a number) as attributes of its products and convolutions.
+
+
+_MOST_BITS = 1 << 16
+
+
+def with_macs(precision: Precision, stated: Mapping[str, str]) -> Precision:
+    """The precision with what the attributes say; one that is no sensible number says nothing."""
+    bits = _number(stated.get(ACCUMULATOR_BITS, ""))
+    sigma = _number(stated.get(MAC_NOISE_SIGMA, ""))
+    if bits is not None and bits.is_integer() and 0 < bits <= _MOST_BITS:
+        precision = precision._replace(accumulator_bits=int(bits))
+    if sigma is not None and sigma >= 0:
+        precision = precision._replace(mac_noise_sigma=sigma)
+    return precision
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+# --- convolutions of any rank and layout, by dimension numbers.
+#
+# Two figures: by the specification (every kernel position multiplies), and useful (positions that fall on
+# padding or on the holes of a dilated input left out). A position is separable, so each spatial dimension
+# is counted alone: output ``o`` and kernel position ``k`` meet the input at ``p = o * stride + k *
+# rhs_dilation - pad_low``, which is real where ``0 <= p <= (extent - 1) * lhs_dilation`` and ``p`` is a
+# multiple of ``lhs_dilation``.
+
+
+_MAX_POSITIONS = 1 << 22
+"""Counting is vectorised over the shorter of output and kernel; longer ones are not worth the memory."""
+
+
+@lru_cache(maxsize=4096)
+def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
+    """Pairs (output position, window position) of one dimension that meet a stored input element.
+
+    O(min(output, window)); NaN where an extent is unknown or both are beyond four million.
+    """
+    if min(extent, output, dim.size) < 0 or min(output, dim.size) > _MAX_POSITIONS:
+        return nan
+    if min(extent, output, dim.size) == 0:
+        return 0.0
+    if dim.size <= output:
+        listed, step, run, run_step = dim.size, dim.rhs_dilation, output, dim.stride
+    else:
+        listed, step, run, run_step = output, dim.stride, dim.size, dim.rhs_dilation
+    base = np.arange(listed, dtype=np.int64) * step - dim.pad_low
+    return float(_hits(base, run, run_step, (extent - 1) * dim.lhs_dilation, dim.lhs_dilation).sum())
+
+
+def _hits(
+    base: np.typing.NDArray[np.int64], run: int, step: int, last: int, modulus: int
+) -> np.typing.NDArray[np.int64]:
+    """For each base, how many x in [0, run) put ``base + x * step`` in [0, last] on a multiple of
+    ``modulus``.
+    """
+    step = max(step, 1)
+    low = np.maximum(-(base // step), 0)
+    high = np.minimum((last - base) // step, run - 1)
+    common = gcd(step, modulus)
+    period = modulus // common
+    if period == 1:
+        count = np.maximum(high - low + 1, 0)
+    else:
+        inverse = pow(step // common, -1, period)
+        first = (-base // common) % period * inverse % period
+        start = low + (first - low) % period
+        count = np.maximum((high - start) // period + 1, 0)
+    return np.where(base % common == 0, count, 0)
+
+
+def convolution(op: Operation) -> Cost:
+    """Cost of ``convolution``; unknown without dimension numbers."""
+    if not isinstance(op.facts, ConvFacts) or len(op.operands) < 2:
+        return unknown_cost(op, OpClass.CONVOLUTION)
+    return convolution_cost(op, op.facts, op.operands[0], op.operands[1], op.results[0])
+
+
+def convolution_cost(op: Operation, facts: ConvFacts, source: Tensor, kernel: Tensor, output: Tensor) -> Cost:
+    """Cost of the convolution ``source * kernel -> output`` as an implicit matrix product.
+
+    M is output positions, N output features per group, K input features per group times kernel positions.
+    The traffic is that of ``op``, whose operands may stand in another order (gradients).
+    """
+    sizes = [kernel.shape[dim] for dim in facts.kernel_spatial]
+    outputs = [output.shape[dim] for dim in facts.output_spatial]
+    inputs = [source.shape[dim] for dim in facts.input_spatial]
+    groups = facts.feature_groups * facts.batch_groups
+    features = output.shape[facts.output_feature]
+    per_group = kernel.shape[facts.kernel_in]
+    m = _product([output.shape[facts.output_batch], *outputs])
+    n = features // groups if features >= 0 and groups > 0 else DYNAMIC
+    k = _product([per_group, *sizes])
+    pairs = [
+        valid_positions(extent, out, dim)
+        for extent, out, dim in zip(inputs, outputs, facts.window, strict=True)
+    ]
+    channels = _product([output.shape[facts.output_batch], features, per_group])
+    useful = channels * prod(pairs) if channels >= 0 else nan
+    return contraction_cost(
+        op,
+        OpClass.CONVOLUTION,
+        (groups, m, n, k),
+        facts.precision,
+        macs=m * k * float(features) if min(m, k, features) >= 0 else nan,
+        useful_macs=useful,
+        types=(source, kernel, output),
+    )
+
+
+def _product(extents: list[int]) -> int:
+    """The product of extents, -1 where one is unknown."""
+    return DYNAMIC if min(extents, default=1) < 0 else prod(extents)

@@ -1,0 +1,332 @@
+"""Costs of custom calls: a table of known targets; everything else is unknown, never zero.
+
+Target names are those XLA and JAX emit. Library calls carry their dimension numbers as JSON in the backend
+configuration; a configuration that does not parse leaves the call unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import nan, prod
+
+import msgspec
+
+from hespas.costs.arithmetic import LAPACK_ROUTINES, lapack, quantize, top_k
+from hespas.costs.contraction import config_precision, contraction_cost, convolution_cost, dot
+from hespas.costs.operation import (
+    FREE,
+    ConvFacts,
+    Cost,
+    CustomFacts,
+    DotFacts,
+    Operation,
+    Rule,
+    Tensor,
+    TopKFacts,
+    move_cost,
+    unknown_cost,
+)
+from hespas.graph import OpClass
+
+__all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]
+
+FREE_TARGETS: frozenset[str] = frozenset(
+    {
+        "AllocateBuffer",
+        "AssumeGatherIndicesInBound",
+        "LayoutConstraint",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "Sharding",
+        "annotate_device_placement",
+        "shape_assertion",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+        "xla.sdy.PropagationBarrier",
+        "xla.sdy.Sharding",
+        "xla.sdy.ShardingGroup",
+    }
+)
+"""Annotations and checks that no device executes."""
+
+
+def _gemm(op: Operation, facts: CustomFacts) -> Cost:
+    """A library matrix product; the trailing workspace result is not traffic."""
+    config = _parse_config(facts.config)
+    gemm = config.gemm_backend_config if config else None
+    dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
+    if dims is None or len(op.operands) < 2:
+        return unknown_cost(op, OpClass.CONTRACTION)
+    levels = gemm.precision_config.operand_precision if gemm else ()
+    product = DotFacts(
+        dims.lhs_batch_dimensions,
+        dims.rhs_batch_dimensions,
+        dims.lhs_contracting_dimensions,
+        dims.rhs_contracting_dimensions,
+        config_precision(levels),
+    )
+    return dot(Operation(op.operands, _without_workspace(op.results), product, op.repeated))
+
+
+def _block_scaled_dot(op: Operation) -> Cost:
+    """A product of block-scaled operands (MX formats, NVFP4): the scales, further operands, are traffic.
+
+    Both operands have their batch dimensions first and the contracted one last, as JAX emits the call. Units
+    for block-scaled types apply the scales as they multiply.
+    """
+    ranks = {len(tensor.shape) for tensor in op.operands[:2]}
+    if len(op.operands) < 4 or len(ranks) != 1 or min(ranks) < 2:
+        return unknown_cost(op, OpClass.CONTRACTION)
+    last = ranks.pop() - 1
+    batch = tuple(range(last - 1))
+    return dot(op._replace(facts=DotFacts(batch, batch, (last,), (last,))))
+
+
+def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    last = results[-1] if results else None
+    scratch = last is not None and last.dtype is not None and last.dtype.name in {"i8", "ui8"}
+    return results[:-1] if scratch and len(results) > 1 else results
+
+
+def _convolution(source: int, kernel: int, output: int) -> Rule:
+    """A library convolution; the window describes the forward one. Places 0 and 1 are operands, 2 the
+    result.
+    """
+
+    def rule(op: Operation) -> Cost:
+        facts = op.facts
+        conv: ConvFacts | None = facts.conv if isinstance(facts, CustomFacts) else None
+        if conv is None or len(op.operands) < 2 or not op.results:
+            return unknown_cost(op, OpClass.CONVOLUTION)
+        traffic = Operation(op.operands, _without_workspace(op.results), op.facts, op.repeated)
+        places = (op.operands[0], op.operands[1], op.results[0])
+        return convolution_cost(traffic, conv, places[source], places[kernel], places[output])
+
+    return rule
+
+
+def _attention(op: Operation, facts: CustomFacts) -> Cost:
+    """Fused attention: two products over the score matrix forward, five backward, one exponential a score."""
+    config = _parse_config(facts.config)
+    shape = config.cudnn_fmha_backend_config if config else None
+    scores = shape.intermediate_tensor_shape.dimensions if shape else ()
+    if len(scores) < 2 or not op.operands or not op.operands[0].shape:
+        return unknown_cost(op, OpClass.ATTENTION)
+    head = op.operands[0].shape[-1]
+    products = 5 if "Backward" in facts.target else 2
+    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    types = (op.operands[0], op.operands[1 % len(op.operands)], op.results[0])
+    extents = (products * prod(scores[:-2]), scores[-2], scores[-1], head)
+    macs = float(prod(extents)) if min(extents) >= 0 else nan
+    cost = contraction_cost(
+        traffic, OpClass.ATTENTION, extents, config_precision(()), macs=macs, useful_macs=macs, types=types
+    )
+    return replace(cost, transcendentals=float(prod(scores)))
+
+
+def _transformer_engine_attention(op: Operation, facts: CustomFacts) -> Cost:
+    """Fused attention of TransformerEngine: query, key and value come first, apart or packed, as (...,
+    sequence, heads, extent of a head), a packed one with the number of parts before the heads.
+
+    Forward two products over the scores, backward five. A causal mask, as the configuration states it, needs
+    half of the scores only.
+    """
+    if len(op.operands) < 3 or not op.results:
+        return unknown_cost(op, OpClass.ATTENTION)
+    query, key, value = (list(tensor.shape) for tensor in op.operands[:3])
+    if len(key) == len(query) + 1 and key[-3] == 2:  # key and value in one
+        key = value = [*key[:-3], *key[-2:]]
+    elif len(query) > 3 and query[-3] == 3 and len(key) < len(query):  # all three in one
+        query = key = value = [*query[:-3], *query[-2:]]
+    if min(map(len, (query, key, value))) < 3 or min(*query, *key, *value) < 0:
+        return unknown_cost(op, OpClass.ATTENTION)
+    batch, queries, keys = prod(query[:-3]) * query[-2], query[-3], key[-3]
+    backward = "backward" in facts.target
+    deep = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
+    macs = float(batch * queries * keys * deep)
+    products = 5 if backward else 2
+    mask = re.search(r"\bmask_type\s*=\s*(\d+)", facts.config)
+    is_causal = mask is not None and int(mask[1]) in _CAUSAL_MASKS
+    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    cost = contraction_cost(
+        traffic,
+        OpClass.ATTENTION,
+        (products * batch, queries, keys, deep // products),
+        config_precision(()),
+        macs=macs,
+        useful_macs=macs / 2 if is_causal else macs,
+        types=(op.operands[0], op.operands[1] if op.operands[1].shape else op.operands[0], op.results[0]),
+    )
+    return replace(cost, transcendentals=float(batch * queries * keys))
+
+
+_CAUSAL_MASKS = frozenset({2, 3, 4, 5})
+"""``NVTE_CAUSAL_MASK``, ``NVTE_PADDING_CAUSAL_MASK`` and those aligned to the bottom right."""
+
+
+def _approximate_top_k(op: Operation) -> Cost:
+    """``ApproxTopK``: one comparison an element, which keeps the best of each bin."""
+    if not op.operands or not op.results:
+        return unknown_cost(op, OpClass.SORT)
+    elements = op.operands[0].elements
+    rate = op.operands[0].code
+    return Cost(OpClass.SORT, elements, elements, 0.0, op.read_bytes, op.written_bytes, rate)
+
+
+def _stated_estimate(op: Operation, facts: CustomFacts) -> Cost:
+    """A hand-written kernel: the cost its author states in the configuration, else unknown."""
+    config = _parse_config(facts.config)
+    kernel = config.custom_call_config if config else None
+    stated = kernel.cost_estimate if kernel else None
+    if stated is None:
+        return unknown_cost(op, OpClass.CUSTOM)
+    known_bytes = stated.bytes_accessed == stated.bytes_accessed
+    read = max(stated.bytes_accessed - op.written_bytes, 0.0) if known_bytes else op.read_bytes
+    rate = op.operands[0].code if op.operands else -1
+    return Cost(
+        OpClass.CUSTOM, stated.flops, stated.flops, stated.transcendentals, read, op.written_bytes, rate
+    )
+
+
+def _top_k(op: Operation) -> Cost:
+    """``TopK``: k is the last extent of the result."""
+    if not op.results or not op.results[0].shape:
+        return unknown_cost(op, OpClass.SORT)
+    return top_k(Operation(op.operands, op.results, TopKFacts(op.results[0].shape[-1]), op.repeated))
+
+
+_CONVOLUTIONS: dict[str, Rule] = {
+    "__cudnn$convForward": _convolution(0, 1, 2),
+    "__cudnn$convForwardGraph": _convolution(0, 1, 2),
+    "__cudnn$convBiasActivationForward": _convolution(0, 1, 2),
+    "__cudnn$convBackwardInput": _convolution(2, 1, 0),
+    "__cudnn$convBackwardFilter": _convolution(0, 2, 1),
+}
+_SIMPLE: dict[str, Rule] = {
+    **_CONVOLUTIONS,
+    "__op$block_scaled_dot": _block_scaled_dot,
+    "__op$quantize": quantize,
+    "__op$dequantize": quantize,
+    "ApproxTopK": _approximate_top_k,
+    "PartialReduce": _approximate_top_k,
+    "TopK": _top_k,
+    "mhlo.topk": _top_k,
+    "__gpu$TopK": _top_k,
+    "MoveToHost": lambda op: move_cost(op, OpClass.HOST),
+    "MoveToDevice": lambda op: move_cost(op, OpClass.HOST),
+    **dict.fromkeys(FREE_TARGETS, lambda op: FREE),
+}
+_CONFIGURED = {
+    "__cublas$gemm": _gemm,
+    "__cublas$lt$matmul": _gemm,
+    "__cublas$lt$matmul$f8": _gemm,
+    "te_fused_attn_backward": _transformer_engine_attention,
+    "te_fused_attn_backward_ffi": _transformer_engine_attention,
+    "te_fused_attn_forward": _transformer_engine_attention,
+    "te_fused_attn_forward_ffi": _transformer_engine_attention,
+    "tpu_custom_call": _stated_estimate,
+}
+_LAPACK = (
+    r"(?:lapack_[sdcz]?|cusolver_|hipsolver_|cublas_|hipblas_|blas_[sdcz]?)([a-z0-9]+?)(?:_batched)?(?:_ffi)?"
+)
+
+
+def _lapack_routine(target: str) -> str | None:
+    found = re.fullmatch(_LAPACK, target)
+    return found[1] if found and found[1] in LAPACK_ROUTINES else None
+
+
+def is_known_target(target: str) -> bool:
+    """Whether a custom call of this target has a rule (which may still need a configuration)."""
+    known = target in _SIMPLE or target in _CONFIGURED or target.startswith("__cudnn$fmha")
+    return known or _lapack_routine(target) is not None
+
+
+def custom_call(op: Operation) -> Cost:
+    """The cost of a custom call by its target; unknown targets keep their bytes as a lower bound."""
+    facts = op.facts
+    if not isinstance(facts, CustomFacts):
+        return unknown_cost(op, OpClass.CUSTOM)
+    simple = _SIMPLE.get(facts.target)
+    if simple is not None:
+        return simple(op)
+    configured = _CONFIGURED.get(facts.target)
+    if configured is not None:
+        return configured(op, facts)
+    if facts.target.startswith("__cudnn$fmha"):
+        return _attention(op, facts)
+    routine = _lapack_routine(facts.target)
+    return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)
+
+
+# Backend configurations of custom calls: the parts that say what a call costs.
+#
+# XLA writes them as protobuf JSON, where integers may be spelled as strings
+# (xla/service/gpu/backend_configs.proto).
+
+
+class _GemmDims(msgspec.Struct, frozen=True):
+    """Dimension numbers of a product."""
+
+    lhs_contracting_dimensions: tuple[int, ...] = ()
+    rhs_contracting_dimensions: tuple[int, ...] = ()
+    lhs_batch_dimensions: tuple[int, ...] = ()
+    rhs_batch_dimensions: tuple[int, ...] = ()
+
+
+class _PrecisionConfig(msgspec.Struct, frozen=True):
+    """One precision for each operand."""
+
+    operand_precision: tuple[str, ...] = ()
+
+
+class _Gemm(msgspec.Struct, frozen=True):
+    """A library product."""
+
+    dot_dimension_numbers: _GemmDims | None = None
+    precision_config: _PrecisionConfig = _PrecisionConfig()
+
+
+class _Extents(msgspec.Struct, frozen=True):
+    """A shape."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+class _Attention(msgspec.Struct, frozen=True):
+    """A fused attention: the shape of its scores."""
+
+    intermediate_tensor_shape: _Extents = _Extents()
+
+
+class _Estimate(msgspec.Struct, frozen=True):
+    """What a kernel's author says it costs."""
+
+    flops: float = nan
+    transcendentals: float = 0.0
+    bytes_accessed: float = nan
+
+
+class _Kernel(msgspec.Struct, frozen=True):
+    """A hand-written kernel."""
+
+    cost_estimate: _Estimate | None = None
+
+
+class _BackendConfig(msgspec.Struct, frozen=True):
+    """Whatever one of the known targets states."""
+
+    gemm_backend_config: _Gemm | None = None
+    cudnn_fmha_backend_config: _Attention | None = None
+    custom_call_config: _Kernel | None = None
+    dot_dimension_numbers: _GemmDims | None = None
+
+
+def _parse_config(text: str) -> _BackendConfig | None:
+    """The configuration, None where the text is no such JSON."""
+    try:
+        return msgspec.json.decode(text.encode(), type=_BackendConfig, strict=False)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return None

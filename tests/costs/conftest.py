@@ -1,0 +1,39 @@
+"""Tensors and operations for the tests of the cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hespas.costs import Cost, Facts, Operation, Tensor, cost_of
+from hespas.graph import dtype
+
+MakeTensor = Callable[..., Tensor]
+Price = Callable[..., Cost]
+
+
+@pytest.fixture
+def tensor() -> MakeTensor:
+    """``tensor("f32", 4, 8)``."""
+
+    def make(element: str, *shape: int) -> Tensor:
+        return Tensor(dtype(element), shape)
+
+    return make
+
+
+@pytest.fixture
+def price() -> Price:
+    """``price("add", [a, b], [c], facts)``: what one operation costs by the table."""
+
+    def make(
+        name: str,
+        operands: list[Tensor],
+        results: list[Tensor],
+        facts: Facts = None,
+        repeated: tuple[int, ...] = (),
+    ) -> Cost:
+        return cost_of(name, Operation(tuple(operands), tuple(results), facts, repeated))
+
+    return make
