@@ -12,17 +12,20 @@ import typer
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.accuracy_text import show_accuracy, show_changes
-from hespas.cli.reports import (
+from hespas.cli.session import (
     check_apart,
     check_once,
     check_reports,
+    command_line,
+    emit,
     estimator_files,
     hardware_files,
     limit_of,
+    progress_bar,
     report_folder,
+    say_diagnostics,
     write_document,
 )
-from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:

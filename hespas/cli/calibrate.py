@@ -13,15 +13,20 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import read_program, read_tables
 from hespas.cli.accuracy_text import percent, show_summary, signed
-from hespas.cli.reports import (
+from hespas.cli.session import (
     check_apart,
     check_once,
     check_reports,
+    command_line,
+    emit,
     hardware_files,
+    is_quiet,
+    progress_bar,
     report_folder,
+    say,
+    say_diagnostics,
     write_document,
 )
-from hespas.cli.session import command_line, emit, is_quiet, progress_bar, say, say_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 

@@ -12,8 +12,15 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import accuracy, compare
 from hespas.cli.calibrate import calibrate
-from hespas.cli.reports import check_reports, write_document
-from hespas.cli.session import command_line, emit, point_elsewhere, progress_bar, say
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    point_elsewhere,
+    progress_bar,
+    say,
+    write_document,
+)
 from hespas.cli.session import run as run_app
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
