@@ -392,8 +392,8 @@ class Inference:
         return tuple_of((tuple_of(asked.operands), made, *stated[2:]))
 
 
-# --- Whether the shapes of a module fit one another: every instruction against its operands, every call against
-# what it calls, the entry against the header. What XLA's verifier refuses of shapes is refused here.
+# --- Whether the shapes of a module fit one another: every instruction against its operands, every call
+# against what it calls, the entry against the header. What XLA's verifier refuses of shapes is refused here.
 #
 # A program with one extent changed still reads as text, and all its costs would be wrong without a word.
 

@@ -396,7 +396,7 @@ _FACTS: dict[str, Callable[[_Asked], Facts]] = {
 #
 # The conversions it writes itself carry no name of the framework, unlike those of a program that wants f32.
 
-_REARRANGING = frozenset({"bitcast", "reshape", "copy", "transpose", "broadcast", "slice"})
+_MOVING = frozenset({"bitcast", "reshape", "copy", "transpose", "broadcast", "slice"})
 _CALLS = frozenset({"fusion", "call"})
 _PRODUCTS = frozenset({"dot", "convolution"})
 _MAX_STEPS = 64
@@ -432,7 +432,7 @@ def widens(program: Program, computation: Computation, index: int) -> bool:
     if computation.opcodes[index] == "fusion":
         body = _callee(program, place)
         work = [number for number, opcode in enumerate(body.opcodes) if opcode != "parameter"] if body else []
-        if body is None or not work or any(body.opcodes[each] not in {*_REARRANGING, "convert"} for each in work):
+        if body is None or not work or any(body.opcodes[each] not in {*_MOVING, "convert"} for each in work):
             return False
         converts = [(body, each) for each in work if body.opcodes[each] == "convert"]
         return bool(converts) and all(_is_compilers(program, each) for each in converts)
@@ -460,7 +460,7 @@ def _behind(program: Program, place: _Place, callers: list[_Place]) -> _Place | 
     """What an instruction hands on as it is, None for one that computes."""
     computation, index = place
     opcode, operands = computation.opcodes[index], computation.operands[index]
-    if opcode in _REARRANGING and operands:
+    if opcode in _MOVING and operands:
         return computation, operands[0]
     if opcode == "parameter" and callers:
         caller, at = callers.pop()

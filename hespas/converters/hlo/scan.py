@@ -1,5 +1,5 @@
-"""HLO as it comes: told by its first bytes, printed as text by jaxlib where it is a proto, and where things end
-in the text: blanks, comments, strings, bracketed groups, attribute values.
+"""HLO as it comes: sniffed, printed as text by jaxlib where it is a proto, and where things end in that text:
+blanks, comments, strings, bracketed groups, attribute values.
 
 Every step is a match whose parts begin with different characters, so that giving back never helps and is
 never tried twice, or a loop with a counter: time is linear in the text and nesting depth costs nothing,
