@@ -21,8 +21,15 @@ from hespas.converters.chakra.wire import (
 )
 from hespas.files.wire import WireError, decode_varint, encode_varint, tag
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.messages import ATTRIBUTE, FieldSpec, MessageSpec
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, Kind, WireType
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    VALUE_FIELDS,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    WireType,
+)
 
 __all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes", "not_text"]
 

@@ -19,8 +19,17 @@ from typing import TypeAlias
 
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.files.wire import decode_varint, encode_varint, fields, tag
-from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE, FieldSpec, MessageSpec
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, Kind, NodeType, WireType
+from hespas.schemas.chakra.tables import (
+    GLOBAL_METADATA,
+    NODE,
+    VALUE_FIELDS,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    NodeType,
+    WireType,
+)
 
 __all__ = [
     "COMMUNICATION_KEYS",

@@ -434,7 +434,7 @@ def _window(op: Operation, sizes: Sequence[int], strides: str, lhs: str, rhs: st
     return tuple(WindowDim(*row) for row in rows)
 
 
-# Attributes of multiply-accumulate units: see :mod:`hespas.costs.macs`.
+# Attributes of multiply-accumulate units: see :mod:`hespas.costs.contraction`.
 #
 # They stand at the operation, with or without the prefix ``hespas.``, or as texts among its
 # ``mhlo.frontend_attributes``, which compilers keep.

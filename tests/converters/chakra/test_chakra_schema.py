@@ -9,19 +9,17 @@ import pytest
 
 from hespas.files.wire import tag
 from hespas.schemas.chakra.history import VERSIONS
-from hespas.schemas.chakra.messages import (
+from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
     IO_INFO,
-    NODE,
-    FieldSpec,
-    MessageSpec,
-)
-from hespas.schemas.chakra.tables import (
     LIST_OF,
+    NODE,
     AttributeField,
     CollectiveCommType,
+    FieldSpec,
     Kind,
+    MessageSpec,
     NodeField,
     NodeType,
     WireType,
