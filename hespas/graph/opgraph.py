@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray, StringTable
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
 from hespas.graph.tensors import TensorTypes
 
@@ -425,6 +425,10 @@ class OpGraph:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def __repr__(self) -> str:
+        edges = len(self.data_deps.values) + len(self.control_deps.values)
+        return short_repr(self, self.name, f"{len(self):,} ops", f"{edges:,} dependencies")
 
     def op_name(self, node: int) -> str:
         """The operation of one node."""

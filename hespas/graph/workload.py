@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, IntArray, SmallIntArray
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet
 from hespas.graph.opgraph import NODE_COLUMNS, ExtraTable, OpGraph
 
@@ -64,6 +64,11 @@ class Workload:
             raise InvariantError(f"workload {self.name!r}: a rank has no class")
         if high == ABSENT:
             raise InvariantError(f"workload {self.name!r}: no rank of the job is here")
+
+    def __repr__(self) -> str:
+        counts = ((self.num_ranks, "rank", "s"), (len(self.classes), "class", "es"))
+        told = [f"{count:,} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts]
+        return short_repr(self, self.name, *told, f"{sum(map(len, self.classes)):,} ops")
 
     @classmethod
     def spmd(cls, graph: OpGraph, num_ranks: int, metadata: Mapping[str, str] | None = None) -> Workload:
