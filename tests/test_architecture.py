@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 SHARED_CONVERTERS = frozenset(
     {
         "format",
+        "linking",
         "registry",
         "replica_groups",
         "chrome_events",

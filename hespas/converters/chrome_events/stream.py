@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.chrome_events.events import TraceEvent
+from hespas.files.json_text import BracketScan, array_cut
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_regular, refuse_special_files
 from hespas.graph.errors import FormatError
 
-__all__ = ["BLOCK_BYTES", "Block", "EventStream", "array_cut", "likely_cut"]
+__all__ = ["BLOCK_BYTES", "Block", "EventStream", "likely_cut"]
 
 BLOCK_BYTES = 4 << 20
 _HEAD_BYTES = 64 << 20
@@ -209,25 +207,6 @@ def _opened(path: Path, max_bytes: int) -> BinaryIO | PackedInput:
     return stream
 
 
-# Where JSON text can be cut: between the elements of an array whose end may not be there yet.
-#
-# Cutting at a separator that one writer uses is not safe (names of kernels may hold it), so a cut is either
-# proved by a parser that takes everything before it for whole elements, or found here with strings skipped.
-
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """``behind`` is the position behind the last whole element (0: there is none); ``closed`` the position
-    of the bracket that ends the array, -1 where it is not in the text.
-    """
-
-    behind: int
-    closed: int
-
-
 def likely_cut(text: bytes | bytearray) -> int:
     """The position behind the last ``}`` that a comma and a ``{`` follow, 0 where there is none."""
     at = len(text)
@@ -241,33 +220,7 @@ def likely_cut(text: bytes | bytearray) -> int:
     return 0
 
 
-def array_cut(text: bytes | bytearray) -> _Cut:
-    """Look at all brackets outside strings; ``text`` starts inside the array. O(len(text)), vectorised."""
-    data = np.frombuffer(text, np.uint8)
-    depth = np.cumsum(np.where(_inside_strings(data), 0, _STEP[data]), dtype=np.int32)
-    closed = np.flatnonzero(depth < 0)
-    end = int(closed[0]) if len(closed) else -1
-    within = depth[:end] if end >= 0 else depth
-    whole = np.flatnonzero((within == 0) & (data[: len(within)] == ord("}")))
-    return _Cut(int(whole[-1]) + 1 if len(whole) else 0, end)
-
-
 def _depths_at(text: bytes, places: Sequence[int]) -> list[int]:
     """How many brackets, outside strings, are open at some positions of a document. O(len(text))."""
-    data = np.frombuffer(text, np.uint8)
-    depth = np.cumsum(np.where(_inside_strings(data), 0, _STEP[data]), dtype=np.int32)
+    depth = BracketScan().scan(text).depth
     return [int(depth[place]) for place in places]
-
-
-def _inside_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which characters stand between quotes; a quote behind an odd number of backslashes is none."""
-    quotes = data == _QUOTE
-    slashes = np.flatnonzero(data == _BACKSLASH)
-    if len(slashes):
-        starts = np.flatnonzero(np.diff(slashes, prepend=slashes[0] - 2) != 1)
-        lengths = np.diff(np.append(starts, len(slashes)))
-        behind = slashes[starts] + lengths
-        odd = behind[(lengths % 2 == 1) & (behind < len(data))]
-        quotes[odd] = False
-    opened: NDArray[np.bool_] = (np.cumsum(quotes, dtype=np.int32) % 2).astype(np.bool_)
-    return opened

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chrome_events import TraceEvent, event_times
-from hespas.converters.tracks.pairs import pair
+from hespas.converters.linking import pair
 from hespas.graph import OpClass, StringTable, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

@@ -17,8 +17,8 @@ from hespas.converters.chrome_events import EventStream
 from hespas.converters.chrome_trace.collect import Arrows, Collected, Collector
 from hespas.converters.chrome_trace.writer import SCHEMA_ID
 from hespas.converters.format import ReadOptions
+from hespas.converters.linking import enclosing, overlapping
 from hespas.converters.tracks.measured import HOST_CATEGORY
-from hespas.converters.tracks.pairs import enclosing, overlapping
 from hespas.graph import Diagnostics, HostOps, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -188,7 +188,7 @@ def _host_ops(
     return HostOps(
         name_row=found.name_row,
         thread_row=threads[found.track],
-        parent=enclosing(found.track, found.start_ns, found.duration_ns).astype(np.int32),
+        parent=enclosing(found.track, found.start_ns, found.duration_ns)[0].astype(np.int32),
         start_ns=start_ns,
         duration_ns=duration_ns,
         sequence=np.full(len(found.track), -1, np.int64),

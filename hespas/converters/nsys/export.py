@@ -13,8 +13,13 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import (
+from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
+from hespas.converters.linking import match_rows
+from hespas.converters.nsys.strings import Strings
+from hespas.files.sqlite import (
     MISSING,
+    SQLITE_MAGIC,
     Database,
     Table,
     folded,
@@ -22,11 +27,6 @@ from hespas.converters.gpu_trace.database import (
     opened,
     report_refused,
 )
-from hespas.converters.gpu_trace.nesting import match_pairs
-from hespas.converters.gpu_trace.profile import to_profile
-from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
-from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
-from hespas.converters.nsys.strings import Strings
 from hespas.files.streams import open_input
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
@@ -318,7 +318,7 @@ class _Reader:
         """Graphs recorded as a whole. Where their nodes were recorded too, those are the work."""
         part, columns = self.part("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "cuda_graph", ("graphId",))
         wanted = (part.process, part.correlation)
-        covered = match_pairs((others.process, others.correlation), wanted) >= 0
+        covered = match_rows((others.process, others.correlation), wanted) >= 0
         told = "CUDA graphs whose nodes are recorded too are left out: their time is that of the nodes"
         self.diagnostics.info(
             "nsys.graph-of-recorded-nodes", self.database.path, told, count=int(covered.sum())

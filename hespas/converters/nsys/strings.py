@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hespas.converters.gpu_trace.database import MISSING, Database
 from hespas.converters.gpu_trace.trace import listed
+from hespas.files.sqlite import MISSING, Database
 from hespas.graph import StringTableBuilder
 from hespas.graph.columns import IntArray
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.gpu_trace.nesting import match_pairs
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Launches, Ranges, listed
+from hespas.converters.linking import match_rows
 from hespas.graph import OpClass, StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError
@@ -150,7 +150,7 @@ class Assembly:
     ) -> DeviceWork:
         count = len(part)
         zeros = np.zeros(count, np.int64)
-        known = match_pairs((np.zeros(len(stacks), np.int64), stacks), (zeros, part.stack)) >= 0
+        known = match_rows((np.zeros(len(stacks), np.int64), stacks), (zeros, part.stack)) >= 0
         gpu, device, op_class = self._placed(agents, part)
         return DeviceWork(
             process=np.full(count, process, np.int64),

@@ -27,6 +27,7 @@ from hespas.converters.rocpd.records import (
     Process,
     Symbol,
 )
+from hespas.files.json_text import BracketScan
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
@@ -330,39 +331,9 @@ def _fit(number: int) -> int:
 
 _BLOCK_BYTES = 1 << 20
 _FAULT_PLACE = re.compile(r" - at `\$\[(\d+)\](.*)`$", re.DOTALL)
-_QUOTE, _BACKSLASH, _COMMA = ord('"'), ord("\\"), ord(",")
-_STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
+_COMMA = ord(",")
 
 _Member = TypeVar("_Member")
-
-
-@dataclass(slots=True)
-class _Scan:
-    """Where a scan stands: inside a string or not, behind a lone backslash or not, and how deep."""
-
-    inside: bool = False
-    escaped: bool = False
-    depth: int = 0
-
-    def commas(self, data: NDArray[np.uint8]) -> NDArray[np.intp]:
-        """The positions of commas between elements of the array; goes on from the last piece."""
-        quotes = data == _QUOTE
-        slashes = data == _BACKSLASH
-        if self.escaped or slashes.any():
-            quotes &= ~self._behind_a_backslash(slashes)
-        inside = (np.cumsum(quotes, dtype=np.int32) + self.inside) % 2 == 1
-        depth = np.cumsum(np.where(inside, 0, _STEP[data]), dtype=np.int32) + self.depth
-        found = np.flatnonzero((data == _COMMA) & ~inside & (depth == 0))
-        self.inside, self.depth = bool(inside[-1]), int(depth[-1])
-        return found
-
-    def _behind_a_backslash(self, slashes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which characters follow an odd number of backslashes."""
-        place = np.arange(len(slashes))
-        last_other = np.maximum.accumulate(np.where(slashes, -1 - int(self.escaped), place))
-        odd = slashes & ((place - last_other) % 2 == 1)
-        before, self.escaped = self.escaped, bool(odd[-1])
-        return np.concatenate(([before], odd[:-1]))
 
 
 def array_elements(
@@ -378,11 +349,12 @@ def array_elements(
         raise FormatError(
             "a list is missing", path=path, position=where, hint="record again with --output-format json"
         )
-    begin, scan, count = opened + 1, _Scan(), 0
+    begin, scan, count = opened + 1, BracketScan(), 0
     end = len(data) - 1 - _first_of(data[::-1])
     for start in range(begin, end, _BLOCK_BYTES):
         piece = data[start : min(start + _BLOCK_BYTES, end)]
-        commas = scan.commas(piece)
+        found = scan.scan(piece)
+        commas = np.flatnonzero((piece == _COMMA) & ~found.inside & (found.depth == 0))
         if len(commas):
             cut = start + int(commas[-1])
             part = _decoded(text[begin:cut], decoder, path, (where, count))

@@ -13,7 +13,10 @@ import msgspec
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import (
+from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.gpu_trace.trace import listed
+from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
+from hespas.files.sqlite import (
     MISSING,
     Database,
     Table,
@@ -22,9 +25,6 @@ from hespas.converters.gpu_trace.database import (
     opened,
     report_refused,
 )
-from hespas.converters.gpu_trace.profile import to_profile
-from hespas.converters.gpu_trace.trace import listed
-from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hespas.converters.tracks.pairs import overlapping
+from hespas.converters.linking import overlapping
 from hespas.converters.tracks.scene import Tracks
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 

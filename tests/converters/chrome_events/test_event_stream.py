@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hespas.converters.chrome_events import EventStream, event_times
-from hespas.converters.chrome_events.stream import array_cut, likely_cut
+from hespas.converters.chrome_events.stream import likely_cut
+from hespas.files.json_text import array_cut
 from hespas.graph.errors import FormatError
 
 _NAMES = st.text(st.sampled_from('ab{}[],:"\\ \n\té\U0001f600'), max_size=12)

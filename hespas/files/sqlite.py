@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,18 +18,26 @@ from typing import cast
 
 import numpy as np
 
-from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.files.limits import limits
-from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, refuse_special_files
+from hespas.files.streams import (
+    PackedInput,
+    damage_errors,
+    first_bytes,
+    open_input,
+    open_regular,
+    refuse_special_files,
+)
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
-from hespas.graph.errors import FormatError, clipped
+from hespas.graph.errors import FormatError, HespasError, clipped
 
 __all__ = [
     "MISSING",
+    "SQLITE_MAGIC",
     "Database",
     "Table",
     "folded",
+    "has_table",
     "log_beside",
     "opened",
     "opened_plainly",
@@ -402,3 +410,37 @@ def _unpack_database(path: Path, into: Path, max_bytes: int) -> None:
             if not chunk:
                 return
             plain.write(chunk)
+
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+_PEEK_BYTES = 8 << 20
+
+
+def has_table(path: Path, start: bytes, wanted: Callable[[str], bool], signs: tuple[bytes, ...]) -> bool:
+    """Whether a file, of which the ``start`` is known, is an SQLite database with a table that is ``wanted``.
+
+    A plain file is asked for its tables. A compressed or damaged one is searched for the ``signs``, which
+    stand in the statements that made its tables: among its first pages in practice.
+    """
+    if not start.startswith(SQLITE_MAGIC):
+        return False
+    names = _names(path)
+    if names is not None:
+        return any(wanted(name) for name in names)
+    return _holds(start, signs) or _holds(first_bytes(path, _PEEK_BYTES), signs)
+
+
+def _names(path: Path) -> tuple[str, ...] | None:
+    """The names of a plain file's tables; None where they cannot be told."""
+    try:
+        with open_input(path) as stream:
+            if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
+                return None
+        with opened_plainly(path) as database:
+            return database.tables
+    except (OSError, HespasError):
+        return None
+
+
+def _holds(data: bytes, signs: tuple[bytes, ...]) -> bool:
+    return any(sign in data for sign in signs)

@@ -16,7 +16,7 @@ import pytest
 from fixtures.make import nsys_export, rocprof
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import MISSING, opened, report_refused
+from hespas.files.sqlite import MISSING, opened, report_refused
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
