@@ -16,7 +16,6 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.linking import match_rows
-from hespas.converters.nsys.strings import Strings
 from hespas.files.sqlite import (
     MISSING,
     SQLITE_MAGIC,
@@ -32,7 +31,7 @@ from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["read_nsys"]
+__all__ = ["Strings", "read_nsys"]
 
 _NEWEST_MAJOR = 3
 _LAUNCH_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
@@ -383,3 +382,29 @@ def _or_unknown(column: IntArray) -> IntArray:
 
 def _picked(values: list[int], codes: IntArray) -> IntArray:
     return np.array(values, np.int64)[codes.reshape(-1)] if values else np.zeros(0, np.int64)
+
+
+class Strings:
+    """Table ``StringIds``. ``builder`` takes the texts that are asked for."""
+
+    def __init__(self, database: Database, builder: StringTableBuilder) -> None:
+        """Read the table; it may be missing."""
+        self.builder = builder
+        table = database.read("StringIds", ("id",), ("value",))
+        order = np.argsort(table.integers["id"], kind="stable")
+        self._ids = table.integers["id"][order]
+        self._places = table.texts["value"][order]
+        self._distinct = table.distinct
+
+    def text(self, number: int) -> str:
+        """One text, "" for a number that is not there."""
+        at = int(np.searchsorted(self._ids, number))
+        if number == MISSING or at >= len(self._ids) or self._ids[at] != number or self._places[at] < 0:
+            return ""
+        return self._distinct[int(self._places[at])].decode("utf-8", "replace")
+
+    def rows(self, numbers: IntArray) -> IntArray:
+        """The rows of texts by number in ``builder``, 0 for those that are not there."""
+        distinct, codes = np.unique(numbers, return_inverse=True)
+        rows = [self.builder.add(self.text(number)) for number in listed(distinct)]
+        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)

@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.linking import enclosing, overlapping, pair
-from hespas.converters.perfetto.clocks import Clocks
-from hespas.converters.perfetto.events import EventColumns, EventKind
-from hespas.converters.perfetto.packets import Packet, Sequence, packets, text
-from hespas.converters.perfetto.places import Descriptions, Place
-from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
-from hespas.converters.tracks.measured import HOST_CATEGORY
+from hespas.converters.perfetto.events import Descriptions, EventColumns, EventKind, Place
+from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID, Clocks, Packet, Sequence, packets, text
+from hespas.converters.tracks.scene import HOST_CATEGORY
 from hespas.files.streams import read_bytes
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.perfetto.tables import AttributeField, PacketField, ThreadField
+from hespas.schemas.perfetto import AttributeField, PacketField, ThreadField
 
 __all__ = ["read_perfetto"]
 
