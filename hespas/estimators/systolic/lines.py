@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 LINES_FOLDER = Path(__file__).parent / "data"
-"""One file of lines per device that has any, by its name; made by ``python -m docs.systolic``."""
+"""One file of lines per device that has any, by its name; made by ``python -m tools.systolic``."""
 
 PRODUCTS = "cycles"
 ELEMENTS = "elements"
