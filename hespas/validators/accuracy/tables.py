@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel
+from hespas.estimators.protocol import OperationModel
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray

@@ -10,7 +10,7 @@ import numpy as np
 
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
-from hespas.estimators.learned.stored import LearnedModel
+from hespas.estimators.learned.serialization import LearnedModel
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit

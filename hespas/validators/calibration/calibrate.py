@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas.estimators.learned.stored import Cell, LearnedModel, load_model
+from hespas.estimators.learned.serialization import Cell, LearnedModel, load_model
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, named_device

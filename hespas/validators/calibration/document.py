@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from hespas import __version__
-from hespas.estimators.learned.stored import LearnedModel
+from hespas.estimators.learned.serialization import LearnedModel
 from hespas.files.documents import document_bytes
 from hespas.hardware import Fit
 from hespas.validators.accuracy.document import diagnostics_json, summary_json

@@ -9,8 +9,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Form, Machine
-from hespas.estimators.calibrated.forms import FORMS_OF_KIND, form_time_ns
+from hespas.estimators.forms import FORMS_OF_KIND, Form, Machine, form_time_ns
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import FitBand, FitError, FitRange
 from hespas.validators.calibration.classes import Rows

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Columns, Form
+from hespas.estimators.forms import Columns, Form
 from hespas.graph.columns import FloatArray
 
 __all__ = ["NOISE", "Solution", "Trial", "solve"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.estimators.learned.stored import forget_models, save_model
+from hespas.estimators.learned.serialization import forget_models, save_model
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph.errors import OutputError
 from hespas.hardware import write_device
