@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.io import put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
-from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.protocol import OperationModel, Prediction
 from hespas.estimators.registry import estimator_factory, list_estimators

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import product
 from types import MappingProxyType
 
@@ -120,13 +120,8 @@ def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
     The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
     """
     order = 1 + sharpness
-    longest = times[0]
-    for each in times[1:]:
-        longest = np.maximum(longest, each)
-    scale = np.maximum(longest, 1e-300)
-    total = np.zeros_like(scale)
-    for each in times:
-        total = total + (each / scale) ** order
+    scale = np.maximum(reduce(np.maximum, times), 1e-300)
+    total = sum(((each / scale) ** order for each in times), np.zeros_like(scale))
     return scale * total ** (1 / order)
 
 

@@ -121,7 +121,7 @@ def unit_rate(device: Device, unit: Unit) -> FloatArray:
 class Efficiencies:
     """Fitted efficiencies of a device as tables of shape ``(classes, types + 1)``; the last type is unknown.
 
-    ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.kinds.OpClass` in lower case.
+    ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
 
     ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` the time before work starts.
     """

@@ -34,8 +34,8 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import Device, load_device, write_device
 from hespas.measurements import read_measurements
 from hespas.operations import Labels, build
-from hespas.validators import CheckOptions, check_workload
 from hespas.validators.accuracy import compare_reports
+from hespas.validators.checker import CheckOptions, check_workload
 from tests.converters.pytorch.test_pytorch_linked import CALLS, DEVICE, HOST, OPERATIONS, pair
 from tests.fuzzing.mutate import Input
 from tests.fuzzing.seeds import FIXTURES, READERS, seeds_of

@@ -20,8 +20,17 @@ from hespas.converters.chakra.wire import (
     repeated_spans,
 )
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.messages import ATTRIBUTE, FieldSpec, MessageSpec
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, Kind, WireType, encode_varint, tag
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    VALUE_FIELDS,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    WireType,
+    encode_varint,
+    tag,
+)
 
 __all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes", "not_text"]
 

@@ -32,8 +32,7 @@ from hespas.converters.chakra.wire import (
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.history import CURRENT, UPGRADES_001, SchemaVersion
-from hespas.schemas.chakra.messages import FieldSpec, MessageSpec
-from hespas.schemas.chakra.tables import AttributeField, Kind, WireType, encode_varint
+from hespas.schemas.chakra.tables import AttributeField, FieldSpec, Kind, MessageSpec, WireType, encode_varint
 
 __all__ = ["HistoricDecoder"]
 

@@ -18,11 +18,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from hespas.converters.chakra.contract import ATTRIBUTES
-from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE, FieldSpec, MessageSpec
 from hespas.schemas.chakra.tables import (
+    GLOBAL_METADATA,
+    NODE,
     VALUE_FIELDS,
     AttributeField,
+    FieldSpec,
     Kind,
+    MessageSpec,
     NodeType,
     WireType,
     encode_varint,

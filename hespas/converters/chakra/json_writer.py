@@ -33,8 +33,14 @@ from hespas.converters.format import Value, WriteOptions
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import OutputError, UsageError
-from hespas.schemas.chakra.messages import ATTRIBUTE, GLOBAL_METADATA, IO_INFO
-from hespas.schemas.chakra.tables import AttributeField, NodeField, NodeType
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    GLOBAL_METADATA,
+    IO_INFO,
+    AttributeField,
+    NodeField,
+    NodeType,
+)
 
 __all__ = ["write_chakra_json"]
 

@@ -24,9 +24,9 @@ from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, r
 from hespas.converters.stablehlo.sniffing import CLASS_MARK
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
-from hespas.graph.compare import graphs_equal
 from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
+from hespas.graph.workload import graphs_equal
 
 __all__ = ["form_of_name", "in_form", "write"]
 

@@ -19,8 +19,7 @@ from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, 
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements
-from hespas.validators.calibration.classes import may_be_fitted
-from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
+from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["Progress", "fit_collectives"]
 

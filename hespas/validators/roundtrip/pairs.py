@@ -20,9 +20,9 @@ from hespas.converters import (
     usable_formats,
 )
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, UnrollLoops
+from hespas.graph.workload import workloads_equal
 from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
 
 __all__ = ["FilePairs", "Pair", "PairStatus", "Traveller", "file_pairs"]

@@ -17,7 +17,8 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build, operations_of
-from hespas.validators.accuracy import accuracy_of_tables, baselines, table_cases, tables
+from hespas.validators.accuracy import accuracy_of_tables, baselines, tables
+from hespas.validators.accuracy import tables as table_cases
 from hespas.validators.accuracy.cases import shared_shapes
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import errors_of
