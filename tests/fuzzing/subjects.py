@@ -19,7 +19,7 @@ from hespas import api
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
 from hespas.converters import ReadOptions
-from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.ensemble import Forest
 from hespas.estimators.learned.serialization import (

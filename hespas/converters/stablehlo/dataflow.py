@@ -11,22 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple, Protocol, cast
 
-from hespas.converters.stablehlo.bindings import Bindings
 from hespas.converters.stablehlo.mlir import (
+    Bindings,
     Block,
     Operation,
     Value,
+    View,
     argument_block,
     defining_op,
     enum_name,
     short_name,
     splat_int,
-    symbol_of,
     terminator,
+    text_of,
 )
 from hespas.graph import DTypeKind, find_dtype
 
-__all__ = ["TripCounter", "count_trips"]
+__all__ = ["CONSTANTS", "Lifetimes", "TripCounter", "count_trips"]
 
 _MAX_STEPS = 64
 _VIEWS = frozenset({"convert", "reshape", "broadcast_in_dim", "bitcast_convert", "optimization_barrier"})
@@ -253,7 +254,7 @@ class TripCounter:
                 return _Affine(number, 0, tuple(trail.types))
             call = self._only_call(owner)
             return None if call is None else _Sum(call.operands[number], 0)
-        if owner != self._function_body(symbol_of(trail.calls[-1], "callee")):
+        if owner != self._function_body(text_of(trail.calls[-1], "callee")):
             return None
         return _Sum(trail.calls.pop().operands[number], 0)
 
@@ -298,7 +299,7 @@ class TripCounter:
         return None if added is None else _Sum(right, added)
 
     def _returned(self, call: Operation) -> Operation | None:
-        body = self._function_body(symbol_of(call, "callee"))
+        body = self._function_body(text_of(call, "callee"))
         return None if body is None else terminator(body)
 
     def _literal(self, value: Value, depth: int = 0) -> int | None:
@@ -356,3 +357,88 @@ def _integer(value: Value) -> _Integer | None:
     if element is None or element.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
         return None
     return _Integer(element.bits, element.kind is DTypeKind.SIGNED)
+
+
+# --- Whether an update can happen in place: does the operand's buffer die at the operation?
+#
+# It does where the value is produced in the program (or carried by a loop, or a donated argument) and nothing
+# reads it later. An argument of a private function dies where it dies at every call of the function.
+
+
+_MAX_CALL_DEPTH = 32
+CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", "mhlo.iota"})
+"""Operations whose results stand in the program itself."""
+
+_FUNCTION = "func.func"
+
+
+class _Argument(Protocol):
+    @property
+    def arg_number(self) -> int: ...
+
+
+class Lifetimes:
+    """Answers for one module. ``find_calls`` lists the call operations of each function; asked at most
+    once.
+    """
+
+    def __init__(
+        self,
+        donated: frozenset[int],
+        find_calls: Callable[[], Mapping[str, Sequence[Operation]]],
+        entry: str,
+    ) -> None:
+        self._donated = donated
+        self._find_calls = find_calls
+        self._calls: Mapping[str, Sequence[Operation]] | None = None
+        self._entry = entry
+        self._arguments: dict[tuple[str, int], bool] = {}
+
+    def dies_here(self, op: Operation, places: Sequence[int]) -> bool:
+        """Whether the buffers of the operands at ``places`` die at ``op``."""
+        return all(self._dies(op, op.operands[place], 0) for place in places)
+
+    def _dies(self, op: Operation, value: Value, depth: int) -> bool:
+        if _is_read_later(op, value):
+            return False
+        maker = defining_op(value)
+        if maker is not None:
+            return maker.name not in CONSTANTS
+        return self._argument_dies(argument_block(value), value, depth)
+
+    def _argument_dies(self, block: Block, value: Value, depth: int) -> bool:
+        """A block argument: of a loop (a carry: yes), of the entry (if donated), of a private function."""
+        parent = cast("_Owned", block).owner.operation
+        if parent.name != _FUNCTION:
+            return True
+        number = cast("_Argument", value).arg_number
+        name = text_of(parent, "sym_name")
+        if name == self._entry:
+            return number in self._donated
+        key = (name, number)
+        if self._calls is None:
+            self._calls = self._find_calls()
+        if key not in self._arguments:
+            self._arguments[key] = False
+            self._arguments[key] = depth < _MAX_CALL_DEPTH and all(
+                self._dies(call, call.operands[number], depth + 1) for call in self._calls.get(name, ())
+            )
+        return self._arguments[key]
+
+
+class _Owned(Protocol):
+    @property
+    def owner(self) -> View: ...
+
+
+def _is_read_later(op: Operation, value: Value) -> bool:
+    """Whether another operation may read a value after ``op``; a use in another block counts as later."""
+    uses_here = 0
+    for use in value.uses:
+        user = use.owner.operation
+        if user == op:
+            uses_here += 1
+            continue
+        if user.block != op.block or not user.is_before_in_block(op):
+            return True
+    return uses_here > 1

@@ -7,18 +7,39 @@ flatbuffer that holds a portable artifact as a byte vector (its u32 length stand
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.stablehlo.bindings import Bindings, ParseFailure
-from hespas.converters.stablehlo.mlir import Module, excerpt, misnamed_op_place, shortened
-from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, looks_like_text
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.converters.stablehlo import BYTECODE_MAGIC, looks_like_text
+from hespas.converters.stablehlo.mlir import (
+    MAX_QUOTE,
+    Bindings,
+    Block,
+    Module,
+    ParseFailure,
+    quoted,
+    text_of,
+    unescaped,
+)
+from hespas.converters.stablehlo.module import read_frame
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
-__all__ = ["Form", "Parsed", "nesting_depth", "parse_program"]
+__all__ = [
+    "Form",
+    "Parsed",
+    "excerpt",
+    "misnamed_op_place",
+    "nesting_depth",
+    "parse_program",
+    "shortened",
+    "undecodable_place",
+    "with_dims",
+]
 
 _ARTIFACT = b"StableHLO_v"
 _PRODUCER_BYTES = 48
@@ -280,3 +301,222 @@ def _ends_early(failure: ParseFailure, data: bytes) -> bool:
     if failure.line < len(data.rstrip().splitlines()):
         return "never defined" in failure.message
     return _depths(data)[1] != 0
+
+
+# --- String literals of MLIR text: any bytes, where jaxlib's bindings only read UTF-8.
+
+
+_HIGH = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
+_LITERAL = re.compile(rb'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"|//[^\n]*')
+_OPERANDS = re.compile(rb"(?:\s|//[^\n]*\n)*\(")
+_BEFORE_OTHERS = re.compile(rb"(?:[(\[<,]|(?<![\w!#%@$.-])at)\s*\Z|@\Z")
+"""What stands before names of locations, types and symbols, which parentheses may follow as well."""
+
+_LOOK_BACK = 64
+_NEWLINE = b"\n"
+
+
+def undecodable_place(text: bytes) -> str:
+    """Line and column of the first literal that is no UTF-8, ``""`` where all are."""
+    first = next(_undecodable(text), None)
+    return "" if first is None else _place(text, first.start())
+
+
+def misnamed_op_place(text: bytes) -> str:
+    """Line and column of the first operation whose name is no UTF-8, ``""`` where there is none."""
+    for found in _undecodable(text):
+        before = text[max(0, found.start() - _LOOK_BACK) : found.start()]
+        if _OPERANDS.match(text, found.end()) and not _BEFORE_OTHERS.search(before):
+            return _place(text, found.start())
+    return ""
+
+
+def _undecodable(text: bytes) -> Iterator[re.Match[bytes]]:
+    """The literals at fault. No literal spans lines, and few lines have such bytes at all."""
+    high = _HIGH.search(text)
+    while high is not None:
+        start = text.rfind(_NEWLINE, 0, high.start()) + 1
+        end = text.find(_NEWLINE, high.end())
+        end = len(text) if end < 0 else end
+        for found in _LITERAL.finditer(text, start, end):
+            if found[1] is not None and _HIGH.search(found[1]) and not _is_text(unescaped(found[1])):
+                yield found
+        high = _HIGH.search(text, end)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _place(text: bytes, start: int) -> str:
+    line = text.count(_NEWLINE, 0, start) + 1
+    return f"line {line}:{start - text.rfind(_NEWLINE, 0, start)}"
+
+
+# Symbolic dimensions: extents of ``?`` in a program's arguments become numbers, and all others follow.
+#
+# ``jax.export`` names them in the messages of its shape assertions: ``args[0].shape = (b, s, 64)``. Others
+# are told by place: dimension 1 of argument 0 is ``arg0.1``.
+
+_TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)+)(\w[^,<>]*)>")
+"""A ranked type without bounds or another encoding: those are no symbols."""
+_SPECIFICATION = re.compile(r"\.shape = \(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_TERM = re.compile(r"\s*([+-]?)\s*((?:[A-Za-z_]\w*|\d{1,18})(?:\s*\*\s*(?:[A-Za-z_]\w*|\d{1,18}))*)\s*")
+_NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
+"""Of a dimension, not of a function such as ``max(b, 4)``."""
+_BETWEEN = re.compile(r",(?![^()]*\))")
+_MOST_EXTENT = 1 << 62
+_MOST_LISTED = 12
+
+
+class _Dimension(NamedTuple):
+    """One ``?``: where it stands, and the expression of names that the program has for it (maybe none)."""
+
+    argument: int
+    dim: int
+    expression: str
+
+    @property
+    def place(self) -> str:
+        return f"arg{self.argument}.{self.dim}"
+
+
+def with_dims(module: Module, dims: Mapping[str, int], bindings: Bindings) -> Module:
+    """The module with all symbolic dimensions of its arguments bound. Raises ``UsageError`` where ``dims``
+    names none of them or leaves one out, ``UnsupportedError`` where the shapes do not follow from these.
+    """
+    frame = read_frame(module, bindings, "", "")
+    block = frame.body(frame.entry)
+    types = [] if block is None else [str(argument.type) for argument in block.arguments]
+    found = _dimensions(types, [] if block is None else _specifications(block))
+    _check_names(found, dims)
+    extents = {(each.argument, each.dim): _extent(each, dims) for each in found}
+    stated = [_with_extents(text, number, extents) for number, text in enumerate(types)]
+    try:
+        return bindings.refined(module, stated)
+    except ParseFailure as error:
+        raise UnsupportedError(
+            f"the program's shapes do not follow from these extents: {shortened(error.message)}",
+            position=error.place or None,
+            hint="are they such as the program allows? else export it again with fixed shapes",
+        ) from error
+
+
+def _specifications(block: Block) -> list[list[str]]:
+    """The shapes of polymorphic arguments as ``jax.export`` spells them, each a list of expressions."""
+    for view in block.operations:
+        op = view.operation
+        if op.name == "stablehlo.custom_call" and "error_message" in op.attributes:
+            _, _, told = text_of(op, "error_message").partition("shapes specifications: ")
+            found = _SPECIFICATION.findall(told.partition("Obtained dimension variables")[0])
+            if found:
+                return [[part.strip() for part in _BETWEEN.split(each) if part.strip()] for each in found]
+    return []
+
+
+def _dimensions(types: Sequence[str], specifications: Sequence[list[str]]) -> list[_Dimension]:
+    """The ``?`` of the arguments, with their names where specifications fit the arguments."""
+    shapes = {number: _extents_of(text) for number, text in enumerate(types)}
+    dynamic = {number: shape for number, shape in shapes.items() if "?" in shape}
+    named = dict(zip(dynamic, specifications, strict=False))
+    fits = len(specifications) == len(dynamic) and all(
+        len(named[number]) == len(shape)
+        and all((extent == "?") != part.isdigit() for extent, part in zip(shape, named[number], strict=True))
+        for number, shape in dynamic.items()
+    )
+    return [
+        _Dimension(number, dim, named[number][dim] if fits else "")
+        for number, shape in dynamic.items()
+        for dim, extent in enumerate(shape)
+        if extent == "?"
+    ]
+
+
+def _extents_of(text: str) -> list[str]:
+    match = _TENSOR.fullmatch(text)
+    return match[1].split("x")[:-1] if match else []
+
+
+def _with_extents(text: str, argument: int, extents: Mapping[tuple[int, int], int]) -> str:
+    match = _TENSOR.fullmatch(text)
+    if match is None:
+        return text
+    shape = [str(extents.get((argument, dim), each)) for dim, each in enumerate(_extents_of(text))]
+    return f"tensor<{'x'.join(shape)}x{match[2]}>"
+
+
+def _check_names(found: Sequence[_Dimension], dims: Mapping[str, int]) -> None:
+    """Raises ``UsageError`` for a name that the program does not have."""
+    names = list(dict.fromkeys(name for each in found for name in _NAME.findall(each.expression)))
+    places = [each.place for each in found]
+    if not found:
+        raise UsageError("the program's arguments have no symbolic dimensions", hint="leave --dim out")
+    for name in dims:
+        if name not in names and name not in places:
+            known = [*names, *places][:_MOST_LISTED]
+            raise UsageError(
+                f"--dim {quoted(name, 60)}: the program has no such dimension",
+                hint=f"it has {', '.join(known)}",
+            )
+
+
+def _extent(dimension: _Dimension, dims: Mapping[str, int]) -> int:
+    """The number of a dimension. Raises ``UsageError`` where it is not told or out of range."""
+    place, expression = dimension.place, dimension.expression
+    if place in dims:
+        return dims[place]
+    lacking = [name for name in _NAME.findall(expression) if name not in dims]
+    if lacking or not expression:
+        name = lacking[0] if lacking else place
+        also = f" ({place} is {quoted(expression, 60)})" if expression and expression != name else ""
+        raise UsageError(
+            f"dimension {quoted(name, 60)} is not bound{also}", hint=f"bind all of them: add --dim {name}=N"
+        )
+    extent = _evaluated(expression, dims)
+    if extent is None:
+        raise UsageError(f"{place} is {quoted(expression, 60)}", hint=f"state it: --dim {place}=N")
+    if not 0 <= extent < _MOST_EXTENT:
+        raise UsageError(f"{place} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
+    return extent
+
+
+def _evaluated(expression: str, dims: Mapping[str, int]) -> int | None:
+    """A sum of products of names and numbers; None for anything else."""
+    if "(" in expression:
+        return None
+    total, position = 0, 0
+    while position < len(expression):
+        term = _TERM.match(expression, position)
+        if term is None or (position and not term[1]):
+            return None
+        factors = (part.strip() for part in term[2].split("*"))
+        value = prod(int(part) if part.isdigit() else dims[part] for part in factors)
+        total += -value if term[1] == "-" else value
+        position = term.end()
+    return total
+
+
+# --- text of the input as messages may show it
+
+_MAX_MESSAGE = 600
+_BEFORE = 40
+"""Characters of a long line that are shown in front of the fault."""
+_LONG_WORD = re.compile(rf"\S{{{MAX_QUOTE + 1},}}")
+
+
+def shortened(message: str) -> str:
+    """A parser's message, its overlong words (names from the input) cut."""
+    return quoted(_LONG_WORD.sub(lambda word: quoted(word[0]), " ".join(message.split())), _MAX_MESSAGE)
+
+
+def excerpt(line: str, column: int) -> str:
+    """A line of the input, a long one from shortly before its ``column``, which counts from 1."""
+    stripped = line.strip()
+    if len(stripped) <= MAX_QUOTE:
+        return quoted(stripped)
+    start = max(0, column - 1 - _BEFORE)
+    return ("..." if start else "") + quoted(line[start:].strip(), MAX_QUOTE - 3)
