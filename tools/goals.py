@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from hespas.estimators.learned.stored import Card, cards_in, shipped_folder
+from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
 from tools.figures import Section
 
 __all__ = ["goals_section", "left_out_section", "shipped_cards"]

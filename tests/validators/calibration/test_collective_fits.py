@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.algorithms import Layout, Line, lines_of
+from hespas.estimators.collectives import Collectives, Layout, Line, lines_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
