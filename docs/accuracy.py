@@ -25,10 +25,10 @@ from docs.goals import goals_section
 from docs.left_out import left_out_section, shipped_cards
 from hespas import __version__, api
 from hespas.estimators import estimator_names
-from hespas.estimators.measurements import read_measurements
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from hespas.hardware import find, load_device, write_device
+from hespas.measurements import read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
 from hespas.validators.calibration import calibrate, measurements_of
 

@@ -2,7 +2,7 @@
 
     python -m docs.collective_fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
-DIR holds tables that `hespas.estimators.measurements` reads; of tables with splits only ``calib`` enters.
+DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
 Rows of fits that `docs.fits` makes stay. With one seed and date the files come out the same.
 """
 

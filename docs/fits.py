@@ -2,7 +2,7 @@
 
     python -m docs.fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
-DIR holds tables that `hespas.estimators.measurements` reads; of tables with splits only ``calib`` enters.
+DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
 Rows of fits that other commands make (collectives) stay. With one seed and date the files come out the same.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hespas.estimators.measurements import Measurements, read_measurements
 from hespas.graph.errors import FormatError
 from hespas.hardware import Fit, device_names, load_device
 from hespas.hardware.fits_file import FITS_FOLDER, fits_to_toml, read_fits
+from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration import fit_device
 
 __all__ = ["arguments_of", "main", "tables_of", "write_fits"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import forget_models, save_model, shipped_folder
-from hespas.estimators.measurements import Measurements, read_measurements
+from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
 from hespas.validators.calibration.learned_parts import PARTS, Part
 

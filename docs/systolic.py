@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from docs.fits import tables_of
-from hespas.estimators.measurements import Measurements
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import LINES_FOLDER
 from hespas.hardware import Device, device_names, load_device
 from hespas.hardware.fits_file import fits_to_toml
+from hespas.measurements import Measurements
 from hespas.validators.calibration.systolic import fit_lines
 
 __all__ = ["errors", "main"]

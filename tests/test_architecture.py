@@ -28,6 +28,8 @@ EVERYTHING_BELOW_CLI = frozenset(
         "generators",
         "graph",
         "hardware",
+        "measurements",
+        "operations",
         "schemas",
         "simulator",
         "validators",
@@ -42,10 +44,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "converters": frozenset({"graph", "schemas", "files", "costs"}),
     "generators": frozenset({"graph", "schemas", "files"}),
     "capture": frozenset({"graph", "schemas", "files", "converters"}),
-    "estimators": frozenset({"graph", "schemas", "files", "hardware", "costs"}),
+    "operations": frozenset({"graph", "costs"}),
+    "measurements": frozenset({"graph", "files", "hardware", "operations"}),
+    "estimators": frozenset({"graph", "schemas", "files", "hardware", "costs", "operations", "measurements"}),
     "simulator": frozenset({"graph", "schemas", "files", "hardware", "estimators"}),
     "validators": frozenset(
-        {"graph", "schemas", "files", "hardware", "estimators", "simulator", "converters"}
+        {
+            "graph",
+            "schemas",
+            "files",
+            "hardware",
+            "operations",
+            "measurements",
+            "estimators",
+            "simulator",
+            "converters",
+        }
     ),
     "api": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI,

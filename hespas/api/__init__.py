@@ -70,12 +70,25 @@ if TYPE_CHECKING:
         SaidBy,
         class_totals,
         estimate,
-        graph_estimator,
         total_duration_ns,
     )
     from hespas.api.io import read, read_profiles, write
-    from hespas.api.preparation import Conservation, Dropped, Granularity, Missing, Preparation
-    from hespas.api.simulation import simulate, simulation_document, step_of, write_simulation_json
+    from hespas.api.preparation import (
+        Conservation,
+        Dropped,
+        Granularity,
+        Missing,
+        Preparation,
+        graph_estimator,
+    )
+    from hespas.api.simulation import (
+        check_timeline,
+        simulate,
+        simulation_document,
+        step_of,
+        write_simulation_json,
+        write_timeline,
+    )
     from hespas.api.summary import Summary, summarise, summary_document
     from hespas.api.table_estimation import (
         KindTotals,
@@ -85,7 +98,6 @@ if TYPE_CHECKING:
         write_table_estimates,
     )
     from hespas.api.tables import write_estimates_csv
-    from hespas.api.timelines import check_timeline, write_timeline
     from hespas.api.validation import CheckOptions, CheckResult, validate
 
 _HOMES = {
@@ -105,12 +117,17 @@ _HOMES = {
         "SaidBy",
         "class_totals",
         "estimate",
-        "graph_estimator",
         "total_duration_ns",
     ),
     "hespas.api.io": ("read", "read_profiles", "write"),
-    "hespas.api.preparation": ("Conservation", "Dropped", "Granularity", "Missing", "Preparation"),
-    "hespas.api.simulation": ("simulate", "simulation_document", "step_of", "write_simulation_json"),
+    "hespas.api.preparation": (
+        "Conservation",
+        "Dropped",
+        "Granularity",
+        "Missing",
+        "Preparation",
+        "graph_estimator",
+    ),
     "hespas.api.summary": ("Summary", "summarise", "summary_document"),
     "hespas.api.table_estimation": (
         "KindTotals",
@@ -120,7 +137,14 @@ _HOMES = {
         "write_table_estimates",
     ),
     "hespas.api.tables": ("write_estimates_csv",),
-    "hespas.api.timelines": ("check_timeline", "write_timeline"),
+    "hespas.api.simulation": (
+        "check_timeline",
+        "simulate",
+        "simulation_document",
+        "step_of",
+        "write_simulation_json",
+        "write_timeline",
+    ),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
 }
 

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.api.io import check_version, read, write
+from hespas.api.io import (
+    STANDARD_STREAM,
+    check_streams,
+    check_version,
+    read,
+    spooled_input,
+    spooled_output,
+    write,
+)
 from hespas.api.preparation import (
     DEFAULT_ESTIMATOR,
     Conservation,
@@ -21,7 +29,6 @@ from hespas.api.preparation import (
     Preparation,
     rank_totals,
 )
-from hespas.api.streams import STANDARD_STREAM, check_streams, spooled_input, spooled_output
 from hespas.converters import (
     Format,
     ReadOptions,

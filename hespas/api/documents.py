@@ -11,8 +11,8 @@ from typing import cast
 
 from hespas.api.conversion import Conversion, EventConservation
 from hespas.api.estimation import NodeEstimates, class_totals, total_duration_ns
+from hespas.api.io import put
 from hespas.api.preparation import Dropped
-from hespas.api.streams import put
 from hespas.estimators.registry import ListedEstimator
 from hespas.graph import Diagnostics
 from hespas.hardware import Device

@@ -9,7 +9,7 @@ from math import inf, isnan
 import numpy as np
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
-from hespas.estimators import MissingPolicy, apply_estimate, as_run_on, load_estimator
+from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.energy import StepEnergy, step_energy
 from hespas.estimators.protocol import for_job, with_option
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
@@ -24,7 +24,6 @@ __all__ = [
     "SaidBy",
     "class_totals",
     "estimate",
-    "graph_estimator",
     "total_duration_ns",
 ]
 
@@ -64,24 +63,6 @@ class ClassTotals:
     duration_ns: float
     unknown: int
     said_by: tuple[SaidBy, ...] = ()
-
-
-def graph_estimator(
-    hardware: str, estimator: str, num_ranks: int, missing: MissingPolicy
-) -> Callable[[OpGraph, Diagnostics], OpGraph]:
-    """A function that gives a graph of a job of ``num_ranks`` the durations of ``estimator`` on ``hardware``.
-
-    Raises ``UsageError`` for an unknown device or estimator.
-    """
-    device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)
-    if missing != "error":
-        model = with_option(model, "failed", "error", "unknown")
-
-    def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        said = model.estimate(as_run_on(graph, device, diagnostics), device, diagnostics)
-        return apply_estimate(graph, said, missing, diagnostics)
-
-    return run
 
 
 def estimate(

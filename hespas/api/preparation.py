@@ -23,6 +23,7 @@ __all__ = [
     "Missing",
     "Preparation",
     "granularity_of",
+    "graph_estimator",
     "merged",
     "rank_totals",
     "refuse_global",
@@ -205,8 +206,6 @@ class Preparation:
         """What gives a graph durations, or sees to those that lack one."""
         if self.hardware is None:
             return self._settle
-        from hespas.api.estimation import graph_estimator
-
         return graph_estimator(self.hardware, self.estimator, num_ranks, self.missing)
 
     def _settle(self, graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
@@ -216,6 +215,28 @@ class Preparation:
         from hespas.estimators import settle_missing
 
         return settle_missing(graph, self.missing, diagnostics)
+
+
+def graph_estimator(
+    hardware: str, estimator: str, num_ranks: int, missing: Missing
+) -> Callable[[OpGraph, Diagnostics], OpGraph]:
+    """A function that gives a graph of a job of ``num_ranks`` the durations of ``estimator`` on ``hardware``.
+
+    Raises ``UsageError`` for an unknown device or estimator.
+    """
+    from hespas.estimators import apply_estimate, as_run_on, load_estimator
+    from hespas.estimators.protocol import for_job, with_option
+    from hespas.hardware import load_device
+
+    device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)
+    if missing != "error":
+        model = with_option(model, "failed", "error", "unknown")
+
+    def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
+        said = model.estimate(as_run_on(graph, device, diagnostics), device, diagnostics)
+        return apply_estimate(graph, said, missing, diagnostics)
+
+    return run
 
 
 def refuse_global(workload: Workload) -> None:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hespas.api.documents import Json, diagnostics_rows, finite, header
+from hespas.api.io import put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
-from hespas.api.streams import put
 from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel, Prediction
-from hespas.estimators.operations import Operations
 from hespas.estimators.registry import estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
@@ -23,9 +22,10 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
+from hespas.operations import Operations
 
 if TYPE_CHECKING:
-    from hespas.estimators.measurements.asked import AskedOperations
+    from hespas.measurements.asked import AskedOperations
 
 __all__ = [
     "KindTotals",
@@ -87,11 +87,11 @@ def estimate_table(
 ) -> TableEstimates:
     """What ``estimator`` says of each operation of a table (CSV, CSV.gz, Parquet) on ``hardware``.
 
-    The table is one that :mod:`hespas.estimators.measurements` knows, or lists sizes; times in it and the
+    The table is one that :mod:`hespas.measurements` knows, or lists sizes; times in it and the
     devices it names play no part. Raises ``FormatError`` for another, ``UsageError`` for an unknown name,
     ``UnsupportedError`` for an estimator that takes programs only.
     """
-    from hespas.estimators.measurements.asked import DEFAULT_DTYPE, read_asked
+    from hespas.measurements.asked import DEFAULT_DTYPE, read_asked
 
     device, model = load_device(hardware), load_estimator(estimator)
     candidate: object = model
@@ -286,7 +286,7 @@ class _Rows:
 
     def fill(self, temporary: Path) -> None:
         """Write all of it."""
-        from hespas.estimators.measurements import text_batches
+        from hespas.measurements import text_batches
 
         kept = _named_columns(self.done.path)
         at = 0
@@ -307,7 +307,7 @@ class _Rows:
 
 def _named_columns(path: Path) -> list[str]:
     """The columns of a table, but for those that a trailing comma makes: without a name or content."""
-    from hespas.estimators.measurements import text_batches
+    from hespas.measurements import text_batches
 
     names: list[str] = []
     used: set[str] = set()

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from hespas.api.estimation import NodeEstimates
-from hespas.api.streams import put
+from hespas.api.io import put
 from hespas.files.cells import inert_cell
 from hespas.graph import Estimate, OpClass, OpGraph
 

@@ -12,22 +12,25 @@ import typer
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
 from hespas.cli.accuracy_text import show_accuracy, show_changes
-from hespas.cli.reports import (
+from hespas.cli.session import (
     check_apart,
     check_once,
     check_reports,
+    command_line,
+    emit,
     estimator_files,
     hardware_files,
     limit_of,
+    progress_bar,
     report_folder,
+    say_diagnostics,
     write_document,
 )
-from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.estimators.measurements import Measurements
     from hespas.graph import Diagnostics, Profile, Workload
+    from hespas.measurements import Measurements
     from hespas.validators.accuracy import Accuracy, Thresholds
 
 __all__ = [
@@ -189,7 +192,7 @@ def _check_files(asked: _Asked) -> None:
         "--estimator": estimator_files(*asked.models),
     }
     if asked.report:
-        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
+        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
         files = [asked.report / name for name in REPORT_FILES]
         for file in files:
@@ -217,7 +220,7 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
     if asked.json_file:
         write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
     if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+        from hespas.validators.accuracy.report.folder import write_report
 
         write_report(
             done,
@@ -249,7 +252,7 @@ def _compared_tables(
     if asked.json_file:
         write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
     if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+        from hespas.validators.accuracy.report.folder import write_report
 
         devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
         write_report(
@@ -265,7 +268,7 @@ def _compared_tables(
 
 def read_tables(paths: list[Path], progress: bool | None) -> list[Measurements]:
     """Tables of measured operations. Raises ``UsageError`` for the same one twice."""
-    from hespas.estimators.measurements import read_measurements
+    from hespas.measurements import read_measurements
 
     found: list[Measurements] = []
     with progress_bar("reading", progress) as callback:

@@ -13,22 +13,27 @@ import typer
 from hespas.cli import options
 from hespas.cli.accuracy import read_program, read_tables
 from hespas.cli.accuracy_text import percent, show_summary, signed
-from hespas.cli.reports import (
+from hespas.cli.session import (
     check_apart,
     check_once,
     check_reports,
+    command_line,
+    emit,
     hardware_files,
+    is_quiet,
+    progress_bar,
     report_folder,
+    say,
+    say_diagnostics,
     write_document,
 )
-from hespas.cli.session import command_line, emit, is_quiet, progress_bar, say, say_diagnostics
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.estimators.measurements import Measurements
     from hespas.graph import Diagnostics
     from hespas.hardware import Device
+    from hespas.measurements import Measurements
     from hespas.validators.calibration import Calibration
 
 __all__ = ["calibrate"]
@@ -177,7 +182,7 @@ def _check(asked: _Asked) -> None:
     check_once(asked.recorded)
     reads: dict[str, list[Path]] = {"an input": asked.inputs, "--hardware": hardware_files(asked.hardware)}
     if asked.report:
-        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
+        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
         folders = [asked.folder(test) for test in asked.tests or ("shape",)]
         files = [folder / name for folder in folders for name in REPORT_FILES]
@@ -323,7 +328,7 @@ def _write_reports(asked: _Asked, done: Calibration) -> None:
     from math import nan
 
     from hespas.validators.accuracy import Thresholds
-    from hespas.validators.accuracy.folder import write_report
+    from hespas.validators.accuracy.report.folder import write_report
 
     none = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
     for test in done.held_out:

@@ -9,8 +9,16 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Dropped
 from hespas.cli import options
-from hespas.cli.reports import check_reports, list_file
-from hespas.cli.session import command_line, emit, is_verbose, progress_bar, say_diagnostics, tell
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    is_verbose,
+    list_file,
+    progress_bar,
+    say_diagnostics,
+    tell,
+)
 from hespas.cli.session import run as run_app
 from hespas.cli.text import bytes_text, count_text, counted, flops_text, table_text, time_text
 from hespas.graph.diagnostics import Diagnostics

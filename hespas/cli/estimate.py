@@ -11,8 +11,15 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity
 from hespas.cli import options
-from hespas.cli.reports import check_reports, estimator_files, hardware_files
-from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.session import (
+    check_reports,
+    command_line,
+    emit,
+    estimator_files,
+    hardware_files,
+    progress_bar,
+    say_diagnostics,
+)
 from hespas.cli.text import (
     bytes_text,
     count_text,

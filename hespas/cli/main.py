@@ -9,9 +9,7 @@ import typer
 
 from hespas.cli import options
 from hespas.cli.estimate import estimate
-from hespas.cli.estimators import estimators
-from hespas.cli.reports import list_file
-from hespas.cli.session import command_line, emit, point_elsewhere, say_diagnostics
+from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
 from hespas.cli.text import table_text
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "app",
     "common",
+    "estimators",
     "hardware_app",
     "hardware_list",
     "hardware_measure",
@@ -42,7 +41,34 @@ app = typer.Typer(
 hardware_app = typer.Typer(no_args_is_help=True, help="List, show and measure devices.")
 app.add_typer(hardware_app, name="hardware")
 app.command()(estimate)
-app.command()(estimators)
+
+
+@app.command()
+def estimators(
+    json_file: options.ListFile = None,
+    *,
+    as_json: options.AsJson = False,
+    overwrite: options.Overwrite = False,
+    debug: options.Debug = False,
+) -> None:
+    """The estimators: what each is, whether it can be used here, and what to install."""
+    with command_line(debug, writes=[json_file]):
+        place = list_file(json_file, as_json=as_json, overwrite=overwrite)
+        from hespas.estimators.registry import list_estimators
+
+        rows = list_estimators()
+        if place:
+            from hespas import api
+
+            api.write_json(api.estimators_document(rows), place, overwrite=overwrite)
+            return
+        lines = [(row.name, "yes" if row.available else "no", row.what, row.detail) for row in rows]
+        emit(table_text(("estimator", "usable", "what", "detail"), lines, left=(0, 1, 2, 3)))
+        for row in rows:
+            if row.install and not row.available:
+                emit(f"{row.name}: {row.install}")
+
+
 app.command()(view)
 app.command()(simulate)
 point_elsewhere(

@@ -11,8 +11,15 @@ import typer
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.cli import options
-from hespas.cli.reports import check_apart, check_reports, hardware_files
-from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.session import (
+    check_apart,
+    check_reports,
+    command_line,
+    emit,
+    hardware_files,
+    progress_bar,
+    say_diagnostics,
+)
 from hespas.cli.text import counted, step_text, table_text, time_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli import options
-from hespas.cli.reports import check_reports
-from hespas.cli.session import command_line, emit, progress_bar, say_diagnostics
+from hespas.cli.session import check_reports, command_line, emit, progress_bar, say_diagnostics
 from hespas.cli.text import (
     bytes_text,
     count_text,

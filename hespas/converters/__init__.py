@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hespas.converters.format import Format, Head, ReadOptions, RunTimeUnit, Value, WriteOptions, assuming
-from hespas.converters.left_out import note_left_out
 from hespas.converters.registry import (
     find_format,
     format_for_output,
@@ -11,6 +10,7 @@ from hespas.converters.registry import (
     is_flat,
     is_recognised,
     load_format,
+    note_unread_files,
     sniff,
     usable_formats,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "is_flat",
     "is_recognised",
     "load_format",
-    "note_left_out",
+    "note_unread_files",
     "sniff",
     "usable_formats",
 ]

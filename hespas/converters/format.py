@@ -6,15 +6,17 @@ point group ``hespas.formats``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hespas.files.limits import limits
-from hespas.graph import Diagnostics, Profile, Workload
+from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
+from hespas.graph.plugins import attribute_of
 
 __all__ = [
     "HEAD_BYTES",
@@ -25,12 +27,25 @@ __all__ = [
     "Value",
     "WriteOptions",
     "assuming",
+    "lazily",
+    "say_whole_job",
 ]
 
 Value = Workload | Profile
 """What a reader makes and a writer takes."""
 
 HEAD_BYTES = 65_536
+_JSON = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:\{\s*|\[\s*\{\s*)" + rb'"[\w .$@/-]{1,100}"\s*:')
+"""An object, or an array of objects, with a key: no bytes of another kind begin so."""
+
+
+def lazily(target: str) -> Callable[..., Any]:
+    """The function that ``module:name`` names; its module is imported when it is called."""
+
+    def call(*arguments: object) -> Any:
+        return attribute_of(target)(*arguments)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,11 @@ class Head:
     suffixes: tuple[str, ...]
     is_directory: bool = False
     names: tuple[str, ...] = ()
+
+    @property
+    def is_json(self) -> bool:
+        """Whether this is surely a JSON document with objects."""
+        return _JSON.match(self.data) is not None
 
 
 RunTimeUnit = Literal["", "us", "ns"]
@@ -141,6 +161,7 @@ class WriteOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One format. ``sniff`` scores 0 (no) .. 100 (certain) by content; None where content cannot tell.
+    One that is ``never_json`` is not asked about documents of JSON, so that its code need not be loaded.
 
     ``read`` raises ``FormatError`` (malformed), ``UnsupportedError`` or ``MissingExtraError``. ``write`` gets
     a path that does not exist and creates a file, or a directory where ``writes_directory(value, options)``.
@@ -164,6 +185,7 @@ class Format:
     read: Callable[[Path, ReadOptions, Diagnostics], Value] | None = None
     write: Callable[[Value, Path, WriteOptions, Diagnostics], None] | None = None
     writes_directory: Callable[[Value, WriteOptions], bool] = field(default=lambda value, options: False)
+    never_json: bool = False
     profiles: bool = False
     flat: bool = False
     timed: bool = True
@@ -173,3 +195,19 @@ class Format:
     extra: str = ""
     as_workload: str = ""
     empty_code: str = ""
+
+
+def say_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
+    """The workload, having said again what its program was: nobody who reads it here saw that
+    read. ``form`` is what it is now.
+    """
+    parts = workload.metadata.get(WHOLE_JOB, "")
+    if parts:
+        diagnostics.warning(
+            f"{form}.global-program",
+            workload.name,
+            f"it was made of a program that is sharded over {parts[:20]} partitions but not partitioned: "
+            "shapes and costs are those of the whole job, counted on each device",
+            path=str(path),
+        )
+    return workload

@@ -5,14 +5,15 @@ Rows are strings, so listing formats imports no format and no heavy library.
 
 from __future__ import annotations
 
-import zlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Format, Head
-from hespas.files.packed import open_input
-from hespas.files.source import refuse_special_files
+from hespas.files.streams import read_start, refuse_special_files
+from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.plugins import PluginTable
 
@@ -25,6 +26,7 @@ __all__ = [
     "is_flat",
     "is_recognised",
     "load_format",
+    "note_unread_files",
     "sniff",
     "usable_formats",
 ]
@@ -93,7 +95,7 @@ def usable_formats() -> Iterator[Format]:
 def _score(entry: Format, head: Head) -> int:
     """How sure a format is of an input; one of others that fails at it says nothing of it."""
     sniff_it = entry.sniff
-    if sniff_it is None or entry.read is None:
+    if sniff_it is None or entry.read is None or (entry.never_json and head.is_json):
         return 0
     try:
         return int(_TABLE.guarded(entry.name, lambda: sniff_it(head)))
@@ -103,17 +105,6 @@ def _score(entry: Format, head: Head) -> int:
         return 0
 
 
-def _broken_byte(packed: bytes) -> int:
-    """Where a gzip stream stops making sense; zlib does not say."""
-    inflate = zlib.decompressobj(wbits=31)
-    for position in range(len(packed)):
-        try:
-            inflate.decompress(packed[position : position + 1])
-        except zlib.error:
-            return position
-    return len(packed)
-
-
 def _read_head(path: Path) -> Head:
     if path.is_dir():
         try:
@@ -121,31 +112,8 @@ def _read_head(path: Path) -> Head:
         except OSError as error:
             raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
         return Head(path, b"", (), is_directory=True, names=tuple(names))
-    try:
-        with open_input(path) as stream:
-            data = stream.read(HEAD_BYTES)
-    except OSError as error:
-        raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     suffixes = tuple(suffix for suffix in path.suffixes if suffix != ".gz")
-    if data.startswith(b"\x1f\x8b"):
-        inflate, packed_bytes = zlib.decompressobj(wbits=31), len(data)
-        try:
-            data = inflate.decompress(data, HEAD_BYTES)
-        except zlib.error as error:
-            raise FormatError(
-                f"broken gzip stream: {error}",
-                path=str(path),
-                position=f"byte {_broken_byte(data)}",
-                hint="copy the file again",
-            ) from error
-        if not data and not inflate.eof:
-            raise FormatError(
-                "gzip stream ends early",
-                path=str(path),
-                position=f"byte {packed_bytes}",
-                hint="copy the file again",
-            )
-    return Head(path, data, suffixes)
+    return Head(path, read_start(path, HEAD_BYTES), suffixes)
 
 
 def sniff(path: Path) -> Format:
@@ -270,3 +238,33 @@ def format_for_output(path: Path, name: str | None, *, profile: bool | None = No
         path=str(path),
         hint=f"name it with --to, one of: {listed}",
     )
+
+
+_RANK_FILE = re.compile(r"\.[0-9]+\.(et|json)(\.gz)?$")
+_MOST_FILES = 200
+"""So many files beside the rank files are looked into."""
+
+
+def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> None:
+    """Report workloads and profiles of other formats in a folder that is read as ``chosen``; nothing of a
+    file, or of formats whose folders hold files of another.
+    """
+    if not path.is_dir():
+        return
+    beside = (entry for entry in sorted(path.iterdir()) if entry.is_file() and not _is_part(entry, chosen))
+    others = [(entry, sniff(entry)) for entry in islice(beside, _MOST_FILES) if is_recognised(entry)]
+    found = [f"{entry.name} ({form.name})" for entry, form in others if not _is_kin(form, chosen)]
+    shown = ", ".join(found[:3]) + (" ..." if len(found) > 3 else "")
+    diagnostics.warning(
+        "input.left-out", str(path), f"read as {chosen.name}, without {shown}", count=len(found)
+    )
+
+
+def _is_part(entry: Path, chosen: Format) -> bool:
+    return chosen.flat and _RANK_FILE.search(entry.name) is not None
+
+
+def _is_kin(form: Format, chosen: Format) -> bool:
+    """Whether files of a format belong into folders of the other: both are of the same tool."""
+    home = BUILTIN.get(chosen.name, "").partition(":")[0]
+    return form.name == chosen.name or (not chosen.flat and BUILTIN.get(form.name, "").startswith(f"{home}:"))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hespas.costs.collectives import COLLECTIVE_KINDS, Payload, payload, reduction_flops
-from hespas.costs.contraction import config_precision, named_algorithm
-from hespas.costs.convolution import valid_positions
-from hespas.costs.cost import FREE, Contraction, Cost, Rule, branch_ns, unknown_cost
+from hespas.costs.contraction import config_precision, named_algorithm, valid_positions, with_macs
 from hespas.costs.custom_calls import FREE_TARGETS, is_known_target
-from hespas.costs.facts import (
+from hespas.costs.operation import (
+    FREE,
     Body,
     BroadcastFacts,
+    Contraction,
     ConvFacts,
+    Cost,
     CustomFacts,
     DotFacts,
     EinsumFacts,
@@ -21,6 +21,7 @@ from hespas.costs.facts import (
     Precision,
     RaggedDotFacts,
     ReduceFacts,
+    Rule,
     ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
@@ -31,9 +32,19 @@ from hespas.costs.facts import (
     UpdateFacts,
     WindowDim,
     WindowFacts,
+    branch_ns,
+    unknown_cost,
 )
-from hespas.costs.macs import with_macs
-from hespas.costs.table import HLO_ALIASES, TABLE, canonical_name, cost_of, find_rule
+from hespas.costs.table import (
+    COLLECTIVE_KINDS,
+    HLO_ALIASES,
+    TABLE,
+    Payload,
+    canonical_name,
+    cost_of,
+    find_rule,
+    payload,
+)
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -76,7 +87,6 @@ __all__ = [
     "is_known_target",
     "named_algorithm",
     "payload",
-    "reduction_flops",
     "unknown_cost",
     "valid_positions",
     "with_macs",

@@ -1,6 +1,7 @@
-"""Costs of elementwise operations, reductions, windows, normalisation and sorting.
+"""Costs of elementwise operations, reductions, windows, normalisation, sorting and linear algebra.
 
-Formulas: StableHLO specification for what is computed; counts follow the convention of :mod:`cost`.
+Formulas: StableHLO specification for what is computed; counts follow the convention of
+:mod:`hespas.costs.operation`.
 """
 
 from __future__ import annotations
@@ -8,26 +9,35 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, log2, nan, prod
 
-from hespas.costs.convolution import valid_positions
-from hespas.costs.cost import Cost, Rule, arithmetic_dtype, is_complex, unknown_cost
-from hespas.costs.facts import (
+from hespas.costs.contraction import valid_positions
+from hespas.costs.operation import (
     Body,
+    Cost,
+    FftFacts,
     MapFacts,
     Operation,
     ReduceFacts,
+    Rule,
     ScanFacts,
     SelectScatterFacts,
+    SolveFacts,
     SortFacts,
     Tensor,
     TopKFacts,
     WindowFacts,
+    arithmetic_dtype,
+    is_complex,
+    unknown_cost,
 )
 from hespas.graph import OpClass
 
 __all__ = [
+    "LAPACK_ROUTINES",
     "batch_norm",
     "elementwise",
     "expanded",
+    "fft",
+    "lapack",
     "map_body",
     "quantize",
     "reduce",
@@ -37,6 +47,7 @@ __all__ = [
     "sort",
     "top_k",
     "transcendental",
+    "triangular_solve",
 ]
 
 
@@ -177,3 +188,91 @@ def top_k(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.SORT)
     depth = max(ceil(log2(op.facts.k)), 1) if op.facts.k > 0 else 0
     return _comparisons(op, 0, depth, Body(1.0))
+
+
+# --- dense linear algebra and Fourier transforms.
+#
+# Operation counts: G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th edition. Factorisations that
+# iterate (eigenvalues, singular values) have no exact count; the book's usual totals stand for them. A
+# transform of length L is counted as 5 L log2 L (the radix-2 count), half of it for real input or output.
+
+
+# routine -> coefficients of (m n^2, n^3) for one m x n matrix
+_FACTORISATIONS: dict[str, tuple[float, float]] = {
+    "potrf": (0.0, 1 / 3),
+    "getrf": (1.0, -1 / 3),
+    "geqrf": (2.0, -2 / 3),
+    "geqp3": (2.0, -2 / 3),
+    "orgqr": (2.0, -2 / 3),
+    "ungqr": (2.0, -2 / 3),
+    "sytrd": (0.0, 4 / 3),
+    "hetrd": (0.0, 4 / 3),
+    "syevd": (0.0, 9.0),
+    "heevd": (0.0, 9.0),
+    "gehrd": (0.0, 10 / 3),
+    "geev": (0.0, 25.0),
+    "gees": (0.0, 25.0),
+    "gesdd": (4.0, 22.0),
+    "gesvd": (4.0, 22.0),
+    "gesvdj": (4.0, 22.0),
+}
+LAPACK_ROUTINES: frozenset[str] = frozenset({*_FACTORISATIONS, "trsm"})
+"""Routine names without the type letter."""
+
+
+def _matrix_batch(tensor: Tensor) -> float:
+    """Matrices in a stack of them, NaN unknown."""
+    batch = tensor.shape[:-2]
+    return nan if min(batch, default=0) < 0 else float(prod(batch))
+
+
+def _extent(tensor: Tensor, dim: int) -> float:
+    extent = tensor.shape[dim]
+    return nan if extent < 0 else float(extent)
+
+
+def _dense(op: Operation, flops: float) -> Cost:
+    return Cost(OpClass.LINALG, flops, flops, 0.0, op.read_bytes, op.written_bytes, op.operands[0].code)
+
+
+def lapack(routine: str) -> Rule:
+    """The count of one LAPACK or cuSOLVER routine on the first operand, a stack of m x n matrices."""
+    if routine == "trsm":
+        return triangular_solve
+    cross, cube = _FACTORISATIONS[routine]
+
+    def rule(op: Operation) -> Cost:
+        if not op.operands or len(op.operands[0].shape) < 2:
+            return unknown_cost(op, OpClass.LINALG)
+        matrix = op.operands[0]
+        rows, columns = _extent(matrix, -2), _extent(matrix, -1)
+        long, short = max(rows, columns), min(rows, columns)
+        return _dense(op, _matrix_batch(matrix) * (cross * long * short**2 + cube * short**3))
+
+    return rule
+
+
+def triangular_solve(op: Operation) -> Cost:
+    """Batch x n^2 x k for an n x n matrix and k right-hand sides."""
+    left_side = op.facts.left_side if isinstance(op.facts, SolveFacts) else True
+    if len(op.operands) < 2 or len(op.operands[0].shape) < 2 or len(op.operands[1].shape) < 2:
+        return unknown_cost(op, OpClass.LINALG)
+    matrix, right = op.operands[0], op.operands[1]
+    sides = _extent(right, -1 if left_side else -2)
+    return _dense(op, _matrix_batch(matrix) * _extent(matrix, -1) ** 2 * sides)
+
+
+def fft(op: Operation) -> Cost:
+    """5 L log2 L for each complex transform over ``lengths``, half for a real one."""
+    facts = op.facts
+    if not isinstance(facts, FftFacts) or not op.operands:
+        return unknown_cost(op, OpClass.FFT)
+    complex_side = op.operands[0] if facts.kind in {"IFFT", "FFT", "RFFT"} else op.results[0]
+    points = prod(facts.lengths)
+    if points < 1:
+        return Cost(OpClass.FFT, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
+    transforms = complex_side.elements / points
+    factor = 2.5 if facts.kind in {"RFFT", "IRFFT"} else 5.0
+    flops = factor * points * log2(points) * transforms
+    rate = op.operands[0].code
+    return Cost(OpClass.FFT, flops, flops, 0.0, op.read_bytes, op.written_bytes, rate)

@@ -1,4 +1,4 @@
-"""Costs of matrix products: ``dot_general``, ``dot``, ``einsum``, ``ragged_dot``.
+"""Costs of matrix products (``dot_general``, ``dot``, ``einsum``, ``ragged_dot``) and convolutions.
 
 The rate key is the operands' types, not the accumulator's: bf16 x bf16 -> f32 runs at the bf16 rate. An
 explicit ``algorithm`` outranks ``precision_config``, which outranks the element types.
@@ -11,13 +11,40 @@ are the node's beside those of the product. Zero points cost nothing: compilers 
 
 from __future__ import annotations
 
-from math import nan, prod
+from collections.abc import Mapping
+from functools import lru_cache
+from math import gcd, isfinite, nan, prod
 
-from hespas.costs.cost import Contraction, Cost, is_complex, unknown_cost
-from hespas.costs.facts import DotFacts, EinsumFacts, Operation, Precision, RaggedDotFacts, Tensor
-from hespas.graph import DYNAMIC, DType, DTypeKind, OpClass, dtype
+import numpy as np
 
-__all__ = ["config_precision", "contraction_cost", "dot", "einsum", "named_algorithm", "ragged_dot"]
+from hespas.costs.operation import (
+    Contraction,
+    ConvFacts,
+    Cost,
+    DotFacts,
+    EinsumFacts,
+    Operation,
+    Precision,
+    RaggedDotFacts,
+    Tensor,
+    WindowDim,
+    is_complex,
+    unknown_cost,
+)
+from hespas.graph import ACCUMULATOR_BITS, DYNAMIC, MAC_NOISE_SIGMA, DType, DTypeKind, OpClass, dtype
+
+__all__ = [
+    "config_precision",
+    "contraction_cost",
+    "convolution",
+    "convolution_cost",
+    "dot",
+    "einsum",
+    "named_algorithm",
+    "ragged_dot",
+    "valid_positions",
+    "with_macs",
+]
 
 _COMPLEX_PRODUCTS = 4
 _RESCALE = 2.0
@@ -240,3 +267,127 @@ def einsum(op: Operation) -> Cost:
     return contraction_cost(
         op, OpClass.CONTRACTION, (batch, m, n, k), Precision(), macs=macs, useful_macs=macs, types=types
     )
+
+
+# --- What programs state of multiply-accumulate units beside element types: FQ-Conv (arXiv 1912.09356).
+#
+# A network trained for narrow or analogue accumulators keeps ``accumulator_bits`` (a whole number) and
+# ``mac_noise_sigma`` (a number) as attributes of its products and convolutions.
+
+
+_MOST_BITS = 1 << 16
+
+
+def with_macs(precision: Precision, stated: Mapping[str, str]) -> Precision:
+    """The precision with what the attributes say; one that is no sensible number says nothing."""
+    bits = _number(stated.get(ACCUMULATOR_BITS, ""))
+    sigma = _number(stated.get(MAC_NOISE_SIGMA, ""))
+    if bits is not None and bits.is_integer() and 0 < bits <= _MOST_BITS:
+        precision = precision._replace(accumulator_bits=int(bits))
+    if sigma is not None and sigma >= 0:
+        precision = precision._replace(mac_noise_sigma=sigma)
+    return precision
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+# --- convolutions of any rank and layout, by dimension numbers.
+#
+# Two figures: by the specification (every kernel position multiplies), and useful (positions that fall on
+# padding or on the holes of a dilated input left out). A position is separable, so each spatial dimension
+# is counted alone: output ``o`` and kernel position ``k`` meet the input at ``p = o * stride + k *
+# rhs_dilation - pad_low``, which is real where ``0 <= p <= (extent - 1) * lhs_dilation`` and ``p`` is a
+# multiple of ``lhs_dilation``.
+
+
+_MAX_POSITIONS = 1 << 22
+"""Counting is vectorised over the shorter of output and kernel; longer ones are not worth the memory."""
+
+
+@lru_cache(maxsize=4096)
+def valid_positions(extent: int, output: int, dim: WindowDim) -> float:
+    """Pairs (output position, window position) of one dimension that meet a stored input element.
+
+    O(min(output, window)); NaN where an extent is unknown or both are beyond four million.
+    """
+    if min(extent, output, dim.size) < 0 or min(output, dim.size) > _MAX_POSITIONS:
+        return nan
+    if min(extent, output, dim.size) == 0:
+        return 0.0
+    if dim.size <= output:
+        listed, step, run, run_step = dim.size, dim.rhs_dilation, output, dim.stride
+    else:
+        listed, step, run, run_step = output, dim.stride, dim.size, dim.rhs_dilation
+    base = np.arange(listed, dtype=np.int64) * step - dim.pad_low
+    return float(_hits(base, run, run_step, (extent - 1) * dim.lhs_dilation, dim.lhs_dilation).sum())
+
+
+def _hits(
+    base: np.typing.NDArray[np.int64], run: int, step: int, last: int, modulus: int
+) -> np.typing.NDArray[np.int64]:
+    """For each base, how many x in [0, run) put ``base + x * step`` in [0, last] on a multiple of
+    ``modulus``.
+    """
+    step = max(step, 1)
+    low = np.maximum(-(base // step), 0)
+    high = np.minimum((last - base) // step, run - 1)
+    common = gcd(step, modulus)
+    period = modulus // common
+    if period == 1:
+        count = np.maximum(high - low + 1, 0)
+    else:
+        inverse = pow(step // common, -1, period)
+        first = (-base // common) % period * inverse % period
+        start = low + (first - low) % period
+        count = np.maximum((high - start) // period + 1, 0)
+    return np.where(base % common == 0, count, 0)
+
+
+def convolution(op: Operation) -> Cost:
+    """Cost of ``convolution``; unknown without dimension numbers."""
+    if not isinstance(op.facts, ConvFacts) or len(op.operands) < 2:
+        return unknown_cost(op, OpClass.CONVOLUTION)
+    return convolution_cost(op, op.facts, op.operands[0], op.operands[1], op.results[0])
+
+
+def convolution_cost(op: Operation, facts: ConvFacts, source: Tensor, kernel: Tensor, output: Tensor) -> Cost:
+    """Cost of the convolution ``source * kernel -> output`` as an implicit matrix product.
+
+    M is output positions, N output features per group, K input features per group times kernel positions.
+    The traffic is that of ``op``, whose operands may stand in another order (gradients).
+    """
+    sizes = [kernel.shape[dim] for dim in facts.kernel_spatial]
+    outputs = [output.shape[dim] for dim in facts.output_spatial]
+    inputs = [source.shape[dim] for dim in facts.input_spatial]
+    groups = facts.feature_groups * facts.batch_groups
+    features = output.shape[facts.output_feature]
+    per_group = kernel.shape[facts.kernel_in]
+    m = _product([output.shape[facts.output_batch], *outputs])
+    n = features // groups if features >= 0 and groups > 0 else DYNAMIC
+    k = _product([per_group, *sizes])
+    pairs = [
+        valid_positions(extent, out, dim)
+        for extent, out, dim in zip(inputs, outputs, facts.window, strict=True)
+    ]
+    channels = _product([output.shape[facts.output_batch], features, per_group])
+    useful = channels * prod(pairs) if channels >= 0 else nan
+    return contraction_cost(
+        op,
+        OpClass.CONVOLUTION,
+        (groups, m, n, k),
+        facts.precision,
+        macs=m * k * float(features) if min(m, k, features) >= 0 else nan,
+        useful_macs=useful,
+        types=(source, kernel, output),
+    )
+
+
+def _product(extents: list[int]) -> int:
+    """The product of extents, -1 where one is unknown."""
+    return DYNAMIC if min(extents, default=1) < 0 else prod(extents)

@@ -12,12 +12,21 @@ from math import nan, prod
 
 import msgspec
 
-from hespas.costs.arithmetic import quantize, top_k
-from hespas.costs.contraction import config_precision, contraction_cost, dot
-from hespas.costs.convolution import convolution_cost
-from hespas.costs.cost import FREE, Cost, Rule, move_cost, unknown_cost
-from hespas.costs.facts import ConvFacts, CustomFacts, DotFacts, Operation, Tensor, TopKFacts
-from hespas.costs.linalg import LAPACK_ROUTINES, lapack
+from hespas.costs.arithmetic import LAPACK_ROUTINES, lapack, quantize, top_k
+from hespas.costs.contraction import config_precision, contraction_cost, convolution_cost, dot
+from hespas.costs.operation import (
+    FREE,
+    ConvFacts,
+    Cost,
+    CustomFacts,
+    DotFacts,
+    Operation,
+    Rule,
+    Tensor,
+    TopKFacts,
+    move_cost,
+    unknown_cost,
+)
 from hespas.graph import OpClass
 
 __all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]
@@ -43,15 +52,9 @@ FREE_TARGETS: frozenset[str] = frozenset(
 """Annotations and checks that no device executes."""
 
 
-def _config(facts: CustomFacts) -> _BackendConfig | None:
-    """The parts of a JSON backend configuration we use. Its parser is loaded when a program has one."""
-
-    return _parse_config(facts.config)
-
-
 def _gemm(op: Operation, facts: CustomFacts) -> Cost:
     """A library matrix product; the trailing workspace result is not traffic."""
-    config = _config(facts)
+    config = _parse_config(facts.config)
     gemm = config.gemm_backend_config if config else None
     dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
     if dims is None or len(op.operands) < 2:
@@ -106,7 +109,7 @@ def _convolution(source: int, kernel: int, output: int) -> Rule:
 
 def _attention(op: Operation, facts: CustomFacts) -> Cost:
     """Fused attention: two products over the score matrix forward, five backward, one exponential a score."""
-    config = _config(facts)
+    config = _parse_config(facts.config)
     shape = config.cudnn_fmha_backend_config if config else None
     scores = shape.intermediate_tensor_shape.dimensions if shape else ()
     if len(scores) < 2 or not op.operands or not op.operands[0].shape:
@@ -174,7 +177,7 @@ def _approximate_top_k(op: Operation) -> Cost:
 
 def _stated_estimate(op: Operation, facts: CustomFacts) -> Cost:
     """A hand-written kernel: the cost its author states in the configuration, else unknown."""
-    config = _config(facts)
+    config = _parse_config(facts.config)
     kernel = config.custom_call_config if config else None
     stated = kernel.cost_estimate if kernel else None
     if stated is None:

@@ -8,38 +8,125 @@ operation that is not here is unknown: readers report it and keep its bytes as a
 
 from __future__ import annotations
 
+from functools import partial
+from math import nan
+from typing import NamedTuple
+
 from hespas.costs import arithmetic as calc
-from hespas.costs import linalg, movement
-from hespas.costs.contraction import dot, einsum, ragged_dot
-from hespas.costs.convolution import convolution
-from hespas.costs.cost import Cost, Rule, unknown_cost
+from hespas.costs.contraction import convolution, dot, einsum, ragged_dot
 from hespas.costs.custom_calls import custom_call
-from hespas.costs.facts import Operation
-from hespas.graph import OpClass
-
-__all__ = ["HLO_ALIASES", "TABLE", "canonical_name", "cost_of", "find_rule"]
-
-
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-_ADD, _MULTIPLY = calc.elementwise(), calc.elementwise(1, 6)
-
-_ELEMENTWISE = _names(
-    """
-    add subtract divide negate abs sign maximum minimum remainder compare select and or xor not shift_left
-    shift_right_arithmetic shift_right_logical popcnt count_leading_zeros floor ceil round_nearest_afz
-    round_nearest_even is_finite convert reduce_precision is_inf is_neg_inf is_pos_inf next_after mulhi conj
-    stochastic_convert
-    """
+from hespas.costs.operation import (
+    FREE,
+    BroadcastFacts,
+    Cost,
+    Operation,
+    Rule,
+    ScatterFacts,
+    UpdateFacts,
+    is_complex,
+    move_cost,
+    unknown_cost,
 )
-_TRANSCENDENTAL = _names(
+from hespas.graph import CollectiveKind, OpClass
+
+__all__ = [
+    "COLLECTIVE_KINDS",
+    "HLO_ALIASES",
+    "TABLE",
+    "Payload",
+    "canonical_name",
+    "cost_of",
+    "find_rule",
+    "payload",
+]
+
+
+# --- rules of operations that move or select data
+
+_INDEX_OPERANDS_OF_UPDATE = 2
+"""``dynamic_update_slice`` takes operand, update, then scalar start indices."""
+
+
+def _bitcast_convert(op: Operation) -> Cost:
+    """A view where the width stays, else a move."""
+    source, result = op.operands[0].dtype, op.results[0].dtype
+    if source is not None and result is not None and source.bits == result.bits:
+        return FREE
+    return move_cost(op)
+
+
+def _broadcast(op: Operation) -> Cost:
+    """No traffic where consumers fuse it (the default); otherwise operand and result."""
+    if isinstance(op.facts, BroadcastFacts) and op.facts.materialised:
+        return move_cost(op, OpClass.BROADCAST)
+    return Cost(OpClass.BROADCAST)
+
+
+def _slice_read(op: Operation) -> Cost:
+    """What is kept is read and written; start indices are read."""
+    indices = sum(tensor.bytes for tensor in op.operands[1:])
+    return Cost(OpClass.SLICE, bytes_read=op.written_bytes + indices, bytes_written=op.written_bytes)
+
+
+def _update_slice(op: Operation) -> Cost:
+    """In place: the update is read and written. Otherwise the operand is copied besides."""
+    operand, update = op.operands[0].bytes, op.operands[1].bytes
+    indices = sum(tensor.bytes for tensor in op.operands[_INDEX_OPERANDS_OF_UPDATE:])
+    in_place = isinstance(op.facts, UpdateFacts) and op.facts.in_place
+    copied = 0.0 if in_place else operand
+    return Cost(OpClass.UPDATE, bytes_read=copied + update + indices, bytes_written=copied + update)
+
+
+def _gather(op: Operation) -> Cost:
+    """Indices and what is picked (at most the operand) are read, the result is written."""
+    indices = sum(tensor.bytes for tensor in op.operands[1:])
+    picked = min(op.written_bytes, op.operands[0].bytes) if op.operands else nan
+    return Cost(OpClass.GATHER, bytes_read=indices + picked, bytes_written=op.written_bytes)
+
+
+def _scatter(op: Operation) -> Cost:
+    """One body for each update. Indices and updates are read, touched results written (read too by the body).
+
+    Not in place, every operand is copied besides.
     """
-    exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
-    atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
-    """
-)
+    facts = op.facts
+    if not isinstance(facts, ScatterFacts):
+        return Cost(OpClass.SCATTER, nan, nan, nan, op.read_bytes, op.written_bytes)
+    first_update = facts.num_inputs + 1
+    updates = op.operands[first_update:]
+    touched = sum(tensor.bytes for tensor in updates)
+    copied = 0.0 if facts.in_place else sum(tensor.bytes for tensor in op.operands[: facts.num_inputs])
+    reads = touched if facts.body.reads_first else 0.0
+    times = updates[0].elements if updates else nan
+    flops = times * facts.body.flops * (2 if updates and is_complex(updates[0]) else 1)
+    return Cost(
+        OpClass.SCATTER,
+        flops,
+        flops,
+        times * facts.body.transcendentals,
+        op.operands[facts.num_inputs].bytes + touched + reads + copied,
+        touched + copied,
+        op.operands[0].code,
+    )
+
+
+# --- the table
+
+
+def _rows(rule: Rule, names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+def _always(cost: Cost, names: str) -> dict[str, Rule]:
+    """Views, structure and what consumers fuse: one cost whatever the types."""
+    return _rows(lambda op: cost, names)
+
+
+def _moves(op_class: OpClass, names: str) -> dict[str, Rule]:
+    """No arithmetic; every distinct operand read, every result written."""
+    return _rows(partial(move_cost, op_class=op_class), names)
+
+
 _SPECIAL = {
     "bessel_i1e": (87, 1),
     "digamma": (73, 3),
@@ -49,135 +136,107 @@ _SPECIAL = {
     "zeta": (122, 11),
 }
 """FLOPs and transcendentals for each element, as ``chlo-legalize-to-stablehlo`` expands them for f32."""
-_BROADCASTING = _names(
-    """
-    add subtract divide multiply maximum minimum remainder compare select and or xor shift_left
-    shift_right_arithmetic shift_right_logical next_after power atan2 polygamma zeta complex
-    """
-)
-_FREE = _names(
-    """
-    reshape partition_id replica_id bitcast dynamic_reshape get_dimension_size set_dimension_size
-    optimization_barrier tuple get_tuple_element after_all create_token return add_dependency domain trace
-    minimum_broadcast_shapes async_done async_update parameter
-    sdy.sharding_constraint sdy.sharding_group sdy.propagation_barrier sdy.mesh sdy.data_flow_edge
-    sdy.func_data_flow_edge
-    """
-)
-_CONTROL = _names(
-    """
-    while case if composite call fusion async_start sdy.manual_computation sdy.named_computation
-    """
-)
-_MOVE = _names(
-    """
-    complex real imag transpose reverse concatenate pad dynamic_pad copy copy_start copy_done
-    """
-)
-_COLLECTIVE = _names(
-    """
-    all_reduce all_gather reduce_scatter all_to_all collective_broadcast collective_reduce
-    collective_permute cross-replica-sum ragged_all_to_all
-    """
-)
-_GENERATE = _names(
-    """
-    iota dynamic_iota constant constant_like
-    """
-)
 
 TABLE: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _ADD),
-    **dict.fromkeys(_TRANSCENDENTAL, calc.transcendental),
+    **_rows(
+        calc.elementwise(),
+        """
+        add subtract divide negate abs sign maximum minimum remainder compare select and or xor not shift_left
+        shift_right_arithmetic shift_right_logical popcnt count_leading_zeros floor ceil round_nearest_afz
+        round_nearest_even is_finite convert reduce_precision is_inf is_neg_inf is_pos_inf next_after mulhi
+        conj stochastic_convert
+        """,
+    ),
+    **_rows(calc.elementwise(1, 6), "multiply square"),
+    **_rows(calc.elementwise(2), "clamp"),
+    **_rows(
+        calc.transcendental,
+        """
+        exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
+        atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
+        """,
+    ),
     **{name: calc.expanded(*counts) for name, counts in _SPECIAL.items()},
-    **dict.fromkeys(_FREE, movement.free),
-    **dict.fromkeys(_CONTROL, movement.control),
-    **dict.fromkeys(_MOVE, movement.move),
-    **dict.fromkeys(_COLLECTIVE, movement.collective),
-    **dict.fromkeys(_GENERATE, movement.generate),
-    "multiply": _MULTIPLY,
-    "square": _MULTIPLY,
-    "clamp": calc.elementwise(2),
-    "dot_general": dot,
-    "dot": dot,
-    "einsum": einsum,
-    "unary_einsum": einsum,
-    "ragged_dot": ragged_dot,
-    "convolution": convolution,
-    "dynamic_conv": convolution,
-    "reduce": calc.reduce,
-    "reduce_window": calc.reduce_window,
-    "select_and_scatter": calc.select_and_scatter,
-    "batch_norm_training": calc.batch_norm(8),
-    "batch_norm_inference": calc.batch_norm(4),
-    "batch_norm_grad": calc.batch_norm(12),
-    "scan": calc.scan,
-    "sort": calc.sort,
-    "top_k": calc.top_k,
-    "topk": calc.top_k,
-    "map": calc.map_body,
-    "cholesky": linalg.cholesky,
-    "triangular_solve": linalg.triangular_solve,
-    "fft": linalg.fft,
-    "bitcast_convert": movement.bitcast_convert,
-    "broadcast_in_dim": movement.broadcast,
-    "broadcast": movement.broadcast,
-    "dynamic_broadcast_in_dim": movement.broadcast,
-    "rng": movement.random,
-    "rng_bit_generator": movement.random,
-    "xla.rng_get_and_update_state": movement.random,
-    "slice": movement.slice_read,
-    "dynamic_slice": movement.slice_read,
-    "real_dynamic_slice": movement.slice_read,
-    "dynamic_update_slice": movement.update_slice,
-    "gather": movement.gather,
-    "dynamic_gather": movement.gather,
-    "torch_index_select": movement.gather,
-    "scatter": movement.scatter,
-    "uniform_quantize": calc.quantize,
-    "uniform_dequantize": calc.quantize,
-    "infeed": movement.host_transfer(OpClass.HOST),
-    "outfeed": movement.host_transfer(OpClass.HOST),
-    "send": movement.host_transfer(OpClass.P2P),
-    "recv": movement.host_transfer(OpClass.P2P),
-    "send_done": movement.free,
-    "recv_done": movement.free,
-    "custom_call": custom_call,
+    **_always(
+        FREE,
+        """
+        reshape partition_id replica_id bitcast dynamic_reshape get_dimension_size set_dimension_size
+        optimization_barrier tuple get_tuple_element after_all create_token return add_dependency domain trace
+        minimum_broadcast_shapes async_done async_update parameter send_done recv_done
+        sdy.sharding_constraint sdy.sharding_group sdy.propagation_barrier sdy.mesh sdy.data_flow_edge
+        sdy.func_data_flow_edge
+        """,
+    ),
+    # Regions of control flow stand in the graph as nodes of their own.
+    **_always(
+        Cost(OpClass.CONTROL),
+        "while case if composite call fusion async_start sdy.manual_computation sdy.named_computation",
+    ),
+    **_always(Cost(OpClass.GENERATE), "iota dynamic_iota constant constant_like"),
+    # The integer work of a random word is an estimator's parameter.
+    **_moves(OpClass.GENERATE, "rng rng_bit_generator xla.rng_get_and_update_state"),
+    **_moves(
+        OpClass.MOVE,
+        "complex real imag transpose reverse concatenate pad dynamic_pad copy copy_start copy_done",
+    ),
+    # Local memory traffic only: payloads and groups stand in the collective table.
+    **_moves(
+        OpClass.COLLECTIVE,
+        """
+        all_reduce all_gather reduce_scatter all_to_all collective_broadcast collective_reduce
+        collective_permute cross-replica-sum ragged_all_to_all
+        """,
+    ),
+    # Traffic of a link, not of device memory: what goes out is read, what comes in is written.
+    **_moves(OpClass.HOST, "infeed outfeed"),
+    **_moves(OpClass.P2P, "send recv"),
+    **_rows(_bitcast_convert, "bitcast_convert"),
+    **_rows(_broadcast, "broadcast_in_dim broadcast dynamic_broadcast_in_dim"),
+    **_rows(_slice_read, "slice dynamic_slice real_dynamic_slice"),
+    **_rows(_update_slice, "dynamic_update_slice"),
+    **_rows(_gather, "gather dynamic_gather torch_index_select"),
+    **_rows(_scatter, "scatter"),
+    **_rows(dot, "dot_general dot"),
+    **_rows(einsum, "einsum unary_einsum"),
+    **_rows(ragged_dot, "ragged_dot"),
+    **_rows(convolution, "convolution dynamic_conv"),
+    **_rows(calc.reduce, "reduce"),
+    **_rows(calc.reduce_window, "reduce_window"),
+    **_rows(calc.select_and_scatter, "select_and_scatter"),
+    **_rows(calc.batch_norm(8), "batch_norm_training"),
+    **_rows(calc.batch_norm(4), "batch_norm_inference"),
+    **_rows(calc.batch_norm(12), "batch_norm_grad"),
+    **_rows(calc.scan, "scan"),
+    **_rows(calc.sort, "sort"),
+    **_rows(calc.top_k, "top_k topk"),
+    **_rows(calc.map_body, "map"),
+    **_rows(calc.lapack("potrf"), "cholesky"),
+    **_rows(calc.triangular_solve, "triangular_solve"),
+    **_rows(calc.fft, "fft"),
+    **_rows(calc.quantize, "uniform_quantize uniform_dequantize"),
+    **_rows(custom_call, "custom_call"),
 }
 """Operation name -> rule."""
 
-TABLE.update({f"broadcast_{name}": TABLE[name] for name in _BROADCASTING})
+_BROADCASTING = """
+    add subtract divide multiply maximum minimum remainder compare select and or xor shift_left
+    shift_right_arithmetic shift_right_logical next_after power atan2 polygamma zeta complex
+"""
+TABLE.update({f"broadcast_{name}": TABLE[name] for name in _BROADCASTING.split()})
+
+_ASYNC_COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute")
 
 HLO_ALIASES: dict[str, str] = {
-    "atan2": "atan2",
-    "call": "call",
     "clz": "count_leading_zeros",
     "conditional": "case",
     "cos": "cosine",
-    "count-leading-zeros": "count_leading_zeros",
-    "dynamic-reshape": "dynamic_reshape",
-    "erf": "erf",
     "exp": "exponential",
-    "is-finite": "is_finite",
-    "log-plus-one": "log_plus_one",
     "opt-barrier": "optimization_barrier",
-    "popcnt": "popcnt",
-    "ragged-all-to-all": "ragged_all_to_all",
-    "ragged-dot": "ragged_dot",
     "rng-get-and-update-state": "xla.rng_get_and_update_state",
-    "round-nearest-afz": "round_nearest_afz",
     "sin": "sine",
-    "stochastic-convert": "stochastic_convert",
     "topk": "top_k",
-    "all-gather-start": "all_gather",
-    "all-reduce-start": "all_reduce",
-    "reduce-scatter-start": "reduce_scatter",
-    "collective-permute-start": "collective_permute",
-    "all-gather-done": "async_done",
-    "all-reduce-done": "async_done",
-    "reduce-scatter-done": "async_done",
-    "collective-permute-done": "async_done",
-    "copy-done": "async_done",
+    **{f"{name}-start": name.replace("-", "_") for name in _ASYNC_COLLECTIVES},
+    **dict.fromkeys([*(f"{name}-done" for name in _ASYNC_COLLECTIVES), "copy-done"], "async_done"),
 }
 """HLO opcodes whose name is not the StableHLO one with dashes for underscores."""
 
@@ -204,3 +263,52 @@ def cost_of(op_name: str, op: Operation) -> Cost:
     """The cost of one operation; class UNKNOWN and NaN arithmetic where the table has no row for it."""
     rule = find_rule(op_name)
     return unknown_cost(op) if rule is None else rule(op)
+
+
+# --- What a collective sends: Chakra's ``comm_size``, bytes on the wire.
+#
+# ``group_size`` is N. Sent bytes are those of bandwidth-optimal algorithms, per device. Bytes are those of
+# one device in this program: a variadic collective counts the sum over its operands.
+
+
+COLLECTIVE_KINDS: dict[str, CollectiveKind] = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "cross-replica-sum": CollectiveKind.ALL_REDUCE,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "ragged_all_to_all": CollectiveKind.RAGGED_ALL_TO_ALL,
+    "collective_broadcast": CollectiveKind.BROADCAST,
+    "collective_reduce": CollectiveKind.REDUCE,
+}
+"""Canonical operation name (see :func:`hespas.costs.canonical_name`) -> kind."""
+
+
+class Payload(NamedTuple):
+    """``comm_bytes``: the size a Chakra trace states; ``sent_bytes``: what one device puts on the wire.
+
+    ``is_bound`` says that both are upper bounds, because the sizes are run-time values.
+    """
+
+    comm_bytes: float
+    sent_bytes: float
+    is_bound: bool = False
+
+
+def payload(kind: CollectiveKind, operand_bytes: float, result_bytes: float, group_size: int) -> Payload:
+    """The payload of one collective; ``group_size`` -1 (groups differ or unknown) leaves sent bytes unknown.
+
+    All-gather counts the shard and reduce-scatter the full input: both are the operand.
+    """
+    others = float(group_size - 1) if group_size > 0 else nan
+    share = others / group_size if group_size > 0 else nan
+    size = operand_bytes
+    if kind is CollectiveKind.RAGGED_ALL_TO_ALL:
+        return Payload(result_bytes, share * result_bytes, is_bound=True)
+    if kind is CollectiveKind.ALL_REDUCE:
+        return Payload(size, 2.0 * share * size)
+    if kind is CollectiveKind.ALL_GATHER:
+        return Payload(size, others * size)
+    if kind in {CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL}:
+        return Payload(size, share * size)
+    return Payload(size, size if group_size != 1 else 0.0)

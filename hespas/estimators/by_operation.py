@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.free import takes_no_time
-from hespas.estimators.network import between_ranks, group_ranks_per_node, message_ranks_per_node
-from hespas.estimators.operations import Operations, operations_of
+from hespas.estimators.network import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
 from hespas.hardware import Device
+from hespas.operations import Operations, between_ranks, operations_of
 
 __all__ = ["OperationModel", "Prediction", "estimate_by_operation", "operations_on"]
 

@@ -12,12 +12,13 @@ from math import nan
 
 import numpy as np
 
-from hespas.estimators.rates import arithmetic_dtype, contraction_choices, stored_bytes
+from hespas.estimators.rates import contraction_choices, stored_bytes
 from hespas.graph import DTYPES, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device
 from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
+from hespas.operations import arithmetic_dtype
 
 __all__ = ["StepEnergy", "node_energy_j", "step_energy"]
 

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation, StridedGroups
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import Device, Link
+from hespas.operations import between_ranks, group_sizes
 
 __all__ = [
     "Algorithm",
     "NetworkCosts",
-    "between_ranks",
     "collective_costs",
     "collective_time_ns",
     "group_ranks_per_node",
-    "group_sizes",
     "message_costs",
     "message_ranks_per_node",
 ]
@@ -123,21 +122,10 @@ def _pairs_fit(permutation: Permutation, domain: int) -> bool:
     return domain < 0 or all(source // domain == target // domain for source, target in permutation)
 
 
-def _is_still(permutation: Permutation) -> bool:
-    """Whether nothing leaves any rank. O(ranks) at worst, usually one step."""
-    return all(source == target for source, target in permutation)
-
-
 def _is_ring(link: Link, algorithm: Algorithm) -> bool:
     if algorithm != "auto":
         return algorithm == "ring"
     return link.topology in ("ring", "torus2d", "torus3d")
-
-
-def group_sizes(graph: OpGraph, *, num_ranks: int) -> FloatArray:
-    """Ranks of each group set, shape ``(group sets + 1,)``; the last row is the group nobody stated."""
-    stated = [float(groups.max_group_size) for groups in graph.group_sets]
-    return np.array([*stated, float(num_ranks) if num_ranks > 0 else nan])
 
 
 def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> FloatArray:
@@ -154,14 +142,6 @@ def group_ranks_per_node(graph: OpGraph, device: Device, *, num_ranks: int) -> F
         _, count = np.unique(np.asarray(groups.members(0), np.int64) // domain, return_counts=True)
         found[row] = float(count.max())
     return found
-
-
-def between_ranks(graph: OpGraph) -> BoolArray:
-    """Messages that go from one rank to another, shape ``(messages,)``: not to the host, and not those of
-    permutations that leave everything where it is.
-    """
-    still = np.array([*(_is_still(each) for each in graph.permutations), False])
-    return np.asarray(~(graph.p2p.host | still[graph.p2p.permutation]), np.bool_)
 
 
 def message_ranks_per_node(graph: OpGraph, device: Device) -> FloatArray:
@@ -253,8 +233,7 @@ def message_costs(graph: OpGraph, device: Device) -> NetworkCosts:
     row = np.where(table.host, host, row)
     beta = np.array([nan if link is None else 1e9 / _one_link(link) for link in links])
     alpha = np.array([nan if link is None else link.latency_ns for link in links])
-    still = np.array([*(_is_still(p) for p in graph.permutations), False, False])
-    local = still[row]
+    local = ~(table.host | between_ranks(graph))
     duration = np.nan_to_num(alpha)[row] + table.comm_bytes * beta[row]
     no_link = np.isnan(beta)[row] & ~local
     nobody = np.zeros(len(table), np.bool_)

@@ -17,21 +17,20 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.hardware import Device, PeakChoice, peak_for, product_peak
 from hespas.hardware.model import Unit
+from hespas.operations import MATRIX_KINDS, Operations, find_scheme
 
 __all__ = [
-    "MATRIX_CLASSES",
     "Efficiencies",
-    "arithmetic_dtype",
+    "PeakTimes",
     "contraction_choices",
     "contraction_rate",
+    "peak_times",
+    "rate_flops_per_s",
     "stored_bytes",
     "unit_rate",
 ]
 
 _BYTE = 8
-
-MATRIX_CLASSES: tuple[OpClass, ...] = (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION)
-"""Classes whose arithmetic is products of matrices, where the graph lists no product of its own."""
 
 
 def _flops_per_s(device: Device, unit: Unit, code: int, accumulator: int, products: int) -> float:
@@ -113,29 +112,11 @@ def unit_rate(device: Device, unit: Unit) -> FloatArray:
     return np.array([*(_flops_per_s(device, unit, code, UNKNOWN_DTYPE, 1) for code in codes), nan])
 
 
-def arithmetic_dtype(graph: OpGraph, default: int) -> NDArray[np.int16]:
-    """The element type each node computes in: the stated one, else that of its first operand or result.
-
-    What remains unknown becomes ``default`` (-1: stays unknown).
-    """
-    found = graph.rate_dtype
-    for lists in (graph.operands, graph.results):
-        unknown = found == UNKNOWN_DTYPE
-        if not len(lists.values) or not unknown.any():
-            continue
-        starts = lists.offsets[:-1]
-        first = graph.types.dtype[lists.values[np.minimum(starts, len(lists.values) - 1)]]
-        found = np.where(unknown & (lists.offsets[1:] > starts), first, found).astype(np.int16)
-    if default == UNKNOWN_DTYPE:
-        return found
-    return np.where(found == UNKNOWN_DTYPE, default, found).astype(np.int16)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiencies:
     """Fitted efficiencies of a device as tables of shape ``(classes, types + 1)``; the last type is unknown.
 
-    ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.kinds.OpClass` in lower case.
+    ``op_class`` of a hardware file's row is a name of :class:`~hespas.graph.opgraph.OpClass` in lower case.
 
     ``compute`` and ``memory`` are fractions of the peak, ``overhead_ns`` the time before work starts.
     """
@@ -167,3 +148,47 @@ class Efficiencies:
         for table, value in pairs:
             if not isnan(value):
                 table[int(op_class), column] = value
+
+
+# What published peaks say of operations: time of the arithmetic and of the memory traffic [ns].
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeakTimes:
+    """Columns of shape ``(ops,)`` [ns]; NaN where a cost or a peak is unknown."""
+
+    arithmetic_ns: FloatArray
+    memory_ns: FloatArray
+
+    @property
+    def roofline_ns(self) -> FloatArray:
+        """The longer of the two, without any overhead; what is known where only one is."""
+        return np.fmax(self.arithmetic_ns, self.memory_ns)
+
+
+def rate_flops_per_s(device: Device, scheme: str, *, matrix: bool) -> float:
+    """The peak that operations of a scheme run at; NaN where the device lists none."""
+    found = find_scheme(scheme)
+    if found is None:
+        return nan
+    try:
+        unit: Unit = "matrix" if matrix else "vector"
+        return peak_for(device, unit, found.rate_dtype, products=found.products).flops_per_s
+    except UnsupportedError:
+        return nan
+
+
+def peak_times(ops: Operations, device: Device, *, transcendental_weight: float = 8.0) -> PeakTimes:
+    """FLOPs over the peak of the scheme, bytes over the main memory's bandwidth. O(ops)."""
+    matrix = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
+    rates = np.array(
+        [
+            [rate_flops_per_s(device, scheme, matrix=unit) for scheme in ops.scheme.names]
+            for unit in (False, True)
+        ]
+    ).reshape(2, len(ops.scheme.names))
+    flops = ops.flops + transcendental_weight * np.nan_to_num(ops.transcendentals)
+    with np.errstate(invalid="ignore"):
+        arithmetic = np.where(flops == 0, 0.0, flops / rates[matrix.astype(np.int64), ops.scheme.row] * 1e9)
+    memory = ops.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
+    return PeakTimes(arithmetic, memory)

@@ -28,13 +28,11 @@ from hespas.estimators.network import (
     collective_time_ns,
     message_costs,
 )
-from hespas.estimators.operations import Operations, find_scheme, peak_times
 from hespas.estimators.rates import (
-    MATRIX_CLASSES,
     Efficiencies,
-    arithmetic_dtype,
     contraction_choices,
     contraction_rate,
+    peak_times,
     stored_bytes,
     unit_rate,
 )
@@ -53,6 +51,7 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, constant
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
+from hespas.operations import CLASS_OF_KIND, MATRIX_CLASSES, Operations, arithmetic_dtype, find_scheme
 
 __all__ = ["BOUNDS", "Roofline"]
 
@@ -342,23 +341,6 @@ def _tell(graph: OpGraph, code: str, message: str, nodes: BoolArray, diagnostics
 #
 # Collectives take the time of the links, as in a graph; a group larger than its node leaves the node.
 
-_CLASS_OF: Mapping[str, str] = {
-    "matmul": "contraction",
-    "moe": "contraction",
-    "convolution": "convolution",
-    "attention.context": "attention",
-    "attention.generation": "attention",
-    "attention.encoder": "attention",
-    "vector": "elementwise",
-    "reduction": "reduction",
-    "normalization": "normalization",
-    "quantize": "quantize",
-    "pooling": "window",
-    "gather": "gather",
-    "move": "move",
-}
-"""The class by whose efficiencies in the hardware file a kind runs."""
-
 _COLLECTIVES: Mapping[str, CollectiveKind] = {each.name.lower(): each for each in CollectiveKind}
 
 
@@ -402,7 +384,7 @@ def _efficiencies(
     for row, kind in enumerate(ops.kind.names):
         for column, name in enumerate(ops.scheme.names):
             scheme = find_scheme(name)
-            fit = device.efficiency(_CLASS_OF.get(kind, kind), scheme.rate_dtype if scheme else "")
+            fit = device.efficiency(CLASS_OF_KIND[kind].name.lower(), scheme.rate_dtype if scheme else "")
             if fit is None:
                 continue
             for place, value in enumerate((fit.compute, fit.memory, fit.t0_ns)):

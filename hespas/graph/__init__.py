@@ -6,19 +6,25 @@ from hespas.graph.builder import GraphBuilder
 from hespas.graph.columns import Csr, StringTable, StringTableBuilder
 from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
-from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource, timed_class_name
-from hespas.graph.opgraph import NODE_COLUMNS, OpGraph
-from hespas.graph.profile import Estimate, EventColumns, HostOps, MeasuredComms, Profile, Timeline
-from hespas.graph.tables import (
+from hespas.graph.opgraph import (
     ACCUMULATOR_BITS,
     MAC_NOISE_SIGMA,
+    NODE_COLUMNS,
     SOURCE_DTYPE,
+    CollectiveKind,
     CollectiveTable,
     ContractionTable,
     ExtraTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
     P2pTable,
+    RegionKind,
     RegionTable,
+    Resource,
+    timed_class_name,
 )
+from hespas.graph.profile import Estimate, EventColumns, HostOps, MeasuredComms, Profile, Timeline
 from hespas.graph.tensors import (
     DTYPES,
     DYNAMIC,

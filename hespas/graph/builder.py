@@ -16,9 +16,19 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, FloatArray, SmallIntArray, StringTableBuilder, constant
 from hespas.graph.groups import GroupSet, Permutation
-from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, RegionKind, Resource
-from hespas.graph.opgraph import OpGraph
-from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
+from hespas.graph.opgraph import (
+    CollectiveKind,
+    CollectiveTable,
+    ContractionTable,
+    ExtraTable,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    P2pTable,
+    RegionKind,
+    RegionTable,
+    Resource,
+)
 from hespas.graph.tensors import TensorTypesBuilder
 
 __all__ = ["GraphBuilder", "region_multiplicity"]
@@ -184,14 +194,14 @@ class GraphBuilder:
         channel: int = -1,
         reduction: str = "",
     ) -> None:
-        """Say that a node is a collective; see :class:`hespas.graph.tables.CollectiveTable`."""
+        """Say that a node is a collective; see :class:`hespas.graph.opgraph.CollectiveTable`."""
         row = (node, int(kind), group_set, comm_bytes, operand_bytes, result_bytes, channel)
         self._collectives.append((*row, self.strings.add(reduction)))
 
     def add_p2p(
         self, node: int, *, permutation: int, comm_bytes: float, tag: int = -1, host: bool = False
     ) -> None:
-        """Say that a node sends or receives; see :class:`hespas.graph.tables.P2pTable`."""
+        """Say that a node sends or receives; see :class:`hespas.graph.opgraph.P2pTable`."""
         self._p2p.append((node, permutation, comm_bytes, tag, host))
 
     def add_contraction(
@@ -209,7 +219,7 @@ class GraphBuilder:
         accumulator: int,
         products: int = 1,
     ) -> None:
-        """Say that a node multiplies matrices; see :class:`hespas.graph.tables.ContractionTable`."""
+        """Say that a node multiplies matrices; see :class:`hespas.graph.opgraph.ContractionTable`."""
         self._contractions.append(
             (node, batch, m, n, k, flops, useful_flops, lhs, rhs, accumulator, products)
         )

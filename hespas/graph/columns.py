@@ -159,6 +159,9 @@ class StringTable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        return f"<StringTable: {len(self):,} texts, {len(self.buffer):,} bytes>"
+
     def __getitem__(self, index: int) -> str:
         row = self.buffer[self.offsets[index] : self.offsets[index + 1]]
         return bytes(row).decode("utf-8", "surrogatepass")

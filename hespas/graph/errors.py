@@ -17,6 +17,7 @@ __all__ = [
     "UsageError",
     "clipped",
     "exit_code",
+    "short_repr",
 ]
 
 
@@ -27,6 +28,13 @@ _MOST_CHARACTERS = 500
 def clipped(text: str) -> str:
     """A text short enough to show: its start, and ``...`` where more followed."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def short_repr(value: object, name: str, *told: str) -> str:
+    """``<Workload llama.et: 8 ranks, 1 class, 4,312 ops>``: what a value is in a line of 200 characters."""
+    shown = name if len(name) <= 60 else f"{name[:60]}..."
+    text = f"{' '.join(filter(None, (type(value).__name__, shown)))}: {', '.join(told)}"[:198]
+    return f"<{''.join(each if each.isprintable() else '?' for each in text)}>"
 
 
 class HespasError(Exception):

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hespas.graph.columns import Csr, StringTable
 from hespas.graph.errors import UsageError
-from hespas.graph.kinds import CollectiveKind, NodeKind, OpClass, Resource
-from hespas.graph.opgraph import OpGraph
+from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.profile import Estimate, Profile, Timeline
 from hespas.graph.tensors import DTYPES, DYNAMIC, TensorTypes
 from hespas.graph.workload import Workload

@@ -1,7 +1,7 @@
 """The hub: a program (of one rank class) as columns.
 
-Everything a reader learns about an operation is a column here, a row of a side table
-(:mod:`hespas.graph.tables`), or a verbatim attribute in ``extra``. Nodes stand in program order, which is a
+Everything a reader learns about an operation is a column here, a row of a side table, or a verbatim attribute
+in ``extra``. Nodes stand in program order, which is a
 valid issue order unless a format's own order is kept and says otherwise (use
 :func:`hespas.graph.passes.topological_order`).
 """
@@ -10,17 +10,337 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, FloatArray, SmallIntArray, StringTable
-from hespas.graph.errors import InvariantError
+from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
-from hespas.graph.tables import CollectiveTable, ContractionTable, ExtraTable, P2pTable, RegionTable
 from hespas.graph.tensors import TensorTypes
 
-__all__ = ["NODE_COLUMNS", "OpGraph"]
+__all__ = [
+    "ACCUMULATOR_BITS",
+    "MAC_NOISE_SIGMA",
+    "NODE_COLUMNS",
+    "SOURCE_DTYPE",
+    "CollectiveKind",
+    "CollectiveTable",
+    "ContractionTable",
+    "ExtraTable",
+    "NodeKind",
+    "OpClass",
+    "OpGraph",
+    "P2pTable",
+    "RegionKind",
+    "RegionTable",
+    "Resource",
+    "Totals",
+    "known_sum",
+    "timed_class_name",
+    "totals",
+]
+
+
+class NodeKind(IntEnum):
+    """What a node is to a scheduler."""
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECV = 3
+    PERMUTE = 4
+    """A send and a receive along one permutation (``collective_permute``)."""
+    MEM_LOAD = 5
+    MEM_STORE = 6
+    METADATA = 7
+    INVALID = 8
+
+
+class OpClass(IntEnum):
+    """What a node costs: the classes of the cost table."""
+
+    UNKNOWN = 0
+    FREE = 1
+    ELEMENTWISE = 2
+    TRANSCENDENTAL = 3
+    CONTRACTION = 4
+    CONVOLUTION = 5
+    REDUCTION = 6
+    WINDOW = 7
+    NORMALIZATION = 8
+    SORT = 9
+    MAP = 10
+    LINALG = 11
+    FFT = 12
+    MOVE = 13
+    BROADCAST = 14
+    GENERATE = 15
+    SLICE = 16
+    UPDATE = 17
+    GATHER = 18
+    SCATTER = 19
+    QUANTIZE = 20
+    ATTENTION = 21
+    FUSION = 22
+    COLLECTIVE = 23
+    P2P = 24
+    HOST = 25
+    CONTROL = 26
+    CUSTOM = 27
+    MEMORY = 28
+
+
+def timed_class_name(code: int) -> str:
+    """What a class of operations that took time is called: what costs nothing and took some, as calls around
+    others and views do on a host, is overhead.
+    """
+    return "host overhead" if code == OpClass.FREE else OpClass(code).name.lower()
+
+
+class CollectiveKind(IntEnum):
+    """Collective operations; the codes are ours, formats map theirs."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    ALL_TO_ALL = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    BARRIER = 8
+    RAGGED_ALL_TO_ALL = 9
+    REDUCE_SCATTER_BLOCK = 10
+    UNKNOWN = 11
+
+
+class Resource(IntEnum):
+    """Where a node runs."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class RegionKind(IntEnum):
+    """Why some nodes stand together; a region's parent encloses it."""
+
+    CALL = 0
+    LOOP_BODY = 1
+    """One trip of a loop: the nodes of its condition, then those of its body, which wait for the predicate.
+    The one evaluation of the condition that ends the loop is not modelled."""
+    BRANCH = 2
+    COMPOSITE = 3
+    MANUAL = 4
+    ASYNC = 5
+    FUSION = 6
+    SEGMENT = 7
+
+
+# --- Side tables of a graph: what only some nodes have, one row per such node.
+#
+# Each table's ``node`` column says whose row it is and is sorted, so the rows of a node are a slice.
+
+ACCUMULATOR_BITS, MAC_NOISE_SIGMA = "accumulator_bits", "mac_noise_sigma"
+"""Keys of texts in :class:`ExtraTable` that say how a product is accumulated where element types do not show
+it: bits of the accumulator, and the standard deviation of its noise in units of its last bit.
+"""
+
+SOURCE_DTYPE = "source_dtype"
+"""Key of the text that names the type of values which a compiler widened for a device that does not compute
+in it: of products, and (``convert``) of the conversions themselves.
+"""
+
+
+def _ints() -> SmallIntArray:
+    return np.empty(0, np.int32)
+
+
+def _longs() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+def _floats() -> FloatArray:
+    return np.empty(0, np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CollectiveTable:
+    """One row per collective node; at most one row a node.
+
+    ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets
+    (-1: nobody said, all ranks); ``comm_bytes`` is the payload per rank in Chakra's sense (whole buffer for
+    all-reduce, reduce-scatter and all-to-all, shard for all-gather); ``operand_bytes`` and ``result_bytes``
+    are what the program states; ``channel`` is -1 where absent; ``reduction`` is a string row (``add``).
+    """
+
+    node: SmallIntArray
+    kind: NDArray[np.uint8]
+    group_set: SmallIntArray
+    comm_bytes: FloatArray
+    operand_bytes: FloatArray
+    result_bytes: FloatArray
+    channel: IntArray
+    reduction: SmallIntArray
+
+    @classmethod
+    def empty(cls) -> CollectiveTable:
+        """No collectives."""
+        return cls(
+            node=_ints(),
+            kind=np.empty(0, np.uint8),
+            group_set=_ints(),
+            comm_bytes=_floats(),
+            operand_bytes=_floats(),
+            result_bytes=_floats(),
+            channel=_longs(),
+            reduction=_ints(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class P2pTable:
+    """One row per SEND, RECV or PERMUTE node.
+
+    ``permutation`` indexes the graph's permutations, which map sources to targets whatever the direction
+    (-1: the peer is not stated); ``comm_bytes`` is the message; ``tag`` is -1 where absent; ``host`` marks a
+    transfer over the host link.
+    """
+
+    node: SmallIntArray
+    permutation: SmallIntArray
+    comm_bytes: FloatArray
+    tag: IntArray
+    host: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls) -> P2pTable:
+        """No point-to-point messages."""
+        return cls(
+            node=_ints(), permutation=_ints(), comm_bytes=_floats(), tag=_longs(), host=np.empty(0, np.bool_)
+        )
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ContractionTable:
+    """Matrix products and convolutions as B x (M x K by K x N); a fusion may have several rows.
+
+    ``flops`` is what the products cost by the specification and ``useful_flops`` without multiplications by
+    padding or dilation zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes: together they are
+    the rate key. ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
+    """
+
+    node: SmallIntArray
+    batch: IntArray
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    flops: FloatArray
+    useful_flops: FloatArray
+    lhs: NDArray[np.int16]
+    rhs: NDArray[np.int16]
+    accumulator: NDArray[np.int16]
+    products: NDArray[np.uint8]
+
+    @classmethod
+    def empty(cls) -> ContractionTable:
+        """No contractions."""
+        return cls(
+            node=_ints(),
+            batch=_longs(),
+            m=_longs(),
+            n=_longs(),
+            k=_longs(),
+            flops=_floats(),
+            useful_flops=_floats(),
+            lhs=np.empty(0, np.int16),
+            rhs=np.empty(0, np.int16),
+            accumulator=np.empty(0, np.int16),
+            products=np.empty(0, np.uint8),
+        )
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RegionTable:
+    """Nested pieces of a program: calls, loop bodies, branches, composites.
+
+    ``parent`` is the enclosing region (-1: none) and always a smaller row; ``kind`` a
+    :class:`hespas.graph.opgraph.RegionKind`; ``trips`` how often the region runs per run of its parent (NaN
+    unknown, 0 for a branch not taken); ``label`` a string row. A loop is one region: its condition and its
+    body run ``trips`` times each; the last evaluation of the condition, which ends the loop, has no node. A
+    loop carries values: node ``carried_consumer[i]`` of region ``carried_region[i]`` needs what
+    ``carried_producer[i]`` made one trip earlier.
+    """
+
+    parent: SmallIntArray
+    kind: NDArray[np.uint8]
+    trips: FloatArray
+    label: SmallIntArray
+    carried_region: SmallIntArray
+    carried_producer: SmallIntArray
+    carried_consumer: SmallIntArray
+
+    @classmethod
+    def empty(cls) -> RegionTable:
+        """A flat program."""
+        return cls(
+            parent=_ints(),
+            kind=np.empty(0, np.uint8),
+            trips=_floats(),
+            label=_ints(),
+            carried_region=_ints(),
+            carried_producer=_ints(),
+            carried_consumer=_ints(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ExtraTable:
+    """Attributes of a format that the graph does not model, verbatim; several rows a node are usual.
+
+    ``key`` is a string row; ``tag`` says what the value ``values[offsets[i]:offsets[i + 1]]`` is. Tag 0 is
+    text (UTF-8) of any format, which every format may write; other tags belong to one format, which numbers
+    its own types with them: 1..255 to Chakra (``hespas.converters.chakra.contract.Tag``), the rest to nobody
+    yet. A format leaves rows out whose tags are another's. ``node`` is -1 for the file itself.
+    """
+
+    node: SmallIntArray
+    key: SmallIntArray
+    tag: NDArray[np.int16]
+    offsets: IntArray
+    values: bytes | memoryview[int]
+
+    @classmethod
+    def empty(cls) -> ExtraTable:
+        """Nothing left over."""
+        return cls(
+            node=_ints(), key=_ints(), tag=np.empty(0, np.int16), offsets=np.zeros(1, np.int64), values=b""
+        )
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    def value(self, row: int) -> bytes:
+        """The stored bytes of one row."""
+        return bytes(self.values[self.offsets[row] : self.offsets[row + 1]])
+
+    def rows_of(self, node: int) -> range:
+        """The rows of one node."""
+        start, end = np.searchsorted(self.node, [node, node + 1])
+        return range(int(start), int(end))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,7 +350,7 @@ class OpGraph:
     Identity and structure
         ``id``: the format's own node id (default: the node number). ``name_row``, ``op_row``: string rows of
         the node's name and operation (``stablehlo.dot_general``). ``kind``, ``op_class``, ``resource``:
-        codes of :mod:`hespas.graph.kinds`. ``data_deps``, ``control_deps``: node numbers each node waits
+        codes of :mod:`hespas.graph.opgraph`. ``data_deps``, ``control_deps``: node numbers each node waits
         for. ``region``: row of ``regions`` (-1: top level). ``stream``: queue on the resource (-1: any).
     Types
         ``operands``, ``results``: rows of ``types`` per node. ``rate_dtype``: code of the element type
@@ -106,6 +426,10 @@ class OpGraph:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def __repr__(self) -> str:
+        edges = len(self.data_deps.values) + len(self.control_deps.values)
+        return short_repr(self, self.name, f"{len(self):,} ops", f"{edges:,} dependencies")
+
     def op_name(self, node: int) -> str:
         """The operation of one node."""
         return self.strings[int(self.op_row[node])]
@@ -160,3 +484,56 @@ def _column_bytes(value: object) -> int:
         return value.nbytes
     slots = getattr(value, "__slots__", ())
     return sum(_column_bytes(getattr(value, name)) for name in slots if not isinstance(value, int))
+
+
+# --- What a conversion must conserve, summed over one step of one rank.
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over one step, executions counted; ``unknown_ops`` have a cost or count that is not known and are
+    not in the sums. A sum is NaN where no term of it is known.
+    """
+
+    ops: float
+    device_time_ns: float
+    flops: float
+    useful_flops: float
+    transcendentals: float
+    bytes_moved: float
+    collectives: float
+    collective_bytes: float
+    messages: float
+    message_bytes: float
+    unknown_ops: int
+
+
+def known_sum(column: FloatArray) -> float:
+    """The sum of what is known: NaN where there are terms and none is, 0 where there are no terms."""
+    unknown = np.isnan(column)
+    return float("nan") if len(column) and unknown.all() else float(column[~unknown].sum())
+
+
+def totals(graph: OpGraph) -> Totals:
+    """The sums over one graph; past what a float holds they are infinite. O(nodes)."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity says it, without a warning of NumPy
+        return _totals(graph)
+
+
+def _totals(graph: OpGraph) -> Totals:
+    times = graph.multiplicity
+    of_collectives, of_messages = times[graph.collectives.node], times[graph.p2p.node]
+    unknown = np.isnan(graph.flops) | np.isnan(graph.bytes_moved) | np.isnan(times)
+    return Totals(
+        ops=float(np.nansum(times)),
+        device_time_ns=known_sum(graph.duration_ns * times),
+        flops=known_sum(graph.flops * times),
+        useful_flops=known_sum(graph.useful_flops * times),
+        transcendentals=known_sum(graph.transcendentals * times),
+        bytes_moved=known_sum(graph.bytes_moved * times),
+        collectives=float(np.nansum(of_collectives)),
+        collective_bytes=float(np.nansum(graph.collectives.comm_bytes * of_collectives)),
+        messages=float(np.nansum(of_messages)),
+        message_bytes=float(np.nansum(graph.p2p.comm_bytes * of_messages)),
+        unknown_ops=int(unknown.sum()),
+    )

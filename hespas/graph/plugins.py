@@ -11,15 +11,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hespas.graph.errors import HespasError, UnsupportedError, UsageError, clipped
 
-__all__ = ["PluginTable", "registered", "set_aside"]
+__all__ = ["PluginTable", "attribute_of", "registered", "set_aside"]
 
 _Result = TypeVar("_Result")
 
 _SET_ASIDE: ContextVar[dict[tuple[str, str], str] | None] = ContextVar("_SET_ASIDE", default=None)
+
+
+def attribute_of(target: str) -> Any:
+    """What ``module:attribute`` names; the module is imported."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def registered(group: str) -> Iterable[tuple[str, str]]:
@@ -78,11 +84,11 @@ class PluginTable:
         """
         builtin = self.builtin.get(name)
         if builtin:
-            return _attribute(builtin)
+            return attribute_of(builtin)
         target = self.plugins().get(name)
         if target is None:
             raise UsageError(f"unknown {self.what} {name!r}", hint=f"one of: {', '.join(self.names())}")
-        return self.guarded(name, lambda: _attribute(target))
+        return self.guarded(name, lambda: attribute_of(target))
 
     def guarded(self, name: str, use: Callable[[], _Result]) -> _Result:
         """What ``use`` of a row gives. Raises ``UnsupportedError`` for whatever a plug-in raises, and sets it
@@ -103,8 +109,3 @@ class PluginTable:
         message = f"{self.what} {name!r} of another package ({target}) does not work: {why}"
         _tell(self.what, name, message)
         return UnsupportedError(message, hint="update that package, or uninstall it")
-
-
-def _attribute(target: str) -> object:
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable
-from hespas.graph.errors import InvariantError
+from hespas.graph.errors import InvariantError, clipped, short_repr
 
 __all__ = ["Estimate", "EventColumns", "HostOps", "MeasuredComms", "Profile", "Timeline"]
 
@@ -181,6 +181,11 @@ class Profile:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def __repr__(self) -> str:
+        device, ranks = clipped(self.device) or "an unnamed device", len(np.unique(self.rank))
+        ranks_told = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
+        return short_repr(self, self.name, f"{len(self):,} events of {ranks_told} on {device}")
+
     @property
     def device(self) -> str:
         """The device, where there is one; the empty text for none or several."""
@@ -274,6 +279,10 @@ class Estimate:
     def __len__(self) -> int:
         return len(self.duration_ns)
 
+    def __repr__(self) -> str:
+        told = f"{len(self):,} nodes, {self.coverage:.1%} with a time"
+        return short_repr(self, f"by {', '.join(self.estimators)} on {self.hardware}", told)
+
     @property
     def coverage(self) -> float:
         """Share of nodes with a duration, 0..1; 1 for a graph without nodes."""
@@ -346,6 +355,10 @@ class Timeline:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def __repr__(self) -> str:
+        told = f"{len(self):,} spans of {len(self.finish_ns):,} ranks, a step of {self.step_ns / 1e6:,.3f} ms"
+        return short_repr(self, "", told)
 
     @property
     def step_ns(self) -> float:

@@ -10,17 +10,26 @@ others are :data:`ABSENT`. Groups and peers name ranks of the job, so they mean 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.graph.columns import IntArray, SmallIntArray
-from hespas.graph.errors import InvariantError
+from hespas.graph.columns import Csr, IntArray, SmallIntArray
+from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet
-from hespas.graph.opgraph import OpGraph
+from hespas.graph.opgraph import NODE_COLUMNS, ExtraTable, OpGraph
 
-__all__ = ["ABSENT", "WHOLE_JOB", "Workload"]
+__all__ = [
+    "ABSENT",
+    "COMPARED_COLUMNS",
+    "WHOLE_JOB",
+    "Difference",
+    "Workload",
+    "graphs_equal",
+    "workloads_equal",
+]
 
 ABSENT = -1
 """The class of a rank of the job whose program is not here."""
@@ -55,6 +64,11 @@ class Workload:
             raise InvariantError(f"workload {self.name!r}: a rank has no class")
         if high == ABSENT:
             raise InvariantError(f"workload {self.name!r}: no rank of the job is here")
+
+    def __repr__(self) -> str:
+        counts = ((self.num_ranks, "rank", "s"), (len(self.classes), "class", "es"))
+        told = [f"{count:,} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts]
+        return short_repr(self, self.name, *told, f"{sum(map(len, self.classes)):,} ops")
 
     @classmethod
     def spmd(cls, graph: OpGraph, num_ranks: int, metadata: Mapping[str, str] | None = None) -> Workload:
@@ -121,3 +135,218 @@ class Workload:
     def nbytes(self) -> int:
         """Memory the graphs take, in bytes."""
         return sum(graph.nbytes for graph in self.classes)
+
+
+# --- Whether two graphs say the same, column by column: what a round trip has to keep.
+#
+# Rows of string, type, group-set and permutation tables are compared by what they stand for, not by number,
+# so a reader may intern in another order. NaN equals NaN: unknown stays unknown.
+
+_TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
+_TABLES: dict[str, tuple[str, ...]] = {
+    "collectives": (
+        "node",
+        "kind",
+        "group_set",
+        "comm_bytes",
+        "operand_bytes",
+        "result_bytes",
+        "channel",
+        "reduction",
+    ),
+    "p2p": ("node", "permutation", "comm_bytes", "tag", "host"),
+    "contractions": (
+        "node",
+        "batch",
+        "m",
+        "n",
+        "k",
+        "flops",
+        "useful_flops",
+        "lhs",
+        "rhs",
+        "accumulator",
+        "products",
+    ),
+    "regions": (
+        "parent",
+        "kind",
+        "trips",
+        "label",
+        "carried_region",
+        "carried_producer",
+        "carried_consumer",
+    ),
+    "extra": ("node", "key", "tag"),
+}
+_ROW_KINDS = {
+    "reduction": "strings",
+    "label": "strings",
+    "key": "strings",
+    "group_set": "group_sets",
+    "permutation": "permutations",
+}
+
+COMPARED_COLUMNS: tuple[str, ...] = (
+    "name",
+    *NODE_COLUMNS,
+    "data_deps",
+    "control_deps",
+    "operands",
+    "results",
+    *(f"{table}.{column}" for table, columns in _TABLES.items() for column in columns),
+    "extra.value",
+    "attachments",
+)
+"""The columns of a graph by the names that differences have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``count`` rows of ``column`` differ, the first is ``first_row`` (-1 where lengths differ)."""
+
+    column: str
+    count: int
+    first_row: int
+
+    def __str__(self) -> str:
+        if self.first_row < 0:
+            return f"{self.column}: {self.count} rows more or fewer"
+        return f"{self.column}: {self.count} rows differ, the first is row {self.first_row}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Canonical:
+    """For each table of two graphs: row -> common number, one array a graph; the last entry is for row -1."""
+
+    left: dict[str, IntArray]
+    right: dict[str, IntArray]
+
+    @classmethod
+    def of(cls, a: OpGraph, b: OpGraph) -> _Canonical:
+        left, right = dict[str, IntArray](), dict[str, IntArray]()
+        for name, keys in _table_keys(a, b).items():
+            seen: dict[Hashable, int] = {}
+            for target, entries in zip((left, right), keys, strict=True):
+                target[name] = np.array([*(seen.setdefault(key, len(seen)) for key in entries), -1], np.int64)
+        return cls(left, right)
+
+
+def _table_keys(a: OpGraph, b: OpGraph) -> dict[str, tuple[Iterable[Hashable], Iterable[Hashable]]]:
+    return {
+        "strings": (a.strings, b.strings),
+        "types": (_type_keys(a), _type_keys(b)),
+        "group_sets": (a.group_sets, b.group_sets),
+        "permutations": (a.permutations, b.permutations),
+    }
+
+
+def _type_keys(graph: OpGraph) -> Iterator[Hashable]:
+    types = graph.types
+    for row in range(len(types)):
+        size = float(types.bytes[row])
+        yield (
+            int(types.dtype[row]),
+            types.shape(row),
+            None if np.isnan(size) else size,
+            bool(types.bounded[row]),
+            graph.strings[int(types.encoding[row])],
+        )
+
+
+def _compare(column: str, a: NDArray[np.generic], b: NDArray[np.generic]) -> Iterator[Difference]:
+    if len(a) != len(b):
+        yield Difference(column, abs(len(a) - len(b)), -1)
+        return
+    same = a == b
+    if a.dtype.kind == "f" and b.dtype.kind == "f":
+        same |= np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
+    wrong = np.flatnonzero(~same)
+    if len(wrong):
+        yield Difference(column, len(wrong), int(wrong[0]))
+
+
+def _compare_csr(
+    column: str, a: Csr, b: Csr, rows: tuple[IntArray, IntArray] | None = None
+) -> Iterator[Difference]:
+    """Rows that differ in length or in a value; ``rows`` translates values to common numbers."""
+    unlike = np.flatnonzero(a.lengths != b.lengths)
+    if len(unlike):
+        yield Difference(column, len(unlike), int(unlike[0]))
+        return
+    left, right = (a.values, b.values) if rows is None else (rows[0][a.values], rows[1][b.values])
+    wrong = np.unique(a.row_ids[left != right])
+    if len(wrong):
+        yield Difference(column, len(wrong), int(wrong[0]))
+
+
+def _compare_nodes(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
+    left, right = canonical.left, canonical.right
+    for name in NODE_COLUMNS:
+        one, two = getattr(a, name), getattr(b, name)
+        if name in _TEXT_COLUMNS:
+            one, two = left["strings"][one], right["strings"][two]
+        yield from _compare(name, one, two)
+    for name in ("data_deps", "control_deps"):
+        yield from _compare_csr(name, getattr(a, name), getattr(b, name))
+    for name in ("operands", "results"):
+        yield from _compare_csr(name, getattr(a, name), getattr(b, name), (left["types"], right["types"]))
+
+
+def _compare_tables(a: OpGraph, b: OpGraph, canonical: _Canonical) -> Iterator[Difference]:
+    for table, columns in _TABLES.items():
+        one, two = getattr(a, table), getattr(b, table)
+        for column in columns:
+            left, right = getattr(one, column), getattr(two, column)
+            kind = _ROW_KINDS.get(column)
+            if kind:
+                left, right = canonical.left[kind][left], canonical.right[kind][right]
+            yield from _compare(f"{table}.{column}", left, right)
+    if len(a.extra) == len(b.extra):
+        yield from _compare("extra.value", _values(a.extra), _values(b.extra))
+
+
+def _values(extra: ExtraTable) -> NDArray[np.object_]:
+    column = np.empty(len(extra), np.object_)
+    for row in range(len(extra)):
+        column[row] = extra.value(row)
+    return column
+
+
+def graphs_equal(a: OpGraph, b: OpGraph) -> list[Difference]:
+    """What differs, empty where the graphs say the same. O(nodes + strings) time and memory.
+
+    Graphs of different length differ in ``nodes`` and are compared no further.
+    """
+    if len(a) != len(b):
+        return [Difference("nodes", abs(len(a) - len(b)), -1)]
+    canonical = _Canonical.of(a, b)
+    found = [*_compare_nodes(a, b, canonical), *_compare_tables(a, b, canonical)]
+    if a.name != b.name:
+        found.append(Difference("name", 1, 0))
+    names = [name for name in {*a.attachments, *b.attachments} if not _same_attachment(a, b, name)]
+    if names:
+        found.append(Difference("attachments", len(names), 0))
+    return found
+
+
+def _same_attachment(a: OpGraph, b: OpGraph, name: str) -> bool:
+    return name in a.attachments and name in b.attachments and a.attachments[name] == b.attachments[name]
+
+
+def workloads_equal(a: Workload, b: Workload) -> list[Difference]:
+    """What differs between two workloads; columns of class ``i`` are called ``classes[i].column``."""
+    found = list(_compare("rank_class", a.rank_class, b.rank_class))
+    if a.name != b.name:
+        found.append(Difference("name", 1, 0))
+    unlike = [key for key in {*a.metadata, *b.metadata} if a.metadata.get(key) != b.metadata.get(key)]
+    if unlike:
+        found.append(Difference("metadata", len(unlike), 0))
+    if len(a.classes) != len(b.classes):
+        return [*found, Difference("classes", abs(len(a.classes) - len(b.classes)), -1)]
+    for index, (one, two) in enumerate(zip(a.classes, b.classes, strict=True)):
+        found += [
+            Difference(f"classes[{index}].{entry.column}", entry.count, entry.first_row)
+            for entry in graphs_equal(one, two)
+        ]
+    return found

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hespas.simulator.entry import simulate
 from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.result import ClassResult, CriticalPath, Simulation, Simulator
+from hespas.simulator.schedule import ClassResult, CriticalPath, Simulation, Simulator
 
 __all__ = ["ClassResult", "CriticalPath", "ListScheduler", "Simulation", "Simulator", "simulate"]

@@ -15,7 +15,7 @@ from hespas.graph.columns import constant
 from hespas.graph.errors import InvariantError, UnsupportedError
 from hespas.graph.passes import is_free, with_durations
 from hespas.simulator.list_scheduler import ListScheduler
-from hespas.simulator.result import Simulation, Simulator
+from hespas.simulator.schedule import Simulation, Simulator
 
 __all__ = ["simulate"]
 

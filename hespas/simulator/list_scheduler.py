@@ -8,30 +8,369 @@ not wait for each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import Diagnostics, OpGraph, Timeline, Workload, timed_class_name
+from hespas.graph import Csr, Diagnostics, OpGraph, RegionTable, Timeline, Workload, timed_class_name
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
-from hespas.simulator.loops import expanded
-from hespas.simulator.result import ClassResult, CriticalPath, Simulation
+from hespas.graph.passes import all_deps, take_nodes
 from hespas.simulator.schedule import (
     PRIORITIES,
     STREAMS,
+    Block,
+    ClassResult,
+    CriticalPath,
     Priority,
     Program,
     Schedule,
+    Simulation,
     busy_ns,
     critical_ns,
     exposed_ns,
+    flatten,
     list_schedule,
+    prepared,
+    with_trips,
 )
 
-__all__ = ["ListScheduler"]
+__all__ = ["ListScheduler", "expanded", "too_long"]
+
+
+# --- Loops: run trip by trip while that is affordable, beyond as their first trip and a block for the rest.
+#
+# A loop is unrolled (:class:`hespas.graph.passes.UnrollLoops`) where its executions fit the limit: the
+# schedule is exact. Any other keeps its first trip as it stands in the program; all later ones are one
+# block on every stream that the loop uses, which starts when the first trip has ended and which everything
+# behind the loop waits for. The block takes T(trips) - T(1), where T is the time of the loop alone, on idle
+# streams, which is measured for a few trips and extrapolated. So a loop takes as long as the unrolled one
+# where nothing else runs beside it and its trips have become periodic by then. What stands outside overlaps
+# with its first trip, and with all of it on streams that the loop leaves alone.
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+def expanded(graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagnostics) -> Program:
+    """The program of a graph with at most about ``limit`` executions (its nodes, if they are more).
+
+    Its times and trip counts are known. O(executions), and O(nodes) per loop.
+    """
+    reduced = prepared(graph)
+    chosen = too_long(reduced, limit)
+    if not chosen.any():
+        return flatten(reduced, ())
+    blocks: list[Block] = []
+    for region in np.flatnonzero(chosen)[::-1].tolist():  # inner loops first
+        inside = _inside(reduced, region)
+        trips = int(reduced.regions.trips[region])
+        alone = _alone(reduced, inside, region)
+        block = _rest_of_loop(alone, region, trips, tuple(blocks), priority=priority, diagnostics=diagnostics)
+        blocks.append(block)
+        reduced = _collapsed(reduced, region, inside, block, len(blocks) - 1)
+    told = sum(block.trips for block in blocks)
+    diagnostics.info(
+        "simulate.extrapolated-loops",
+        graph.name,
+        f"loops run once and then by their steady state, {told:,} trips in all",
+        count=len(blocks),
+    )
+    return flatten(reduced, tuple(blocks))
+
+
+def too_long(graph: OpGraph, limit: int) -> BoolArray:
+    """Which loops not to unroll, shape ``(regions,)``: inner loops are the last to be given up.
+
+    What one loop may be unrolled to is halved until all that is unrolled fits ``limit``, and what it takes to
+    find the periods of the others is of the same order. O(regions log limit).
+    """
+    regions = graph.regions
+    trips: list[float] = regions.trips.tolist()
+    parents: list[int] = regions.parent.tolist()
+    own: list[int] = np.bincount(graph.region[graph.region >= 0], minlength=len(parents)).tolist()
+    most = max(limit, len(graph) + len(STREAMS) * len(parents))
+    allowance = most
+    while True:
+        sizes, chosen = [*own], np.zeros(len(parents), np.bool_)
+        total, work = int((graph.region < 0).sum()), 0
+        for region in reversed(range(len(parents))):  # children stand behind their parents
+            size = sizes[region]
+            repeats = trips[region] > 1
+            if repeats and size * trips[region] > allowance:
+                chosen[region] = True
+                work += _FEWEST_EXECUTIONS * size
+                size += len(STREAMS)
+            elif repeats:
+                size = int(size * trips[region])
+            if parents[region] < 0:
+                total += size
+            else:
+                sizes[parents[region]] += size
+        if total + work <= 2 * most or not allowance:
+            return chosen
+        allowance //= 2
+
+
+def _inside(graph: OpGraph, region: int) -> BoolArray:
+    """Which nodes stand in a region or in one nested in it."""
+    return _nested(graph, region)[graph.region]
+
+
+def _nested(graph: OpGraph, region: int) -> BoolArray:
+    """Which regions are a region or stand in it; one more row for the top level, which never is."""
+    within = np.zeros(len(graph.regions) + 1, np.bool_)
+    within[region] = True
+    for row, parent in enumerate(graph.regions.parent.tolist()):
+        if parent >= 0 and within[parent]:
+            within[row] = True
+    return within
+
+
+def _alone(graph: OpGraph, inside: BoolArray, region: int) -> OpGraph:
+    """Only the nodes of a loop, in a program that does nothing else; what they need from outside is there."""
+    rows = np.flatnonzero(inside)
+    number = np.cumsum(inside) - 1
+    deps = (_within(each.take(rows), inside, number) for each in (graph.data_deps, graph.control_deps))
+    part = take_nodes(graph, rows, *deps)
+    within = _nested(graph, region)[:-1]
+    return with_trips(part, np.where(within, part.regions.trips, 1.0))
+
+
+def _within(deps: Csr, inside: BoolArray, number: IntArray) -> Csr:
+    kept = inside[deps.values]
+    return Csr.from_pairs(deps.row_ids[kept], number[deps.values[kept]], len(deps))
+
+
+class _Places(NamedTuple):
+    """Where the tasks of a block stand: right behind the last node of their loop."""
+
+    last: int
+    streams: SmallIntArray
+
+    @property
+    def added(self) -> IntArray:
+        """Their numbers in the new graph."""
+        return np.arange(self.last + 1, self.last + 1 + len(self.streams), dtype=np.int64)
+
+    def number(self, old: NDArray[np.integer]) -> IntArray:
+        """New numbers of old nodes."""
+        return old.astype(np.int64) + np.where(old > self.last, len(self.streams), 0)
+
+
+def _collapsed(graph: OpGraph, region: int, inside: BoolArray, block: Block, index: int) -> OpGraph:
+    """The graph with one trip of a loop and ``block`` behind it, one node per stream that the loop uses."""
+    streams = np.unique(graph.stream[inside & (graph.stream >= 0)]).astype(np.int32)
+    trips = graph.regions.trips.copy()
+    trips[region] = 1.0
+    if not len(streams):
+        return with_trips(graph, trips)
+    places = _Places(int(np.flatnonzero(inside)[-1]), streams)
+    last = np.full(len(streams), places.last)
+    rows = np.concatenate([np.arange(places.last + 1), last, np.arange(places.last + 1, len(graph))])
+    grown = take_nodes(_without_carried(graph), rows, *_wired(graph, inside, places))
+    added = places.added
+    grown = replace(
+        grown,
+        duration_ns=_changed(grown.duration_ns, added, block.duration_ns),
+        region=_changed(grown.region, added, int(graph.regions.parent[region])),
+        stream=_changed(grown.stream, added, streams),
+        source_row=_changed(grown.source_row, added, -1 - index),
+        regions=_recarried(graph, region, inside, places),
+    )
+    return with_trips(grown, trips)
+
+
+def _changed(
+    column: NDArray[_Scalar], rows: IntArray, value: float | NDArray[np.integer]
+) -> NDArray[_Scalar]:
+    changed = column.copy()
+    changed[rows] = value
+    return changed
+
+
+def _without_carried(graph: OpGraph) -> OpGraph:
+    none = np.empty(0, np.int32)
+    return replace(
+        graph,
+        regions=replace(graph.regions, carried_region=none, carried_producer=none, carried_consumer=none),
+    )
+
+
+def _wired(graph: OpGraph, inside: BoolArray, places: _Places) -> tuple[Csr, Csr]:
+    """Data and control dependencies: the block waits for the first trip, what waits for it for the block."""
+    count, every = len(graph) + len(places.streams), all_deps(graph)
+    consumers, producers = every.row_ids, every.values
+    within = inside[producers] & inside[consumers]
+    sinks = inside.copy()
+    sinks[producers[within]] = False
+    ends = places.number(np.flatnonzero(sinks))
+    behind = places.number(np.unique(consumers[inside[producers] & ~inside[consumers]]))
+    blocks = places.added
+    control = graph.control_deps
+    rows = [places.number(control.row_ids), np.repeat(blocks, len(ends)), np.repeat(behind, len(blocks))]
+    values = [places.number(control.values), np.tile(ends, len(blocks)), np.tile(blocks, len(behind))]
+    data = graph.data_deps
+    return (
+        Csr.from_pairs(places.number(data.row_ids), places.number(data.values), count),
+        Csr.from_pairs(np.concatenate(rows), np.concatenate(values), count),
+    )
+
+
+def _recarried(graph: OpGraph, region: int, inside: BoolArray, places: _Places) -> RegionTable:
+    """Carried values in new numbers; what enclosing loops take from this one waits for its block, too."""
+    table = graph.regions
+    kept = table.carried_region != region
+    row, producer, consumer = (
+        column[kept] for column in (table.carried_region, table.carried_producer, table.carried_consumer)
+    )
+    leaves = inside[producer] & ~_nested(graph, region)[row]
+    blocks = places.added
+    ends = places.number(consumer)
+    return replace(
+        table,
+        carried_region=np.concatenate([row, np.repeat(row[leaves], len(blocks))]),
+        carried_producer=np.concatenate([places.number(producer), np.tile(blocks, int(leaves.sum()))]).astype(
+            np.int32
+        ),
+        carried_consumer=np.concatenate([ends, np.repeat(ends[leaves], len(blocks))]).astype(np.int32),
+    )
+
+
+# The time of a loop with many trips, from schedules of a few: trips of a loop become periodic.
+#
+# Let T(k) be the time of a list schedule of k trips, alone on idle streams. Trips are equal and wait for
+# each other and for streams, so after a while T grows by the same amount every c trips, for a small c. T is
+# measured for some k until it grows twice by the same amount, and goes on growing by that: exact from where
+# it is periodic on. No stream can do more than one thing at a time, which bounds the growth from below.
+
+_MOST_TRIPS = 32
+_FEWEST_TRIPS = 3
+_MOST_EXECUTIONS = 300_000
+"""Trips run before a period is looked for: so many, fewer where their nodes are many."""
+
+_FEWEST_EXECUTIONS = 1 + 3 * _FEWEST_TRIPS + 3
+"""How often the nodes of a loop run to find a period of one trip: T(1), T(3), T(4), T(5)."""
+
+_LONGEST_PERIOD = 6
+_EQUAL = 1e-9
+"""T grows equally twice where that differs by less than this share of T: these are differences of sums."""
+
+
+class _Run(NamedTuple):
+    """Some trips of a loop, scheduled alone: times [ns], as in :class:`hespas.simulator.schedule.Block`."""
+
+    time_ns: float
+    exposed_ns: float
+    busy_ns: FloatArray
+    critical_ns: FloatArray
+
+
+@dataclass(slots=True)
+class _Trips:
+    """Runs of ``region`` alone by their number of trips, made when asked for."""
+
+    loop: OpGraph
+    region: int
+    blocks: tuple[Block, ...]
+    priority: Priority
+    runs: dict[int, _Run] = field(default_factory=dict[int, _Run])
+
+    def run(self, trips: int) -> _Run:
+        """The schedule of so many trips."""
+        if trips not in self.runs:
+            self.runs[trips] = self._made(trips)
+        return self.runs[trips]
+
+    def _made(self, trips: int) -> _Run:
+        counts = self.loop.regions.trips.copy()
+        counts[self.region] = trips
+        program = flatten(with_trips(self.loop, counts), self.blocks)
+        schedule = list_schedule(program.tasks, self.priority)
+        return _Run(
+            time_ns=schedule.finish_ns,
+            exposed_ns=exposed_ns(program, schedule),
+            busy_ns=busy_ns(program),
+            critical_ns=critical_ns(program, schedule, schedule.critical()),
+        )
+
+    def period(self, trips: int) -> int:
+        """After how many trips T grows by the same again, from ``trips`` on; 0: not seen."""
+        for period in range(1, _LONGEST_PERIOD + 1):
+            last = self.run(trips + 2 * period).time_ns
+            middle = self.run(trips + period).time_ns
+            if abs((last - middle) - (middle - self.run(trips).time_ns)) <= _EQUAL * last:
+                return period
+        return 0
+
+
+def _rest_of_loop(
+    loop: OpGraph,
+    region: int,
+    trips: int,
+    blocks: tuple[Block, ...],
+    *,
+    priority: Priority,
+    diagnostics: Diagnostics,
+) -> Block:
+    """All trips but the first of ``region``. ``loop`` has only its nodes, reduced as in
+    :mod:`hespas.simulator.schedule`; ``blocks`` stand for loops within it.
+
+    Tells ``diagnostics`` where no period was found: the mean growth seen is taken.
+    """
+    some = _Trips(loop, region, blocks, priority)
+    first = some.run(1)
+    size = max(float((loop.multiplicity / trips).sum()), 1.0)
+    seen = max(_FEWEST_TRIPS, min(_MOST_TRIPS, int(_MOST_EXECUTIONS / size)))
+    if trips <= seen + 2 * _LONGEST_PERIOD:
+        whole = some.run(trips)
+        return _block(region, trips, first, whole, _minus(whole, first))
+    period = some.period(seen)
+    if not period:
+        period = 2 * _LONGEST_PERIOD
+        diagnostics.warning(
+            "simulate.loop-not-steady",
+            loop.name,
+            f"a loop of {trips:,} trips shows no period within {seen + period} trips: their mean is taken",
+        )
+    growth = _minus(some.run(seen + period), some.run(seen))
+    start = some.run(seen + (trips - seen) % period)
+    periods = (trips - seen) // period
+    slowest_ns = max(growth.time_ns, period * float(first.busy_ns.max()))
+    whole = _Run(
+        time_ns=start.time_ns + periods * slowest_ns,
+        exposed_ns=start.exposed_ns + periods * growth.exposed_ns,
+        busy_ns=first.busy_ns * trips,
+        critical_ns=start.critical_ns + periods * growth.critical_ns,
+    )
+    return _block(region, trips, first, whole, growth)
+
+
+def _minus(more: _Run, less: _Run) -> _Run:
+    return _Run(
+        more.time_ns - less.time_ns,
+        more.exposed_ns - less.exposed_ns,
+        more.busy_ns - less.busy_ns,
+        more.critical_ns - less.critical_ns,
+    )
+
+
+def _block(region: int, trips: int, first: _Run, whole: _Run, growth: _Run) -> Block:
+    """What ``whole`` has more than the first trip; where the critical path spends it, ``growth`` says."""
+    rest = _minus(whole, first)
+    duration_ns = max(rest.time_ns, 0.0)
+    spent = np.maximum(growth.critical_ns, 0.0)  # the path may move from one stream to another
+    total_ns = float(spent.sum())
+    return Block(
+        region=region,
+        trips=trips - 1,
+        duration_ns=duration_ns,
+        busy_ns=rest.busy_ns,
+        exposed_ns=min(max(rest.exposed_ns, 0.0), duration_ns),
+        critical_ns=spent * (duration_ns / total_ns if total_ns else 0.0),
+    )
+
 
 # Schedules of rank classes as the columns of one timeline.
 
@@ -101,7 +440,7 @@ class ListScheduler:
 
     ``priority``: which ready node a stream takes first (:data:`hespas.simulator.schedule.PRIORITIES`).
     ``max_executions``: up to so many, all trips of all loops are run; beyond, the longest loops are
-    extrapolated (:mod:`hespas.simulator.loops`).
+    extrapolated (:mod:`hespas.simulator.list_scheduler`).
     """
 
     priority: Priority = "program"

@@ -21,10 +21,10 @@ from benchmarks.ground_truth import __main__ as command
 from benchmarks.ground_truth.records import SCHEMA, Manifest
 from benchmarks.ground_truth.sweep import FAMILIES, cases_of
 from hespas.cli.validate import app
-from hespas.estimators.measurements import read_measurements
 from hespas.graph import Profile
 from hespas.hardware import load_device, write_device
 from hespas.hardware.measure import cpu_name
+from hespas.measurements import read_measurements
 
 ROOT = Path(__file__).parents[2]
 ONLY = ("models", "gemm", "attention", "conv", "elementwise", "collectives")

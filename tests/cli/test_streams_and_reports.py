@@ -415,12 +415,12 @@ def test_standard_input_without_end_is_refused_for_its_beginning(tmp_path: Path)
 
 
 def test_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hespas.api import streams
+    from hespas.api import io
 
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"x" * 5000)))
-    monkeypatch.setattr(streams, "limits", lambda: Limits(input_bytes=4000))
+    monkeypatch.setattr(io, "limits", lambda: Limits(input_bytes=4000))
     with ExitStack() as stack, pytest.raises(FormatError, match="goes on past 4,000 bytes"):
-        streams.spooled_input(stack, lambda _: None)
+        io.spooled_input(stack, lambda _: None)
 
 
 INPUTS = [

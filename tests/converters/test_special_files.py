@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hespas.converters import find_format
-from hespas.files.source import read_bytes, refuse_special_files
+from hespas.files.streams import read_bytes, refuse_special_files
 from hespas.graph.errors import FormatError
 
 LIMIT = 1 << 20

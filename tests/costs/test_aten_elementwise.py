@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.costs.aten import ATEN, COMPOSITE, VIEWS, aten_cost, find_aten_rule
-from hespas.costs.aten.cost import AtenCost
+from hespas.costs.aten.call import AtenCost
 from hespas.graph import DType, OpClass, dtype
 
 BF16, F32, I64 = "c10::BFloat16", "float", "long int"

@@ -8,7 +8,7 @@ from math import isnan
 import pytest
 
 from hespas.costs.aten import aten_cost
-from hespas.costs.aten.cost import AtenCost
+from hespas.costs.aten.call import AtenCost
 from hespas.graph import OpClass, dtype
 
 BF16, F32 = "c10::BFloat16", "float"

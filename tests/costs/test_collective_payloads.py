@@ -6,7 +6,7 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import payload, reduction_flops
+from hespas.costs import payload
 from hespas.graph import CollectiveKind
 
 MIB = float(1 << 20)
@@ -42,9 +42,3 @@ def test_groups_of_unknown_size_leave_sent_bytes_unknown() -> None:
 def test_ragged_exchange_is_bounded_by_its_result() -> None:
     found = payload(CollectiveKind.RAGGED_ALL_TO_ALL, MIB, 2 * MIB, 4)
     assert (found.comm_bytes, found.sent_bytes, found.is_bound) == (2 * MIB, 1.5 * MIB, True)
-
-
-def test_reduction_work_is_apart() -> None:
-    assert reduction_flops(CollectiveKind.ALL_REDUCE, 1000, 4) == 750
-    assert reduction_flops(CollectiveKind.ALL_GATHER, 1000, 4) == 0
-    assert isnan(reduction_flops(CollectiveKind.REDUCE_SCATTER, 1000, -1))

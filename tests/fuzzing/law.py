@@ -19,13 +19,13 @@ import numpy as np
 from hespas.api import estimate, estimate_document, simulate, step_of, summarise, summary_document
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.graph import Diagnostics, OpGraph, StringTable, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
-from hespas.validators import check_workload
+from hespas.graph.workload import workloads_equal
+from hespas.validators.checker import check_workload
 from hespas.validators.roundtrip.columns import columns_kept
+from hespas.validators.roundtrip.matrix import unreported
 from hespas.validators.roundtrip.pairs import Pair, PairStatus, Traveller
-from hespas.validators.roundtrip.result import unreported
 from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 __all__ = [

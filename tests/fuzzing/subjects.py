@@ -19,7 +19,7 @@ from hespas import api
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
 from hespas.converters import ReadOptions
-from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import (
     LearnedModel,
@@ -29,13 +29,13 @@ from hespas.estimators.learned.stored import (
     shipped_folder,
 )
 from hespas.estimators.learned.trees import Forest
-from hespas.estimators.measurements import read_measurements
-from hespas.estimators.operations import Labels, build
 from hespas.graph import Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import Device, load_device, write_device
-from hespas.validators import CheckOptions, check_workload
+from hespas.measurements import read_measurements
+from hespas.operations import Labels, build
 from hespas.validators.accuracy import compare_reports
+from hespas.validators.checker import CheckOptions, check_workload
 from tests.converters.pytorch.test_pytorch_linked import CALLS, DEVICE, HOST, OPERATIONS, pair
 from tests.fuzzing.mutate import Input
 from tests.fuzzing.seeds import FIXTURES, READERS, seeds_of

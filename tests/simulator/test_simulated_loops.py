@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.passes import UnrollLoops
 from hespas.simulator import ListScheduler, Simulation, simulate
-from hespas.simulator.loops import too_long
+from hespas.simulator.list_scheduler import too_long
 from hespas.simulator.schedule import PRIORITIES, Priority, prepared
 from tests.simulator.small_programs import Sketch
 

@@ -10,14 +10,96 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
 
-from hespas.converters.astra_text.policies import ROLES, TRANSFORMERS, Policy
-from hespas.graph import CollectiveKind
-from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.graph import CollectiveKind, StridedGroups
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
-__all__ = ["Layer", "Phase", "TextWorkload", "parse", "score"]
+__all__ = [
+    "ROLES",
+    "TRANSFORMERS",
+    "Groups",
+    "Layer",
+    "Phase",
+    "Policy",
+    "Role",
+    "Roles",
+    "TextWorkload",
+    "parse",
+    "score",
+]
+
+
+# --- Parallelism policies of ASTRA-sim 1.0: whom the collectives of each phase concern.
+#
+# Source: ``decode_involved_dimensions`` of ``astra-sim/workload/Workload.cc`` in release 1.0. There a policy
+# switches dimensions of the network on and off; dimension 0 is the innermost, whose ranks are neighbours.
+
+
+class Policy(Enum):
+    """The first word of a file."""
+
+    DATA = "DATA"
+    MODEL = "MODEL"
+    HYBRID_DATA_MODEL = "HYBRID_DATA_MODEL"
+    HYBRID_MODEL_DATA = "HYBRID_MODEL_DATA"
+    HYBRID_DLRM = "HYBRID_DLRM"
+    HYBRID_DLRM_ENHANCED = "HYBRID_DLRM_ENHANCED"
+    HYBRID_TRANSFORMER = "HYBRID_TRANSFORMER"
+    HYBRID_TRANSFORMER_FWD_IN_BCKWD = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
+    HYBRID_CUSTOMIZED = "HYBRID_CUSTOMIZED"
+    DISTRIBUTED_INFERENCE = "DISTRIBUTED_INFERENCE"
+    MICRO = "MICRO"
+
+
+TRANSFORMERS = frozenset({Policy.HYBRID_TRANSFORMER, Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD})
+"""Policies that state how many ranks share one copy of the model."""
+
+
+class Role(Enum):
+    """The ranks that take part in a collective."""
+
+    NOBODY = auto()
+    """The collective is not run, whatever the file says."""
+    WORLD = auto()
+    INNER = auto()
+    """Neighbours: the ranks of dimension 0, or of one copy of the model where the policy states its size."""
+    OUTER = auto()
+    """Ranks at the same place in each inner group."""
+
+
+class Roles(NamedTuple):
+    """Who takes part in the collectives of a layer."""
+
+    forward: Role
+    input_grad: Role
+    weight_grad: Role
+
+
+_DATA_PARALLEL = Roles(Role.NOBODY, Role.NOBODY, Role.WORLD)
+_MODEL_PARALLEL = Roles(Role.WORLD, Role.WORLD, Role.NOBODY)
+_MODEL_INSIDE = Roles(Role.INNER, Role.INNER, Role.OUTER)
+
+ROLES: MappingProxyType[Policy, Roles] = MappingProxyType(
+    {
+        Policy.DATA: _DATA_PARALLEL,
+        Policy.HYBRID_DLRM: _DATA_PARALLEL,
+        Policy.HYBRID_DLRM_ENHANCED: _DATA_PARALLEL,
+        Policy.MICRO: _DATA_PARALLEL,
+        Policy.MODEL: _MODEL_PARALLEL,
+        Policy.DISTRIBUTED_INFERENCE: _MODEL_PARALLEL,
+        Policy.HYBRID_DATA_MODEL: _MODEL_INSIDE,
+        Policy.HYBRID_MODEL_DATA: Roles(Role.OUTER, Role.OUTER, Role.INNER),
+        Policy.HYBRID_TRANSFORMER: _MODEL_INSIDE,
+        Policy.HYBRID_TRANSFORMER_FWD_IN_BCKWD: _MODEL_INSIDE,
+    }
+)
+"""What each policy runs; the layers of a customised workload each name one of these."""
+
 
 _COLLECTIVES: dict[str, CollectiveKind | None] = {
     "NONE": None,
@@ -229,3 +311,61 @@ def _phase(words: _Words, name: str) -> Phase:
         known = ", ".join(_COLLECTIVES)
         words.fail(f"the collective of the {name} phase expected, not {word[:40]!r}; one of: {known}")
     return Phase(cycles, _COLLECTIVES[word], words.number(f"the bytes of the {name} collective"))
+
+
+# --- Who takes part in the collectives of a text workload, as far as the file and the number of ranks say.
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The group set of each role. ``num_ranks`` is stated by the user where ``is_stated``, else the fewest
+    that the file allows. ``sets`` lacks roles that depend on the network.
+    """
+
+    num_ranks: int
+    is_stated: bool
+    sets: dict[Role, StridedGroups] = field(default_factory=dict[Role, StridedGroups])
+
+    @classmethod
+    def of(cls, text: TextWorkload, num_devices: int | None, path: str) -> Groups:
+        """Groups of a workload over ``num_devices`` ranks (None: not known).
+
+        Where the policy states the size of a copy of the model, its ranks are neighbours. Raises
+        :class:`UsageError` where that size does not divide the number of ranks, and for a number of ranks
+        past 2**24; :class:`UnsupportedError` where the file states that many.
+        """
+        sharded = text.policy in TRANSFORMERS
+        inner = text.model_ranks if sharded else 1
+        count = num_devices or inner
+        _check_count(num_devices, inner, path)
+        if count % inner:
+            raise UsageError(
+                f"{count:,} ranks cannot be split into groups of {inner:,}, which the workload states",
+                path=path,
+                hint=f"make --num-devices a multiple of {inner:,}",
+            )
+        groups = cls(count, num_devices is not None)
+        if num_devices is not None:
+            groups.sets[Role.WORLD] = StridedGroups.all_ranks(count)
+        if sharded:
+            groups.sets[Role.INNER] = StridedGroups(((count // inner, inner),), ((inner, 1),))
+        if sharded and num_devices is not None:
+            groups.sets[Role.OUTER] = StridedGroups(((inner, 1),), ((count // inner, inner),))
+        return groups
+
+    def is_alone(self, role: Role) -> bool:
+        """Whether a collective of this role surely has one member only."""
+        found = self.sets.get(role)
+        return (found is not None and found.group_size == 1) or (self.is_stated and self.num_ranks == 1)
+
+
+def _check_count(num_devices: int | None, inner: int, path: str) -> None:
+    if num_devices is not None and num_devices > MAX_DEVICES:
+        raise UsageError(f"{num_devices:,} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
+    if inner > MAX_DEVICES:
+        raise UnsupportedError(
+            f"a copy of the model on {inner:,} ranks (limit {MAX_DEVICES:,})",
+            path=path,
+            position="line 1",
+            hint="state the model_parallel_NPU_group of one job",
+        )

@@ -5,32 +5,11 @@ One file per rank, ``NAME.{rank}.et``, with ``comm_group.json`` beside them. Imp
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.graph import Diagnostics, Workload
+from hespas.converters.format import Format, Value, WriteOptions, lazily
+from hespas.graph import Workload
 from hespas.schemas.chakra.history import LATEST_VERSIONS, READ_VERSIONS
 
 __all__ = ["FORMAT", "FORMAT_JSON"]
-
-
-def _sniff(head: Head) -> int:
-    """By the wire types of the first frames; a directory by its file names."""
-    from hespas.converters.chakra.sniffing import score
-
-    return score(head)
-
-
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.chakra.reader import read_chakra
-
-    return read_chakra(path, options, diagnostics)
-
-
-def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.chakra.writer import write_chakra
-
-    write_chakra(value, path, options, diagnostics)
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
@@ -96,9 +75,10 @@ FORMAT = Format(
     title="Chakra execution trace",
     suffixes=(".et",),
     specification="https://github.com/mlcommons/chakra",
-    sniff=_sniff,
-    read=_read,
-    write=_write,
+    sniff=lazily("hespas.converters.chakra.sniffing:score"),
+    never_json=True,
+    read=lazily("hespas.converters.chakra.reader:read_chakra"),
+    write=lazily("hespas.converters.chakra.writer:write_chakra"),
     writes_directory=_writes_directory,
     flat=True,
     read_versions=READ_VERSIONS,
@@ -108,33 +88,14 @@ FORMAT = Format(
 )
 
 
-def _sniff_json(head: Head) -> int:
-    """By the first objects; a directory by its file names and the first of its files."""
-    from hespas.converters.chakra.json_sniffing import score_json
-
-    return score_json(head)
-
-
-def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.chakra.json_reader import read_chakra_json
-
-    return read_chakra_json(path, options, diagnostics)
-
-
-def _write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.chakra.json_writer import write_chakra_json
-
-    write_chakra_json(value, path, options, diagnostics)
-
-
 FORMAT_JSON = Format(
     name="chakra-json",
     title="Chakra execution trace, JSON",
     suffixes=(".json",),
     specification="https://github.com/mlcommons/chakra",
-    sniff=_sniff_json,
-    read=_read_json,
-    write=_write_json,
+    sniff=lazily("hespas.converters.chakra.json_sniffing:score_json"),
+    read=lazily("hespas.converters.chakra.json_reader:read_chakra_json"),
+    write=lazily("hespas.converters.chakra.json_writer:write_chakra_json"),
     writes_directory=_writes_directory,
     flat=True,
     write_versions=LATEST_VERSIONS,

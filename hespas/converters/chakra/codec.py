@@ -32,7 +32,7 @@ from hespas.converters.chakra.versions import (
     possible_versions,
 )
 from hespas.converters.chakra.wire import Longs, Words
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.history import CURRENT, EARLY, LATEST_VERSIONS, NAMED, VERSIONS

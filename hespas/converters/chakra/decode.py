@@ -27,8 +27,7 @@ from hespas.converters.chakra.wire import (
 )
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
-from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE
-from hespas.schemas.chakra.tables import NodeField, WireType
+from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, NodeField, WireType
 
 __all__ = ["Decoder", "Metadata", "decode_io"]
 

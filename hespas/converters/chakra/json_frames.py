@@ -28,7 +28,7 @@ from hespas.converters.chakra.json_nodes import (
 from hespas.converters.chakra.wire import Bools, Bytes, Longs
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.chakra.messages import GLOBAL_METADATA, NODE
+from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE
 
 __all__ = [
     "METADATA_KEY",

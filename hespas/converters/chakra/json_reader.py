@@ -18,12 +18,12 @@ from hespas.converters.chakra.frames import CutOffError
 from hespas.converters.chakra.json_frames import RANK_FILE, JsonFrames, KnownNodes, Message, bare_name
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.format import ReadOptions
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
+from hespas.files.wire import encode_varint
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError
 from hespas.schemas.chakra.history import LATEST_VERSIONS
-from hespas.schemas.chakra.tables import encode_varint
 
 __all__ = ["read_chakra_json"]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import zlib
-from pathlib import Path
 
 from hespas.converters.chakra.json_frames import RANK_FILE, SCHEMA, decoded, is_metadata, whole_objects
 from hespas.converters.format import HEAD_BYTES, Head
-from hespas.files.packed import open_input
+from hespas.files.streams import first_bytes
 from hespas.schemas.chakra.history import LATEST_VERSIONS
 
 __all__ = ["score_json"]
@@ -27,20 +25,8 @@ def score_json(head: Head) -> int:
     """0 (no) .. 100 (certain). Of a directory the first rank file is looked at."""
     if head.is_directory:
         first = next((name for name in head.names if RANK_FILE.match(name)), "")
-        return _DIRECTORY if first and _score(_start_of(head.path / first)) >= _LIKELY else _NO
+        return _DIRECTORY if first and _score(first_bytes(head.path / first, HEAD_BYTES)) >= _LIKELY else _NO
     return _score(head.data)
-
-
-def _start_of(path: Path) -> bytes:
-    """The first bytes of a file, gunzipped; nothing where it cannot be read."""
-    try:
-        if not path.is_file():
-            return b""
-        with open_input(path) as stream:
-            data = stream.read(HEAD_BYTES)
-        return zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, zlib.error):
-        return b""
 
 
 def _score(data: bytes) -> int:

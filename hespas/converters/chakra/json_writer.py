@@ -30,11 +30,17 @@ from hespas.converters.chakra.json_nodes import (
 )
 from hespas.converters.chakra.writer import chosen_ranks, write_chakra
 from hespas.converters.format import Value, WriteOptions
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import OutputError, UsageError
-from hespas.schemas.chakra.messages import ATTRIBUTE, GLOBAL_METADATA, IO_INFO
-from hespas.schemas.chakra.tables import AttributeField, NodeField, NodeType
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    GLOBAL_METADATA,
+    IO_INFO,
+    AttributeField,
+    NodeField,
+    NodeType,
+)
 
 __all__ = ["write_chakra_json"]
 

@@ -46,9 +46,8 @@ from hespas.converters.chakra.peers import (
 from hespas.converters.chakra.timing import LARGEST_MICROS
 from hespas.converters.chakra.to_graph import node_numbers, to_graph
 from hespas.converters.chakra.wire import Bools, Longs, Words
-from hespas.converters.format import ReadOptions
+from hespas.converters.format import ReadOptions, say_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
-from hespas.converters.whole_job import say_whole_job
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, UsageError

@@ -19,8 +19,7 @@ from hespas.converters.chakra.fields import Fields, walk
 from hespas.converters.chakra.wire import Bools, Longs, Window, Words, copy_spans, packed_varints
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.chakra.history import CURRENT, EARLY, NAMED, PLACES, VERSIONS, Declared, SchemaVersion
-from hespas.schemas.chakra.messages import FieldSpec
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, Kind, WireType
+from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, FieldSpec, Kind, WireType
 
 __all__ = ["Evidence", "Resolution", "is_final", "resolve", "survivors"]
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chrome_events.events import TraceEvent
-from hespas.files.packed import GZIP_MAGIC, PackedInput, damage_errors
-from hespas.files.source import open_regular, refuse_special_files
+from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_regular, refuse_special_files
 from hespas.graph.errors import FormatError
 
 __all__ = ["BLOCK_BYTES", "Block", "EventStream", "array_cut", "likely_cut"]

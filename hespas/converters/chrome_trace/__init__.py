@@ -8,10 +8,8 @@ read is any such trace that no profiler's own format knows better.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.graph import Diagnostics
+from hespas.converters.format import Format, Head, lazily
 
 __all__ = ["FORMAT"]
 
@@ -35,25 +33,13 @@ def _sniff(head: Head) -> int:
     return 20 if any(sign in data for sign in _OTHERS) else 65
 
 
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.chrome_trace.reader import read_chrome_trace
-
-    return read_chrome_trace(path, options, diagnostics)
-
-
-def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.chrome_trace.writer import write_chrome_trace
-
-    write_chrome_trace(value, path, options, diagnostics)
-
-
 FORMAT = Format(
     name="chrome-trace",
     title="Chrome trace (for Perfetto's viewer)",
     suffixes=(".chrome.json", ".trace.json", ".json"),
     specification="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
     sniff=_sniff,
-    read=_read,
-    write=_write,
+    read=lazily("hespas.converters.chrome_trace.reader:read_chrome_trace"),
+    write=lazily("hespas.converters.chrome_trace.writer:write_chrome_trace"),
     profiles=True,
 )

@@ -20,8 +20,7 @@ import numpy as np
 
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.files.limits import limits
-from hespas.files.packed import PackedInput, damage_errors, open_input
-from hespas.files.source import open_regular, refuse_special_files
+from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, refuse_special_files
 from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, clipped
@@ -390,7 +389,7 @@ def _refuse_cut_off(header: bytes, size: int, path: str) -> None:
 
 
 def _unpack_database(path: Path, into: Path, max_bytes: int) -> None:
-    """Gunzip a chunk at a time, no further than :class:`hespas.files.packed.PackedInput` goes."""
+    """Gunzip a chunk at a time, no further than :class:`hespas.files.streams.PackedInput` goes."""
     with PackedInput(open_regular(path), path, max_bytes) as packed, into.open("wb") as plain:
         while True:
             try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from hespas.converters.format import Head
-from hespas.files.packed import open_input
+from hespas.files.streams import first_bytes, open_input
 from hespas.graph.errors import HespasError
 
 __all__ = ["SQLITE_MAGIC", "has_table"]
@@ -27,7 +26,7 @@ def has_table(head: Head, wanted: Callable[[str], bool], signs: tuple[bytes, ...
     names = _names(head.path)
     if names is not None:
         return any(wanted(name) for name in names)
-    return any(sign in head.data for sign in signs) or _further_on(head.path, signs)
+    return _holds(head.data, signs) or _holds(first_bytes(head.path, _PEEK_BYTES), signs)
 
 
 def _names(path: Path) -> tuple[str, ...] | None:
@@ -44,12 +43,5 @@ def _names(path: Path) -> tuple[str, ...] | None:
         return None
 
 
-def _further_on(path: Path, signs: tuple[bytes, ...]) -> bool:
-    """Whether a sign stands in what the first bytes of a gzipped file unpack to."""
-    try:
-        with open_input(path) as stream:
-            packed = stream.read(_PEEK_BYTES)
-        data = zlib.decompressobj(wbits=31).decompress(packed, _PEEK_BYTES)
-    except (OSError, zlib.error):
-        return False
+def _holds(data: bytes, signs: tuple[bytes, ...]) -> bool:
     return any(sign in data for sign in signs)

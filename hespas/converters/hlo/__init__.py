@@ -6,24 +6,9 @@ Text is read without jaxlib.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions
-from hespas.graph import Diagnostics, Workload
+from hespas.converters.format import Format, lazily
 
 __all__ = ["FORMAT"]
-
-
-def _sniff(head: Head) -> int:
-    from hespas.converters.hlo.sniff import sniff
-
-    return sniff(head)
-
-
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
-    from hespas.converters.hlo.reader import read_hlo
-
-    return read_hlo(path, options, diagnostics)
 
 
 FORMAT = Format(
@@ -31,6 +16,7 @@ FORMAT = Format(
     title="HLO (XLA), text or HloModuleProto",
     suffixes=(".hlo", ".txt", ".pb"),
     specification="https://openxla.org/xla/operation_semantics",
-    sniff=_sniff,
-    read=_read,
+    sniff=lazily("hespas.converters.hlo.scan:sniff"),
+    never_json=True,
+    read=lazily("hespas.converters.hlo.reader:read_hlo"),
 )

@@ -13,9 +13,8 @@ import numpy as np
 from hespas.converters.measured_ops.groups import EventGroups, Role, collective_kind, group_events
 from hespas.converters.measured_ops.owners import NOT_RECORDED
 from hespas.costs.aten import aten_cost, find_aten_rule
-from hespas.costs.aten.cost import AtenCost
-from hespas.costs.cost import Cost
-from hespas.costs.facts import Tensor
+from hespas.costs.aten.call import AtenCost
+from hespas.costs.operation import Cost, Tensor
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hespas.converters.measured_ops.owners import NOT_RECORDED
 from hespas.converters.measured_ops.spread import EventCosts
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
-from hespas.costs.aten.cost import AtenCost
-from hespas.costs.cost import Contraction
+from hespas.costs.aten.call import AtenCost
+from hespas.costs.operation import Contraction
 from hespas.graph import ContractionTable, Csr, Diagnostics, HostOps, OpClass, StringTable, TensorTypesBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 

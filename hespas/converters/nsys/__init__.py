@@ -6,11 +6,8 @@ Importing this module is cheap.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions, Value
+from hespas.converters.format import Format, Head, lazily
 from hespas.converters.gpu_trace.tables import has_table
-from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT"]
 
@@ -27,17 +24,12 @@ def _sniff(head: Head) -> int:
     return 95 if has_table(head, _is_wanted, _SIGNS) else 0
 
 
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.nsys.export import read_nsys
-
-    return read_nsys(path, options, diagnostics)
-
-
 FORMAT = Format(
     name="nsys",
     title="Nsight Systems profile (SQLite export)",
     suffixes=(".sqlite", ".nsys-rep", ".qdrep"),
     specification="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
     sniff=_sniff,
-    read=_read,
+    never_json=True,
+    read=lazily("hespas.converters.nsys.export:read_nsys"),
 )

@@ -27,7 +27,7 @@ from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.nsys.strings import Strings
-from hespas.files.packed import open_input
+from hespas.files.streams import open_input
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError

@@ -9,8 +9,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.converters.whole_job import say_whole_job
+from hespas.converters.format import Format, Head, ReadOptions, Value, lazily, say_whole_job
 from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT", "FORMAT_ARROW"]
@@ -38,22 +37,10 @@ def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Va
     return say_whole_job(read_json(path, options, diagnostics), "op-graph", path, diagnostics)
 
 
-def _write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.op_graph.json_writer import write_json
-
-    write_json(value, path, options, diagnostics)
-
-
 def _read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
     from hespas.converters.op_graph.arrow_reader import read_arrow
 
     return say_whole_job(read_arrow(path, options, diagnostics), "op-graph", path, diagnostics)
-
-
-def _write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.op_graph.arrow_writer import write_arrow
-
-    write_arrow(value, path, options, diagnostics)
 
 
 FORMAT = Format(
@@ -63,7 +50,7 @@ FORMAT = Format(
     specification="hespas/schemas/op_graph.schema.json",
     sniff=_sniff_json,
     read=_read_json,
-    write=_write_json,
+    write=lazily("hespas.converters.op_graph.json_writer:write_json"),
 )
 
 FORMAT_ARROW = Format(
@@ -72,6 +59,7 @@ FORMAT_ARROW = Format(
     suffixes=(".arrow", ".opgraph"),
     specification="hespas/converters/op_graph/arrow_layout.py",
     sniff=_sniff_arrow,
+    never_json=True,
     read=_read_arrow,
-    write=_write_arrow,
+    write=lazily("hespas.converters.op_graph.arrow_writer:write_arrow"),
 )

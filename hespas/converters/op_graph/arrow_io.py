@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.op_graph.arrow_layout import COLUMNS, ColumnSpec, Shape
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 

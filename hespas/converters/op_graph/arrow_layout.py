@@ -21,7 +21,7 @@ the hub is one contiguous buffer of the file and is used where it lies::
   with ``name``, ``metadata`` and ``rank_class`` (runs of ``[class, how many ranks]``; class -1: not
   here).
 
-Codes are those of :mod:`hespas.graph.kinds` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
+Codes are those of :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; -1 and NaN are unknown.
 """
 
 from __future__ import annotations

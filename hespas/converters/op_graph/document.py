@@ -91,7 +91,7 @@ class Outline(Struct):
 
 
 class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.tables.CollectiveTable`; ``groups`` is an inline group set."""
+    """A row of :class:`hespas.graph.opgraph.CollectiveTable`; ``groups`` is an inline group set."""
 
     kind: str
     group_set: Row | None = None
@@ -104,7 +104,7 @@ class Collective(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
 
 
 class P2p(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.tables.P2pTable`; ``pairs`` is an inline permutation."""
+    """A row of :class:`hespas.graph.opgraph.P2pTable`; ``pairs`` is an inline permutation."""
 
     permutation: Row | None = None
     pairs: tuple[tuple[Count, Count], ...] | None = None
@@ -114,7 +114,7 @@ class P2p(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Contraction(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.tables.ContractionTable`; element types by name, ``?`` unknown."""
+    """A row of :class:`hespas.graph.opgraph.ContractionTable`; element types by name, ``?`` unknown."""
 
     batch: _Int64 = 1
     m: _Int64
@@ -138,7 +138,7 @@ class Extra(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class Region(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A row of :class:`hespas.graph.tables.RegionTable`; ``trips`` null is unknown."""
+    """A row of :class:`hespas.graph.opgraph.RegionTable`; ``trips`` null is unknown."""
 
     kind: str
     parent: Row = -1

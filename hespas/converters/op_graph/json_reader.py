@@ -20,7 +20,7 @@ from hespas.converters.op_graph.legality import check_values
 from hespas.converters.op_graph.ranks import decode_ranks
 from hespas.converters.op_graph.spelling import unescape_text
 from hespas.converters.op_graph.structure import Fault, check_cycle
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 

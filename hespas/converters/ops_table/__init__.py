@@ -6,30 +6,9 @@ Importing this module is cheap.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.graph import Diagnostics
+from hespas.converters.format import Format, lazily
 
 __all__ = ["FORMAT"]
-
-
-def _sniff(head: Head) -> int:
-    from hespas.converters.ops_table.telling import likelihood
-
-    return likelihood(head)
-
-
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.ops_table.reader import read_ops_table
-
-    return read_ops_table(path, options, diagnostics)
-
-
-def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.ops_table.writer import write_ops_table
-
-    write_ops_table(value, path, options, diagnostics)
 
 
 FORMAT = Format(
@@ -37,8 +16,9 @@ FORMAT = Format(
     title="Table of measured operations",
     suffixes=(".csv", ".parquet"),
     specification="hespas/converters/ops_table/layout.py",
-    sniff=_sniff,
-    read=_read,
-    write=_write,
+    sniff=lazily("hespas.converters.ops_table.telling:likelihood"),
+    never_json=True,
+    read=lazily("hespas.converters.ops_table.reader:read_ops_table"),
+    write=lazily("hespas.converters.ops_table.writer:write_ops_table"),
     profiles=True,
 )

@@ -30,8 +30,7 @@ from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED, Kin
 from hespas.converters.ops_table.rows import Collected
 from hespas.files.cells import original
 from hespas.files.limits import limits
-from hespas.files.packed import open_input, same_file
-from hespas.files.source import read_bytes, refuse_special_files
+from hespas.files.streams import open_input, read_bytes, refuse_special_files, same_file
 from hespas.graph import Diagnostics, HostOps, Profile
 from hespas.graph.columns import FloatArray, SmallIntArray
 from hespas.graph.errors import FormatError

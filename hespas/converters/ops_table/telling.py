@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hespas.converters.format import Head
 from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, SCHEMA_ID
-from hespas.files.packed import open_input
+from hespas.files.streams import open_input
 
 __all__ = ["likelihood"]
 

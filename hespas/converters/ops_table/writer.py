@@ -22,7 +22,7 @@ from hespas.converters.ops_table.arrow_binding import (
 )
 from hespas.converters.ops_table.layout import COLUMNS, SCHEMA_ID, Kind
 from hespas.files.cells import inert
-from hespas.files.packed import open_output
+from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import OutputError, UsageError

@@ -5,10 +5,7 @@ Importing this module is cheap.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions, Value, WriteOptions
-from hespas.graph import Diagnostics
+from hespas.converters.format import Format, Head, lazily
 
 __all__ = ["FORMAT"]
 
@@ -21,25 +18,14 @@ def _sniff(head: Head) -> int:
     return likelihood(head.data)
 
 
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.perfetto.reader import read_perfetto
-
-    return read_perfetto(path, options, diagnostics)
-
-
-def _write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
-    from hespas.converters.perfetto.writer import write_perfetto
-
-    write_perfetto(value, path, options, diagnostics)
-
-
 FORMAT = Format(
     name="perfetto",
     title="Perfetto trace",
     suffixes=(".pftrace", ".perfetto-trace", ".perfetto"),
     specification="https://perfetto.dev/docs/reference/trace-packet-proto",
     sniff=_sniff,
-    read=_read,
-    write=_write,
+    never_json=True,
+    read=lazily("hespas.converters.perfetto.reader:read_perfetto"),
+    write=lazily("hespas.converters.perfetto.writer:write_perfetto"),
     profiles=True,
 )

@@ -7,10 +7,7 @@ workload. Importing this module is cheap.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hespas.converters.format import Format, Head, ReadOptions, Value
-from hespas.graph import Diagnostics
+from hespas.converters.format import Format, lazily
 
 __all__ = ["FORMAT", "FORMAT_ET", "FORMAT_KINETO"]
 
@@ -25,49 +22,13 @@ _ET_SCHEMAS = (
 )
 
 
-def _sniff_kineto(head: Head) -> int:
-    from hespas.converters.pytorch.sniffing import score_profile
-
-    return score_profile(head)
-
-
-def _read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.pytorch.profile import read_kineto
-
-    return read_kineto(path, options, diagnostics)
-
-
-def _sniff_et(head: Head) -> int:
-    from hespas.converters.pytorch.sniffing import score_execution_trace
-
-    return score_execution_trace(head)
-
-
-def _read_et(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.pytorch.et_graph import read_execution_trace
-
-    return read_execution_trace(path, options, diagnostics)
-
-
-def _sniff_folder(head: Head) -> int:
-    from hespas.converters.pytorch.sniffing import score_folder
-
-    return score_folder(head)
-
-
-def _read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.pytorch.folder import read_folder
-
-    return read_folder(path, options, diagnostics)
-
-
 FORMAT_KINETO = Format(
     name="kineto",
     title="PyTorch profiler trace (Kineto)",
     suffixes=(".pt.trace.json", ".trace.json"),
     specification="https://github.com/pytorch/kineto",
-    sniff=_sniff_kineto,
-    read=_read_kineto,
+    sniff=lazily("hespas.converters.pytorch.sniffing:score_profile"),
+    read=lazily("hespas.converters.pytorch.profile:read_kineto"),
     as_workload="pytorch",
 )
 
@@ -76,8 +37,8 @@ FORMAT_ET = Format(
     title="PyTorch host execution trace",
     suffixes=(".et.json",),
     specification="https://github.com/pytorch/pytorch",
-    sniff=_sniff_et,
-    read=_read_et,
+    sniff=lazily("hespas.converters.pytorch.sniffing:score_execution_trace"),
+    read=lazily("hespas.converters.pytorch.et_graph:read_execution_trace"),
     read_versions=_ET_SCHEMAS,
 )
 
@@ -86,7 +47,7 @@ FORMAT = Format(
     title="PyTorch profiles and execution traces of all ranks, linked",
     suffixes=(),
     specification="https://github.com/pytorch/kineto",
-    sniff=_sniff_folder,
-    read=_read_folder,
+    sniff=lazily("hespas.converters.pytorch.sniffing:score_folder"),
+    read=lazily("hespas.converters.pytorch.folder:read_folder"),
     read_versions=_ET_SCHEMAS,
 )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = [

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hespas.converters.format import ReadOptions
+from hespas.converters.format import HEAD_BYTES, ReadOptions
 from hespas.converters.pytorch.et_graph import asked_devices, ranks_here, ranks_of_one
 from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
-from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, rank_in_name, start_of
+from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, rank_in_name
+from hespas.files.streams import first_bytes
 from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError
 
@@ -82,7 +83,7 @@ def _files(path: Path) -> Iterator[_Found]:
             position=f"file {candidates[_MOST_FILES].name}", hint="keep one job per folder",
         )  # fmt: skip
     for entry in candidates:
-        head = start_of(entry)
+        head = first_bytes(entry, HEAD_BYTES)
         profile = is_profile(head)
         if profile or is_execution_trace(head):
             stated = _RANK.search(head) if profile else None

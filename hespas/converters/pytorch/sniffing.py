@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import zlib
-from pathlib import Path
 
 from hespas.converters.format import HEAD_BYTES, Head
-from hespas.files.packed import open_input
+from hespas.files.streams import first_bytes
 
 __all__ = [
     "is_execution_trace",
@@ -17,7 +15,6 @@ __all__ = [
     "score_execution_trace",
     "score_folder",
     "score_profile",
-    "start_of",
 ]
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[\s*\{[^{}]*"ph"\s*:')
@@ -78,24 +75,12 @@ def score_folder(head: Head) -> int:
             if ".json" not in path.suffixes:
                 continue
             looked += 1
-            data = start_of(path)
+            data = first_bytes(path, HEAD_BYTES)
             if is_profile(data) or is_execution_trace(data):
                 return _DIRECTORY
             if looked >= _MOST_LOOKED_AT:
                 return _NO
     return _NO
-
-
-def start_of(path: Path) -> bytes:
-    """The first bytes of a file, gunzipped; nothing where it cannot be read."""
-    try:
-        if not path.is_file():
-            return b""
-        with open_input(path) as stream:
-            data = stream.read(HEAD_BYTES)
-        return zlib.decompressobj(wbits=31).decompress(data, HEAD_BYTES) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, zlib.error):
-        return b""
 
 
 # What file names say: the rank, and which of several jobs a file is of.

@@ -8,11 +8,9 @@ Importing this module is cheap.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value
+from hespas.converters.format import Format, Head, lazily
 from hespas.converters.gpu_trace.tables import has_table
-from hespas.graph import Diagnostics
 
 __all__ = ["FORMAT", "FORMAT_JSON"]
 
@@ -30,25 +28,14 @@ def _sniff_json(head: Head) -> int:
     return 97 if not head.is_directory and _TOOL.match(head.data.removeprefix(b"\xef\xbb\xbf")) else 0
 
 
-def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.rocpd.recording import read_rocpd
-
-    return read_rocpd(path, options, diagnostics)
-
-
-def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.rocpd.document import read_rocprofv3
-
-    return read_rocprofv3(path, options, diagnostics)
-
-
 FORMAT = Format(
     name="rocpd",
     title="rocprofv3 profile (rocpd database)",
     suffixes=(".db", ".rocpd"),
     specification="https://github.com/ROCm/rocprofiler-sdk/tree/amd-mainline/source/share/rocprofiler-sdk-rocpd",
     sniff=_sniff,
-    read=_read,
+    never_json=True,
+    read=lazily("hespas.converters.rocpd.recording:read_rocpd"),
 )
 
 FORMAT_JSON = Format(
@@ -57,5 +44,5 @@ FORMAT_JSON = Format(
     suffixes=(".rocprofv3.json",),
     specification="https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html",
     sniff=_sniff_json,
-    read=_read_json,
+    read=lazily("hespas.converters.rocpd.document:read_rocprofv3"),
 )

@@ -27,7 +27,7 @@ from hespas.converters.rocpd.records import (
     Process,
     Symbol,
 )
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError

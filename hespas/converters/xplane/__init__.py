@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value
+from hespas.converters.format import Format, Head, ReadOptions, Value, lazily
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.schemas.xplane import PLANE_PREFIXES
@@ -87,18 +87,13 @@ def _read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
     return read_xplane(path, options, diagnostics)
 
 
-def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.xplane.jax_trace import read_jax_trace
-
-    return read_jax_trace(path, options, diagnostics)
-
-
 FORMAT = Format(
     name="xplane",
     title="XLA profiler trace (XSpace)",
     suffixes=(".xplane.pb",),
     specification="https://github.com/openxla/xla/blob/main/xla/tsl/profiler/protobuf/xplane.proto",
     sniff=_sniff,
+    never_json=True,
     read=_read,
 )
 
@@ -108,5 +103,5 @@ FORMAT_JSON = Format(
     suffixes=(".trace.json",),
     specification="https://docs.jax.dev/en/latest/profiling.html",
     sniff=_sniff_json,
-    read=_read_json,
+    read=lazily("hespas.converters.xplane.jax_trace:read_jax_trace"),
 )

@@ -18,7 +18,7 @@ from hespas.converters.xplane.programs import Membership, Modules, membership, r
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
 from hespas.converters.xplane.texts import Texts
 from hespas.converters.xplane.wire import WireFault
-from hespas.files.source import read_bytes
+from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

@@ -7,14 +7,10 @@ else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN,
 
 from __future__ import annotations
 
-from hespas.costs.aten import indexing as place
-from hespas.costs.aten import matrix as matrix
-from hespas.costs.aten import pointwise as point
+from hespas.costs.aten import elements, matmul
 from hespas.costs.aten import reduce as over
-from hespas.costs.aten.args import Call, read_call
-from hespas.costs.aten.attention import ATTENTION, FALLBACK, attention
-from hespas.costs.aten.cost import AtenCost, AtenRule, free, unknown
-from hespas.costs.aten.serving import SERVING, triton_kernel
+from hespas.costs.aten.call import AtenCost, AtenRule, Call, free, read_call, unknown
+from hespas.costs.aten.fused import ATTENTION, FALLBACK, SERVING, attention, triton_kernel
 from hespas.graph import DType
 
 __all__ = ["ATEN", "COMPOSITE", "VIEWS", "aten_cost", "find_aten_rule", "is_composite"]
@@ -41,17 +37,17 @@ def _aten(names: str, rule: AtenRule) -> dict[str, AtenRule]:
     return {f"aten::{name}": rule for name in names.split()}
 
 
-_PRODUCTS: dict[str, AtenRule] = {
-    **_aten("mm mv dot vdot bmm _int_mm inner", matrix.product()),
-    **_aten("_scaled_mm", matrix.scaled_product),
-    **_aten("_grouped_mm", matrix.grouped_product),
-    **_aten("addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_", matrix.product_with_bias),
+_MATMULS: dict[str, AtenRule] = {
+    **_aten("mm mv dot vdot bmm _int_mm inner", matmul.matmul),
+    **_aten("_scaled_mm", matmul.scaled_matmul),
+    **_aten("_grouped_mm", matmul.grouped_matmul),
+    **_aten("addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_", matmul.biased_matmul),
     **{
         name: rule
         for layout, names in _CONV.items()
-        for name, rule in _aten(names, matrix.convolution(layout)).items()
+        for name, rule in _aten(names, matmul.convolution(layout)).items()
     },
-    **_aten("convolution_backward convolution_backward_overrideable", matrix.convolution_backward),
+    **_aten("convolution_backward convolution_backward_overrideable", matmul.convolution_backward),
     **{name: attention(layout) for name, layout in ATTENTION.items()},
 }
 
@@ -76,7 +72,7 @@ _REDUCTIONS: dict[str, AtenRule] = {
 def _extreme(call_results: AtenRule) -> AtenRule:
     """``max`` and ``min``: of two tensors elementwise, of one and a dimension with places, of one alone."""
     alone = over.reduction(full_from=1)
-    both = point.pointwise("maximum")
+    both = elements.pointwise("maximum")
 
     def rule(call: Call) -> AtenCost:
         if call.tensor(1) is not None:
@@ -130,33 +126,33 @@ _WINDOWS: dict[str, AtenRule] = {
 }
 
 _PLACES: dict[str, AtenRule] = {
-    **_aten("index_select", place.index_select),
-    **_aten("gather", place.gather),
-    **_aten("take", place.one_hot_pick),
-    **_aten("index", place.index),
-    **_aten("index_put_ _index_put_impl_", place.index_put),
-    **_aten("scatter_", place.scatter(adds=False)),
-    **_aten("scatter_add_ scatter_reduce_", place.scatter(adds=True)),
-    **_aten("scatter", place.scatter(adds=False, copies=True)),
-    **_aten("scatter_add scatter_reduce", place.scatter(adds=True, copies=True)),
-    **_aten("index_add_", place.place_along(adds=True)),
-    **_aten("index_copy_", place.place_along(adds=False)),
-    **_aten("embedding_dense_backward", place.embedding_gradient),
-    **_aten("_embedding_bag _embedding_bag_forward_only", place.embedding_bag),
-    **_aten("masked_select nonzero", place.masked_select),
-    **_aten("nll_loss_forward nll_loss2d_forward", place.nll_loss),
-    **_aten("nll_loss_backward nll_loss2d_backward", place.nll_loss_backward),
-    **_aten("native_dropout _fused_dropout", place.dropout),
-    **_aten("copy_", point.copy_into),
-    **_aten("cat", point.concatenate),
-    **_aten("fill_ zero_ uniform_ normal_ exponential_ random_ bernoulli_", point.fill),
-    **_aten("arange", point.generate),
+    **_aten("index_select", elements.index_select),
+    **_aten("gather", elements.gather(2)),
+    **_aten("take", elements.gather(1)),
+    **_aten("index", elements.index),
+    **_aten("index_put_ _index_put_impl_", elements.index_put),
+    **_aten("scatter_", elements.scatter(adds=False)),
+    **_aten("scatter_add_ scatter_reduce_", elements.scatter(adds=True)),
+    **_aten("scatter", elements.scatter(adds=False, copies=True)),
+    **_aten("scatter_add scatter_reduce", elements.scatter(adds=True, copies=True)),
+    **_aten("index_add_", elements.place_along(adds=True)),
+    **_aten("index_copy_", elements.place_along(adds=False)),
+    **_aten("embedding_dense_backward", elements.embedding_gradient),
+    **_aten("_embedding_bag _embedding_bag_forward_only", elements.embedding_bag),
+    **_aten("masked_select nonzero", elements.masked_select),
+    **_aten("nll_loss_forward nll_loss2d_forward", elements.nll_loss),
+    **_aten("nll_loss_backward nll_loss2d_backward", elements.nll_loss_backward),
+    **_aten("native_dropout _fused_dropout", elements.dropout),
+    **_aten("copy_", elements.copy_into),
+    **_aten("cat", elements.concatenate),
+    **_aten("fill_ zero_ uniform_ normal_ exponential_ random_ bernoulli_", elements.fill),
+    **_aten("arange", elements.generate),
     **_aten("cumsum cumprod logcumsumexp", over.scan),
     **_aten("sort", over.sort(1)),
     **_aten("topk", over.top_k),
     **_aten("max min", _extreme(over.reduction(full_from=1, results=2))),
-    **_aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adam _fused_adamw _fused_sgd", point.optimizer),
-    **_aten("_local_scalar_dense", point.cast(-1)),
+    **_aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adam _fused_adamw _fused_sgd", elements.optimizer),
+    **_aten("_local_scalar_dense", elements.cast(-1)),
 }
 
 _FOREACH = (
@@ -165,14 +161,18 @@ _FOREACH = (
 )
 
 ATEN: dict[str, AtenRule] = {
-    **{f"aten::{name}": point.pointwise(name) for name in point.POINTWISE},
-    **{f"aten::{name}_": point.pointwise(f"{name}_") for name in point.POINTWISE if not name.endswith("_")},
+    **{f"aten::{name}": elements.pointwise(name) for name in elements.POINTWISE},
     **{
-        f"aten::_foreach_{name}{suffix}": point.foreach(f"_foreach_{name}{suffix}")
+        f"aten::{name}_": elements.pointwise(f"{name}_")
+        for name in elements.POINTWISE
+        if not name.endswith("_")
+    },
+    **{
+        f"aten::_foreach_{name}{suffix}": elements.foreach(f"_foreach_{name}{suffix}")
         for name in _FOREACH.split()
         for suffix in ("", "_")
     },
-    **_PRODUCTS,
+    **_MATMULS,
     **_REDUCTIONS,
     **_NORMS,
     **_WINDOWS,
@@ -190,21 +190,21 @@ VIEWS: frozenset[str] = frozenset(_aten(_NO_WORK, free))
 """Operations that launch nothing and cost nothing; work found in one is of something else: unknown."""
 
 COMPOSITE: dict[str, AtenRule] = {
-    **_aten("linear", matrix.linear),
-    "aiter::gemm_a16w16": matrix.linear,
-    **_aten("matmul", matrix.matmul),
+    **_aten("linear", matmul.linear),
+    "aiter::gemm_a16w16": matmul.linear,
+    **_aten("matmul", matmul.matmul),
     **{
         name: rule
         for layout, names in _CONV_COMPOSITE.items()
-        for name, rule in _aten(names, matrix.convolution(layout)).items()
+        for name, rule in _aten(names, matmul.convolution(layout)).items()
     },
     **_aten("scaled_dot_product_attention", attention(FALLBACK)),
-    **_aten("embedding", place.embedding),
-    **_aten("embedding_bag", place.embedding_bag),
-    **_aten("_to_copy to", point.cast(1)),
-    **_aten("clone contiguous", point.cast(-1)),
-    **_aten("repeat", place.repeat),
-    **_aten("slice_backward select_backward", place.slice_backward),
+    **_aten("embedding", elements.embedding),
+    **_aten("embedding_bag", elements.embedding_bag),
+    **_aten("_to_copy to", elements.cast(1)),
+    **_aten("clone contiguous", elements.cast(-1)),
+    **_aten("repeat", elements.repeat),
+    **_aten("slice_backward select_backward", elements.slice_backward),
 }
 """Operation -> rule where none of its parts is costed."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from math import ceil, log2, nan, prod
 
-from hespas.costs.aten.args import Call, Strided, scalar_type
-from hespas.costs.aten.cost import (
+from hespas.costs.aten.call import (
     FLOAT32,
     INT64,
     AtenCost,
     AtenRule,
+    Call,
+    Strided,
     dense,
     is_integral,
+    needs,
+    scalar_type,
     simple,
-    unknown,
 )
 from hespas.graph import DType, OpClass, find_dtype
 
@@ -84,16 +86,14 @@ def reduction(
     numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the place of an explicit type.
     """
 
-    def rule(call: Call) -> AtenCost:
-        source = call.tensor(0)
-        if source is None:
-            return unknown(call, OpClass.REDUCTION)
+    @needs(OpClass.REDUCTION, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
         shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
         out = call.last_output(max(full_from, 1))
         if shape is None and out is not None and out.elements:
             shape = out.shape
         if shape is None:
-            return unknown(call, OpClass.REDUCTION)
+            return None
         stated = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
         found = dense(stated or _result(result, source.dtype), shape)
         extra = [dense(INT64, shape)] * (results - 1)
@@ -117,12 +117,13 @@ def _result(kind: str, dtype: DType | None) -> DType | None:
     return INT64 if kind == "sum" and is_integral(dtype) else dtype
 
 
-def layer_norm(call: Call) -> AtenCost:
+@needs(OpClass.NORMALIZATION, 0)
+def layer_norm(call: Call, source: Strided) -> AtenCost | None:
     """``native_layer_norm`` (input, normalised shape, weight, bias): result, mean and deviation of a row."""
-    source, weight, bias = call.tensor(0), call.tensor(2), call.tensor(3)
+    weight, bias = call.tensor(2), call.tensor(3)
     inner = call.integers(1) or (None if weight is None else weight.shape)
-    if source is None or inner is None or source.shape[-len(inner) :] != inner:
-        return unknown(call, OpClass.NORMALIZATION)
+    if inner is None or source.shape[-len(inner) :] != inner:
+        return None
     outer = source.shape[: -len(inner)]
     affine = [each for each in (weight, bias) if each is not None]
     statistic = dense(_statistics(source.dtype), (*outer, *(1,) * len(inner)))
@@ -143,10 +144,11 @@ def rms_norm(
     Places of what the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
 
-    def rule(call: Call) -> AtenCost:
-        source, weight = call.tensor(source_at), call.tensor(weight_at)
-        if source is None or not source.shape:
-            return unknown(call, OpClass.NORMALIZATION)
+    @needs(OpClass.NORMALIZATION, source_at)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        weight = call.tensor(weight_at)
+        if not source.shape:
+            return None
         residual = call.tensor(residual_at)
         out = call.tensor(out_at) if out_at >= 0 else None
         inputs = [each for each in (source, residual, weight) if each is not None]
@@ -163,12 +165,13 @@ def rms_norm(
     return rule
 
 
-def group_norm(call: Call) -> AtenCost:
+@needs(OpClass.NORMALIZATION, 0)
+def group_norm(call: Call, source: Strided) -> AtenCost | None:
     """``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
-    source, weight, bias = call.tensor(0), call.tensor(1), call.tensor(2)
+    weight, bias = call.tensor(1), call.tensor(2)
     batch, groups = call.integer(3), call.integer(6)
-    if source is None or batch is None or groups is None or min(batch, groups) < 1:
-        return unknown(call, OpClass.NORMALIZATION)
+    if batch is None or groups is None or min(batch, groups) < 1:
+        return None
     affine = [each for each in (weight, bias) if each is not None]
     statistic = dense(_statistics(source.dtype), (batch, groups))
     return simple(
@@ -180,13 +183,14 @@ def group_norm(call: Call) -> AtenCost:
     )
 
 
-def batch_norm(call: Call) -> AtenCost:
+@needs(OpClass.NORMALIZATION, 0)
+def batch_norm(call: Call, source: Strided) -> AtenCost | None:
     """(input, weight, bias, running mean, running variance, training): eight FLOPs an element to train, four
     to infer, as in the table of StableHLO.
     """
-    source, training = call.tensor(0), call.flag(5)
-    if source is None or len(source.shape) < 2 or training is None:
-        return unknown(call, OpClass.NORMALIZATION)
+    training = call.flag(5)
+    if len(source.shape) < 2 or training is None:
+        return None
     others = [each for each in (call.tensor(place) for place in range(1, 5)) if each is not None]
     features = source.shape[1]
     statistic = dense(_statistics(source.dtype), (features,))
@@ -205,10 +209,9 @@ def normalisation_backward(*read_at: int, source_at: int, weight_at: int, mask: 
     trace without values, as in training: all.
     """
 
-    def rule(call: Call) -> AtenCost:
-        source, weight = call.tensor(source_at), call.tensor(weight_at)
-        if source is None:
-            return unknown(call, OpClass.NORMALIZATION)
+    @needs(OpClass.NORMALIZATION, source_at)
+    def rule(call: Call, source: Strided) -> AtenCost:
+        weight = call.tensor(weight_at)
         wanted = call.flags(len(call.args) - 1) if mask and call.has_values else None
         wanted = wanted if wanted is not None and len(wanted) == 3 else (True, True, True)
         inputs = [each for each in (call.tensor(place) for place in read_at) if each is not None]
@@ -220,11 +223,10 @@ def normalisation_backward(*read_at: int, source_at: int, weight_at: int, mask: 
     return rule
 
 
-def softmax(call: Call) -> AtenCost:
+@needs(OpClass.NORMALIZATION, 0)
+def softmax(call: Call, source: Strided) -> AtenCost:
     """(input, dim, half to float): maximum, subtract, sum, divide, and one exponential an element."""
-    source, dim = call.tensor(0), call.integer(1)
-    if source is None:
-        return unknown(call, OpClass.NORMALIZATION)
+    dim = call.integer(1)
     widened = call.flag(2) is True and "backward" not in call.name
     result = dense(FLOAT32 if widened else source.dtype, source.shape)
     rank = len(source.shape)
@@ -240,11 +242,9 @@ def softmax(call: Call) -> AtenCost:
     )
 
 
-def softmax_backward(call: Call) -> AtenCost:
+@needs(OpClass.NORMALIZATION, 0, 1)
+def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
     """(gradient, output, ...): a product, a sum, and a product and a difference for each element."""
-    grad, output = call.tensor(0), call.tensor(1)
-    if grad is None or output is None:
-        return unknown(call, OpClass.NORMALIZATION)
     is_log = "log" in call.name
     return simple(
         OpClass.NORMALIZATION,
@@ -255,11 +255,9 @@ def softmax_backward(call: Call) -> AtenCost:
     )
 
 
-def scan(call: Call) -> AtenCost:
+@needs(OpClass.REDUCTION, 0)
+def scan(call: Call, source: Strided) -> AtenCost:
     """``cumsum``, ``cumprod``: one FLOP an element."""
-    source = call.tensor(0)
-    if source is None:
-        return unknown(call, OpClass.REDUCTION)
     out = call.last_output(1)
     stated = out.dtype if out is not None else scalar_type(call.integer(2))
     result = dense(stated or _result("sum", source.dtype), source.shape)
@@ -269,10 +267,11 @@ def scan(call: Call) -> AtenCost:
 def sort(dim_at: int = 1) -> AtenRule:
     """n log2(extent) comparisons; values and 64-bit places are written."""
 
-    def rule(call: Call) -> AtenCost:
-        source, dim = call.tensor(0), call.integer(dim_at)
-        if source is None or dim is None or not -len(source.shape) <= dim < len(source.shape):
-            return unknown(call, OpClass.SORT)
+    @needs(OpClass.SORT, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        dim = call.integer(dim_at)
+        if dim is None or not -len(source.shape) <= dim < len(source.shape):
+            return None
         steps = ceil(log2(source.shape[dim])) if source.shape[dim] > 1 else 0
         results = [dense(source.dtype, source.shape), dense(INT64, source.shape)]
         return simple(OpClass.SORT, [source], results, flops=float(source.elements * steps))
@@ -280,15 +279,16 @@ def sort(dim_at: int = 1) -> AtenRule:
     return rule
 
 
-def top_k(call: Call) -> AtenCost:
+@needs(OpClass.SORT, 0)
+def top_k(call: Call, source: Strided) -> AtenCost | None:
     """(input, k, dim): every element compared once, and log2(k) times more."""
-    source, k = call.tensor(0), call.integer(1)
-    if source is None or k is None or not source.shape or not 0 <= k <= max(source.shape):
-        return unknown(call, OpClass.SORT)
+    k = call.integer(1)
+    if k is None or not source.shape or not 0 <= k <= max(source.shape):
+        return None
     dim = call.integer(2)
     place = -1 if dim is None else dim
     if not -len(source.shape) <= place < len(source.shape):
-        return unknown(call, OpClass.SORT)
+        return None
     shape = list(source.shape)
     shape[place] = k
     steps = 1 + (ceil(log2(k)) if k > 1 else 0)
@@ -322,10 +322,10 @@ def pool(
 ) -> AtenRule:
     """A window over the last ``rank`` dimensions: one FLOP for each position of each window."""
 
-    def rule(call: Call) -> AtenCost:
-        source = call.tensor(0)
-        if source is None or len(source.shape) < rank:
-            return unknown(call, OpClass.WINDOW)
+    @needs(OpClass.WINDOW, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        if len(source.shape) < rank:
+            return None
         if adaptive:
             size = call.integers(1)
             shape = None if size is None or len(size) != rank else (*source.shape[:-rank], *size)
@@ -335,7 +335,7 @@ def pool(
             window = call.integers(1) or ()
             taps = float(prod(window * rank if len(window) == 1 else window))
         if shape is None:
-            return unknown(call, OpClass.WINDOW)
+            return None
         result = dense(source.dtype, shape)
         results = [result, dense(INT64, shape)] if indices else [result]
         return simple(OpClass.WINDOW, [source], results, flops=taps * result.elements)
@@ -343,11 +343,9 @@ def pool(
     return rule
 
 
-def pool_backward(call: Call) -> AtenCost:
+@needs(OpClass.WINDOW, 0, 1)
+def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
     """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written."""
-    grad, source = call.tensor(0), call.tensor(1)
-    if grad is None or source is None:
-        return unknown(call, OpClass.WINDOW)
     places = call.last_output(2)
     inputs = [grad] if places is None else [grad, places]
     return simple(OpClass.WINDOW, inputs, [dense(source.dtype, source.shape)], flops=nan)
@@ -356,16 +354,11 @@ def pool_backward(call: Call) -> AtenCost:
 def upsample(rank: int, flops: float) -> AtenRule:
     """(input, output size, ...): ``flops`` for each result element; what is picked is read."""
 
-    def rule(call: Call) -> AtenCost:
-        source, size = call.tensor(0), call.integers(1)
-        if (
-            source is None
-            or size is None
-            or len(size) != rank
-            or len(source.shape) != rank + 2
-            or min(size) < 0
-        ):
-            return unknown(call, OpClass.WINDOW)
+    @needs(OpClass.WINDOW, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        size = call.integers(1)
+        if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
+            return None
         result = dense(source.dtype, (*source.shape[:2], *size))
         read = min(source.bytes, result.bytes) if flops == 0 else source.bytes
         return simple(OpClass.WINDOW, [source], [result], flops=flops * result.elements, read=read)

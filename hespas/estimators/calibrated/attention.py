@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hespas.estimators.calibrated.form import Columns, Form, Machine, Parameter, Values, hit_share, soft_max
-from hespas.estimators.operations import Operations
 from hespas.graph.columns import FloatArray
+from hespas.operations import Operations
 
 __all__ = ["DECODE", "PREFILL"]
 

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hespas.estimators.operations import (
-    MATRIX_KINDS,
-    Operations,
-    find_scheme,
-    rate_flops_per_s,
-)
+from hespas.estimators.rates import rate_flops_per_s
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
+from hespas.operations import MATRIX_KINDS, Operations, find_scheme
 
 __all__ = ["Columns", "Form", "Machine", "Parameter", "Values", "hit_share", "machine_of", "soft_max"]
 

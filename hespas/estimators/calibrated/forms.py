@@ -19,8 +19,8 @@ from hespas.estimators.calibrated.form import (
     hit_share,
     soft_max,
 )
-from hespas.estimators.operations import STRIDED, Operations
 from hespas.graph.columns import FloatArray
+from hespas.operations import STRIDED, Operations
 
 __all__ = ["CHIP_WIDE_KINDS", "FORMS", "FORMS_OF_KIND", "form_time_ns"]
 

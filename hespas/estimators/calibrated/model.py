@@ -15,17 +15,11 @@ from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.calibrated.attention import PREFILL
 from hespas.estimators.calibrated.form import machine_of
 from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
-from hespas.estimators.operations import (
-    MATRIX_KINDS,
-    Labels,
-    Operations,
-    build,
-    rate_flops_per_s,
-    timed_with_events,
-)
+from hespas.estimators.rates import rate_flops_per_s
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
 

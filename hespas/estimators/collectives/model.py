@@ -14,10 +14,10 @@ import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.collectives.algorithms import ALGORITHMS, SEGMENTS, Layout, Line, lines_of, tuned_times
-from hespas.estimators.operations import Operations, find_scheme
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import ANY, Device, Fit
+from hespas.operations import Operations, find_scheme
 
 __all__ = ["TUNED", "Collectives"]
 

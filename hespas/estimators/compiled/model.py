@@ -25,13 +25,13 @@ from hespas.estimators.compiled.programs import Unit
 from hespas.estimators.compiled.recipes import BINARY, UNARY, Asked, write_operation
 from hespas.estimators.compiled.values import Tensor, Value
 from hespas.estimators.free import takes_no_time
-from hespas.estimators.operations import Operations
 from hespas.graph import Diagnostics, DTypeKind, Estimate, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import topological_order
 from hespas.graph.tensors import DType, find_dtype
 from hespas.hardware import Device, find
+from hespas.operations import Operations
 
 __all__ = ["Iree", "Xla", "units_of"]
 

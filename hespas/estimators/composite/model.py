@@ -19,13 +19,13 @@ from hespas.estimators.by_operation import OperationModel, Prediction, operation
 from hespas.estimators.composite.order import Order, read_order, split_order
 from hespas.estimators.free import takes_no_time
 from hespas.estimators.learned.stored import cards_at
-from hespas.estimators.operations import KINDS, Operations
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.registry import load_estimator
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
+from hespas.operations import KINDS, Operations
 
 __all__ = ["DEFAULT_ORDER", "Composite"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from hespas.estimators.operations import KINDS
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware.reader import read_table
+from hespas.operations import KINDS
 
 __all__ = ["Order", "read_order", "split_order"]
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hespas.estimators.database.library import Library
-from hespas.estimators.measurements import Columns, Measurements, columns_measured
-from hespas.estimators.operations import find_scheme
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import canonical
+from hespas.measurements import Columns, Measurements, columns_measured
+from hespas.operations import find_scheme
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hespas.estimators.operations import Operations
 from hespas.graph.columns import FloatArray
+from hespas.operations import Operations
 
 __all__ = ["SPACES", "Move", "Space"]
 

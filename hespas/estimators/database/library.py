@@ -11,10 +11,10 @@ import numpy as np
 
 from hespas.estimators.database.coordinates import SPACES
 from hespas.estimators.database.shelf import Shelf
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels
 
 __all__ = ["EVERYTHING", "Library", "Volume", "library_of_file", "visible"]
 

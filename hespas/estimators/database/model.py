@@ -16,12 +16,12 @@ from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.database.aiconfigurator import installed_library
 from hespas.estimators.database.library import Library, library_of_file, visible
 from hespas.estimators.database.shelf import BETWEEN, EXACT, NEARBY
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Operations
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
+from hespas.measurements import Measurements
+from hespas.operations import Operations
 
 __all__ = ["INSTALLED", "Database"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from hespas.estimators.database.coordinates import Move, Space
 from hespas.estimators.database.lines import Line, row_keys
 from hespas.estimators.database.reference import start_and_rates, work_of
-from hespas.estimators.operations import Operations
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.operations import Operations
 
 __all__ = ["BETWEEN", "EXACT", "NEARBY", "NOWHERE", "Said", "Shelf"]
 

@@ -17,12 +17,12 @@ from hespas.estimators.availability import Availability
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.external.commands import CommandError
 from hespas.estimators.external.problems import Product, products_of
-from hespas.estimators.operations import Operations
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.estimators.systolic.basis import clock_hz
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device
+from hespas.operations import Operations
 
 __all__ = ["External", "Simulated"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators.operations import Operations, find_scheme
+from hespas.operations import Operations, find_scheme
 
 __all__ = ["Product", "products_of"]
 

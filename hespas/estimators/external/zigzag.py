@@ -16,7 +16,7 @@ from hespas.estimators.external.problems import Product
 from hespas.estimators.external.python_packages import package_availability
 from hespas.files.limits import limits
 from hespas.files.sandbox import isolated_script
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.operations import Operations, find_scheme, peak_times
+from hespas.estimators.rates import peak_times
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
+from hespas.operations import Operations, find_scheme
 
 __all__ = ["ABSOLUTE_COLUMNS", "FAMILIES", "RISING_COLUMNS", "Features", "features_of"]
 

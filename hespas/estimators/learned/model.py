@@ -27,12 +27,12 @@ from hespas.estimators.learned.stored import (
     load_model,
     shipped_folder,
 )
-from hespas.estimators.operations import Labels, Operations, timed_with_events
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
 from hespas.hardware import Device
+from hespas.operations import Labels, Operations, timed_with_events
 
 __all__ = [
     "FREE_OCTAVES",

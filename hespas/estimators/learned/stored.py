@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hespas.estimators.learned.trees import Forest
 from hespas.files.limits import limits
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
 
 __all__ = [

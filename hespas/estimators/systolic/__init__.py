@@ -5,7 +5,6 @@ from __future__ import annotations
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.bandwidth import Backing, stall_cycles
 from hespas.estimators.systolic.closed_form import FoldCounts, fold_counts, fold_cycles
-from hespas.estimators.systolic.convolution import Product, convolution_product
 from hespas.estimators.systolic.model import Systolic
 from hespas.estimators.systolic.several import shared_cycles
 
@@ -13,9 +12,7 @@ __all__ = [
     "Array",
     "Backing",
     "FoldCounts",
-    "Product",
     "Systolic",
-    "convolution_product",
     "fold_counts",
     "fold_cycles",
     "shared_cycles",

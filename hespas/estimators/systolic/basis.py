@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
-from hespas.estimators.operations import find_scheme, rate_flops_per_s
+from hespas.estimators.rates import rate_flops_per_s
 from hespas.estimators.systolic.lines import ELEMENTS, PRODUCTS, read_lines
 from hespas.estimators.systolic.telling import Note
 from hespas.hardware import ANY, Device, Fit, load_device
+from hespas.operations import find_scheme
 
 __all__ = ["Basis", "basis_of", "clock_hz"]
 

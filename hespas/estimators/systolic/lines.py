@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas.estimators.operations import Operations, find_scheme
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.several import shared_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Fit
 from hespas.hardware.fits_file import read_fits
+from hespas.operations import Operations, find_scheme
 
 __all__ = [
     "ELEMENTS",

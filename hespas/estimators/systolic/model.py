@@ -12,7 +12,7 @@ import numpy as np
 
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.calibrated.model import doublings_beyond
-from hespas.estimators.operations import Operations, peak_times
+from hespas.estimators.rates import peak_times
 from hespas.estimators.systolic.array import Array, parse_array, parse_dataflow
 from hespas.estimators.systolic.bandwidth import Backing, stall_cycles
 from hespas.estimators.systolic.basis import Basis, basis_of, clock_hz
@@ -29,6 +29,7 @@ from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
+from hespas.operations import Operations
 
 __all__ = ["Systolic"]
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 from typing import Protocol
 
 from hespas.graph.diagnostics import Diagnostics
-from hespas.graph.opgraph import OpGraph
-from hespas.graph.passes.fuse import FuseElementwise, materialise
-from hespas.graph.passes.order import all_deps, find_cycle, is_topological, levels, topological_order
+from hespas.graph.opgraph import OpGraph, Totals, known_sum, totals
+from hespas.graph.passes.fuse import FuseElementwise, GroupRegions, materialise
 from hespas.graph.passes.rewrite import (
     FoldFree,
+    all_deps,
     bypass,
     dead_code,
+    find_cycle,
     is_free,
+    is_topological,
     leaves_loop,
+    levels,
     take_nodes,
+    topological_order,
     with_default_dtype,
     with_durations,
 )
-from hespas.graph.passes.segments import GroupRegions
-from hespas.graph.passes.totals import Totals, known_sum, totals
 from hespas.graph.passes.unroll import UnrollLoops
 
 __all__ = [

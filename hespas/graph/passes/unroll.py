@@ -12,11 +12,8 @@ from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import BoolArray, Csr, IntArray, constant
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import InvariantError, UnsupportedError
-from hespas.graph.kinds import RegionKind
-from hespas.graph.opgraph import OpGraph
-from hespas.graph.passes.order import find_cycle
-from hespas.graph.passes.rewrite import bypass, take_nodes
-from hespas.graph.tables import RegionTable
+from hespas.graph.opgraph import OpGraph, RegionKind, RegionTable
+from hespas.graph.passes.rewrite import bypass, find_cycle, take_nodes
 
 __all__ = ["UnrollLoops"]
 

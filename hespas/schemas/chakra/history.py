@@ -11,8 +11,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from hespas.schemas.chakra.messages import ATTRIBUTE, GLOBAL_METADATA, NODE, FieldSpec, MessageSpec
-from hespas.schemas.chakra.tables import AttributeField, CollectiveCommType, Kind, NodeType
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    GLOBAL_METADATA,
+    NODE,
+    AttributeField,
+    CollectiveCommType,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    NodeType,
+)
 
 __all__ = [
     "CURRENT",

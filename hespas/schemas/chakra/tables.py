@@ -7,20 +7,31 @@ and hold no logic beyond protobuf's own definitions of a varint and a tag.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 __all__ = [
+    "ATTRIBUTE",
+    "GLOBAL_METADATA",
+    "IO_INFO",
     "LIST_OF",
+    "NODE",
     "VALUE_FIELDS",
     "AttributeField",
     "CollectiveCommType",
+    "FieldSpec",
     "Kind",
+    "MessageSpec",
     "NodeField",
     "NodeType",
+    "ReferenceMessages",
     "WireType",
-    "encode_varint",
-    "tag",
+    "reference_messages",
 ]
 
 
@@ -146,21 +157,6 @@ class Kind(Enum):
         return self.value[1]
 
 
-def encode_varint(value: int) -> bytes:
-    """The shortest varint of an unsigned 64-bit integer."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def tag(number: int, wire: WireType) -> bytes:
-    """The bytes that stand before a field's value."""
-    return encode_varint(number << 3 | wire)
-
-
 _SCALARS = tuple(kind for kind in Kind if kind not in {Kind.ENUM, Kind.MESSAGE})
 
 VALUE_FIELDS: MappingProxyType[int, Kind] = MappingProxyType(
@@ -172,3 +168,132 @@ LIST_OF: MappingProxyType[int, Kind] = MappingProxyType(
     {number + 1: kind for number, kind in VALUE_FIELDS.items()}
 )
 """Attribute field number of a list -> the kind of its entries."""
+
+
+# --- The messages, field by field: for what goes through a message as a whole. The columnar codec needs only
+# the numbers above.
+
+
+class FieldSpec(NamedTuple):
+    """One field of a message. ``oneof`` fields replace each other; ``message`` goes with ``Kind.MESSAGE``.
+
+    ``required`` fields and the ``largest`` value of closed enumerations exist in proto2 only.
+    """
+
+    number: int
+    name: str
+    kind: Kind
+    repeated: bool = False
+    oneof: bool = False
+    message: MessageSpec | None = None
+    required: bool = False
+    largest: int | None = None
+
+
+class MessageSpec(NamedTuple):
+    """A message type: its name and its fields by number."""
+
+    name: str
+    fields: MappingProxyType[int, FieldSpec]
+
+
+def _message(name: str, *fields: FieldSpec) -> MessageSpec:
+    return MessageSpec(name, MappingProxyType({field.number: field for field in fields}))
+
+
+def _value_fields() -> list[FieldSpec]:
+    fields: list[FieldSpec] = []
+    for number, kind in VALUE_FIELDS.items():
+        entries = _message(f"{kind.proto.title()}List", FieldSpec(1, "values", kind, repeated=True))
+        fields.append(FieldSpec(number, f"{kind.proto}_val", kind, oneof=True))
+        fields.append(FieldSpec(number + 1, f"{kind.proto}_list", Kind.MESSAGE, oneof=True, message=entries))
+    return fields
+
+
+ATTRIBUTE = _message(
+    "AttributeProto",
+    FieldSpec(1, "name", Kind.STRING),
+    FieldSpec(2, "doc_string", Kind.STRING),
+    *_value_fields(),
+)
+
+IO_INFO = _message(
+    "IOInfo",
+    FieldSpec(1, "values", Kind.STRING),
+    FieldSpec(2, "shapes", Kind.STRING),
+    FieldSpec(3, "types", Kind.STRING),
+)
+
+GLOBAL_METADATA = _message(
+    "GlobalMetadata",
+    FieldSpec(1, "version", Kind.STRING),
+    FieldSpec(2, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
+)
+
+NODE = _message(
+    "Node",
+    FieldSpec(NodeField.ID, "id", Kind.UINT64),
+    FieldSpec(NodeField.NAME, "name", Kind.STRING),
+    FieldSpec(NodeField.TYPE, "type", Kind.ENUM),
+    FieldSpec(NodeField.CTRL_DEPS, "ctrl_deps", Kind.UINT64, repeated=True),
+    FieldSpec(NodeField.DATA_DEPS, "data_deps", Kind.UINT64, repeated=True),
+    FieldSpec(NodeField.START_TIME_MICROS, "start_time_micros", Kind.UINT64),
+    FieldSpec(NodeField.DURATION_MICROS, "duration_micros", Kind.UINT64),
+    FieldSpec(NodeField.INPUTS, "inputs", Kind.MESSAGE, message=IO_INFO),
+    FieldSpec(NodeField.OUTPUTS, "outputs", Kind.MESSAGE, message=IO_INFO),
+    FieldSpec(NodeField.ATTR, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
+)
+
+
+# --- The messages as classes of the protobuf library.
+#
+# Tests and benchmarks compare the codec with them; the package itself needs no protobuf runtime. The classes
+# live in a private descriptor pool, because the default one clashes with an installed Chakra.
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceMessages:
+    """Message classes made at run time; their fields are unknown to type checkers, hence ``Any``."""
+
+    node: Any
+    metadata: Any
+
+
+def reference_messages() -> ReferenceMessages:
+    """The classes ``Node`` and ``GlobalMetadata``. Needs the ``protobuf`` package."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="et", syntax="proto3")
+    enum = file.enum_type.add(name="NodeType")
+    for member in NodeType:
+        enum.value.add(name=member.name, number=member)
+    for spec in (NODE, GLOBAL_METADATA):
+        _add_message(file, spec)
+    pool: Any = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    make: Any = message_factory.GetMessageClass
+    return ReferenceMessages(
+        make(pool.FindMessageTypeByName("et.Node")), make(pool.FindMessageTypeByName("et.GlobalMetadata"))
+    )
+
+
+def _add_message(file: FileDescriptorProto, spec: MessageSpec) -> None:
+    """Declare a message after those it contains."""
+    if any(message.name == spec.name for message in file.message_type):
+        return
+    for field in spec.fields.values():
+        if field.message is not None:
+            _add_message(file, field.message)
+    message = file.message_type.add(name=spec.name)
+    if any(field.oneof for field in spec.fields.values()):
+        message.oneof_decl.add(name="value")
+    for field in spec.fields.values():
+        entry = message.field.add(name=field.name, number=field.number)
+        entry.label = entry.LABEL_REPEATED if field.repeated else entry.LABEL_OPTIONAL
+        entry.type = entry.Type.Value(f"TYPE_{field.kind.proto.upper()}")
+        if field.oneof:
+            entry.oneof_index = 0
+        if field.kind is Kind.ENUM:
+            entry.type_name = ".et.NodeType"
+        elif field.message is not None:
+            entry.type_name = f".et.{field.message.name}"

@@ -13,11 +13,11 @@ from typing import Annotated
 import msgspec
 
 from hespas import __version__
+from hespas.files.documents import document_bytes
 from hespas.files.limits import limits
-from hespas.files.source import read_document
+from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
-from hespas.validators.document import encoded
 
 __all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
 
@@ -225,4 +225,4 @@ def comparison_json(done: Comparison, limit: float) -> bytes:
         "only_new": done.only_new,
         "regressions": [asdict(each) | {"difference": each.difference} for each in done.regressions(limit)],
     }
-    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+    return document_bytes(document)

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from hespas import __version__
+from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics
+from hespas.validators.accuracy.coverage import Coverage
 from hespas.validators.accuracy.result import Accuracy, Step, SummaryRow, Thresholds
-from hespas.validators.document import encoded
-from hespas.validators.matching import Coverage
 
 __all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "summary_json"]
 
@@ -61,7 +61,7 @@ def accuracy_json(done: Accuracy, limits: Thresholds) -> bytes:
         "lint": [asdict(finding) for finding in done.lint],
         "diagnostics": diagnostics_json(done.diagnostics),
     }
-    return msgspec.json.format(encoded(document), indent=2) + b"\n"
+    return document_bytes(document)
 
 
 def diagnostics_json(diagnostics: Diagnostics) -> list[dict[str, object]]:

@@ -10,17 +10,17 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import KINDS, Labels, Operations
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.hardware import Device
+from hespas.measurements import Measurements
+from hespas.operations import KINDS, Labels, Operations
 from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries
-from hespas.validators.accuracy.table_cases import TableClasses, cases_of_rows, prediction_of_rows
+from hespas.validators.accuracy.tables import TableClasses, cases_of_rows, prediction_of_rows
 from hespas.validators.calibration.approaches import Approach, Found, Others
 
 __all__ = [

@@ -30,12 +30,20 @@ from hespas.estimators.learned.stored import (
     Training,
 )
 from hespas.estimators.learned.trees import Forest
-from hespas.estimators.measurements import Measurements
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import device_names, named_device
-from hespas.validators.calibration.learned_parts import Form, Part, rows_of_part
-from hespas.validators.calibration.learned_rows import Rows, family_name, rising, rows_for, transferable
+from hespas.measurements import Measurements
+from hespas.validators.calibration.learned_parts import (
+    Form,
+    Part,
+    Rows,
+    family_name,
+    rising,
+    rows_for,
+    rows_of_part,
+    transferable,
+)
 from hespas.validators.calibration.learned_trees import grow, library_version
 
 __all__ = ["FEWEST_MARGINS", "fit_learned", "fit_rows", "folds_of", "scored", "with_errors"]

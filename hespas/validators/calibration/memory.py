@@ -13,12 +13,12 @@ import numpy as np
 
 from hespas import __version__
 from hespas.estimators.learned.stored import LearnedModel, model_bytes, read_model
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels
 from hespas.files.output import placed_at_once, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from hespas.hardware import Device, Fit, device_to_toml
 from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.measurements import Measurements
+from hespas.operations import Labels
 
 __all__ = ["FitMemory", "content_key"]
 

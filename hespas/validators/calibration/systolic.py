@@ -15,8 +15,6 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Operations, find_scheme
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.lines import (
     ELEMENTS,
@@ -28,8 +26,9 @@ from hespas.estimators.systolic.lines import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
-from hespas.validators.calibration.classes import may_be_fitted
-from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
+from hespas.measurements import Measurements
+from hespas.operations import Operations, find_scheme
+from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from hespas.graph import ABSENT, ExplicitGroups, OpGraph, Permutation, Workload
 from hespas.graph.columns import BoolArray, Csr, IntArray
-from hespas.graph.compare import COMPARED_COLUMNS, graphs_equal
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import bypass, take_nodes
+from hespas.graph.workload import COMPARED_COLUMNS, graphs_equal
 
 __all__ = ["JOB_COLUMNS", "ColumnResult", "Kept", "columns_kept", "summed"]
 

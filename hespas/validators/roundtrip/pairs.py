@@ -16,13 +16,13 @@ from hespas.converters import (
     find_format,
     is_flat,
     load_format,
-    note_left_out,
+    note_unread_files,
     usable_formats,
 )
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, UnrollLoops
+from hespas.graph.workload import workloads_equal
 from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
 
 __all__ = ["FilePairs", "Pair", "PairStatus", "Traveller", "file_pairs"]
@@ -85,7 +85,7 @@ def file_pairs(
     if origin.read is None:
         raise UsageError(f"format {origin.name!r} cannot be read", path=str(path))
     found = Diagnostics()
-    note_left_out(path, origin, found)
+    note_unread_files(path, origin, found)
     value = origin.read(path, options or ReadOptions(), found)
     if not isinstance(value, Workload):
         if in_folder:

@@ -14,7 +14,7 @@ from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.encode import encode_chunks
 from hespas.graph.diagnostics import Diagnostics
-from hespas.schemas.chakra.reference import reference_messages
+from hespas.schemas.chakra.tables import reference_messages
 
 
 def _varint(value: int) -> bytes:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.chakra.messages import ATTRIBUTE
-from hespas.schemas.chakra.tables import Kind
+from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
 
 _SETTINGS = settings(
     deadline=None,

@@ -18,9 +18,9 @@ from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import ABSENT, Diagnostics, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators import CheckOptions, Profile, check, check_workload
+from hespas.graph.workload import workloads_equal
+from hespas.validators.checker import CheckOptions, Profile, check, check_workload
 from hespas.validators.roundtrip import Kept, columns_kept
 from tests.converters.chakra.conftest import Reference
 

@@ -14,8 +14,8 @@ from hespas.converters.chakra.json_frames import JsonFrames
 from hespas.converters.chakra.json_reader import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
 from hespas.graph import Diagnostics, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.graph.workload import workloads_equal
 
 _PRINT: Any = json_format.MessageToJson
 

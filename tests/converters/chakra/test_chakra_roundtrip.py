@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hespas.converters.chakra import FORMAT
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, Workload, find_dtype
-from hespas.schemas.chakra.messages import ATTRIBUTE
-from hespas.schemas.chakra.tables import Kind
+from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
 from tests.converters.chakra.conftest import Reference, messages_of
 
 _ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "astra_oracle"

@@ -7,24 +7,22 @@ from importlib.resources import files
 
 import pytest
 
+from hespas.files.wire import tag
 from hespas.schemas.chakra.history import VERSIONS
-from hespas.schemas.chakra.messages import (
+from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
     IO_INFO,
-    NODE,
-    FieldSpec,
-    MessageSpec,
-)
-from hespas.schemas.chakra.tables import (
     LIST_OF,
+    NODE,
     AttributeField,
     CollectiveCommType,
+    FieldSpec,
     Kind,
+    MessageSpec,
     NodeField,
     NodeType,
     WireType,
-    tag,
 )
 from tests.converters.chakra.historic_protos import OLD_VERSIONS
 

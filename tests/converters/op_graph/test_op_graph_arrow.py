@@ -26,8 +26,8 @@ from hespas.converters.op_graph.arrow_layout import COLUMNS
 from hespas.converters.op_graph.arrow_reader import check_columns, read_arrow
 from hespas.converters.op_graph.arrow_writer import write_arrow
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
-from hespas.graph.compare import workloads_equal
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
+from hespas.graph.workload import workloads_equal
 
 HEADER = {
     "schema": "hespas.op-graph-arrow/1",

@@ -12,14 +12,14 @@ import pytest
 
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.forms import Form, parse_program
+from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.write import form_of_name, in_form
 from hespas.graph import Diagnostics, OpGraph, Workload
-from hespas.graph.compare import graphs_equal, workloads_equal
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.graph.passes import FoldFree, FuseElementwise, UnrollLoops, with_durations
+from hespas.graph.workload import graphs_equal, workloads_equal
 from tests.converters.stablehlo.replays import FIXTURES, SHARED, read_any, write_bytes
 
 pytest.importorskip("jaxlib")

@@ -10,9 +10,10 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.operations import Labels, Operations, build, peak_times
+from hespas.estimators.rates import peak_times
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, dtype
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange, load_device
+from hespas.operations import Labels, Operations, build
 
 BARE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
 

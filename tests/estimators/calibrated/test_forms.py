@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hespas.estimators.calibrated.form import Form, Machine, hit_share, machine_of, soft_max
 from hespas.estimators.calibrated.forms import FORMS, FORMS_OF_KIND, form_time_ns
 from hespas.estimators.collectives.model import TUNED
-from hespas.estimators.operations import KINDS, Labels, Operations, build
 from hespas.hardware import load_device
 from hespas.hardware.forms import FORM_PARAMETERS, LATER_PARAMETERS
+from hespas.operations import KINDS, Labels, Operations, build
 
 MACHINE = Machine(
     flops_per_ns=1e6,

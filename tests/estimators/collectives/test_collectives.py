@@ -20,7 +20,6 @@ from hespas.estimators.collectives.algorithms import (
     named,
     tuned_times,
 )
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -35,6 +34,7 @@ from hespas.graph import (
 )
 from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange, load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.operations import Labels, Operations, build
 
 H100 = load_device("H100-SXM")
 LINES = {

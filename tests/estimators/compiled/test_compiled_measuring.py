@@ -25,13 +25,13 @@ from hespas.estimators.compiled.programs import Unit
 from hespas.estimators.compiled.toolchains import Array
 from hespas.estimators.compiled.values import Tensor, Value
 from hespas.estimators.compiled.worker import serve
-from hespas.estimators.operations import Labels, Operations
-from hespas.estimators.operations.build import matmuls
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.tensors import dtype
 from hespas.hardware import load_device
+from hespas.operations import Labels, Operations
+from hespas.operations.build import matmuls
 
 # Answers each job with its count; programs of some sizes crash, hang, or fail to compile.
 STUB = """

@@ -13,7 +13,6 @@ from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.composite import Composite, read_order
 from hespas.estimators.composite import model as composite_model
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.estimators.protocol import Estimator
 from hespas.estimators.roofline import Roofline
 from hespas.graph import (
@@ -30,6 +29,7 @@ from hespas.graph import (
 )
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, load_device
+from hespas.operations import Labels, Operations, build
 
 H100 = load_device("H100-SXM")
 BF16 = next(entry for entry in DTYPES if entry.name == "bf16")

@@ -9,12 +9,12 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.database import Database
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import load_device
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, Operations, build
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 H100 = load_device("H100-SXM")

@@ -12,10 +12,10 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.database import Database
-from hespas.estimators.operations import Labels, build
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import load_device
+from hespas.operations import Labels, build
 
 H100 = load_device("H100-SXM")
 

@@ -16,11 +16,11 @@ from hespas.estimators.external import Cocossim, Onnxim, ScaleSim, ZigZag
 from hespas.estimators.external.adapter import External
 from hespas.estimators.external.commands import CommandError, run_command
 from hespas.estimators.external.onnxim import matmul_model
-from hespas.estimators.operations import Labels, Operations
-from hespas.estimators.operations.build import matmuls
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import load_device
+from hespas.operations import Labels, Operations
+from hespas.operations.build import matmuls
 
 TPU = load_device("TPU-v4")
 

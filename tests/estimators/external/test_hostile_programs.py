@@ -13,9 +13,9 @@ import pytest
 
 from hespas.estimators.external import Cocossim, commands
 from hespas.estimators.external.commands import CommandError, read_answer, run_command
-from hespas.estimators.operations import Labels
-from hespas.estimators.operations.build import matmuls
 from hespas.hardware import load_device
+from hespas.operations import Labels
+from hespas.operations.build import matmuls
 
 SHELL = "/bin/sh"
 

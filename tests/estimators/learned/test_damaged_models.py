@@ -14,10 +14,10 @@ import pytest
 
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import shipped_folder
-from hespas.estimators.operations import Labels
-from hespas.estimators.operations.build import matmuls
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
+from hespas.operations import Labels
+from hespas.operations.build import matmuls
 
 NAME = "gemm-bf16"
 

@@ -21,10 +21,10 @@ from hespas.estimators.learned.stored import (
     save_model,
     shipped_folder,
 )
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, load_device, write_device
+from hespas.operations import Labels, Operations, build
 
 V4 = load_device("TPU-v4")
 

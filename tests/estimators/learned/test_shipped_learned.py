@@ -11,10 +11,11 @@ from hespas.estimators import load_estimator
 from hespas.estimators.by_operation import OperationModel
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.stored import Card, cards_in, load_model, shipped_folder
-from hespas.estimators.measurements import read_measurements
-from hespas.estimators.operations import Labels, build, peak_times
+from hespas.estimators.rates import peak_times
 from hespas.graph import Diagnostics
 from hespas.hardware import device_names, load_device
+from hespas.measurements import read_measurements
+from hespas.operations import Labels, build
 
 _TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 _CARDS = cards_in(shipped_folder())

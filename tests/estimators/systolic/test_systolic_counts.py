@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hespas.estimators.systolic import (
     Array,
     Backing,
-    convolution_product,
     fold_counts,
     fold_cycles,
     shared_cycles,
@@ -22,6 +21,7 @@ from hespas.estimators.systolic import (
 from hespas.estimators.systolic.array import parse_array, parse_dataflow
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
+from hespas.operations.build import convolution_product
 
 ORACLE = Path(__file__).parents[3].parent / "shared" / "data" / "systolic_oracle.csv"
 FLOWS = ("os", "ws", "is")

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.estimators.systolic import Systolic, fold_cycles
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.basis import clock_hz
@@ -20,6 +18,8 @@ from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, dtype
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, Operations, build
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 V4, H100 = load_device("TPU-v4"), load_device("H100-SXM")

@@ -21,7 +21,7 @@ from hespas.converters.hlo.scan import Source
 from hespas.converters.stablehlo.reader import read_program
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, RegionKind
 from hespas.graph.errors import InvariantError
-from hespas.graph.kinds import NodeKind
+from hespas.graph.opgraph import NodeKind
 from hespas.graph.passes import FoldFree, UnrollLoops, dead_code
 
 

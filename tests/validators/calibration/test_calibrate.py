@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.measurements import Measurements, read_measurements
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device
+from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration import Calibration, FitMemory, calibrate, fit_device
 from hespas.validators.calibration import approaches as calibration_approaches
 from hespas.validators.calibration.approaches import CalibratedFits, Found, Others, Run

@@ -12,11 +12,11 @@ from docs.collective_fits import write_collectives
 from docs.fits import write_fits
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.collectives.algorithms import Layout, Line, lines_of
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels, build
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, build
 from hespas.validators.calibration.collectives import fit_collectives
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"

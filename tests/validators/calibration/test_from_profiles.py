@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hespas.estimators.measurements import LeftOut, joined
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
+from hespas.measurements import LeftOut, joined
 from hespas.validators.calibration import measurements_of
 from tests.validators.matching.small_profiles import Recording
 

@@ -12,12 +12,12 @@ import pytest
 from hespas.estimators.learned import Learned
 from hespas.estimators.learned.features import features_of
 from hespas.estimators.learned.stored import Interval, load_model, save_model
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import Labels, Operations, build
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
+from hespas.measurements import Measurements
+from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration.learned import fit_learned, scored
 from hespas.validators.calibration.learned_parts import Form, Part
 from hespas.validators.calibration.learned_trees import grow

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.measurements import Measurements
-from hespas.estimators.operations import STRIDED, Labels, build
 from hespas.graph.errors import UsageError
 from hespas.hardware import ANY, Device, load_device
+from hespas.measurements import Measurements
+from hespas.operations import STRIDED, Labels, build
 from hespas.validators.calibration import calibrate
 from hespas.validators.calibration.recordings import fit_recordings
 

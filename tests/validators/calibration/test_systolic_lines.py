@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.measurements import Measurements, read_measurements
-from hespas.estimators.operations import Labels, build
 from hespas.estimators.systolic.array import Array
 from hespas.estimators.systolic.lines import LINES_FOLDER, own_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations import Labels, build
 from hespas.validators.calibration.systolic import fit_lines
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"

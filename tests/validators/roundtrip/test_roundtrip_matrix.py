@@ -14,9 +14,18 @@ from hespas import api
 from hespas.converters import Format, Value, WriteOptions, format_names, load_format
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators import roundtrip, roundtrip_html, roundtrip_json
-from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus, pairs
-from hespas.validators.roundtrip.result import matrix, unreported
+from hespas.validators.roundtrip import (
+    ColumnResult,
+    FilePairs,
+    Kept,
+    Pair,
+    PairStatus,
+    pairs,
+    roundtrip,
+    roundtrip_html,
+    roundtrip_json,
+)
+from hespas.validators.roundtrip.matrix import matrix, unreported
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -165,7 +174,7 @@ def test_the_page_shows_hostile_names_as_text() -> None:
 
 @pytest.mark.parametrize("name", format_names())
 def test_declared_losses_name_columns_that_exist(name: str) -> None:
-    from hespas.graph.compare import COMPARED_COLUMNS
+    from hespas.graph.workload import COMPARED_COLUMNS
     from hespas.validators.roundtrip.columns import JOB_COLUMNS
 
     known = {*JOB_COLUMNS, *COMPARED_COLUMNS, *(each.partition(".")[0] for each in COMPARED_COLUMNS), "*"}

@@ -1,0 +1,545 @@
+"""Costs of PyTorch's elementwise operations and copies, of picking and placing elements, losses and dropout.
+
+One row says how many leading arguments may be inputs; a tensor behind them is ``out=``. Counts per result
+element follow the table of :mod:`hespas.costs.table`: an arithmetic step is one FLOP, a function
+that hardware approximates (exp, tanh, sqrt, division excepted) one transcendental.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan, nan
+
+from hespas.costs.aten.call import (
+    AtenCost,
+    AtenRule,
+    Call,
+    Strided,
+    dense,
+    needs,
+    promoted,
+    scalar_type,
+    simple,
+    unknown,
+)
+from hespas.graph import DType, OpClass, find_dtype
+
+__all__ = [
+    "POINTWISE",
+    "Pointwise",
+    "cast",
+    "concatenate",
+    "copy_into",
+    "dropout",
+    "embedding",
+    "embedding_bag",
+    "embedding_gradient",
+    "fill",
+    "foreach",
+    "gather",
+    "generate",
+    "index",
+    "index_put",
+    "index_select",
+    "masked_select",
+    "nll_loss",
+    "nll_loss_backward",
+    "optimizer",
+    "place_along",
+    "pointwise",
+    "repeat",
+    "scatter",
+    "slice_backward",
+]
+
+_BOOL = find_dtype("i1")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """``inputs`` leading places may be inputs; ``flops`` and ``transcendentals`` for each element.
+
+    ``result``: ``same`` (promoted), ``bool``, ``float`` (whole numbers become float32) or ``last`` (that of
+    the last input: ``where``). ``alpha``: the place of a factor that costs one FLOP more unless it is 1.
+    """
+
+    inputs: int
+    flops: float = 1.0
+    transcendentals: float = 0.0
+    result: str = "same"
+    alpha: int = -1
+
+
+def _rows(names: str, row: Pointwise) -> dict[str, Pointwise]:
+    return dict.fromkeys(names.split(), row)
+
+
+POINTWISE: dict[str, Pointwise] = {
+    **_rows(
+        "neg abs sign sgn relu floor ceil round trunc frac bitwise_not conj_physical positive", Pointwise(1)
+    ),
+    **_rows("absolute negative relu6 square", Pointwise(1)),
+    **_rows("logical_not isnan isinf isfinite signbit", Pointwise(1, result="bool")),
+    **_rows(
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh "
+        "atanh tanh sigmoid erf erfc erfinv lgamma digamma logit",
+        Pointwise(1, 0.0, 1.0, "float"),
+    ),
+    **_rows("reciprocal", Pointwise(1, 1.0, 0.0, "float")),
+    **_rows("silu log_sigmoid_forward", Pointwise(1, 1.0, 1.0)),
+    **_rows("gelu", Pointwise(1, 4.0, 1.0)),
+    **_rows("mish softplus elu celu selu", Pointwise(1, 3.0, 2.0)),
+    **_rows("hardtanh leaky_relu threshold hardshrink softshrink", Pointwise(1, 2.0)),
+    **_rows("hardsigmoid hardswish nan_to_num", Pointwise(1, 3.0)),
+    **_rows("add sub rsub", Pointwise(2, alpha=2)),
+    **_rows("subtract mul multiply maximum minimum fmax fmin fmod remainder", Pointwise(2)),
+    **_rows("clamp_min clamp_max floor_divide", Pointwise(2)),
+    **_rows("bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__", Pointwise(2)),
+    **_rows("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__", Pointwise(2)),
+    **_rows("div divide true_divide", Pointwise(2, result="float")),
+    **_rows("eq ne lt le gt ge logical_and logical_or logical_xor isclose", Pointwise(2, result="bool")),
+    **_rows("pow atan2 hypot xlogy copysign nextafter", Pointwise(2, 0.0, 1.0)),
+    **_rows("clamp clip", Pointwise(3, 2.0)),
+    **_rows("where", Pointwise(3, 1.0, result="last")),
+    **_rows("_s_where", Pointwise(3, 1.0, result="last")),
+    **_rows("masked_fill", Pointwise(3, 1.0, result="first")),
+    **_rows("addcmul", Pointwise(3, 2.0, alpha=3)),
+    **_rows("addcdiv", Pointwise(3, 2.0, alpha=3)),
+    **_rows("lerp", Pointwise(3, 3.0)),
+    **_rows("tril triu", Pointwise(1, 0.0)),
+    **_rows("threshold_backward hardtanh_backward leaky_relu_backward prelu", Pointwise(2)),
+    **_rows("tanh_backward sigmoid_backward", Pointwise(2, 3.0)),
+    **_rows("silu_backward", Pointwise(2, 5.0, 1.0)),
+    **_rows("gelu_backward", Pointwise(2, 8.0, 2.0)),
+    **_rows("elu_backward softplus_backward", Pointwise(2, 3.0, 1.0)),
+    **_rows("hardswish_backward hardsigmoid_backward", Pointwise(2, 3.0)),
+    **_rows("native_dropout_backward", Pointwise(2, 2.0)),
+    **_rows("glu_backward", Pointwise(2, 4.0, 1.0)),
+    **_rows("smooth_l1_loss mse_loss huber_loss", Pointwise(2, 3.0)),
+    **_rows("binary_cross_entropy", Pointwise(3, 4.0, 2.0)),
+    **_rows("mse_loss_backward smooth_l1_loss_backward", Pointwise(3, 3.0)),
+}
+"""Operation without its trailing underscore -> row."""
+
+_POWERS: dict[float, tuple[float, float]] = {
+    1.0: (0, 0),
+    2.0: (1, 0),
+    3.0: (2, 0),
+    -1.0: (1, 0),
+    -2.0: (2, 0),
+}
+"""Exponents that are multiplied out -> FLOPs and transcendentals."""
+
+_GELU_TANH_FLOPS = 8.0
+
+
+def _shape(inputs: list[Strided]) -> tuple[int, ...] | None:
+    """The shape that inputs broadcast to; None where they do not."""
+    rank = max((len(each.shape) for each in inputs), default=0)
+    shape = [1] * rank
+    for each in inputs:
+        for place, extent in enumerate(each.shape, rank - len(each.shape)):
+            if extent != shape[place] and 1 not in (extent, shape[place]):
+                return None
+            shape[place] = extent if shape[place] == 1 else shape[place]
+    return tuple(shape)
+
+
+def _result_type(row: Pointwise, inputs: list[Strided], *, rounds: bool) -> DType | None:
+    if row.result == "bool":
+        return _BOOL
+    if row.result == "first":
+        return inputs[0].dtype
+    return promoted(
+        inputs[1:] if row.result == "last" and len(inputs) > 1 else inputs,
+        to_float=row.result == "float" and not rounds,
+    )
+
+
+def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
+    """FLOPs and transcendentals of one element, which some values change."""
+    if name == "pow":
+        exponent = call.real(1)
+        if exponent is None:
+            return row.flops, row.transcendentals if call.tensor(1) is not None else nan
+        return _POWERS.get(exponent, (0.0, 1.0))
+    if name == "gelu" and call.arg(1).value == "tanh":
+        return _GELU_TANH_FLOPS, row.transcendentals
+    factor = call.real(row.alpha) if row.alpha >= 0 else None
+    return row.flops + (factor not in (None, 1.0)), row.transcendentals
+
+
+def pointwise(name: str) -> AtenRule:
+    """The rule of one row; with a trailing underscore the first input is where the result goes."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    base = name[:-1] if in_place and name not in POINTWISE else name
+    row = POINTWISE[base]
+
+    def rule(call: Call) -> AtenCost:
+        placed = [call.tensor(place) for place in range(row.inputs)]
+        inputs = [each for each in placed if each is not None]
+        first = call.tensor(0)
+        if not inputs or (in_place and first is None):
+            return unknown(call, OpClass.ELEMENTWISE)
+        shape = first.shape if in_place and first is not None else _shape(inputs)
+        if shape is None:
+            return unknown(call, OpClass.ELEMENTWISE)
+        # A division with a rounding mode, its third argument, leaves whole numbers whole.
+        rounds = base == "div" and len(call.args) > 2 and call.tensor(2) is None
+        target = first if in_place else call.last_output(row.inputs)
+        dtype = _result_type(row, inputs, rounds=rounds) if target is None else target.dtype
+        result = dense(dtype, shape)
+        flops, transcendentals = _per_element(base, row, call)
+        op_class = OpClass.TRANSCENDENTAL if transcendentals and not flops else OpClass.ELEMENTWISE
+        return simple(
+            op_class,
+            inputs,
+            [result],
+            flops=flops * result.elements,
+            transcendentals=transcendentals * result.elements,
+            rate=promoted(inputs),
+        )
+
+    return rule
+
+
+@needs(OpClass.MOVE, 0, 1)
+def copy_into(call: Call, target: Strided, source: Strided) -> AtenCost:
+    """``copy_``: the source, expanded to the target's shape; a change of type is one FLOP an element."""
+    result = dense(target.dtype, target.shape)
+    return _moved(source, result, source.bytes)
+
+
+def _moved(source: Strided, result: Strided, read: float) -> AtenCost:
+    converts = source.dtype is not result.dtype
+    return simple(
+        OpClass.ELEMENTWISE if converts else OpClass.MOVE,
+        [source],
+        [result],
+        flops=float(result.elements) if converts else 0.0,
+        read=read,
+    )
+
+
+def cast(place: int = 1) -> AtenRule:
+    """``_to_copy``, ``to``, ``clone``: a copy, of the type at ``place`` if any; its ``copy_`` costs it."""
+
+    @needs(OpClass.MOVE, 0)
+    def rule(call: Call, source: Strided) -> AtenCost | None:
+        stated = scalar_type(call.integer(place)) if place >= 0 else None
+        if place >= 0 and stated is None and not call.has_values:
+            return None
+        return _moved(source, dense(stated or source.dtype, source.shape), source.bytes)
+
+    return rule
+
+
+def concatenate(call: Call) -> AtenCost:
+    """``cat``: every listed tensor read and written once. Along which dimension only changes the shape."""
+    tensors = call.listed(0)
+    if tensors is None:
+        return unknown(call, OpClass.MOVE)
+    kept = [each for each in tensors if each.shape != (0,)]
+    out = call.last_output(1)
+    dtype = out.dtype if out is not None else promoted(kept) if kept else None
+    written = sum(each.elements for each in kept)
+    shape = _joined(kept, call.integer(1))
+    result = dense(dtype, shape or (written,))
+    found = simple(OpClass.MOVE, kept, [result])
+    return found if shape else found._replace(results=())
+
+
+def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
+    if not tensors or dim is None or not -len(tensors[0].shape) <= dim < len(tensors[0].shape):
+        return None
+    rank = len(tensors[0].shape)
+    dim %= rank
+    rests = {each.shape[:dim] + each.shape[dim + 1 :] for each in tensors if len(each.shape) == rank}
+    if len(rests) != 1 or any(len(each.shape) != rank for each in tensors):
+        return None
+    total = sum(each.shape[dim] for each in tensors)
+    return (*tensors[0].shape[:dim], total, *tensors[0].shape[dim + 1 :])
+
+
+@needs(OpClass.GENERATE, 0)
+def fill(call: Call, target: Strided) -> AtenCost:
+    """``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
+    found = simple(OpClass.GENERATE, [], [target], rate=target.dtype)
+    return found._replace(operands=(target.plain,))
+
+
+def generate(call: Call) -> AtenCost:
+    """``arange``, whose ``out=`` may be resized by it: its length is that of the range."""
+    out = call.last_output(0)
+    if out is None:
+        return unknown(call, OpClass.GENERATE)
+    numbers = [call.real(place) for place in range(3)]
+    known = [each for each in numbers if each is not None]
+    count = float(out.elements) if out.elements else nan
+    if len(known) == 3 and known[2]:
+        length = (known[1] - known[0]) / known[2]
+        count = float(-int(-length // 1)) if 0 <= length < 1 << 48 else nan
+    if isnan(count):
+        return unknown(call, OpClass.GENERATE)
+    return simple(OpClass.GENERATE, [], [dense(out.dtype, (int(count),))], flops=count, rate=out.dtype)
+
+
+def foreach(name: str) -> AtenRule:
+    """``_foreach_NAME``: the elementwise operation over every tensor of the lists; lists have no type."""
+    base = name.removeprefix("_foreach_")
+    in_place = base.endswith("_")
+    row = POINTWISE.get(base.rstrip("_"), Pointwise(3, nan, nan))
+
+    def rule(call: Call) -> AtenCost:
+        lists = [call.listed(place) for place in range(max(row.inputs, 1))]
+        present = [each for each in lists if each is not None]
+        if lists[0] is None or (in_place and base in ("zero_", "copy_") and not present):
+            return unknown(call, OpClass.ELEMENTWISE)
+        elements = sum(each.elements for each in lists[0])
+        inputs = [each for group in present for each in group]
+        results = [dense(each.dtype, each.shape) for each in lists[0]]
+        if base == "zero_":
+            return simple(OpClass.GENERATE, [], results)
+        if base == "copy_":
+            return simple(OpClass.MOVE, present[-1], results)
+        return simple(
+            OpClass.ELEMENTWISE,
+            inputs,
+            results,
+            flops=row.flops * elements,
+            transcendentals=row.transcendentals * elements,
+        )
+
+    return rule
+
+
+_ADAM_FLOPS, _SGD_FLOPS = 12.0, 4.0
+
+
+def optimizer(call: Call) -> AtenCost:
+    """``_fused_adam_`` and its kin (parameters, gradients, moments, moments of squares): all read, all but
+    the gradients written.
+    """
+    lists = [call.listed(place) for place in range(4)]
+    present = [each for each in lists if each is not None]
+    if lists[0] is None or lists[1] is None:
+        return unknown(call, OpClass.ELEMENTWISE)
+    elements = float(sum(each.elements for each in lists[0]))
+    is_adam = "adam" in call.name
+    if is_adam and len(present) < 4:
+        return unknown(call, OpClass.ELEMENTWISE)
+    state = [each for place, group in enumerate(present) if place != 1 for each in group]
+    return simple(
+        OpClass.ELEMENTWISE,
+        [each for group in present for each in group],
+        [dense(each.dtype, each.shape) for each in state],
+        flops=(_ADAM_FLOPS if is_adam else _SGD_FLOPS) * elements,
+        transcendentals=elements if is_adam else 0.0,
+    )
+
+
+# --- operations that pick, place or make elements, and of losses and dropout.
+
+
+def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCost:
+    """Indices and what is picked (at most the source) are read, the result is written."""
+    result = dense(source.dtype, shape)
+    read = indices.bytes + min(result.bytes, source.bytes)
+    return simple(OpClass.GATHER, [source, indices], [result], read=read)
+
+
+def _dim(call: Call, place: int, rank: int) -> int | None:
+    dim = call.integer(place)
+    return dim % rank if dim is not None and rank and -rank <= dim < rank else None
+
+
+@needs(OpClass.GATHER, 0, 2)
+def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | None:
+    """(source, dim, indices). Where the trace does not say which dimension, a vector's is known."""
+    dim = 0 if len(source.shape) == 1 else _dim(call, 1, len(source.shape))
+    if dim is None:
+        return None
+    return _picked(source, indices, (*source.shape[:dim], indices.elements, *source.shape[dim + 1 :]))
+
+
+def gather(indices_at: int) -> AtenRule:
+    """``gather`` (source, dim, indices, ...) and ``take`` (source, indices): as many as there are indices."""
+
+    @needs(OpClass.GATHER, 0, indices_at)
+    def rule(call: Call, source: Strided, indices: Strided) -> AtenCost:
+        return _picked(source, indices, indices.shape)
+
+    return rule
+
+
+@needs(OpClass.GATHER, 0, 1)
+def embedding(call: Call, weight: Strided, indices: Strided) -> AtenCost | None:
+    """(weight, indices): a row for each index."""
+    if len(weight.shape) != 2:
+        return None
+    return _picked(weight, indices, (*indices.shape, weight.shape[1]))
+
+
+@needs(OpClass.GATHER, 0)
+def index(call: Call, source: Strided) -> AtenCost | None:
+    """``index``: advanced indices are a list, which traces seldom spell out; unknown without."""
+    lists = call.listed(1)
+    if not lists or len(lists) > len(source.shape):
+        return None
+    if any(each.dtype == _BOOL for each in lists):
+        return None
+    longest = max(lists, key=lambda each: each.elements)
+    shape = (*longest.shape, *source.shape[len(lists) :])
+    result = dense(source.dtype, shape)
+    indices = 8.0 * sum(each.stored for each in lists)
+    return simple(OpClass.GATHER, [source], [result], read=indices + min(result.bytes, source.bytes))
+
+
+@needs(OpClass.SCATTER, 0, 2)
+def index_put(call: Call, target: Strided, values: Strided) -> AtenCost | None:
+    """``index_put_``: values read and written, read first where they add up; indices as in ``index``."""
+    lists = call.listed(1)
+    if not lists or len(lists) > len(target.shape):
+        return None
+    longest = max(lists, key=lambda each: each.elements)
+    touched = dense(target.dtype, (*longest.shape, *target.shape[len(lists) :]))
+    adds = call.flag(3) is True
+    read = 8.0 * sum(each.stored for each in lists) + values.bytes + (touched.bytes if adds else 0.0)
+    return simple(
+        OpClass.SCATTER,
+        [target, values],
+        [dense(target.dtype, target.shape)],
+        flops=float(touched.elements) if adds else 0.0,
+        read=read,
+        written=touched.bytes,
+    )
+
+
+def scatter(*, adds: bool, copies: bool = False) -> AtenRule:
+    """(target, dim, indices, source or value): touched elements written, read first where they are added to.
+
+    ``copies``: not in place, so the whole target is copied besides.
+    """
+
+    @needs(OpClass.SCATTER, 0, 2)
+    def rule(call: Call, target: Strided, indices: Strided) -> AtenCost:
+        source = call.tensor(3)
+        touched = float(indices.elements) * target.width
+        read = (
+            indices.bytes
+            + (touched if source is not None and source.shape else 0.0)
+            + (touched if adds else 0.0)
+        )
+        copied = target.bytes if copies else 0.0
+        return simple(
+            OpClass.SCATTER,
+            [each for each in (target, indices, source) if each is not None],
+            [dense(target.dtype, target.shape)],
+            flops=float(indices.elements) if adds else 0.0,
+            read=read + copied,
+            written=touched + copied,
+        )
+
+    return rule
+
+
+def place_along(*, adds: bool) -> AtenRule:
+    """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target."""
+
+    @needs(OpClass.SCATTER, 0, 2, 3)
+    def rule(call: Call, target: Strided, indices: Strided, source: Strided) -> AtenCost:
+        touched = float(source.elements) * target.width
+        return simple(
+            OpClass.SCATTER,
+            [target, indices, source],
+            [dense(target.dtype, target.shape)],
+            flops=float(source.elements) if adds else 0.0,
+            read=indices.bytes + source.bytes + (touched if adds else 0.0),
+            written=touched,
+        )
+
+    return rule
+
+
+@needs(OpClass.SCATTER, 0, 1)
+def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost | None:
+    """``embedding_dense_backward`` (gradient, indices, rows): a table, zero but where indices point."""
+    rows = call.integer(2)
+    if rows is None or not grad.shape or rows < 0:
+        return None
+    table = dense(grad.dtype, (rows, grad.shape[-1]))
+    return simple(OpClass.SCATTER, [grad, indices], [table], flops=float(grad.elements))
+
+
+@needs(OpClass.GATHER, 0, 1, 2)
+def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Strided) -> AtenCost | None:
+    """(weight, indices, offsets, ...): rows picked and summed by bag."""
+    if len(weight.shape) != 2 or not offsets.shape:
+        return None
+    head = weight.shape[1]
+    bags = offsets.shape[0]
+    picked = float(indices.elements * head)
+    return simple(
+        OpClass.GATHER,
+        [weight, indices, offsets],
+        [dense(weight.dtype, (bags, head))],
+        flops=max(picked - bags * head, 0.0),
+        read=min(picked * weight.width, weight.bytes) + indices.bytes + offsets.bytes,
+    )
+
+
+def masked_select(call: Call) -> AtenCost:
+    """How many elements a mask keeps is not in the trace."""
+    return unknown(call, OpClass.GATHER)
+
+
+@needs(OpClass.REDUCTION, 0, 1)
+def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
+    """(log-probabilities, targets, weight, reduction): one of each row is read; reduction 0 keeps rows."""
+    reduction = call.integer(3)
+    if reduction is None:
+        return None
+    rows = target.elements
+    shape = target.shape if reduction == 0 else ()
+    return simple(
+        OpClass.REDUCTION,
+        [source, target],
+        [dense(source.dtype, shape), dense(source.dtype, ())],
+        flops=float(rows),
+        read=target.bytes + rows * source.width,
+    )
+
+
+@needs(OpClass.SCATTER, 0, 1, 2)
+def nll_loss_backward(call: Call, grad: Strided, source: Strided, target: Strided) -> AtenCost:
+    """(gradient, log-probabilities, targets, ...): the input's shape, zero but for the targets."""
+    return simple(
+        OpClass.SCATTER, [grad, target], [dense(source.dtype, source.shape)], flops=float(target.elements)
+    )
+
+
+@needs(OpClass.ELEMENTWISE, 0)
+def dropout(call: Call, source: Strided) -> AtenCost:
+    """``native_dropout``: the kept elements scaled, and the mask, one byte each."""
+    results = [dense(source.dtype, source.shape), dense(_BOOL, source.shape)]
+    return simple(OpClass.ELEMENTWISE, [source], results, flops=2.0 * source.elements)
+
+
+@needs(OpClass.MOVE, 0)
+def repeat(call: Call, source: Strided) -> AtenCost | None:
+    """``repeat``: the source read, the tiled result written; ``copy_`` inside it usually costs it."""
+    times = call.integers(1)
+    if times is None or len(times) < len(source.shape) or min(times, default=0) < 0:
+        return None
+    shape = (1,) * (len(times) - len(source.shape)) + source.shape
+    result = dense(source.dtype, [n * count for n, count in zip(shape, times, strict=True)])
+    return simple(OpClass.MOVE, [source], [result])
+
+
+@needs(OpClass.UPDATE, 0)
+def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
+    """(gradient, input sizes, ...): zeros of the input's size with the gradient in them."""
+    sizes = call.integers(1)
+    if sizes is None or min(sizes, default=0) < 0:
+        return None
+    return simple(OpClass.UPDATE, [grad], [dense(grad.dtype, sizes)])

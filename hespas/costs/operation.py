@@ -1,0 +1,443 @@
+"""What a cost rule gets: tensor types and the attributes that change the cost; and what it gives.
+
+Everything is frozen and hashable, so that readers cache the cost of equal operations; named tuples
+and not dataclasses, because making so many of those takes longer than reading a small program. Readers
+translate their own attributes into these facts once; no rule sees a format's object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan, nan, prod
+from typing import NamedTuple
+
+from hespas.graph import ACCUMULATOR_BITS, DTYPES, DYNAMIC, MAC_NOISE_SIGMA, DType, DTypeKind, OpClass
+
+__all__ = [
+    "FREE",
+    "Body",
+    "BroadcastFacts",
+    "Contraction",
+    "ConvFacts",
+    "Cost",
+    "CustomFacts",
+    "DotFacts",
+    "EinsumFacts",
+    "Facts",
+    "FftFacts",
+    "MapFacts",
+    "Operation",
+    "Precision",
+    "RaggedDotFacts",
+    "ReduceFacts",
+    "Rule",
+    "ScanFacts",
+    "ScatterFacts",
+    "SelectScatterFacts",
+    "SolveFacts",
+    "SortFacts",
+    "Tensor",
+    "TopKFacts",
+    "UpdateFacts",
+    "WindowDim",
+    "WindowFacts",
+    "arithmetic_dtype",
+    "branch_ns",
+    "is_complex",
+    "move_cost",
+    "unknown_cost",
+]
+
+
+class Tensor(NamedTuple):
+    """One operand or result. ``dtype`` is None where unknown, extents are -1 where known at run time only.
+
+    ``extra_bytes`` is storage beside the elements (quantisation scales). A token has no bytes. ``expressed``
+    is the type whose values a quantised tensor stands for, None for any other tensor; ``dtype`` is what it
+    stores. ``layout`` names the dimensions from the fastest in memory to the slowest, as HLO does (``0,1``),
+    or the distances between elements (``strides 1,0``); empty: the last dimension is the fastest, or unknown.
+    """
+
+    dtype: DType | None
+    shape: tuple[int, ...]
+    extra_bytes: int = 0
+    expressed: DType | None = None
+    layout: str = ""
+
+    @property
+    def elements(self) -> float:
+        """Number of elements, NaN where an extent is unknown."""
+        return nan if DYNAMIC in self.shape else float(prod(self.shape))
+
+    @property
+    def bytes(self) -> float:
+        """Storage, NaN where an extent or the element type is unknown."""
+        if self.dtype is None or DYNAMIC in self.shape:
+            return nan
+        return float(self.dtype.storage_bytes(prod(self.shape)) + self.extra_bytes)
+
+    @property
+    def code(self) -> int:
+        """The code of the element type, -1 unknown."""
+        return -1 if self.dtype is None else self.dtype.code
+
+
+class Body(NamedTuple):
+    """A computation on scalars: what one application costs (NaN unknown) and what it is.
+
+    ``name`` is the operation where the body is a single one (``add``), ``""`` for a mere return of an
+    argument and otherwise ``custom``. ``reads_first`` is False where the first argument is not used: a
+    scatter that replaces.
+    """
+
+    flops: float
+    transcendentals: float = 0.0
+    name: str = "custom"
+    reads_first: bool = True
+
+
+class Precision(NamedTuple):
+    """How exactly a contraction multiplies.
+
+    ``lhs``, ``rhs`` and ``accumulator`` are the types of an explicit ``algorithm``, None where there is none.
+    ``products`` counts primitive products per multiply: the algorithm's own number, else 3 for ``HIGH`` and
+    6 for ``HIGHEST`` on f32 operands, else 1. ``accumulator_bits`` (-1: not stated) and ``mac_noise_sigma``
+    (None: not stated) are attributes of networks trained for analogue or narrow accumulators (FQ-Conv, arXiv
+    1912.09356), whose element types do not show them. Noise costs no time.
+    """
+
+    lhs: DType | None = None
+    rhs: DType | None = None
+    accumulator: DType | None = None
+    products: int = 1
+    level: str = "DEFAULT"
+    accumulator_bits: int = -1
+    mac_noise_sigma: float | None = None
+
+
+class DotFacts(NamedTuple):
+    """Dimension numbers of a matrix product."""
+
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+    lhs_contracting: tuple[int, ...]
+    rhs_contracting: tuple[int, ...]
+    precision: Precision = Precision()
+
+
+class RaggedDotFacts(NamedTuple):
+    """A grouped matrix product: ``dot`` as for all groups together, ``ragged_lhs`` the dimension cut in
+    groups.
+    """
+
+    dot: DotFacts
+    ragged_lhs: int
+
+
+class EinsumFacts(NamedTuple):
+    """The equation of an einsum, ``ij,jk->ik``."""
+
+    equation: str
+
+
+class WindowDim(NamedTuple):
+    """One dimension of a window. ``lhs_dilation`` spreads the input, ``rhs_dilation`` the window; padding
+    may be negative.
+    """
+
+    size: int
+    stride: int = 1
+    pad_low: int = 0
+    pad_high: int = 0
+    lhs_dilation: int = 1
+    rhs_dilation: int = 1
+
+
+class ConvFacts(NamedTuple):
+    """Dimension numbers and window of a convolution of any rank, in the order of the spatial dimensions.
+
+    ``kernel_in`` is the kernel's input-feature dimension, whose extent is per group already.
+    """
+
+    input_batch: int
+    input_feature: int
+    input_spatial: tuple[int, ...]
+    kernel_in: int
+    kernel_out: int
+    kernel_spatial: tuple[int, ...]
+    output_batch: int
+    output_feature: int
+    output_spatial: tuple[int, ...]
+    window: tuple[WindowDim, ...]
+    feature_groups: int = 1
+    batch_groups: int = 1
+    precision: Precision = Precision()
+
+
+class ReduceFacts(NamedTuple):
+    """``num_inputs`` tensors reduced together (their init values follow as operands) by one combined body."""
+
+    body: Body
+    num_inputs: int = 1
+
+
+class WindowFacts(NamedTuple):
+    """A windowed reduction; ``window`` has one entry for each dimension of the operand."""
+
+    body: Body
+    window: tuple[WindowDim, ...]
+    num_inputs: int = 1
+
+
+class SelectScatterFacts(NamedTuple):
+    """The gradient of a windowed selection; ``window_elements`` is the product of the window's extents."""
+
+    select: Body
+    scatter: Body
+    window_elements: int
+
+
+class MapFacts(NamedTuple):
+    """A body applied to each element."""
+
+    body: Body
+
+
+class SortFacts(NamedTuple):
+    """``extent`` elements are sorted along one dimension; ``comparator`` is one comparison."""
+
+    extent: int
+    comparator: Body
+
+
+class ScanFacts(NamedTuple):
+    """``body`` runs once for each of the ``trips`` slices along one dimension."""
+
+    trips: int
+    body: Body
+
+
+class TopKFacts(NamedTuple):
+    """The ``k`` largest along the last dimension."""
+
+    k: int
+
+
+class ScatterFacts(NamedTuple):
+    """``num_inputs`` operands, then the indices, then as many updates. ``in_place``: the operand's buffer
+    dies.
+    """
+
+    body: Body
+    num_inputs: int = 1
+    in_place: bool = False
+
+
+class UpdateFacts(NamedTuple):
+    """``in_place``: the operand's buffer dies here, so that only the update is written."""
+
+    in_place: bool
+
+
+class BroadcastFacts(NamedTuple):
+    """``materialised``: somebody needs the whole result in memory. The default is that consumers fuse it."""
+
+    materialised: bool
+
+
+class FftFacts(NamedTuple):
+    """``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths`` are the transformed extents, last
+    fastest.
+    """
+
+    kind: str
+    lengths: tuple[int, ...]
+
+
+class SolveFacts(NamedTuple):
+    """``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
+
+    left_side: bool = True
+
+
+class CustomFacts(NamedTuple):
+    """A custom call: its target, its backend configuration as text, and its window where the format states
+    one.
+    """
+
+    target: str
+    config: str = ""
+    conv: ConvFacts | None = None
+
+
+Facts = (
+    BroadcastFacts
+    | ConvFacts
+    | CustomFacts
+    | DotFacts
+    | EinsumFacts
+    | FftFacts
+    | MapFacts
+    | RaggedDotFacts
+    | ReduceFacts
+    | ScanFacts
+    | ScatterFacts
+    | SelectScatterFacts
+    | SolveFacts
+    | SortFacts
+    | TopKFacts
+    | UpdateFacts
+    | WindowFacts
+    | None
+)
+
+
+class Operation(NamedTuple):
+    """One operation as a cost rule sees it. ``repeated`` lists operand positions that repeat an earlier
+    operand: their bytes are read once only (``multiply %x, %x``).
+    """
+
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    facts: Facts = None
+    repeated: tuple[int, ...] = ()
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes of the distinct operands."""
+        repeated = frozenset(self.repeated)
+        return sum(tensor.bytes for place, tensor in enumerate(self.operands) if place not in repeated)
+
+    @property
+    def written_bytes(self) -> float:
+        """Bytes of all results."""
+        return sum(tensor.bytes for tensor in self.results)
+
+
+# --- The result of a cost rule, and the few shapes most results have.
+#
+# Conventions: add and multiply are one FLOP each, so a fused multiply-add is two; transcendentals are
+# counted apart; bytes are the compulsory traffic of the operation as if nothing were fused. Unknown is NaN.
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """``batch`` products of M x K by K x N, as in :class:`hespas.graph.ContractionTable`; -1 unknown.
+
+    ``accumulator_bits`` and ``mac_noise_sigma`` as in :class:`~hespas.costs.operation.Precision`.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    flops: float
+    useful_flops: float
+    lhs: int
+    rhs: int
+    accumulator: int
+    products: int = 1
+    accumulator_bits: int = -1
+    mac_noise_sigma: float | None = None
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What no column holds, as attributes of the node that every format carries."""
+        found: dict[str, str] = {}
+        if self.accumulator_bits >= 0:
+            found[ACCUMULATOR_BITS] = str(self.accumulator_bits)
+        if self.mac_noise_sigma is not None:
+            found[MAC_NOISE_SIGMA] = repr(self.mac_noise_sigma)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one execution of an operation costs; see the columns of :class:`hespas.graph.OpGraph`."""
+
+    op_class: OpClass
+    flops: float = 0.0
+    useful_flops: float = 0.0
+    transcendentals: float = 0.0
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    rate_dtype: int = -1
+    contractions: tuple[Contraction, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no figure is NaN."""
+        total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
+        return not isnan(total)
+
+
+Rule = Callable[[Operation], Cost]
+"""One row of the table."""
+
+FREE = Cost(OpClass.FREE)
+"""Views, structure, bookkeeping: no arithmetic and no traffic."""
+
+
+def arithmetic_dtype(tensors: tuple[Tensor, ...]) -> int:
+    """The type whose arithmetic an elementwise operation runs: that of its last operand.
+
+    The last operand is a value in every operation whose first is a predicate. Quantised values are computed
+    with as what they stand for.
+    """
+    if not tensors:
+        return -1
+    last = tensors[-1]
+    return last.code if last.expressed is None else last.expressed.code
+
+
+_BYTES_PER_NS = 2_000.0
+_FLOPS_PER_NS = 30_000.0
+_PRODUCT_FLOPS_PER_NS = 400_000.0
+_TRANSCENDENTAL_FLOPS = 8.0
+_KERNEL_NS, _FUSED_NS = 2_000.0, 100.0
+"""What accelerators of today do, roughly: memory, vector units, products of 16 bits and less, and the least
+time of a kernel; an elementwise operation shares one.
+"""
+_FUSING = frozenset({OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL, OpClass.MOVE, OpClass.SLICE})
+_WITHOUT_KERNEL = frozenset({OpClass.FREE, OpClass.CONTROL, OpClass.GENERATE, OpClass.BROADCAST})
+_NARROW_BITS = 16
+
+
+def branch_ns(cost: Cost, *, is_kernel: bool = True) -> float:
+    """About how long an operation takes: the larger of arithmetic and traffic, behind the start of a kernel
+    where it ``is_kernel``.
+
+    Only to tell which of several branches is the costliest, before a device is chosen; what is unknown takes
+    no time.
+    """
+    flops, heavy, moved = (
+        0.0 if isnan(figure) else figure
+        for figure in (cost.flops, cost.transcendentals, cost.bytes_read + cost.bytes_written)
+    )
+    arithmetic_ns = heavy * _TRANSCENDENTAL_FLOPS / _FLOPS_PER_NS
+    for part in cost.contractions:
+        if not isnan(part.flops):
+            is_narrow = part.lhs >= 0 and DTYPES[part.lhs].bits <= _NARROW_BITS
+            arithmetic_ns += part.flops / (_PRODUCT_FLOPS_PER_NS if is_narrow else _FLOPS_PER_NS)
+            flops -= part.flops
+    arithmetic_ns += max(flops, 0.0) / _FLOPS_PER_NS
+    least_ns = _FUSED_NS if cost.op_class in _FUSING else _KERNEL_NS
+    if not is_kernel or cost.op_class in _WITHOUT_KERNEL:
+        least_ns = 0.0
+    return least_ns + max(arithmetic_ns, moved / _BYTES_PER_NS)
+
+
+def is_complex(tensor: Tensor) -> bool:
+    """Whether elements are complex."""
+    return tensor.dtype is not None and tensor.dtype.kind is DTypeKind.COMPLEX
+
+
+def move_cost(op: Operation, op_class: OpClass = OpClass.MOVE) -> Cost:
+    """No arithmetic; every distinct operand read, every result written."""
+    return Cost(op_class, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
+
+
+def unknown_cost(op: Operation, op_class: OpClass = OpClass.UNKNOWN) -> Cost:
+    """Arithmetic unknown; operand and result bytes stand as a lower bound of the traffic."""
+    return Cost(op_class, nan, nan, nan, op.read_bytes, op.written_bytes)

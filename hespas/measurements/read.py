@@ -1,0 +1,368 @@
+"""Reading a table: its columns tell which of the known tables it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.hardware import canonical
+from hespas.measurements.columns import Columns, column_batches
+from hespas.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, size_faults
+from hespas.measurements.model import LeftOut, Measurements, joined
+from hespas.measurements.research import RESEARCH
+from hespas.measurements.tidy import TIDY
+from hespas.operations import Labels, build, chosen, find_scheme
+
+__all__ = ["columns_measured", "find_dialect", "read_measurements"]
+
+# Tables of aiconfigurator (NVIDIA, Apache-2.0): single kernels of serving libraries, in CUDA graphs.
+#
+# Rows of ``fp8``, ``fp8_block``, ``nvfp4`` and ``sq`` include the kernels that quantise the activations.
+
+_PROVENANCE = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, (c) NVIDIA"
+_GATED = 3.0
+_NOT_GATED = 2.0
+
+
+def _library(columns: Columns, *more: str) -> Labels:
+    return columns.joined("framework", "framework_version", "kernel_source", *more)
+
+
+def _gemm(columns: Columns) -> Made:
+    ops = build.matmuls(
+        scheme_of(columns),
+        batch=np.ones(len(columns)),
+        m=columns.numbers("m"),
+        n=columns.numbers("n"),
+        k=columns.numbers("k"),
+        variant=_library(columns),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+def _cache_bytes(columns: Columns) -> FloatArray:
+    labels = scheme_of(columns, "kv_cache_dtype")
+    names = ["f8E4M3FN" if name == "fp8" else name for name in labels.names]
+    found = [find_scheme(name) for name in names]
+    return np.array([np.nan if each is None else each.output_bits / 8 for each in found])[labels.row]
+
+
+def _element_scheme(columns: Columns) -> Labels:
+    """Attention in ``fp8`` multiplies what is 8 bits already: an element type, not a quantising scheme."""
+    return relabelled(scheme_of(columns), {"fp8": "f8E4M3FN"})
+
+
+def _attention_library(columns: Columns) -> Labels:
+    """Library and cache type; windowed kernels are their own."""
+    labels = _library(columns, "kv_cache_dtype")
+    windowed = (columns.numbers("window_size") > 0).astype(np.int32)
+    names = (*labels.names, *(f"{name} window" for name in labels.names))
+    return Labels(labels.row + windowed * len(labels.names), names)
+
+
+def _context(columns: Columns) -> Made:
+    ops = build.attention_context(
+        _element_scheme(columns),
+        batch=columns.numbers("batch_size"),
+        length=columns.numbers("isl"),
+        heads=columns.numbers("num_heads"),
+        kv_heads=columns.numbers("num_key_value_heads"),
+        head_dim=columns.numbers("head_dim"),
+        window=columns.numbers("window_size"),
+        kv_bytes=_cache_bytes(columns),
+        variant=_attention_library(columns),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+def _generation(columns: Columns) -> Made:
+    length, window = columns.numbers("step") + 1, columns.numbers("window_size")
+    ops = build.attention_generation(
+        _element_scheme(columns),
+        batch=columns.numbers("batch_size"),
+        kv_len=np.where(window > 0, np.minimum(window, length), length),
+        heads=columns.numbers("num_heads"),
+        kv_heads=columns.numbers("num_key_value_heads"),
+        head_dim=columns.numbers("head_dim"),
+        kv_bytes=_cache_bytes(columns),
+        variant=_attention_library(columns),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+def _attention(columns: Columns) -> Made:
+    """Prompts and new tokens have the same columns; only the latter start at step 1 with one token."""
+    is_generation = columns.numbers("step") > 0
+    if is_generation.all():
+        return _generation(columns)
+    prompts = _context(columns)
+    if not is_generation.any():
+        return prompts
+    return replace(prompts, ops=chosen(prompts.ops, _generation(columns).ops, is_generation))
+
+
+def _encoder(columns: Columns) -> Made:
+    ops = build.attention_encoder(
+        scheme_of(columns),
+        batch=columns.numbers("batch_size"),
+        length=columns.numbers("isl"),
+        heads=columns.numbers("num_heads"),
+        head_dim=columns.numbers("head_dim"),
+        # Each device was measured with another release candidate of one version: no reason for another fit.
+        variant=columns.joined("framework", "kernel_source"),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+def _moe(columns: Columns) -> Made:
+    source = columns.texts("kernel_source")
+    matrices = np.array([_NOT_GATED if "nongated" in name else _GATED for name in source.names])[source.row]
+    ops = build.mixtures_of_experts(
+        scheme_of(columns),
+        op=columns.texts("distribution"),
+        tokens=columns.numbers("num_tokens"),
+        hidden=columns.numbers("hidden_size"),
+        inter=columns.numbers("inter_size"),
+        topk=columns.numbers("topk"),
+        experts=columns.numbers("num_experts"),
+        tensor_parallel=columns.numbers("moe_tp_size"),
+        expert_parallel=columns.numbers("moe_ep_size"),
+        matrices=matrices,
+        variant=_library(columns),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+_QUANTIZE_PASSES = {"compute_scale": 1.0, "scale_matrix": 1.5}
+"""Times 16 bits that an element is read or written: the scale needs one read, scaling writes 8 bits too."""
+
+
+def _quantize(columns: Columns) -> Made:
+    op = columns.texts("op")
+    passes = np.array([_QUANTIZE_PASSES.get(name, np.nan) for name in op.names])[op.row]
+    ops = build.elementwise(
+        "quantize",
+        Labels.constant("bf16", len(columns)),
+        op=op,
+        rows=columns.numbers("m"),
+        columns=columns.numbers("k"),
+        passes=passes,
+        flops_per_element=np.ones(len(columns)),
+        variant=columns.joined("framework", "kernel_source"),
+    )
+    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(passes))
+
+
+_MLA_SIZES = {"mla_gen_pre": (512.0, 128.0), "mla_gen_post": (128.0, 512.0)}
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): per head 128 wide, latent 512 wide."""
+
+
+def _mla_bmm(columns: Columns) -> Made:
+    op = columns.texts("op")
+    sizes = np.array([_MLA_SIZES.get(name, (np.nan, np.nan)) for name in op.names])[op.row].reshape(-1, 2)
+    ops = build.matmuls(
+        scheme_of(columns),
+        batch=columns.numbers("num_heads"),
+        m=columns.numbers("num_tokens"),
+        n=sizes[:, 0],
+        k=sizes[:, 1],
+        variant=_library(columns, "op"),
+    )
+    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(sizes[:, 0]))
+
+
+_COLLECTIVE = {"alltoall": "all_to_all"}
+
+
+def _collectives(columns: Columns) -> Made:
+    op = relabelled(columns.texts("op"), _COLLECTIVE)
+    ranks, message = columns.numbers("num_ranks"), columns.numbers("message_bytes")
+    # NCCL's gathers are listed by the whole result, oneCCL's by what a rank gives: their bus rates show it.
+    whole = np.zeros(len(columns), np.bool_)
+    whole[op.where("all_gather")] = True
+    whole[columns.texts("library").where("oneccl")] = False
+    ops = build.collectives(
+        scheme_of(columns),
+        op=op,
+        ranks=ranks,
+        message_bytes=np.where(whole, message / ranks, message),
+        ranks_per_node=ranks,
+        variant=columns.joined("library", "library_version"),
+    )
+    return made_of(ops, columns.numbers("latency_us"))
+
+
+def _row(title: str, marks: str, make: Callable[[Columns], Made]) -> Dialect:
+    return Dialect(title=title, marks=frozenset(marks.split()), make=make, provenance=_PROVENANCE)
+
+
+_AICONFIGURATOR = (
+    _row(
+        "aiconfigurator attention",
+        "batch_size isl num_heads num_key_value_heads window_size step",
+        _attention,
+    ),
+    _row("aiconfigurator attention of encoders", "framework batch_size isl num_heads head_dim", _encoder),
+    _row("aiconfigurator mixture of experts", "num_tokens hidden_size inter_size topk moe_ep_size", _moe),
+    _row("aiconfigurator MLA products", "framework op num_tokens num_heads", _mla_bmm),
+    _row("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _quantize),
+    _row("aiconfigurator collectives", "library op num_ranks message_bytes", _collectives),
+    _row("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _gemm),
+)
+"""The known tables; the first whose columns are there is taken, so narrower ones stand first."""
+
+
+_LEAST_NS = 1e-6
+_MOST_NS = 2.0**63
+
+_DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *_AICONFIGURATOR)
+
+
+def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
+    """The measured operations of a table (CSV, CSV.gz, Parquet), or those of one split or device.
+
+    Rows are read some at a time: only what is kept of them grows with the table. Rows with a time or a size
+    that none can have are left out and counted. Raises ``FormatError`` for a file that is none of
+    the known tables or malformed, ``UsageError`` where ``split`` or ``hardware`` names nothing in it.
+    """
+    where = Path(path)
+    wanted = _Wanted(split, hardware)
+    return _some(joined((_measured(*part, where.name) for part in wanted.parts(where)), where.name), where)
+
+
+def columns_measured(columns: Columns, *, name: str, provenance: str) -> Measurements:
+    """The measured operations of columns that are called as in one of the known tables.
+
+    Raises ``FormatError`` where they are of none.
+    """
+    dialect = replace(_dialect(columns), provenance=provenance)
+    devices = _devices(columns.texts(dialect.hardware_column))
+    return _some(_measured(columns, dialect, devices, name), columns.path)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Which rows are asked for (empty: all), and what was there instead."""
+
+    split: str
+    hardware: str
+    found: int = 0
+    splits: set[str] = field(default_factory=set[str])
+    devices: set[str] = field(default_factory=set[str])
+
+    def parts(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
+        """The rows that are asked for, with their devices; part by part. Raises ``UsageError`` for none."""
+        device = canonical(self.hardware) or self.hardware
+        for columns in column_batches(path):
+            dialect = _dialect(columns)
+            wanted = np.ones(len(columns), np.bool_)
+            if self.split:
+                labels = columns.texts("split", "")
+                self.splits.update(labels.used())
+                wanted &= _is(labels, self.split)
+            devices = _devices(columns.texts(dialect.hardware_column))
+            if self.hardware:
+                self.devices.update(devices.take(np.flatnonzero(wanted)).used())
+                wanted &= _is(devices, device)
+            rows = np.flatnonzero(wanted)
+            self.found += len(rows)
+            if len(rows) or not len(columns):  # a table without rows is told by whoever reads it
+                yield columns.take(rows), dialect, devices.take(rows)
+        if not self.found:
+            raise self._nothing(path)
+
+    def _nothing(self, path: Path) -> UsageError:
+        """The error where there is nothing of what was asked for."""
+        if self.split and self.split not in self.splits:
+            listed = clipped(", ".join(sorted(self.splits - {""}))) or "no such column"
+            return UsageError(f"no row of {path.name} has split {self.split!r}", hint=f"it has {listed}")
+        listed = clipped(", ".join(sorted(self.devices - {""}))) or "no device"
+        return UsageError(f"no row of {path.name} is of {self.hardware}", hint=f"it has {listed}")
+
+
+def _is(labels: Labels, text: str) -> BoolArray:
+    found = np.zeros(len(labels), np.bool_)
+    found[labels.where(text)] = True
+    return found
+
+
+def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) -> Measurements:
+    """The rows that are measured operations; none where there is none."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what comes of it is left out below
+        made = dialect.make(columns)
+        faults = list(_faults(made, dialect, columns))
+    known = np.ones(len(columns), np.bool_)
+    left_out: list[LeftOut] = []
+    for reason, wrong in faults:  # a row is counted for the first of its faults
+        rows = np.flatnonzero(wrong & known)
+        if len(rows):
+            left_out.append(LeftOut(reason, len(rows), columns.row(int(rows[0]))))
+            known[rows] = False
+    result = Measurements(
+        name=name,
+        provenance=dialect.provenance,
+        ops=made.ops,
+        duration_ns=made.duration_ns,
+        spread_ns=made.spread_ns,
+        hardware=devices,
+        split=columns.texts("split", ""),
+        left_out=tuple(left_out),
+    )
+    return result if known.all() else result.take(np.flatnonzero(known))
+
+
+def _faults(made: Made, dialect: Dialect, columns: Columns) -> Iterator[tuple[str, BoolArray]]:
+    """Why rows are no measured operations, with the rows."""
+    time = made.duration_ns
+    yield dialect.left_out, ~made.kept
+    yield "no duration, or NaN", np.isnan(time)
+    yield "a duration of 0", time == 0
+    yield "a negative duration", time < 0
+    yield "an infinite duration", np.isinf(time)
+    yield "a duration below 1 fs or beyond 292 years", (time < _LEAST_NS) | (time > _MOST_NS)
+    if made.contradicts is not None:
+        yield "columns of times that contradict each other", made.contradicts
+    yield from size_faults(made.ops, columns.names)
+
+
+def _some(found: Measurements, path: Path) -> Measurements:
+    """The same. Raises ``FormatError`` where no row is left."""
+    if len(found):
+        return found
+    told = "; ".join(f"{each}: {each.count:,}" for each in found.left_out) or "it has none"
+    first = min((each.row for each in found.left_out), default=1)
+    raise FormatError(
+        f"no row is a measured operation ({told})",
+        path=str(path),
+        position=f"row {first}",
+        hint="give a table with times above 0, and sizes of 1 or more",
+    )
+
+
+def find_dialect(columns: Columns) -> Dialect | None:
+    """The known table whose columns these are; None for none."""
+    return next((dialect for dialect in _DIALECTS if dialect.marks <= columns.names), None)
+
+
+def _dialect(columns: Columns) -> Dialect:
+    dialect = find_dialect(columns)
+    if dialect is not None:
+        return dialect
+    listed = "; ".join(f"{each.title}: {', '.join(sorted(each.marks))}" for each in _DIALECTS)
+    raise FormatError(
+        "the columns are those of no known table of measured operations",
+        path=str(columns.path),
+        position=f"columns {', '.join(sorted(columns.names)[:12])}",
+        hint=f"known are {listed}",
+    )
+
+
+def _devices(labels: Labels) -> Labels:
+    """The library's names of devices; the spelling itself where the library has none."""
+    return Labels(labels.row, tuple(canonical(name) or name for name in labels.names))

@@ -1,0 +1,221 @@
+"""A tidy table of one's own: ``hardware``, ``kind``, ``dtype``, a time, and the dimensions of the kind.
+
+Convolutions state their layers (``images``, ``in_channels``, ``out_channels``, ``kernel``, ``in_size``,
+``out_size``; square, one group), prompts their ``q_len`` and ``window`` (0: all before). There are as many
+``kv_heads`` as ``heads`` where none are stated; a layer of experts is then gated (3 ``matrices``) and of one
+device. ``passes`` is how often elements are read and written: empty, every operand and the result once. A
+column called like that of the times with ``_std`` behind it is their deviation over repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import FormatError, clipped
+from hespas.measurements.columns import Columns
+from hespas.measurements.made import Dialect, Made, check_amounts, made_of, scheme_of, usual_passes
+from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
+
+__all__ = ["TIDY", "tidy_operations"]
+
+_AGREEING = 0.01
+"""Share by which two columns of times may differ and still mean the same: that of two or three digits."""
+_UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling", "quantize")
+_LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """Times and their deviation in microseconds (NaN: not stated), and which rows state another time, too."""
+
+    time_us: FloatArray
+    spread_us: FloatArray
+    contradicts: BoolArray
+
+
+def _times(columns: Columns) -> _Times:
+    """Of several columns of times the finest that a row states, if the others agree with it."""
+    stated = [
+        (f"{stem}_{unit}", factor)
+        for unit, factor in _UNITS_US.items()
+        for stem in ("duration", "latency")
+        if f"{stem}_{unit}" in columns.names
+    ]
+    if not stated:
+        raise FormatError(
+            "no column of times",
+            path=str(columns.path),
+            position="header",
+            hint="call it duration_ns, duration_us, duration_ms or duration_s",
+        )
+    time, spread = (np.full(len(columns), np.nan) for _ in range(2))
+    contradicts = np.zeros(len(columns), np.bool_)
+    for name, factor in stated:
+        raw = columns.numbers(name)
+        other, unstated = raw * factor, np.isnan(time)
+        # A coarser column is rounded: a whole number to its unit, others to some digits.
+        rounding = factor * np.where(raw == np.floor(raw), 0.5, 1e-3)
+        apart = np.abs(other - time) > _AGREEING * np.maximum(np.abs(other), np.abs(time)) + rounding
+        contradicts |= ~np.isnan(other) & (apart | (np.isinf(other) != np.isinf(time))) & ~unstated
+        spread = np.where(unstated, columns.numbers(f"{name}_std", np.nan) * factor, spread)
+        time = np.where(unstated, other, time)
+    return _Times(time, spread, contradicts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The columns of a table with what all kinds of rows have."""
+
+    columns: Columns
+    scheme: Labels
+    variant: Labels
+
+    def sizes(self, *names: str) -> dict[str, FloatArray]:
+        """Dimensions by name: one batch where nothing is said, NaN for others that are not there."""
+        return {name: self.columns.numbers(name, 1.0 if name == "batch" else np.nan) for name in names}
+
+    def op(self) -> Labels:
+        """Operations under one name, whoever wrote them."""
+        op = self.columns.texts("op", "")
+        return Labels(op.row, tuple(canonical_op(name) for name in op.names))
+
+    def stored_bytes(self) -> FloatArray:
+        """Bytes per element that a cache of keys and values holds."""
+        found = [find_scheme(name) for name in self.scheme.names]
+        return np.array([np.nan if each is None else each.activation_bits / 8 for each in found])[
+            self.scheme.row
+        ]
+
+
+def _matmuls(rows: _Rows) -> Operations:
+    return build.matmuls(rows.scheme, variant=rows.variant, **rows.sizes(*KINDS["matmul"]))
+
+
+def _convolutions(rows: _Rows) -> Operations:
+    return build.convolutions(rows.scheme, variant=rows.variant, **rows.sizes(*_LAYER))
+
+
+def _key_heads(rows: _Rows) -> FloatArray:
+    """Heads of keys and values: as many as of queries where nothing is said."""
+    stated = rows.columns.numbers("kv_heads", np.nan)
+    return np.where(np.isnan(stated), rows.columns.numbers("heads", np.nan), stated)
+
+
+def _experts(rows: _Rows) -> Operations:
+    usual = {"tensor_parallel": 1.0, "expert_parallel": 1.0, "matrices": 3.0}
+    stated = {name: rows.columns.numbers(name, np.nan) for name in KINDS["moe"]}
+    sizes = {name: np.where(np.isnan(size), usual.get(name, np.nan), size) for name, size in stated.items()}
+    return build.mixtures_of_experts(rows.scheme, op=rows.op(), variant=rows.variant, **sizes)
+
+
+def _context(rows: _Rows) -> Operations:
+    sizes = rows.sizes("batch", "heads", "head_dim")
+    return build.attention_context(
+        rows.scheme,
+        kv_heads=_key_heads(rows),
+        length=rows.columns.numbers("q_len", np.nan),
+        window=np.nan_to_num(rows.columns.numbers("window", 0.0)),
+        kv_bytes=rows.stored_bytes(),
+        variant=rows.variant,
+        **sizes,
+    )
+
+
+def _generation(rows: _Rows) -> Operations:
+    sizes = rows.sizes("batch", "kv_len", "heads", "head_dim")
+    return build.attention_generation(
+        rows.scheme,
+        kv_heads=_key_heads(rows),
+        kv_bytes=rows.stored_bytes(),
+        variant=rows.variant,
+        **sizes,
+    )
+
+
+def _encoder(rows: _Rows) -> Operations:
+    sizes = rows.sizes("batch", "heads", "head_dim")
+    length = rows.columns.numbers("q_len", np.nan)
+    return build.attention_encoder(rows.scheme, length=length, variant=rows.variant, **sizes)
+
+
+def _collectives(rows: _Rows) -> Operations:
+    sizes = rows.sizes(*KINDS["collective"])
+    return build.collectives(rows.scheme, op=rows.op(), variant=rows.variant, **sizes)
+
+
+def _elementwise(kind: str, rows: _Rows) -> Operations:
+    op, sizes = rows.op(), rows.sizes(*KINDS[kind])
+    stated = rows.columns.numbers("passes", np.nan)
+    # What is reduced is read once; of each row one element is written.
+    usual = 1 + 1 / np.maximum(sizes["columns"], 1) if kind == "reduction" else usual_passes(op)
+    return build.elementwise(
+        kind,
+        rows.scheme,
+        op=op,
+        passes=np.where(np.isnan(stated), usual, stated),
+        flops_per_element=np.ones(len(rows.scheme)),
+        variant=rows.variant,
+        **sizes,
+    )
+
+
+_MAKE: Mapping[str, Callable[[_Rows], Operations]] = {
+    "matmul": _matmuls,
+    "convolution": _convolutions,
+    "attention.context": _context,
+    "attention.generation": _generation,
+    "attention.encoder": _encoder,
+    "moe": _experts,
+    **{kind: partial(_elementwise, kind) for kind in _ELEMENTWISE},
+    "collective": _collectives,
+}
+
+
+def tidy_operations(columns: Columns) -> Operations:
+    """The operations of a table with columns ``kind`` and ``dtype``. Raises ``FormatError``."""
+    kind = columns.texts("kind")
+    for name in ("passes", "window"):
+        check_amounts(name, columns.numbers(name, np.nan), columns)
+    unknown = sorted(set(kind.used()) - set(_MAKE))
+    if unknown:
+        raise FormatError(
+            f"column 'kind' holds {clipped(', '.join(map(repr, unknown[:5])))}",
+            path=str(columns.path),
+            position=f"row {columns.row(int(kind.where(*unknown)[0]))}",
+            hint=f"known are {', '.join(_MAKE)}",
+        )
+    rows = _Rows(columns, scheme_of(columns), columns.texts("variant", ""))
+    made: Operations | None = None
+    for name in kind.used():
+        part = _MAKE[name](rows)
+        is_mine = np.zeros(len(columns), np.bool_)
+        is_mine[kind.where(name)] = True
+        made = part if made is None else chosen(made, part, is_mine)
+    if made is None:
+        raise FormatError(
+            "the table has no rows", path=str(columns.path), position="row 1", hint="was it cut off?"
+        )
+    return made
+
+
+def _tidy(columns: Columns) -> Made:
+    times = _times(columns)
+    made = made_of(tidy_operations(columns), times.time_us, spread_us=times.spread_us)
+    return replace(made, contradicts=times.contradicts)
+
+
+TIDY = (
+    Dialect(
+        title="a tidy table",
+        marks=frozenset({"hardware", "kind", "dtype"}),
+        make=_tidy,
+        provenance="the table itself",
+    ),
+)
+"""One's own measurements."""

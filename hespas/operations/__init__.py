@@ -1,0 +1,49 @@
+"""Operations apart from any graph: one taxonomy of what is measured, estimated and fitted."""
+
+from __future__ import annotations
+
+from hespas.operations.from_graph import (
+    arithmetic_dtype,
+    between_ranks,
+    canonical_op,
+    group_sizes,
+    operations_of,
+    timed_with_events,
+)
+from hespas.operations.model import (
+    CLASS_OF_KIND,
+    KIND_OF_CLASS,
+    KINDS,
+    MATRIX_CLASSES,
+    MATRIX_KINDS,
+    SCHEMES,
+    STRIDED,
+    Labels,
+    Operations,
+    Scheme,
+    chosen,
+    find_scheme,
+    numbered,
+)
+
+__all__ = [
+    "CLASS_OF_KIND",
+    "KINDS",
+    "KIND_OF_CLASS",
+    "MATRIX_CLASSES",
+    "MATRIX_KINDS",
+    "SCHEMES",
+    "STRIDED",
+    "Labels",
+    "Operations",
+    "Scheme",
+    "arithmetic_dtype",
+    "between_ranks",
+    "canonical_op",
+    "chosen",
+    "find_scheme",
+    "group_sizes",
+    "numbered",
+    "operations_of",
+    "timed_with_events",
+]

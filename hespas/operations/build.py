@@ -1,0 +1,318 @@
+"""Operations from their sizes, with the FLOPs and compulsory bytes that those imply.
+
+Columns of shape ``(ops,)`` in, :class:`~hespas.operations.model.Operations` out. FLOPs count a
+multiply and an add as two; bytes are each operand and result once, by the bits of the scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray
+from hespas.operations.model import Labels, Operations, find_scheme
+
+__all__ = [
+    "Product",
+    "attention_context",
+    "attention_encoder",
+    "attention_generation",
+    "collectives",
+    "convolution_product",
+    "convolutions",
+    "elementwise",
+    "matmuls",
+    "mixtures_of_experts",
+]
+
+
+def _bytes(scheme: Labels, part: str) -> FloatArray:
+    """Bytes per element of each operation's ``activation``, ``weight`` or ``output``; NaN unknown."""
+    found = [find_scheme(name) for name in scheme.names]
+    bits = [np.nan if each is None else float(getattr(each, f"{part}_bits")) for each in found]
+    return np.array(bits)[scheme.row] / 8
+
+
+def _operations(
+    kind: str,
+    scheme: Labels,
+    dims: Mapping[str, FloatArray],
+    *,
+    flops: FloatArray,
+    bytes_moved: FloatArray,
+    op: Labels | None = None,
+    variant: Labels | None = None,
+    transcendentals: FloatArray | None = None,
+) -> Operations:
+    count = len(scheme)
+    return Operations(
+        kind=Labels.constant(kind, count),
+        op=Labels.constant("", count) if op is None else op,
+        scheme=scheme,
+        variant=Labels.constant("", count) if variant is None else variant,
+        dims={name: np.asarray(column, np.float64) for name, column in dims.items()},
+        flops=flops,
+        transcendentals=np.zeros(count) if transcendentals is None else transcendentals,
+        bytes_moved=bytes_moved,
+    )
+
+
+def matmuls(
+    scheme: Labels,
+    *,
+    batch: FloatArray,
+    m: FloatArray,
+    n: FloatArray,
+    k: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """``batch`` products (m x k) by (k x n)."""
+    moved = (
+        m * k * _bytes(scheme, "activation")
+        + n * k * _bytes(scheme, "weight")
+        + m * n * _bytes(scheme, "output")
+    )
+    return _operations(
+        "matmul",
+        scheme,
+        {"batch": batch, "m": m, "n": n, "k": k},
+        flops=2 * batch * m * n * k,
+        bytes_moved=batch * moved,
+        variant=variant,
+    )
+
+
+def convolutions(
+    scheme: Labels,
+    *,
+    images: FloatArray,
+    in_channels: FloatArray,
+    out_channels: FloatArray,
+    kernel: FloatArray,
+    in_size: FloatArray,
+    out_size: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """Square two-dimensional convolutions of one group, as the product they are: m = images x out_size^2."""
+    m, n, k = images * out_size**2, out_channels, in_channels * kernel**2
+    read = images * in_channels * in_size**2 * _bytes(scheme, "activation")
+    moved = read + n * k * _bytes(scheme, "weight") + m * n * _bytes(scheme, "output")
+    dims = {"batch": np.ones(len(scheme)), "m": m, "n": n, "k": k, "kernel": kernel, "spatial": in_size}
+    return _operations("convolution", scheme, dims, flops=2 * m * n * k, bytes_moved=moved, variant=variant)
+
+
+def attention_context(
+    scheme: Labels,
+    *,
+    batch: FloatArray,
+    length: FloatArray,
+    heads: FloatArray,
+    kv_heads: FloatArray,
+    head_dim: FloatArray,
+    window: FloatArray,
+    kv_bytes: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """Causal attention of whole prompts; ``window`` 0 sees all before. ``kv_bytes`` per cached element."""
+    full = length * (length + 1) / 2
+    outside = np.where((window > 0) & (window < length), length - window, 0.0)
+    pairs = full - outside * (outside + 1) / 2
+    act = _bytes(scheme, "activation")
+    moved = batch * length * head_dim * (2 * heads * act + 2 * kv_heads * np.maximum(kv_bytes, act))
+    dims = {
+        "batch": batch,
+        "q_len": length,
+        "kv_len": length,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "pairs": pairs,
+    }
+    return _operations(
+        "attention.context",
+        scheme,
+        dims,
+        flops=4 * batch * heads * head_dim * pairs,
+        bytes_moved=moved,
+        variant=variant,
+    )
+
+
+def attention_generation(
+    scheme: Labels,
+    *,
+    batch: FloatArray,
+    kv_len: FloatArray,
+    heads: FloatArray,
+    kv_heads: FloatArray,
+    head_dim: FloatArray,
+    kv_bytes: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """One new token of each sequence against ``kv_len`` cached ones (a window already applied)."""
+    act = _bytes(scheme, "activation")
+    moved = batch * head_dim * (2 * kv_heads * kv_len * kv_bytes + 2 * heads * act)
+    dims = {"batch": batch, "kv_len": kv_len, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return _operations(
+        "attention.generation",
+        scheme,
+        dims,
+        flops=4 * batch * heads * head_dim * kv_len,
+        bytes_moved=moved,
+        variant=variant,
+    )
+
+
+def attention_encoder(
+    scheme: Labels,
+    *,
+    batch: FloatArray,
+    length: FloatArray,
+    heads: FloatArray,
+    head_dim: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """Attention of every token to every token."""
+    moved = 4 * batch * length * heads * head_dim * _bytes(scheme, "activation")
+    return _operations(
+        "attention.encoder",
+        scheme,
+        {"batch": batch, "q_len": length, "heads": heads, "head_dim": head_dim},
+        flops=4 * batch * heads * head_dim * length**2,
+        bytes_moved=moved,
+        variant=variant,
+    )
+
+
+def mixtures_of_experts(
+    scheme: Labels,
+    *,
+    op: Labels,
+    tokens: FloatArray,
+    hidden: FloatArray,
+    inter: FloatArray,
+    topk: FloatArray,
+    experts: FloatArray,
+    tensor_parallel: FloatArray,
+    expert_parallel: FloatArray,
+    matrices: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """One rank's share of a feed-forward layer of experts; ``op`` says how tokens spread over them.
+
+    ``matrices`` is 3 for gated layers, 2 otherwise. Experts that see tokens are counted as those that
+    ``tokens x topk`` independent draws hit.
+    """
+    local_experts = experts / expert_parallel
+    width = inter / tensor_parallel
+    pairs = tokens * topk / expert_parallel
+    hit = local_experts * -np.expm1(tokens * topk * np.log1p(-1 / np.maximum(experts, 2)))
+    weights = np.maximum(hit, np.minimum(local_experts, 1)) * matrices * hidden * width
+    act, out = _bytes(scheme, "activation"), _bytes(scheme, "output")
+    moved = weights * _bytes(scheme, "weight") + pairs * hidden * (act + out) + pairs * width * (act + out)
+    dims = {
+        "tokens": tokens,
+        "hidden": hidden,
+        "inter": inter,
+        "topk": topk,
+        "experts": experts,
+        "tensor_parallel": tensor_parallel,
+        "expert_parallel": expert_parallel,
+        "matrices": matrices,
+    }
+    return _operations(
+        "moe",
+        scheme,
+        dims,
+        flops=2 * pairs * matrices * hidden * width,
+        bytes_moved=moved,
+        op=op,
+        variant=variant,
+    )
+
+
+def elementwise(
+    kind: str,
+    scheme: Labels,
+    *,
+    op: Labels,
+    rows: FloatArray,
+    columns: FloatArray,
+    passes: FloatArray,
+    flops_per_element: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """Operations over ``rows x columns`` elements that read and write them ``passes`` times in all."""
+    elements = rows * columns
+    return _operations(
+        kind,
+        scheme,
+        {"rows": rows, "columns": columns},
+        flops=elements * flops_per_element,
+        bytes_moved=elements * passes * _bytes(scheme, "activation"),
+        op=op,
+        variant=variant,
+    )
+
+
+def collectives(
+    scheme: Labels,
+    *,
+    op: Labels,
+    ranks: FloatArray,
+    message_bytes: FloatArray,
+    ranks_per_node: FloatArray,
+    variant: Labels | None = None,
+) -> Operations:
+    """Collectives of ``ranks`` ranks; ``message_bytes`` as Chakra counts: whole buffer, shard for gathers."""
+    nothing = np.zeros(len(scheme))
+    return _operations(
+        "collective",
+        scheme,
+        {"ranks": ranks, "message_bytes": message_bytes, "ranks_per_node": ranks_per_node},
+        flops=nothing,
+        bytes_moved=message_bytes,
+        op=op,
+        variant=variant,
+    )
+
+
+# Convolutions as the products that SCALE-Sim makes of them (im2col, every window read anew).
+
+
+class Product(NamedTuple):
+    """``batch`` products (m, k) by (k, n), one after another."""
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    batch: FloatArray
+
+
+def convolution_product(
+    *,
+    height: FloatArray,
+    width: FloatArray,
+    kernel_height: FloatArray,
+    kernel_width: FloatArray,
+    channels: FloatArray,
+    filters: FloatArray,
+    stride: FloatArray,
+    images: FloatArray | None = None,
+    groups: FloatArray | None = None,
+    dilation: FloatArray | None = None,
+) -> Product:
+    """Sizes of an input that is padded already, columns of one shape. ``m`` counts output places of all
+    ``images``, ``k`` is a window; groups run one after another; dilation only changes the number of places.
+
+    The simulator knows one image, one group and no dilation; the rest follows from what it does with those.
+    """
+    one = np.ones_like(height)
+    spread, parts = one if dilation is None else dilation, one if groups is None else groups
+    places = one if images is None else images
+    for size, kernel in ((height, kernel_height), (width, kernel_width)):
+        reach = spread * (kernel - 1) + 1
+        places = places * np.maximum(np.ceil((size - reach + stride) / stride), 0.0)
+    return Product(places, filters / parts, kernel_height * kernel_width * channels / parts, parts)

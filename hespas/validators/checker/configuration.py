@@ -1,0 +1,307 @@
+"""ASTRA-sim's configuration files, read strictly: system.json, network.yml, remote memory.
+
+Keys and defaults: reference of ASTRA-sim 518bd51, https://astra-sim.github.io. Bandwidths of network.yml are
+GiB/s, ``local-mem-bw`` is 10^9 B/s. ``network.yml`` is read without YAML: it holds ``key: [list]`` lines and
+nothing else, and anything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, prod
+from pathlib import Path
+from typing import Literal, TypeGuard, cast
+
+from hespas.files.limits import limits
+from hespas.files.streams import read_document
+from hespas.graph import CollectiveKind
+from hespas.graph.errors import FormatError, clipped
+
+__all__ = [
+    "MemoryConfig",
+    "NetworkConfig",
+    "SystemConfig",
+    "Topology",
+    "read_memory_config",
+    "read_network_config",
+    "read_system_config",
+]
+
+Topology = Literal["Ring", "FullyConnected", "Switch"]
+
+_TOPOLOGIES: Mapping[str, Topology] = {
+    "Ring": "Ring",
+    "FullyConnected": "FullyConnected",
+    "Switch": "Switch",
+}
+_IMPLEMENTATIONS: Mapping[CollectiveKind, str] = {
+    CollectiveKind.ALL_REDUCE: "all-reduce-implementation",
+    CollectiveKind.ALL_GATHER: "all-gather-implementation",
+    CollectiveKind.REDUCE_SCATTER: "reduce-scatter-implementation",
+    CollectiveKind.ALL_TO_ALL: "all-to-all-implementation",
+}
+_MEMORY_TYPES = (
+    "NO_MEMORY_EXPANSION",
+    "PER_NPU_MEMORY_EXPANSION",
+    "PER_NODE_MEMORY_EXPANSION",
+    "MEMORY_POOL",
+)
+_LARGEST = sys.float_info.max
+_LINE = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*\[([^\[\]]*)\]\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemConfig:
+    """``system.json``. None where the file says nothing; ``custom`` kinds run a Chakra graph as algorithm."""
+
+    path: str
+    scheduling_policy: str
+    dataset_splits: int | None
+    active_chunks_per_dimension: int
+    local_memory_gb_per_s: float | None
+    peak_tflops: float
+    roofline: bool
+    tracks_local_memory: bool
+    implementations: Mapping[CollectiveKind, tuple[str, ...]]
+    custom: frozenset[CollectiveKind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """``network.yml``: one entry per dimension, dimension 0 innermost."""
+
+    path: str
+    topology: tuple[Topology, ...]
+    npus: tuple[int, ...]
+    bandwidth_gib_per_s: tuple[float, ...]
+    latency_ns: tuple[float, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the whole network."""
+        return prod(self.npus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """The remote memory file: its kind, and whether load and store nodes have anywhere to go."""
+
+    path: str
+    memory_type: str
+
+    @property
+    def has_remote_memory(self) -> bool:
+        """Whether there is a memory beside the device's own."""
+        return self.memory_type != "NO_MEMORY_EXPANSION"
+
+
+def _read(path: Path) -> str:
+    data = read_document(path, limits().configuration_bytes, "a configuration file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "not UTF-8 text", path=str(path), position=f"byte {error.start}", hint="save it as UTF-8"
+        ) from error
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object each of whose keys stands once: of two values nobody knows which one was meant."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {clipped(key)!r} stands twice")
+    return values
+
+
+class _Json:
+    """One JSON object with typed access; every fault names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        try:
+            loaded: object = json.loads(_read(path), object_pairs_hook=_once)
+        except json.JSONDecodeError as error:
+            raise FormatError(
+                f"not JSON: {error.msg}",
+                path=self.path,
+                position=f"line {error.lineno}",
+                hint="correct it there",
+            ) from error
+        except ValueError as error:  # a key that stands twice, an integer of thousands of digits
+            text = str(error).partition(";")[0]
+            raise FormatError(text, path=self.path, hint="correct it in the file") from error
+        except RecursionError:
+            raise FormatError(
+                "nested too deeply for a configuration file", path=self.path, hint="check the path"
+            ) from None
+        if not _is_object(loaded):
+            raise FormatError("expected one JSON object", path=self.path, hint='write {"key": value, ...}')
+        self.values = loaded
+
+    def fault(self, key: str, expected: str) -> FormatError:
+        return FormatError(
+            f"{key} is {clipped(repr(self.values.get(key)))}",
+            path=self.path,
+            position=key,
+            hint=f"expected {expected}",
+        )
+
+    def real(self, key: str) -> float | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+            raise self.fault(key, "a number that is not negative")
+        return float(value)
+
+    def count(self, key: str) -> int | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise self.fault(key, "a positive integer of 31 bits")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key, 0)
+        if not isinstance(value, int) or value not in (0, 1):
+            raise self.fault(key, "0 or 1")
+        return bool(value)
+
+    def text(self, key: str, choices: tuple[str, ...], default: str | None) -> str:
+        value = self.values.get(key, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.fault(key, f"one of {', '.join(choices)}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not _is_texts(value):
+            raise self.fault(key, "a list of names")
+        return tuple(value)
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _is_texts(value: object) -> TypeGuard[list[str]]:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(entry, str) for entry in cast("list[object]", value))
+
+
+def read_system_config(path: Path) -> SystemConfig:
+    """Read ``system.json``. Raises ``FormatError`` with the key at fault."""
+    source = _Json(path)
+    splits = source.count("preferred-dataset-splits")
+    implementations = {
+        kind: names for kind, key in _IMPLEMENTATIONS.items() if (names := source.texts(key)) is not None
+    }
+    custom = {kind for kind, key in _IMPLEMENTATIONS.items() if f"{key}-custom" in source.values}
+    return SystemConfig(
+        path=str(path),
+        scheduling_policy=source.text("scheduling-policy", ("LIFO", "FIFO", "EXPLICIT"), "LIFO"),
+        dataset_splits=splits,
+        active_chunks_per_dimension=source.count("active-chunks-per-dimension") or 1,
+        local_memory_gb_per_s=source.real("local-mem-bw"),
+        peak_tflops=source.real("peak-perf") or 0.0,
+        roofline=source.flag("roofline-enabled"),
+        tracks_local_memory=source.flag("track-local-mem"),
+        implementations=implementations,
+        custom=frozenset(_IMPLEMENTATIONS)
+        if "per-node-custom-implementation" in source.values
+        else frozenset(custom),
+    )
+
+
+def read_memory_config(path: Path) -> MemoryConfig:
+    """Read the remote memory file. Raises ``FormatError`` with the key at fault."""
+    source = _Json(path)
+    return MemoryConfig(path=str(path), memory_type=source.text("memory-type", _MEMORY_TYPES, None))
+
+
+def read_network_config(path: Path) -> NetworkConfig:
+    """Read ``network.yml``. Raises ``FormatError`` with the line at fault."""
+    lists = _lists(path)
+    topology: tuple[Topology, ...] = tuple(_topology(path, name) for name in lists["topology"])
+    npus = tuple(_integer(path, "npus_count", text) for text in lists["npus_count"])
+    bandwidth = tuple(_real(path, "bandwidth", text) for text in lists["bandwidth"])
+    latency = tuple(_real(path, "latency", text) for text in lists["latency"])
+    if len({len(topology), len(npus), len(bandwidth), len(latency)}) != 1 or not topology:
+        raise FormatError(
+            "the lists have different lengths, or none",
+            path=str(path),
+            hint="topology, npus_count, bandwidth and latency have one entry per dimension",
+        )
+    return NetworkConfig(
+        path=str(path), topology=topology, npus=npus, bandwidth_gib_per_s=bandwidth, latency_ns=latency
+    )
+
+
+def _lists(path: Path) -> dict[str, list[str]]:
+    """The ``key: [a, b]`` lines of a file, comments and blank lines left out."""
+    found: dict[str, list[str]] = {}
+    for number, raw in enumerate(_read(path).splitlines(), 1):
+        line = raw.split("#", 1)[0].rstrip()
+        if not line or line == "---":
+            continue
+        match = _LINE.match(line)
+        if match is None or match[1] in found:
+            what = "the key stands twice" if match else "not of the form 'key: [a, b]'"
+            raise FormatError(
+                what,
+                path=str(path),
+                position=f"line {number}",
+                hint="write each list on one line: npus_count: [8, 2]",
+            )
+        entries = [entry.strip().strip("\"'") for entry in match[2].split(",")]
+        found[match[1]] = [] if entries == [""] else entries
+    for key in ("topology", "npus_count", "bandwidth", "latency"):
+        if key not in found:
+            raise FormatError(f"{key} is missing", path=str(path), hint=f"add a line '{key}: [...]'")
+    return found
+
+
+def _topology(path: Path, name: str) -> Topology:
+    found = _TOPOLOGIES.get(name)
+    if found is None:
+        known = ", ".join(_TOPOLOGIES)
+        raise FormatError(
+            f"topology {name!r} is unknown", path=str(path), position="topology", hint=f"one of {known}"
+        )
+    return found
+
+
+def _integer(path: Path, key: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise FormatError(
+            f"{text!r} is no positive integer",
+            path=str(path),
+            position=key,
+            hint="write it as 8, without a sign",
+        )
+    return int(text)
+
+
+def _real(path: Path, key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not isfinite(value) or value < 0:
+        raise FormatError(
+            f"{text!r} is no number that is not negative",
+            path=str(path),
+            position=key,
+            hint="write it as 50.0",
+        )
+    return value

@@ -1,0 +1,81 @@
+"""Which operations walk their operands in another order than their results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hespas.costs.aten import aten_cost
+from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
+from hespas.operations import STRIDED, operations_of
+
+F32 = dtype("f32")
+
+_Type = tuple[tuple[int, ...], str]
+
+
+def one_node(op_class: OpClass, operands: list[_Type], result: _Type) -> OpGraph:
+    made = GraphBuilder("one")
+    rows = [
+        made.types.add(F32, shape, encoding=made.strings.add(layout)) for shape, layout in (*operands, result)
+    ]
+    name = made.strings.add("x")
+    made.add_node(
+        name_row=name, op_row=name, op_class=op_class, operands=rows[:-1], results=rows[-1:]
+    )  # fmt: skip
+    return made.build()
+
+
+@pytest.mark.parametrize(
+    ("op_class", "operands", "result", "expected"),
+    [
+        (OpClass.ELEMENTWISE, [((4, 8), ""), ((4, 8), "1,0")], ((4, 8), ""), 0.0),
+        (OpClass.ELEMENTWISE, [((4, 8), ""), ((4, 8), "0,1")], ((4, 8), ""), 1.0),
+        (OpClass.ELEMENTWISE, [((4, 8), "0,1")], ((4, 8), "0,1:T(8,128)"), 0.0),
+        (OpClass.ELEMENTWISE, [((4, 8), "strides 16,2")], ((4, 8), ""), 1.0),
+        (OpClass.ELEMENTWISE, [((4, 8), ""), ((8,), "")], ((4, 8), ""), 1.0),
+        (OpClass.ELEMENTWISE, [((4, 8), ""), ((), "")], ((4, 8), ""), 0.0),
+        (OpClass.ELEMENTWISE, [((4, 8), "")], ((1, 4, 8), ""), 0.0),
+        (OpClass.MOVE, [((4, 8), "0,1")], ((4, 8), ""), 1.0),
+        (OpClass.MOVE, [((2, 8), ""), ((2, 8), "")], ((4, 8), ""), 0.0),
+        (OpClass.REDUCTION, [((4, 8), "")], ((4,), ""), 0.0),
+        (OpClass.REDUCTION, [((4, 8), "0,1")], ((4,), ""), 1.0),
+        (OpClass.ELEMENTWISE, [((4, -1), "")], ((4, 8), ""), 0.0),
+        (OpClass.GATHER, [((4, 8), "0,1")], ((4, 8), ""), np.nan),
+    ],
+)
+def test_operands_in_another_order_are_seen(
+    op_class: OpClass, operands: list[_Type], result: _Type, expected: float
+) -> None:
+    found = operations_of(one_node(op_class, operands, result)).dim(STRIDED)
+    assert found.tolist() == pytest.approx([expected], nan_ok=True)
+
+
+def test_elementwise_operations_of_one_size_are_one_however_they_are_shaped() -> None:
+    shapes = ((3136, 12, 8, 8), (2408448,), (8, 301056))
+    sizes = [operations_of(one_node(OpClass.ELEMENTWISE, [(s, "")], (s, ""))) for s in shapes]
+    assert {(float(ops.dim("rows")[0]), float(ops.dim("columns")[0])) for ops in sizes} == {(588.0, 4096.0)}
+    small = operations_of(one_node(OpClass.ELEMENTWISE, [((3, 5), "")], ((3, 5), "")))
+    assert (small.dim("rows")[0], small.dim("columns")[0]) == (1.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [
+        ("[[8, 1]]", ""),
+        ("[[1, 4]]", "0,1"),
+        ("[[16, 2]]", "strides 16,2"),
+        ("[[0, 1]]", "strides 0,1"),
+        ("", ""),
+        ("[[1]]", ""),
+        ("[[-8, 1]]", "strides -8,1"),
+    ],
+)
+def test_strides_of_a_trace_become_the_order_of_dimensions(strides: str, expected: str) -> None:
+    cost = aten_cost("aten::relu", "[[4, 8]]", '["float"]', strides=strides)
+    assert cost.operands[0].layout == expected
+
+
+def test_dimensions_of_one_element_have_no_order() -> None:
+    cost = aten_cost("aten::relu", "[[4, 1, 8]]", '["float"]', strides="[[8, 1, 1]]")
+    assert cost.operands[0].layout == ""
