@@ -10,7 +10,7 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel
+from hespas.estimators.protocol import OperationModel
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value

@@ -11,8 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Columns, Form, Machine
-from hespas.estimators.calibrated.forms import FORMS_OF_KIND, form_time_ns
+from hespas.estimators.forms import FORMS_OF_KIND, Columns, Form, Machine, form_time_ns
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, FitBand, FitError, FitRange
 from hespas.measurements import Measurements

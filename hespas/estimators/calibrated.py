@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.calibrated.attention import PREFILL
-from hespas.estimators.calibrated.form import machine_of
-from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
+from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, PREFILL, form_time_ns, machine_of
+from hespas.estimators.protocol import Prediction, estimate_by_operation
 from hespas.estimators.rates import rate_flops_per_s
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray

@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.learned.features import features_of
-from hespas.estimators.learned.stored import (
+from hespas.estimators.learned.ensemble import features_of
+from hespas.estimators.learned.serialization import (
     Card,
     Cell,
     LearnedModel,
@@ -27,10 +26,10 @@ from hespas.estimators.learned.stored import (
     load_model,
     shipped_folder,
 )
-from hespas.files.limits import limits
+from hespas.estimators.protocol import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.graph.errors import FormatError, UnsupportedError, UsageError, clipped
+from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import Device
 from hespas.operations import Labels, Operations, timed_with_events
 
@@ -43,7 +42,6 @@ __all__ = [
     "code_columns",
     "distances",
     "octaves_of",
-    "support_of",
 ]
 
 
@@ -121,20 +119,6 @@ WIDENING = 0.25
 """Octaves of time that the interval grows, on both sides, for each octave of size beyond the free one."""
 
 _DIFFERENCES_AT_ONCE = 1 << 17
-
-
-def support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
-    """The distinct octaves that operations lie in; shape (cells, dims).
-
-    Raises ``UnsupportedError`` where they are more than a stored model may have.
-    """
-    found = np.unique(octaves_of(dims, ops), axis=0).astype(np.int8)
-    if len(found) > limits().model_sizes:
-        raise UnsupportedError(
-            f"a learned model of {len(found):,} octaves of sizes, at most {limits().model_sizes:,}",
-            hint="fit it on fewer shapes",
-        )
-    return found
 
 
 def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:

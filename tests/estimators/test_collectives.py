@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.algorithms import (
+from hespas.estimators.collectives import (
     ALGORITHMS,
     SEGMENTS,
+    Collectives,
     Layout,
     Line,
     lines_of,

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.estimators.calibrated.form import Form, Machine, hit_share, machine_of, soft_max
-from hespas.estimators.calibrated.forms import FORMS, FORMS_OF_KIND, form_time_ns
-from hespas.estimators.collectives.model import TUNED
+from hespas.estimators.collectives import TUNED
+from hespas.estimators.forms import (
+    FORMS,
+    FORMS_OF_KIND,
+    Form,
+    Machine,
+    form_time_ns,
+    hit_share,
+    machine_of,
+    soft_max,
+)
 from hespas.hardware import load_device
 from hespas.hardware.forms import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build

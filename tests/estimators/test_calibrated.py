@@ -43,7 +43,7 @@ def a_fit(kind: str, scheme: str, variant: str = "lib", *, op: str = "", t0_ns: 
 
 
 def _rest(form: str) -> dict[str, float]:
-    from hespas.estimators.calibrated.forms import FORMS
+    from hespas.estimators.forms import FORMS
 
     return {each.name: each.start for each in FORMS[form].parameters if each.name != "t0_ns"}
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hespas.estimators import composite as composite_model
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
 from hespas.estimators.composite import Composite, read_order
-from hespas.estimators.composite import model as composite_model
-from hespas.estimators.protocol import Estimator
+from hespas.estimators.protocol import Estimator, Prediction, estimate_by_operation
 from hespas.estimators.roofline import Roofline
 from hespas.graph import (
     DTYPES,

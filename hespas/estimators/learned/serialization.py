@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.trees import Forest
+from hespas.estimators.learned.ensemble import Forest
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
@@ -49,6 +49,13 @@ __all__ = [
     "save_model",
     "shipped_folder",
 ]
+
+# Sums of decision trees as flat columns, evaluated without the library that grew them.
+#
+# A tree's leaves are numbered left to right. Each inner node says which column it looks at, the split, and
+# which leaves hang below its left branch; where an operation goes right, those are out. What is left of all
+# leaves after every node has spoken, lowest first, is the leaf: "QuickScorer" (Lucchese et al., SIGIR 2015).
+# Per tree and column the verdict of all its nodes is one table over the column's interval number.
 
 # The card of a stored model: what it was fitted on, how, and how wrong it is where it was not.
 
@@ -211,11 +218,10 @@ def _decode_card(data: bytes, path: str) -> Card:
 
 def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
     try:
+        data.decode()
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
-        # The library counts from the start of the text it stands in.
-        start = _first_foreign(data)
-        where = f"line {data.count(bytes([10]), 0, start) + 1}, byte {start}"
+        where = f"line {data.count(bytes([10]), 0, error.start) + 1}, byte {error.start}"
         raise FormatError("the card is not UTF-8", path=path, position=where, hint=_REMEDY) from error
     except RecursionError as error:
         raise FormatError(
@@ -230,15 +236,6 @@ def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
             position=_position(told, str(error), len(data)),
             hint=_REMEDY,
         ) from error
-
-
-def _first_foreign(data: bytes) -> int:
-    """The first byte that is not UTF-8."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start
-    return len(data)
 
 
 def _position(place: re.Match[str] | None, told: str, size: int) -> str:
@@ -405,17 +402,8 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
                 if where not in wanted or where in found:
                     raise _damaged(path, where, "no array of a learned model, or stated twice")
                 found[where] = _array(archive, member)
-    except (OSError, EOFError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
+    except (*_UNREADABLE, RecursionError) as error:
         raise _damaged(path, where, clipped(str(error))) from error
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-        struct.error,
-        TypeError,
-        tokenize.TokenError,
-    ) as error:
-        raise _damaged(path, where, clipped(str(error))) from error  # RuntimeError: encrypted, or unknown
     return found
 
 
