@@ -10,7 +10,7 @@ from math import isnan
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel
+from hespas.estimators.protocol import OperationModel
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
@@ -414,7 +414,7 @@ def _compared(
         diagnostics.warning(
             "accuracy.sampled-baselines",
             rows.name,
-            f"p1 and p2 are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
+            f"the fitted baselines are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
         )
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))
