@@ -220,9 +220,9 @@ def _written_twice(outputs: dict[int, list[bytes]]) -> list[int]:
 
 # --- What operation a node of another tool's trace is, as far as its words say: matmuls run at another rate.
 #
-# Only matmuls, convolutions and attention are recognised, by the operation a node states or, where it states
-# none, by its name, and only where it counts FLOPs. STAGE writes letters, which are known by the schema of its
-# files.
+# Only matmuls, convolutions and attention are known, by the operation a node states or, where it states
+# none, by its name, and only where it counts FLOPs. STAGE writes letters, which are known by the schema of
+# its files.
 
 SCHEMA_ATTRIBUTE = "schema"
 

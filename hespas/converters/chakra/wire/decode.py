@@ -1,4 +1,4 @@
-"""A trace file to columns. Framing: varint length, then that many bytes, to the exact end of the file; gzip is told by its magic.
+"""A trace file to columns. A frame is a varint length, then that many bytes, to the exact end of the file.
 
 End of file is the absence of bytes: a frame of length 0 is a legal message. A length is checked against the
 bytes that are left, and nothing is allocated for bytes that have not been read.
