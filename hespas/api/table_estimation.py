@@ -14,8 +14,7 @@ from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.api.io import put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
-from hespas.estimators.protocol import OperationModel, Prediction
-from hespas.estimators.registry import estimator_factory, list_estimators
+from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
