@@ -239,7 +239,7 @@ class _Findings(Diagnostics):
 # --- Writing: ``NAME.{rank}.json`` and ``comm_group.json`` in a folder, or one file.
 #
 # A file is one JSON document, a node a line. Its list ``workload_graph`` has the keys that Chakra's C++
-# feeder reads (:mod:`.nodes`); beside them stands, in protobuf-JSON, everything else that a ``.et`` file holds.
+# feeder reads (:mod:`.nodes`); beside them stands, in protobuf-JSON, everything else that a trace holds.
 
 _COMMUNICATION = frozenset({NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL})
 _SHORT = 256
