@@ -10,8 +10,8 @@ import numpy as np
 
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.estimators import as_run_on, load_estimator
-from hespas.estimators.energy import StepEnergy, step_energy
-from hespas.estimators.protocol import for_job, with_option
+from hespas.estimators.rates import StepEnergy, step_energy
+from hespas.estimators.registry import for_job, with_option
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import UsageError

@@ -14,8 +14,7 @@ from hespas.api.documents import Json, diagnostics_rows, finite, header
 from hespas.api.io import put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel, Prediction
-from hespas.estimators.registry import estimator_factory, list_estimators
+from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
@@ -25,7 +24,7 @@ from hespas.hardware import Device, load_device
 from hespas.operations import Operations
 
 if TYPE_CHECKING:
-    from hespas.measurements.asked import AskedOperations
+    from hespas.measurements.read import AskedOperations
 
 __all__ = [
     "KindTotals",
@@ -91,7 +90,7 @@ def estimate_table(
     devices it names play no part. Raises ``FormatError`` for another, ``UsageError`` for an unknown name,
     ``UnsupportedError`` for an estimator that takes programs only.
     """
-    from hespas.measurements.asked import DEFAULT_DTYPE, read_asked
+    from hespas.measurements.read import DEFAULT_DTYPE, read_asked
 
     device, model = load_device(hardware), load_estimator(estimator)
     candidate: object = model

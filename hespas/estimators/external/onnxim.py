@@ -10,11 +10,16 @@ from typing import ClassVar
 
 import msgspec
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.binaries import binary_availability, binary_of
-from hespas.estimators.external.commands import CommandError, run_command
-from hespas.estimators.external.problems import Product
+from hespas.estimators.external.adapter import (
+    CommandError,
+    External,
+    Product,
+    Simulated,
+    binary_availability,
+    binary_of,
+    run_command,
+)
+from hespas.estimators.registry import Availability
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.files.wire import field_bytes
