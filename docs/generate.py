@@ -19,7 +19,7 @@ from hespas.converters.format import Format
 from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
-from hespas.validators import RULES
+from hespas.validators.checker import RULES
 
 __all__ = ["formats_document", "main"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from docs.figures import Section
-from hespas.estimators.learned.stored import Card
+from hespas.estimators.learned.serialization import Card
 
 __all__ = ["goals_section"]
 

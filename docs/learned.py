@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import forget_models, save_model, shipped_folder
+from hespas.estimators.learned.serialization import forget_models, save_model, shipped_folder
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
 from hespas.validators.calibration.learned_parts import PARTS, Part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hespas.estimators.learned.stored import Card, cards_in, shipped_folder
+from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
 
 __all__ = ["left_out_section", "shipped_cards"]
 

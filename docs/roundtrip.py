@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hespas.validators import Cell, RoundTrips, cell_text, roundtrip
-from hespas.validators.roundtrip import ColumnResult, Kept
+from hespas.validators.roundtrip import Cell, ColumnResult, Kept, RoundTrips, cell_text, roundtrip
 
 __all__ = ["GOLDEN", "golden_document", "main", "roundtrip_document"]
 

@@ -27,8 +27,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli import convert, main, validate
-from hespas.converters.perfetto.wire import field_bytes
 from hespas.files.limits import Limits
+from hespas.files.wire import field_bytes
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
 

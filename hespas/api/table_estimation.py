@@ -14,7 +14,7 @@ import numpy as np
 from hespas.api.io import Document, Result, findings, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel, Prediction
+from hespas.estimators.protocol import OperationModel, Prediction
 from hespas.estimators.registry import estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.files.documents import Figure, document_bytes
@@ -28,7 +28,7 @@ from hespas.operations import Operations
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.measurements.asked import AskedOperations
+    from hespas.measurements.read import AskedOperations
 
 __all__ = [
     "KindTotals",
@@ -113,7 +113,7 @@ def estimate_table(
     devices it names play no part. Raises ``FormatError`` for another, ``UsageError`` for an unknown name,
     ``UnsupportedError`` for an estimator that takes programs only.
     """
-    from hespas.measurements.asked import DEFAULT_DTYPE, read_asked
+    from hespas.measurements.read import DEFAULT_DTYPE, read_asked
 
     device, model = load_device(hardware), load_estimator(estimator)
     candidate: object = model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hespas.validators import CheckOptions, CheckResult
-from hespas.validators import check as validate
+from hespas.validators.checker import CheckOptions, CheckResult
+from hespas.validators.checker import check as validate
 
 __all__ = ["CheckOptions", "CheckResult", "validate"]

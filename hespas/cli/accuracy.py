@@ -192,7 +192,7 @@ def _check_files(asked: _Asked) -> None:
         "--estimator": estimator_files(*asked.models),
     }
     if asked.report:
-        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
+        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
         files = [asked.report / name for name in REPORT_FILES]
         for file in files:
@@ -220,7 +220,7 @@ def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnost
     if asked.json_file:
         write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
     if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+        from hespas.validators.accuracy.report.folder import write_report
 
         write_report(
             done,
@@ -252,7 +252,7 @@ def _compared_tables(
     if asked.json_file:
         write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
     if asked.report:
-        from hespas.validators.accuracy.folder import write_report
+        from hespas.validators.accuracy.report.folder import write_report
 
         devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
         write_report(

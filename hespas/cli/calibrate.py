@@ -182,7 +182,7 @@ def _check(asked: _Asked) -> None:
     check_once(asked.recorded)
     reads: dict[str, list[Path]] = {"an input": asked.inputs, "--hardware": hardware_files(asked.hardware)}
     if asked.report:
-        from hespas.validators.accuracy.folder import REPORT_FILES, check_folder
+        from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
         folders = [asked.folder(test) for test in asked.tests or ("shape",)]
         files = [folder / name for folder in folders for name in REPORT_FILES]
@@ -328,7 +328,7 @@ def _write_reports(asked: _Asked, done: Calibration) -> None:
     from math import nan
 
     from hespas.validators.accuracy import Thresholds
-    from hespas.validators.accuracy.folder import write_report
+    from hespas.validators.accuracy.report.folder import write_report
 
     none = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
     for test in done.held_out:

@@ -34,7 +34,7 @@ from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
     from hespas.api import ClassTotals, NodeEstimates, TableEstimates
-    from hespas.estimators.energy import StepEnergy
+    from hespas.estimators.rates import StepEnergy
     from hespas.graph import Diagnostics
 
 __all__ = ["estimate"]

@@ -26,7 +26,8 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.validators import Cell, CheckResult, ColumnResult, RoundTrips
+    from hespas.validators.checker import CheckResult
+    from hespas.validators.roundtrip import Cell, ColumnResult, RoundTrips
 
 __all__ = ["app", "check", "common", "main", "roundtrip"]
 
@@ -105,8 +106,8 @@ def check(
             raise UsageError("nothing to check", hint="hespas-validate check traces/")
         configs = [path for path in (system_config, network_config, memory_config) if path]
         check_reports({"--json": json_file}, {"PATH": paths, "a configuration": configs}, overwrite=overwrite)
-        from hespas.validators import CheckOptions, to_json
-        from hespas.validators import check as run
+        from hespas.validators.checker import CheckOptions, check_json
+        from hespas.validators.checker import check as run
 
         asked = CheckOptions(
             system_config=system_config,
@@ -118,7 +119,7 @@ def check(
         )
         result = run(paths, profile.value if profile else None, asked)
         if json_file:
-            write_document(to_json(result), json_file, overwrite=overwrite)
+            write_document(check_json(result), json_file, overwrite=overwrite)
         _show(result)
         if result.exit_code:
             raise typer.Exit(result.exit_code)
@@ -181,8 +182,8 @@ def roundtrip(
     """
     with command_line(debug, source=_named(paths), documents=[json_file, html_file], reads=paths):
         check_reports({"--json": json_file, "--html": html_file}, {"PATH": paths}, overwrite=overwrite)
-        from hespas.validators import roundtrip as run
-        from hespas.validators import roundtrip_html, roundtrip_json
+        from hespas.validators.roundtrip import roundtrip as run
+        from hespas.validators.roundtrip import roundtrip_html, roundtrip_json
 
         names = [name.strip() for name in formats.split(",") if name.strip()]
         with progress_bar("round trips", progress) as callback:
@@ -214,7 +215,7 @@ def _tell_inputs(done: RoundTrips) -> None:
 
 def _show_matrix(done: RoundTrips) -> None:
     """The matrix on standard output, then what the lossy pairs do not keep, then one verdict."""
-    from hespas.validators import cell_text
+    from hespas.validators.roundtrip import cell_text
 
     texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
     sources = list(dict.fromkeys(source for source, _ in texts))
@@ -249,7 +250,7 @@ def _column_text(column: ColumnResult, cell: Cell) -> str:
 
 
 def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
-    from hespas.validators import RULES
+    from hespas.validators.checker import RULES
 
     if json_file:
         from hespas.api import write_json

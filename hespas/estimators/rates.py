@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 from hespas.graph import DTYPES, UNKNOWN_DTYPE, ContractionTable, DType, DTypeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
+from hespas.graph.passes import known_sum
 from hespas.hardware import Device, PeakChoice, peak_for, product_peak
 from hespas.hardware.model import Unit
-from hespas.operations import MATRIX_KINDS, Operations, find_scheme
+from hespas.hardware.peaks import energy_pj_per_flop, tdp_energy_j
+from hespas.operations import MATRIX_KINDS, Operations, arithmetic_dtype, find_scheme
 
 __all__ = [
     "Efficiencies",
     "PeakTimes",
+    "StepEnergy",
     "contraction_choices",
     "contraction_rate",
+    "node_energy_j",
     "peak_times",
     "rate_flops_per_s",
+    "step_energy",
     "stored_bytes",
     "unit_rate",
 ]
@@ -192,3 +197,50 @@ def peak_times(ops: Operations, device: Device, *, transcendental_weight: float 
         arithmetic = np.where(flops == 0, 0.0, flops / rates[matrix.astype(np.int64), ops.scheme.row] * 1e9)
     memory = ops.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
     return PeakTimes(arithmetic, memory)
+
+
+# Energy of a step on a device whose file has figures for it: a floor and a ceiling, never a guess between.
+#
+# The floor counts arithmetic (without transcendentals, registers and wires) and traffic to main memory,
+# where the file has their energies; the ceiling is the board at its thermal design power while the
+# operations run one after another.
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnergy:
+    """Joules of one rank and step; NaN unknown. ``at_least_j`` is what is known of the parts the file has
+    figures for; ``at_tdp_j`` has the board at ``tdp_w`` watts for the work of the step.
+    """
+
+    at_least_j: float
+    at_tdp_j: float
+    tdp_w: float
+
+
+@np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite
+def step_energy(graph: OpGraph, device: Device, duration_ns: float) -> StepEnergy:
+    """Energy of one step that takes ``duration_ns``. O(nodes)."""
+    known = known_sum(node_energy_j(graph, device) * graph.multiplicity)
+    return StepEnergy(known, tdp_energy_j(device, duration_ns), device.tdp_w)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def node_energy_j(graph: OpGraph, device: Device) -> FloatArray:
+    """Joules of one execution of each node that the file's figures account for, shape ``(nodes,)``; NaN where
+    they account for nothing.
+    """
+    table = graph.contractions
+    parts = [stored_bytes(graph, device) * device.main_memory.energy_pj_per_byte]
+    in_products = np.zeros(len(graph))
+    if len(table):
+        choices, place = contraction_choices(table, device)
+        each = [nan if one is None else one.peak.energy_pj_per_flop * one.products for one in choices]
+        in_products = np.bincount(table.node, table.flops, len(graph)).astype(np.float64)
+        products = np.bincount(table.node, table.flops * np.array(each)[place], len(graph))
+        parts.append(np.where(in_products > 0, products, 0.0))
+    vector = [energy_pj_per_flop(device, "vector", entry.name) for entry in DTYPES]
+    rest = np.maximum(graph.flops - in_products, 0.0)
+    parts.append(np.where(rest == 0, 0.0, rest * np.array([*vector, nan])[arithmetic_dtype(graph, -1)]))
+    known = np.nansum(parts, axis=0)
+    # Nothing moved and nothing computed takes nothing; a part that is unknown is not nothing.
+    return np.where((known == 0) & np.isnan(parts).any(axis=0), nan, known) * 1e-12

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeVar, cast
 
-from hespas.estimators.availability import Availability, Probed
-from hespas.estimators.protocol import Estimator
+from hespas.estimators.protocol import Availability, Estimator, Probed
 from hespas.graph.errors import HespasError, UsageError
 from hespas.graph.plugins import PluginTable
 
@@ -38,10 +37,10 @@ BUILTIN: dict[str, str] = {
     "composite": "hespas.estimators.composite:Composite",
     "xla": "hespas.estimators.compiled:Xla",
     "iree": "hespas.estimators.compiled:Iree",
-    "scalesim": "hespas.estimators.external:ScaleSim",
-    "zigzag": "hespas.estimators.external:ZigZag",
-    "onnxim": "hespas.estimators.external:Onnxim",
-    "cocossim": "hespas.estimators.external:Cocossim",
+    "scalesim": "hespas.estimators.external.scale_sim:ScaleSim",
+    "zigzag": "hespas.estimators.external.zigzag:ZigZag",
+    "onnxim": "hespas.estimators.external.onnxim:Onnxim",
+    "cocossim": "hespas.estimators.external.cocossim:Cocossim",
     "learned": "hespas.estimators.learned:Learned",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""

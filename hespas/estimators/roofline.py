@@ -19,8 +19,6 @@ from math import isnan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.by_operation import Prediction
-from hespas.estimators.free import takes_no_time, transcendentals
 from hespas.estimators.network import (
     Algorithm,
     NetworkCosts,
@@ -28,6 +26,7 @@ from hespas.estimators.network import (
     collective_time_ns,
     message_costs,
 )
+from hespas.estimators.protocol import Prediction, takes_no_time, transcendentals
 from hespas.estimators.rates import (
     Efficiencies,
     contraction_choices,

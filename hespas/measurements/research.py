@@ -14,7 +14,7 @@ import numpy as np
 
 from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
-from hespas.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
+from hespas.measurements.tidy import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
 from hespas.operations import Labels, Operations, build, canonical_op, chosen
 
 __all__ = ["RESEARCH"]

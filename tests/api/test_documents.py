@@ -18,8 +18,8 @@ from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 from hespas.hardware import device_names, load_device
-from hespas.validators import check_workload
 from hespas.validators.accuracy import Thresholds, accuracy, accuracy_json
+from hespas.validators.checker import check_workload
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("mlp.mlir", "llama_fsdp_tp_local_N8.mlir.gz", "while_unknown.mlir", "hand_dynamic.mlir")

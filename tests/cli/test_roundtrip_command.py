@@ -14,7 +14,8 @@ from hespas import api
 from hespas.cli.convert import app as convert
 from hespas.cli.validate import app
 from hespas.graph.errors import FormatError
-from hespas.validators.roundtrip import ColumnResult, result
+from hespas.validators.roundtrip import ColumnResult
+from hespas.validators.roundtrip import matrix as result
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"

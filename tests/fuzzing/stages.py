@@ -26,7 +26,7 @@ from hespas.converters import ReadOptions, load_format
 from hespas.graph import Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
 from hespas.validators.roundtrip import Pair, PairStatus, columns_kept
-from hespas.validators.roundtrip.result import unreported
+from hespas.validators.roundtrip.matrix import unreported
 from tests.fuzzing.readings import kept_readings
 
 __all__ = ["DEVICES", "ESTIMATORS", "Judged", "on_value"]

@@ -19,23 +19,23 @@ from hespas import api
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
 from hespas.converters import ReadOptions
-from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import (
+from hespas.estimators.learned.ensemble import Forest
+from hespas.estimators.learned.serialization import (
     LearnedModel,
     forget_models,
     load_model,
     model_bytes,
     shipped_folder,
 )
-from hespas.estimators.learned.trees import Forest
 from hespas.graph import Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import Device, load_device, write_device
 from hespas.measurements import read_measurements
 from hespas.operations import Labels, build
-from hespas.validators import CheckOptions, check_workload
 from hespas.validators.accuracy import compare_reports
+from hespas.validators.checker import CheckOptions, check_workload
 from tests.converters.pytorch.test_pytorch_linked import CALLS, DEVICE, HOST, OPERATIONS, pair
 from tests.fuzzing.mutate import Input
 from tests.fuzzing.seeds import FIXTURES, READERS, seeds_of

@@ -11,7 +11,7 @@ import pytest
 from hespas.converters import sniff
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import reference_messages
-from hespas.validators import CheckOptions, check
+from hespas.validators.checker import CheckOptions, check
 
 
 def _told(path: Path) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import pytest
 from hespas.converters import WriteOptions, load_format
 from hespas.graph import Diagnostics, StridedGroups, Workload
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators import CheckOptions, check, check_workload, to_json
+from hespas.validators.checker import CheckOptions, check, check_json, check_workload
 from tests.validators.small_jobs import Steps, job_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -146,11 +146,11 @@ def test_document_follows_its_schema(tmp_path: Path, traces: Path) -> None:
     steps.coll(steps.compute(), groups=[[0, 7]])
     broken = check_workload(Workload.spmd(steps.build(), 2), "astra-sim")
     for result in (broken, check([traces, tmp_path / "missing"], "astra-sim")):
-        document = json.loads(to_json(result))
+        document = json.loads(check_json(result))
         jsonschema.validate(document, SCHEMA)
         assert document["schema"] == "hespas.check/1"
         assert document["valid"] is result.valid
-    assert {entry["code"] for entry in json.loads(to_json(broken))["violations"]} >= {"ET019"}
+    assert {entry["code"] for entry in json.loads(check_json(broken))["violations"]} >= {"ET019"}
 
 
 @pytest.mark.skipif(not CASES, reason="the ASTRA-sim cases are not beside this checkout")

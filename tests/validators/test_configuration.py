@@ -15,13 +15,13 @@ import pytest
 from hespas.converters.chakra.contract import Tag
 from hespas.graph import CollectiveKind, ExtraTable, NodeKind, OpClass, StridedGroups, Workload
 from hespas.graph.errors import FormatError
-from hespas.validators import CheckOptions, check_workload
-from hespas.validators.configuration import (
+from hespas.validators.checker import CheckOptions, check_workload
+from hespas.validators.checker.configuration import (
     read_memory_config,
     read_network_config,
     read_system_config,
 )
-from hespas.validators.job import Backend
+from hespas.validators.checker.job import Backend
 from tests.validators.small_jobs import Steps
 
 Json = dict[str, int | float | str | list[str]]

@@ -22,7 +22,7 @@ from hespas.graph import (
     Workload,
     dtype,
 )
-from hespas.validators import RULES, Profile, check_workload
+from hespas.validators.checker import RULES, Profile, check_workload
 from tests.validators.small_jobs import Steps, job_of
 
 

@@ -22,7 +22,7 @@ from hespas.graph import (
     StridedGroups,
     Workload,
 )
-from hespas.validators import CheckOptions, Profile, check_workload
+from hespas.validators.checker import CheckOptions, Profile, check_workload
 from tests.validators.small_jobs import Steps, job_of
 
 PAIR = [[0, 1]]

@@ -19,6 +19,7 @@ from hespas.converters.chakra.wire import (
     read_varints,
     repeated_spans,
 )
+from hespas.files.wire import WireError, decode_varint, encode_varint, tag
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
@@ -28,8 +29,6 @@ from hespas.schemas.chakra.tables import (
     Kind,
     MessageSpec,
     WireType,
-    encode_varint,
-    tag,
 )
 
 __all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes", "not_text"]
@@ -409,16 +408,10 @@ class _Reader:
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         """A varint (64 bits are kept) and the position behind it."""
-        value = 0
-        for shift in range(0, 70, 7):
-            if at >= end:
-                raise self.fail("a varint is cut off by the end of its message", at)
-            byte = self.data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value & _MASK64, at
-        raise self.fail("a varint is longer than ten bytes", at)
+        try:
+            return decode_varint(self.data, at, end)
+        except WireError as error:
+            raise self.fail(str(error), error.position) from None
 
     def skip(self, number: int, wire: int, at: int, end: int) -> int:
         """The position behind an unknown field's value."""

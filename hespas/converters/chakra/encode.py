@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire import BLOCK, Bytes, Longs, Window, Words, offsets_of
+from hespas.files.wire import encode_varint, tag
 from hespas.graph.errors import InvariantError
-from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType, encode_varint, tag
+from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType
 
 __all__ = ["delimited", "encode_chunks", "encode_metadata", "encode_nodes", "join", "render", "rows"]
 

@@ -21,6 +21,8 @@ from hespas.converters.chakra.wire import (
     packed_varints,
     read_varints,
 )
+from hespas.files.wire import WireError
+from hespas.files.wire import fields as wire_fields
 from hespas.schemas.chakra.tables import WireType
 
 __all__ = ["Fields", "Repeated", "tag_of", "walk"]
@@ -188,37 +190,17 @@ def _tails(window: Window, rows: Longs, at: Longs, end: Longs, bad: Bools) -> li
 
 def _walk_one(data: bytes, base: int) -> tuple[_Tail, bool]:
     """The fields of one message's rest, and whether it is sound."""
-    fields: _Tail = []
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        wire = tag & 7
-        size = _FIXED_BYTES.get(wire, 0)
-        if at < 0 or not 8 <= tag <= _LARGEST_TAG or wire not in (0, 1, 2, 5):
-            return fields, False
-        if size:
-            value, content = int.from_bytes(data[at : at + size], "little"), at
-        else:
-            value, content = _varint(data, at)
-        behind = at + size if size else content + (value if wire == WireType.BYTES else 0)
-        if content < 0 or behind > len(data):
-            return fields, False
-        fields.append((tag, value, base + content))
-        at = behind
-    return fields, True
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint (64 bits are kept) and the position behind it, -1 where it is cut off or too long."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            return 0, -1
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value & ((1 << 64) - 1), at
-    return 0, -1
+    found: _Tail = []
+    try:
+        for number, wire, value, place in wire_fields(data, 0, len(data)):
+            tag = number << 3 | wire
+            if tag > _LARGEST_TAG:
+                return found, False
+            is_bytes = wire == WireType.BYTES
+            found.append((tag, place - value, base + value) if is_bytes else (tag, value, base + place))
+    except WireError:
+        return found, False
+    return found, True
 
 
 def _in_order(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -17,11 +18,14 @@ import numpy as np
 from hespas.converters.chakra.wire import SLACK, Longs, Window, read_varints
 from hespas.files.limits import limits
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
+from hespas.files.wire import WireError, decode_varint
 from hespas.graph.errors import FormatError
 
 __all__ = ["CutOffError", "FrameBatch", "Source", "frames", "open_trace"]
 
 _BLOCK_BYTES = 1 << 20
+_LENGTH_BYTES = 5
+"""Of 32 bits."""
 _MAX_EMPTY_FRAMES = 1 << 16
 _FIXED_BYTES = {1: 8, 5: 4}
 """By wire type."""
@@ -173,16 +177,12 @@ def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], i
 
 def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, int]:
     """A frame length of several bytes and the position behind it, 0 when the block ends before."""
-    value, start = 0, at
-    for shift in (0, 7, 14, 21, 28):
-        if at >= len(block):
+    start = at
+    try:
+        value, at = decode_varint(block, at, min(len(block), start + _LENGTH_BYTES))
+    except WireError:
+        if len(block) < start + _LENGTH_BYTES:
             return 0, 0
-        byte = block[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    else:
         value = 1 << 32
     if value >= 1 << 32:
         raise FormatError(
@@ -228,30 +228,18 @@ def _refuse_crowded(batch: FrameBatch, name: str) -> None:
 def _count_fields(data: bytes, most: int) -> int:
     """How many fields a message has, up to one more than ``most`` and to the first that is malformed."""
     count = at = 0
-    while at < len(data) and count <= most:
-        tag, at = _varint(data, at)
-        wire = tag & 7
-        value = 0
-        if wire in (0, 2):
-            value, at = _varint(data, at)
-        elif wire > 5:
-            return count
-        at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
-        count += 1
+    with suppress(WireError):
+        while at < len(data) and count <= most:
+            tag, at = decode_varint(data, at, len(data))
+            wire = tag & 7
+            value = 0
+            if wire in (0, 2):
+                value, at = decode_varint(data, at, len(data))
+            elif wire > 5:
+                break
+            at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
+            count += 1
     return count
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and the position behind it; what is cut off ends with the data."""
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    return value, at
 
 
 def _check_declared(rest: bytes, source: Source, offset: int) -> None:

@@ -29,10 +29,11 @@ from hespas.converters.chakra.wire import (
     offsets_of,
     packed_varints,
 )
+from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.history import CURRENT, UPGRADES_001, SchemaVersion
-from hespas.schemas.chakra.tables import AttributeField, FieldSpec, Kind, MessageSpec, WireType, encode_varint
+from hespas.schemas.chakra.tables import AttributeField, FieldSpec, Kind, MessageSpec, WireType
 
 __all__ = ["HistoricDecoder"]
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from hespas.converters.chakra.contract import ATTRIBUTES
+from hespas.files.wire import decode_varint, encode_varint, fields, tag
 from hespas.schemas.chakra.tables import (
     GLOBAL_METADATA,
     NODE,
@@ -28,8 +29,6 @@ from hespas.schemas.chakra.tables import (
     MessageSpec,
     NodeType,
     WireType,
-    encode_varint,
-    tag,
 )
 
 __all__ = [
@@ -471,19 +470,13 @@ def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
 
 def wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and content of each field of a message that a serialiser wrote: varints as integers."""
-    at, size = 0, len(data)
-    while at < size:
-        key, at = _varint(data, at)
-        wire = key & 7
+    for number, wire, value, place in fields(data, 0, len(data)):
         if wire == WireType.VARINT:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        width = 8 if wire == WireType.FIXED64 else 4
-        if wire == WireType.BYTES:
-            width, at = _varint(data, at)
-        yield key >> 3, data[at : at + width]
-        at += width
+            yield number, value
+        elif wire == WireType.BYTES:
+            yield number, data[value:place]
+        else:
+            yield number, data[place : place + (8 if wire == WireType.FIXED64 else 4)]
 
 
 def wire_integers(data: bytes) -> list[int]:
@@ -491,23 +484,6 @@ def wire_integers(data: bytes) -> list[int]:
     found: list[int] = []
     at = 0
     while at < len(data):
-        value, at = _varint(data, at)
+        value, at = decode_varint(data, at, len(data))
         found.append(value)
     return found
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and the position behind it."""
-    value = data[at]
-    at += 1
-    if value < 0x80:
-        return value, at
-    value &= 0x7F
-    shift = 7
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

@@ -19,11 +19,11 @@ from hespas.converters.chakra.json_frames import RANK_FILE, JsonFrames, KnownNod
 from hespas.converters.chakra.reader import read_chakra
 from hespas.converters.format import ReadOptions
 from hespas.files.streams import open_output
+from hespas.files.wire import encode_varint
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError
 from hespas.schemas.chakra.history import LATEST_VERSIONS
-from hespas.schemas.chakra.tables import encode_varint
 
 __all__ = ["read_chakra_json"]
 

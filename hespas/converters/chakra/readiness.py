@@ -11,6 +11,7 @@ by a row of its file.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from hespas.converters.chakra.columns import ByteRows
 from hespas.converters.chakra.contract import Tag
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.converters.chakra.wire import Bools, Longs, Window, Words, copy_spans, offsets_of
+from hespas.files.wire import WireError, fields
 from hespas.graph import CollectiveTable, Csr, NodeKind, OpGraph, P2pTable, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
@@ -187,16 +189,11 @@ def _stated(graph: OpGraph, name: str) -> dict[int, list[bytes]]:
 def _texts(data: bytes) -> list[bytes]:
     """The members of an encoded list of strings; what is none ends it."""
     found: list[bytes] = []
-    at = 0
-    while at + 1 < len(data) and data[at] == _STRING:
-        length = shift = 0
-        while (at := at + 1) < len(data):
-            length |= (data[at] & 0x7F) << shift
-            shift += 7
-            if data[at] < 0x80:
+    with suppress(WireError):
+        for number, wire, start, end in fields(data, 0, len(data)):
+            if number << 3 | wire != _STRING:
                 break
-        found.append(data[at + 1 : at + 1 + length])
-        at += 1 + length
+            found.append(data[start:end])
     return found
 
 

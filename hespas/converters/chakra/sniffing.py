@@ -15,11 +15,13 @@ from hespas.converters.chakra.versions import (
 )
 from hespas.converters.chakra.wire import Window, offsets_of
 from hespas.converters.format import Head
+from hespas.files.wire import WireError, decode_varint
 from hespas.schemas.chakra.history import CURRENT, NAMED
 
 __all__ = ["score"]
 
 _FRAMES = 64
+_LENGTH_BYTES = 5
 _DIRECTORY, _CERTAIN, _LIKELY, _ONLY_FRAMED, _NO = 90, 95, 60, 20, 0
 
 
@@ -56,14 +58,10 @@ def _first_messages(data: bytes) -> list[bytes]:
     messages: list[bytes] = []
     at = 0
     while at < len(data) and len(messages) < _FRAMES:
-        length, shift = 0, 0
-        while at < len(data) and data[at] > 0x7F and shift < 28:
-            length |= (data[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-        if at >= len(data):
+        try:
+            length, at = decode_varint(data, at, min(len(data), at + _LENGTH_BYTES))
+        except WireError:
             break
-        length |= data[at] << shift
-        at += 1
         if at + length > len(data):
             break
         messages.append(data[at : at + length])

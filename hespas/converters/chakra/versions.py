@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from hespas.files.wire import BYTES, VARINT, WireError, encode_varint, fields
 from hespas.schemas.chakra.history import CURRENT, EARLY, VERSIONS
-from hespas.schemas.chakra.tables import encode_varint
 
 __all__ = [
     "FirstFrame",
@@ -21,7 +21,6 @@ __all__ = [
     "possible_versions",
 ]
 
-_VARINT, _BYTES = 0, 2
 _NAME_TAG = b"\x0a"
 _WITH_METADATA = frozenset(label for label, version in VERSIONS.items() if version.metadata)
 _PROTO2 = frozenset(label for label, version in VERSIONS.items() if version.syntax == "proto2")
@@ -44,23 +43,13 @@ class Signature:
     @classmethod
     def of(cls, message: bytes) -> Signature | None:
         """The fields of a message, None where it is no protobuf message."""
-        fields: list[tuple[int, int, bytes]] = []
-        at = 0
-        while at < len(message):
-            tag, at = _varint(message, at)
-            number, wire = tag >> 3, tag & 7
-            size = {1: 8, 5: 4}.get(wire, 0)
-            if wire == _VARINT:
-                _, at = _varint(message, at)
-            elif wire == _BYTES:
-                size, at = _varint(message, at)
-            elif not size:
-                return None
-            if number < 1 or at < 0 or at + size > len(message):
-                return None
-            fields.append((number, wire, message[at : at + size]))
-            at += size
-        return cls(tuple(fields)) if at == len(message) else None
+        found: list[tuple[int, int, bytes]] = []
+        try:
+            for number, wire, start, end in fields(message, 0, len(message)):
+                found.append((number, wire, message[start:end] if wire == BYTES else b""))
+        except WireError:
+            return None
+        return cls(tuple(found))
 
     @property
     def wires(self) -> frozenset[tuple[int, int]]:
@@ -69,28 +58,15 @@ class Signature:
 
     def contents(self, number: int) -> list[bytes]:
         """What stands in a length-delimited field."""
-        return [content for found, wire, content in self.fields if found == number and wire == _BYTES]
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A varint and the position behind it; a position beyond the message when it is cut off."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if not 0 <= at < len(message):
-            break
-        value |= (message[at] & 0x7F) << shift
-        at += 1
-        if message[at - 1] < 0x80:
-            return value, at
-    return 0, len(message) + 1
+        return [content for found, wire, content in self.fields if found == number and wire == BYTES]
 
 
 def first_frame(signature: Signature) -> FirstFrame:
     """Whether the first frame is a ``GlobalMetadata`` (an empty one is) or already a ``Node``."""
     wires = {number: wire for number, wire, _ in reversed(signature.fields)}
-    if wires.get(1) == _VARINT or set(wires) - {1, 2}:
+    if wires.get(1) == VARINT or set(wires) - {1, 2}:
         return FirstFrame.NODE if set(wires) - {2} else FirstFrame.UNKNOWN
-    return FirstFrame.METADATA if set(wires.values()) <= {_BYTES} else FirstFrame.UNKNOWN
+    return FirstFrame.METADATA if set(wires.values()) <= {BYTES} else FirstFrame.UNKNOWN
 
 
 def possible_versions(signature: Signature) -> frozenset[str]:
@@ -107,7 +83,7 @@ def possible_versions(signature: Signature) -> frozenset[str]:
     first = signature.contents(1)
     if len(first) < len(signature.fields) or not all(map(_is_attribute, first)):
         return frozenset({CURRENT})
-    typed = [(2, _VARINT) in inner.wires for inner in map(Signature.of, first) if inner is not None]
+    typed = [(2, VARINT) in inner.wires for inner in map(Signature.of, first) if inner is not None]
     if all(typed):
         return _WITH_METADATA & _PROTO2
     return frozenset() if any(typed) else frozenset({EARLY})
@@ -130,7 +106,7 @@ def as_current_metadata(signature: Signature) -> bytes:
 def looks_old(signature: Signature) -> bool:
     """Whether a node has fields as only nodes before 0.0.4 have them."""
     wires = signature.wires
-    if wires & {(6, _BYTES), (7, _BYTES)} or any((number, _VARINT) in wires for number in range(8, 21)):
+    if wires & {(6, BYTES), (7, BYTES)} or any((number, VARINT) in wires for number in range(8, 21)):
         return True
     old = [inner for inner in map(Signature.of, signature.contents(11)) if inner is not None]
-    return any({(1, _BYTES), (2, _VARINT)} <= inner.wires for inner in old)
+    return any({(1, BYTES), (2, VARINT)} <= inner.wires for inner in old)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.files.wire import WireError, decode_varint
+
 __all__ = [
     "BLOCK",
     "SLACK",
@@ -362,14 +364,10 @@ def _walk(window: Window, tag: int, at: int, end: int) -> array[int] | None:
     while here < size:
         if data[here] != tag:
             return None
-        length, shift, here = 0, 0, here + 1
-        while here < size and data[here] >= 0x80 and shift < 63:
-            length |= (data[here] & 0x7F) << shift
-            shift, here = shift + 7, here + 1
-        if here >= size:
+        try:
+            length, here = decode_varint(data, here + 1, size)
+        except WireError:
             return None
-        length |= data[here] << shift
-        here += 1
         if length > size - here:
             return None
         spans.append(at + here)

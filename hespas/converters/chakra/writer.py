@@ -28,6 +28,7 @@ from hespas.converters.chakra.wire import Bools, Bytes, Longs
 from hespas.converters.chakra.write_report import report
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.streams import open_output
+from hespas.files.wire import encode_varint
 from hespas.graph import (
     WHOLE_JOB,
     Diagnostics,
@@ -40,7 +41,7 @@ from hespas.graph import (
 )
 from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
 from hespas.schemas.chakra.history import LATEST_VERSIONS
-from hespas.schemas.chakra.tables import AttributeField, encode_varint
+from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["chosen_ranks", "write_chakra"]
 

@@ -16,7 +16,7 @@ FORMAT = Format(
     title="HLO (XLA), text or HloModuleProto",
     suffixes=(".hlo", ".txt", ".pb"),
     specification="https://openxla.org/xla/operation_semantics",
-    sniff=lazily("hespas.converters.hlo.sniff:sniff"),
+    sniff=lazily("hespas.converters.hlo.scan:sniff"),
     never_json=True,
     read=lazily("hespas.converters.hlo.reader:read_hlo"),
 )

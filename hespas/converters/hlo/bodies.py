@@ -1,23 +1,413 @@
 """What one run of a computation costs: bodies of fusions, reducers, comparators and branches, callees first.
 
 Arithmetic is the sum over the body, nested fusions included; a loop counts its trips, a conditional its
-costliest branch. Which operand bytes a fusion moves is in :mod:`hespas.converters.hlo.traffic`.
+costliest branch. A fusion moves the bytes of its operands that it needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import isnan
+from math import isnan, nan
 
-from hespas.converters.hlo.attributes import names
-from hespas.converters.hlo.module import Computation
+from hespas.converters.hlo.attributes import backend_config, integer, names
+from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
-from hespas.converters.hlo.traffic import STRUCTURE, Alias, body_aliases, body_needs
-from hespas.converters.hlo.trips import loop_trips
 from hespas.costs import Body, Contraction, Cost, branch_ns, canonical_name
 from hespas.graph import OpClass
+from hespas.graph.tensors import DTypeKind
 
-__all__ = ["Bodies", "BodyCost", "branch_names"]
+__all__ = [
+    "STRUCTURE",
+    "UPDATING",
+    "Alias",
+    "Bodies",
+    "BodyCost",
+    "InnerNeeds",
+    "Trips",
+    "body_aliases",
+    "body_needs",
+    "branch_names",
+    "fusion_bytes",
+    "loop_trips",
+]
+
+
+# --- Which bytes a fusion moves: its operands and results, where only what is needed counts.
+#
+# Need is followed from the root to the parameters, so a table read through ``gather`` or ``slice``, alone
+# or behind elementwise operations, counts what is picked. A root ``dynamic-update-slice`` or ``scatter``
+# over a parameter that may be overwritten counts what it touches.
+
+STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
+"""Opcodes that neither compute nor move."""
+
+_RESHAPES = frozenset({"bitcast", "reshape"})
+_PICKING = frozenset({"slice", "dynamic-slice", "gather"})
+UPDATING = frozenset({"dynamic-update-slice", "scatter"})
+"""Opcodes that may replace a part of their first operand in place."""
+
+_WHOLE = frozenset({"dot", "convolution", "sort", "fft", "custom-call", "while", "conditional", "scaled-dot"})
+"""Operations that read all of every operand for any part of their result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Result ``leaf`` is parameter ``parameter`` with a part replaced: in place, ``read_bytes`` of the
+    parameter are read and ``written_bytes`` of the result written.
+    """
+
+    parameter: int
+    leaf: int
+    read_bytes: float
+    written_bytes: float
+
+
+InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
+"""What the body of a nested fusion needs of its parameters."""
+
+
+def body_needs(program: Program, computation: Computation, inner: InnerNeeds) -> tuple[float, ...]:
+    """The fraction (0 .. 1) of each parameter that the root needs. O(instructions).
+
+    Raises ``FormatError`` where parameters are not numbered 0, 1, 2, ....
+    """
+    needed = [0.0] * len(computation)
+    needed[computation.root] = 1.0
+    for index in range(len(computation) - 1, -1, -1):
+        part = needed[index] = min(needed[index], 1.0)
+        if part <= 0:
+            continue
+        inner_needs = inner(computation, index) if computation.opcodes[index] in {"fusion", "call"} else ()
+        for place, operand in enumerate(computation.operands[index]):
+            factor = _need(program, computation, index, place, inner_needs)
+            needed[operand] += 1.0 if isnan(factor) else part * factor
+    parameters = [index for index, opcode in enumerate(computation.opcodes) if opcode == "parameter"]
+    needs = [-1.0] * len(parameters)
+    for index in parameters:
+        number = program.parameter_number(computation, index)
+        if number >= len(needs) or needs[number] >= 0:
+            raise program.error(
+                computation, index, f"expected parameters numbered 0 to {len(needs) - 1}, each once"
+            )
+        needs[number] = needed[index]
+    return tuple(needs)
+
+
+def _need(
+    program: Program, computation: Computation, index: int, place: int, inner_needs: tuple[float, ...]
+) -> float:
+    """The fraction of one operand that a result needs in full; NaN: all of it for any part of the result."""
+    opcode = computation.opcodes[index]
+    if opcode in _WHOLE:
+        return nan
+    if opcode in {"fusion", "call"}:
+        return inner_needs[place] if place < len(inner_needs) else nan
+    if opcode in _PICKING and place == 0:
+        picked = _elements(program, computation, index)
+        stored = _elements(program, computation, computation.operands[index][0])
+        return 1.0 if isnan(picked) or not stored > 0 else min(picked / stored, 1.0)
+    return 1.0
+
+
+def _elements(program: Program, computation: Computation, index: int) -> float:
+    return sum(tensor.elements for tensor in program.tensors(computation.shapes[index]))
+
+
+def body_aliases(program: Program, computation: Computation) -> tuple[Alias, ...]:
+    """Results that are a parameter with parts replaced, the parameter having no other reader.
+    O(instructions).
+    """
+    if not any(opcode in UPDATING for opcode in computation.opcodes):
+        return ()
+    root = computation.root
+    leaves = computation.operands[root] if computation.opcodes[root] == "tuple" else (root,)
+    readers = [0] * len(computation)
+    for operands in computation.operands:
+        for operand in operands:
+            readers[operand] += 1
+    found: dict[int, Alias | None] = {}
+    for leaf, index in enumerate(leaves):
+        if index not in found:
+            found[index] = _alias(program, computation, leaf, index, readers)
+    aliases = ((leaf, found[index]) for leaf, index in enumerate(leaves))
+    return tuple(replace(alias, leaf=leaf) for leaf, alias in aliases if alias is not None)
+
+
+def _alias(
+    program: Program, computation: Computation, leaf: int, index: int, readers: list[int]
+) -> Alias | None:
+    """Follow updates and views from one result down to the parameter they change."""
+    written, read, current = 0.0, 0.0, index
+    while computation.opcodes[current] in UPDATING or computation.opcodes[current] in _RESHAPES:
+        if (current != index and readers[current] > 1) or not computation.operands[current]:
+            return None
+        if computation.opcodes[current] in UPDATING:
+            touched, reads_old = _touched(program, computation, current)
+            written += touched
+            read += touched if reads_old else 0.0
+        current = computation.operands[current][0]
+    if computation.opcodes[current] != "parameter" or readers[current] != 1 or current == index:
+        return None
+    return Alias(program.parameter_number(computation, current), leaf, read, written) if written else None
+
+
+def _touched(program: Program, computation: Computation, index: int) -> tuple[float, bool]:
+    """Bytes an update writes, and whether it reads what was there."""
+    operands = computation.operands[index]
+    if computation.opcodes[index] == "dynamic-update-slice":
+        return _bytes(program, computation, operands[1:2]), False
+    first_update = max((len(operands) - 1) // 2, 1) + 1
+    named = names(computation.attributes[index].get("to_apply"))
+    body = program.bodies.get(named[0]) if named else None
+    return _bytes(program, computation, operands[first_update:]), body is None or body.reads_first
+
+
+def _bytes(program: Program, computation: Computation, operands: tuple[int, ...]) -> float:
+    return sum(
+        tensor.bytes for operand in operands for tensor in program.tensors(computation.shapes[operand])
+    )
+
+
+def fusion_bytes(
+    program: Program,
+    computation: Computation,
+    index: int,
+    needs: tuple[float, ...],
+    aliases: tuple[Alias, ...],
+) -> tuple[float, float]:
+    """Bytes that the fusion at ``index`` reads and writes; an operand passed twice is read once."""
+    operands = computation.operands[index]
+    in_place = {
+        alias.leaf: alias
+        for alias in aliases
+        if alias.parameter < len(operands) and program.dies(computation, index, operands[alias.parameter])
+    }
+    overwritten = {alias.parameter: alias for alias in in_place.values()}
+    reads: dict[int, float] = {}
+    for place, operand in enumerate(operands):
+        stored = _bytes(program, computation, (operand,))
+        need = needs[place] if place < len(needs) else 1.0
+        part = overwritten[place].read_bytes if place in overwritten else stored * need if need else 0.0
+        reads[operand] = max(reads.get(operand, 0.0), part)
+    results = program.tensors(program.result_row(computation, index))
+    written = sum(
+        min(in_place[leaf].written_bytes, tensor.bytes) if leaf in in_place else tensor.bytes
+        for leaf, tensor in enumerate(results)
+    )
+    return sum(reads.values()), written
+
+
+# --- How often a loop runs: what the compiler states, else what condition and body say, else unknown.
+#
+# Recognised is a loop that counts: the condition compares (``LT LE GT GE NE``) an element of the state with
+# a constant or with an element the loop does not change, the element starts at a constant, and the body
+# adds a constant. Views, copies, conversions and fusions on the way are looked through.
+
+_VIEWS = frozenset({"bitcast", "copy", "convert", "reshape", "opt-barrier"})
+_MAX_STEPS = 64
+"""Instructions looked through before giving up; real loops need fewer than ten."""
+
+_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trips:
+    """``count`` is NaN where unknown; ``stated`` says that the compiler wrote it down."""
+
+    count: float
+    stated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """An integer: element ``element`` of the loop state plus ``offset``, or a constant (``element`` None)."""
+
+    element: int | None
+    offset: int
+
+
+_Frame = tuple[Computation, "_Frame | None", tuple[int, ...]]
+"""A computation and, for the body of a fusion, the caller and the operands it got there."""
+
+
+class _Reader:
+    """Reads integer terms out of one computation of a loop."""
+
+    __slots__ = ("module", "steps")
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self.steps = 0
+
+    def settle(self, frame: _Frame, index: int) -> tuple[_Frame, int] | None:
+        """Follow views and fusion boundaries to the instruction that makes a value."""
+        while self.steps < _MAX_STEPS:
+            self.steps += 1
+            computation, caller, arguments = frame
+            opcode = computation.opcodes[index]
+            if opcode in _VIEWS and computation.operands[index]:
+                index = computation.operands[index][0]
+            elif opcode == "parameter" and caller is not None:
+                number = integer(computation.payloads[index])
+                if not 0 <= number < len(arguments):
+                    return None
+                frame, index = caller, arguments[number]
+            elif opcode in {"fusion", "call"}:
+                callee = self._callee(computation, index)
+                if callee is None:
+                    return None
+                frame, index = (callee, frame, computation.operands[index]), callee.root
+            else:
+                return frame, index
+        return None
+
+    def _callee(self, computation: Computation, index: int) -> Computation | None:
+        attributes = computation.attributes[index]
+        named = names(attributes.get("calls") or attributes.get("to_apply"))
+        return self.module.computations.get(named[0]) if named else None
+
+    def term(self, frame: _Frame, index: int) -> _Term | None:
+        """The integer an instruction makes, None where it is neither constant nor state plus constant."""
+        settled = self.settle(frame, index)
+        if settled is None:
+            return None
+        frame, index = settled
+        computation = frame[0]
+        opcode, operands = computation.opcodes[index], computation.operands[index]
+        if opcode == "constant":
+            return _constant(computation.payloads[index])
+        if opcode == "parameter":
+            return _Term(-1, 0)
+        if opcode == "get-tuple-element" and operands:
+            source = self.settle(frame, operands[0])
+            is_state = source is not None and source[0][0].opcodes[source[1]] == "parameter"
+            return _Term(integer(computation.attributes[index].get("index", "")), 0) if is_state else None
+        if opcode not in {"add", "subtract"} or len(operands) != 2 or self.steps >= _MAX_STEPS:
+            return None
+        return _combined(opcode, self.term(frame, operands[0]), self.term(frame, operands[1]))
+
+
+def _constant(text: str) -> _Term | None:
+    try:
+        return _Term(None, integer(text))
+    except ValueError:
+        return None
+
+
+def _combined(opcode: str, left: _Term | None, right: _Term | None) -> _Term | None:
+    if left is None or right is None:
+        return None
+    if opcode == "subtract":
+        return _Term(left.element, left.offset - right.offset) if right.element is None else None
+    if left.element is not None and right.element is not None:
+        return None
+    element = right.element if left.element is None else left.element
+    return _Term(element, left.offset + right.offset)
+
+
+def _counted(direction: str, start: int, limit: int, step: int) -> float:
+    """Trips of ``for (i = start; i <direction> limit; i += step)``, NaN where it does not end."""
+    distance = limit - start
+    if direction in {"GT", "GE"}:
+        direction, distance, step = _MIRRORED[direction], -distance, -step
+    if direction == "NE":
+        ends = step != 0 and distance % step == 0 and distance // step >= 0
+        return float(distance // step) if ends else nan
+    if direction == "LE":
+        distance += 1
+    if distance <= 0:
+        return 0.0
+    return float(-(-distance // step)) if step > 0 else nan
+
+
+def loop_trips(
+    module: HloModule, computation: Computation, index: int, condition: Computation, body: Computation
+) -> Trips:
+    """The trip count of the ``while`` at ``index`` of ``computation``."""
+    stated = backend_config(computation.attributes[index]).trips
+    if stated >= 0:
+        return Trips(float(stated), stated=True)
+    try:
+        return Trips(_inferred(module, (computation, index), condition, body))
+    except (ValueError, IndexError):
+        return Trips(nan)
+
+
+def _inferred(
+    module: HloModule, loop: tuple[Computation, int], condition: Computation, body: Computation
+) -> float:
+    reader = _Reader(module)
+    settled = reader.settle((condition, None, ()), condition.root)
+    if settled is None or settled[0][0].opcodes[settled[1]] != "compare":
+        return nan
+    frame, index = settled
+    direction = frame[0].attributes[index].get("direction", "")
+    left, right = (reader.term(frame, operand) for operand in frame[0].operands[index][:2])
+    if left is None or right is None or direction not in _MIRRORED:
+        return nan
+    if left.element is None:
+        left, right, direction = right, left, _MIRRORED[direction]
+    if left.element is None:
+        return nan
+    start = _initial(module, loop, left.element)
+    limit = _limit(module, loop, body, right)
+    step = _step(module, body, left.element)
+    if start is None or limit is None or step is None:
+        return nan
+    trips = _counted(direction, start + left.offset, limit, step)
+    values = _values(module.shape_of(*loop), left.element)
+    held = not isnan(trips) and all(value in values for value in (start, start + int(trips) * step))
+    return trips if held else nan
+
+
+def _values(state: Shape, element: int) -> range:
+    """What the counter's type holds: past its last value a count starts over, and trips are not inferred."""
+    array = (state if element < 0 else state.element(element)).array
+    dtype = None if array is None else array.dtype
+    if dtype is None or dtype.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
+        return range(0)
+    low = -(1 << dtype.bits - 1) if dtype.kind is DTypeKind.SIGNED else 0
+    return range(low, low + (1 << dtype.bits))
+
+
+def _initial(module: HloModule, loop: tuple[Computation, int], element: int) -> int | None:
+    """What an element of the state starts from, where that is a constant."""
+    computation, index = loop
+    term = _element(_Reader(module), (computation, None, ()), computation.operands[index][0], element)
+    return term.offset if term is not None and term.element is None else None
+
+
+def _step(module: HloModule, body: Computation, element: int) -> int | None:
+    """What the body adds to an element of the state, where that is a constant."""
+    term = _element(_Reader(module), (body, None, ()), body.root, element)
+    return term.offset if term is not None and term.element == element else None
+
+
+def _limit(module: HloModule, loop: tuple[Computation, int], body: Computation, right: _Term) -> int | None:
+    if right.element is None:
+        return right.offset
+    if _step(module, body, right.element) != 0:
+        return None
+    start = _initial(module, loop, right.element)
+    return None if start is None else start + right.offset
+
+
+def _element(reader: _Reader, frame: _Frame, index: int, element: int) -> _Term | None:
+    """One element of a tuple value (-1: the value itself)."""
+    if element < 0:
+        return reader.term(frame, index)
+    settled = reader.settle(frame, index)
+    if settled is None:
+        return None
+    frame, index = settled
+    computation = frame[0]
+    if computation.opcodes[index] == "parameter":
+        return _Term(element, 0)
+    if computation.opcodes[index] != "tuple" or element >= len(computation.operands[index]):
+        return None
+    return reader.term(frame, computation.operands[index][element])
+
 
 _CALLERS = frozenset({"fusion", "call", "async-start", "fusion-start", "call-start"})
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
-from hespas.converters.hlo.shapes import ArrayShape, Shape, shown_shape
+from hespas.converters.hlo.module import ArrayShape, Shape, shown_shape
 from hespas.costs import WindowDim
 from hespas.graph import DYNAMIC, find_dtype
 from hespas.graph.tensors import DTypeKind

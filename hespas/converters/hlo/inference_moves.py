@@ -22,7 +22,7 @@ from hespas.converters.hlo.inference import (
     tuple_of,
     with_dims,
 )
-from hespas.converters.hlo.shapes import ArrayShape, Shape
+from hespas.converters.hlo.module import ArrayShape, Shape
 from hespas.graph import DYNAMIC, find_dtype
 
 __all__ = ["MOVING_RULES"]

@@ -11,16 +11,19 @@ from dataclasses import replace
 from math import isnan
 
 from hespas.converters.hlo.attributes import integer, names
-from hespas.converters.hlo.bodies import Bodies, BodyCost, branch_names
-from hespas.converters.hlo.communication import Communication, communication_kind
-from hespas.converters.hlo.emit import Emitter
-from hespas.converters.hlo.frames import Frame, Gate, Value
-from hespas.converters.hlo.module import Computation
-from hespas.converters.hlo.program import base_opcode
+from hespas.converters.hlo.bodies import (
+    UPDATING,
+    Bodies,
+    BodyCost,
+    Trips,
+    branch_names,
+    fusion_bytes,
+    loop_trips,
+)
+from hespas.converters.hlo.communication import Communication, Emitter, communication_kind
+from hespas.converters.hlo.module import Computation, Frame, Gate, Value
+from hespas.converters.hlo.program import base_opcode, source_dtypes, widens
 from hespas.converters.hlo.scan import unquote
-from hespas.converters.hlo.traffic import UPDATING, fusion_bytes
-from hespas.converters.hlo.trips import Trips, loop_trips
-from hespas.converters.hlo.widened import source_dtypes, widens
 from hespas.costs import FREE, Cost
 from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, RegionKind, Resource, Severity
 from hespas.graph.errors import UnsupportedError

@@ -18,7 +18,7 @@ from hespas.converters.hlo.attributes import CALLEE_KEYS
 from hespas.converters.hlo.attributes import names as listed_names
 from hespas.converters.hlo.inference import same_extents
 from hespas.converters.hlo.inference_calls import Inference
-from hespas.converters.hlo.module import Computation, FrameTable, HloModule
+from hespas.converters.hlo.module import Computation, FrameTable, HloModule, Shape, ShapeTable, shown_shape
 from hespas.converters.hlo.scan import (
     TRUNCATED_HINT,
     Source,
@@ -27,7 +27,6 @@ from hespas.converters.hlo.scan import (
     strip_comments,
     unquote,
 )
-from hespas.converters.hlo.shapes import Shape, ShapeTable, shown_shape
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["parse_module"]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hespas.converters.hlo.attributes import callee_names, fields
-from hespas.converters.hlo.callgraph import callees_first
 from hespas.converters.hlo.module import Computation, HloModule
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.reader import source_of
+from hespas.converters.hlo.reader import callees_first, source_of
 from hespas.files.streams import read_bytes
 from hespas.graph.errors import FormatError
 

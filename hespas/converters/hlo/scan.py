@@ -1,4 +1,5 @@
-"""Where things end in HLO text: blanks, comments, strings, bracketed groups, attribute values.
+"""HLO as it comes: sniffed, printed as text by jaxlib where it is a proto, and where things end in that text:
+blanks, comments, strings, bracketed groups, attribute values.
 
 Every step is a match whose parts begin with different characters, so that giving back never helps and is
 never tried twice, or a loop with a counter: time is linear in the text and nesting depth costs nothing,
@@ -7,18 +8,33 @@ whatever the input holds. Possessive quantifiers would say the same, but Python 
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
 
-from hespas.graph.errors import FormatError
+from hespas.converters.format import Head
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
+from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
+from hespas.graph.errors import FormatError, MissingExtraError
 
 __all__ = [
     "PRINTED_HINT",
     "STRING",
+    "TESTED_JAXLIB",
     "TRUNCATED_HINT",
     "Source",
     "begins_headerless",
+    "is_text",
+    "largest_local_id",
+    "module_bytes",
+    "print_text",
+    "proto_to_text",
     "shown",
+    "sniff",
     "strip_comments",
     "unquote",
 ]
@@ -225,3 +241,215 @@ class Source:
             if quoted is None:
                 raise self.error(cursor, "a string that ends", TRUNCATED_HINT)
             cursor = quoted.end()
+
+
+# --- Telling HLO from its first bytes: text by its first word, ``HloModuleProto`` by its first fields.
+#
+# Messages: ``xla/service/hlo.proto`` of openxla/xla.
+
+_CERTAIN, _LIKELY, _NO = 100, 80, 0
+_NAME_TAG, _ENTRY_TAG, _COMPUTATION_TAG = 0x0A, 0x12, 0x1A
+_MAX_NAME_BYTES = 4096
+
+
+def is_text(data: bytes) -> bool:
+    """Whether the bytes begin as a module does, comments and blanks aside."""
+    text, start = _beginning(data)
+    return _has_header(text, start) or begins_headerless(text, start)
+
+
+def _beginning(data: bytes) -> tuple[str, int]:
+    text = data[: 1 << 16].decode("utf-8-sig", "replace")
+    return text, Source(text, "").skip_space(0)
+
+
+def _has_header(text: str, start: int) -> bool:
+    return text.startswith("HloModule", start) and not text[start + 9 : start + 10].isalnum()
+
+
+def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
+    """A short length-delimited field at ``position``: its content and where it ends."""
+    if data[position : position + 1] != bytes([tag]):
+        return None
+    try:
+        length, start = decode_varint(data, position + 1, len(data))
+    except WireError:
+        return None
+    return data[start : start + min(length, _MAX_NAME_BYTES)], start + length
+
+
+def _is_module(data: bytes) -> bool:
+    """Whether the bytes begin as ``HloModuleProto`` does: module name, entry name, then a computation whose
+    first field is its own name (fields 1, 2, 3).
+    """
+    module = _field(data, 0, _NAME_TAG)
+    entry = _field(data, module[1], _ENTRY_TAG) if module else None
+    computation = _field(data, entry[1], _COMPUTATION_TAG) if entry else None
+    name = _field(computation[0], 0, _NAME_TAG) if computation else None
+    if module is None or entry is None or name is None:
+        return False
+    return all(part[0].isascii() and part[0].decode("ascii").isprintable() for part in (module, entry))
+
+
+def module_bytes(data: bytes) -> bytes | None:
+    """The ``HloModuleProto`` in a binary file: the file itself, or the first field of an ``HloProto`` (what
+    ``--xla_dump_hlo_as_proto`` writes); None for anything else.
+    """
+    if _is_module(data):
+        return data
+    start = _field(data, 0, _NAME_TAG)
+    if start is None or not _is_module(start[0]):
+        return None
+    content, end = start
+    return data[data.index(content) : end]
+
+
+def sniff(head: Head) -> int:
+    """How surely an input is HLO."""
+    if head.is_directory:
+        return _NO
+    if is_text(head.data):
+        return _CERTAIN if _has_header(*_beginning(head.data)) else _LIKELY
+    return _NO if module_bytes(head.data) is None else _LIKELY
+
+
+# --- The one place that touches jaxlib's HLO bindings, to print a serialised ``HloModuleProto`` as text.
+#
+# ``jaxlib._hlo`` is private API; the calls below exist in the range that the ``stablehlo`` extra pins. HLO
+# text is read without jaxlib.
+
+_STDERR = 2
+_XLA_RAISES = (RuntimeError, ValueError, IndexError, OverflowError)
+"""What its exceptions become: XlaRuntimeError is a RuntimeError, the others are those of the C++ library."""
+_REFUSED = b"\0"
+_FEW_IDS = 1 << 20
+"""Local ids that any module may have; beyond them, no more than it has bytes."""
+TESTED_JAXLIB = "jaxlib>=0.10,<0.11"
+
+
+class _Module(Protocol):
+    def to_string(self) -> str:
+        """The module in XLA's text format."""
+        ...
+
+
+class _ModuleClass(Protocol):
+    def from_serialized_hlo_module_proto(self, data: bytes) -> _Module:
+        """Parse a serialised ``HloModuleProto``."""
+        ...
+
+
+def _module_class() -> _ModuleClass:
+    try:
+        return cast("_ModuleClass", import_module("jaxlib._hlo").HloModule)
+    except (ImportError, AttributeError) as error:
+        raise MissingExtraError(
+            "reading a serialised HloModuleProto", "stablehlo", detail=f"tested with {TESTED_JAXLIB}: {error}"
+        ) from error
+
+
+@contextmanager
+def _silence() -> Generator[None]:
+    """Keep what XLA logs of a damaged proto off the terminal: it writes to file descriptor 2 itself."""
+    try:
+        kept = os.dup(_STDERR)
+    except OSError:  # closed: nothing is written anywhere
+        yield
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _STDERR)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+def proto_to_text(data: bytes, path: str) -> str:
+    """The text of a serialised module. Raises ``FormatError`` where the bytes are none, ``MissingExtraError``
+    without a fitting jaxlib.
+
+    XLA ends the process on some damaged modules, so a child process does it: its end is a message here.
+    """
+    _module_class()
+    _check_ids(data, path)
+    try:
+        text = run_contained(f"{__name__}:print_text", data, "XLA")
+    except ParserFailedError as error:
+        raise _no_module(data, path, f"it {error}") from None
+    if text.startswith(_REFUSED):
+        raise _no_module(data, path, text.removeprefix(_REFUSED).decode("utf-8", "replace"))
+    return text.decode("utf-8", "surrogateescape")
+
+
+def print_text(data: bytes, parser_bytes: int) -> bytes:
+    """In the child: the text of a serialised module; why there is none, behind a NUL, which no text begins
+    with.
+    """
+    parse = _module_class().from_serialized_hlo_module_proto
+    try:
+        with _silence(), parser_memory(parser_bytes), parser_time(len(data)):
+            text = parse(data).to_string()
+    except _XLA_RAISES as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else "not a HloModuleProto"
+        return _REFUSED + reason.encode("utf-8", "replace")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _check_ids(data: bytes, path: str) -> None:
+    """Refuse ids that XLA would reserve far more memory for than the module can need."""
+    try:
+        largest = largest_local_id(data)
+    except ValueError as error:
+        raise _no_module(data, path, str(error)) from error
+    if largest > _FEW_IDS + len(data):
+        raise _no_module(data, path, f"an instruction has number {largest:,} in its computation")
+
+
+def _no_module(data: bytes, path: str, reason: str) -> FormatError:
+    return FormatError(
+        f"expected a serialised HloModuleProto: {reason}",
+        path=path,
+        position=f"within {len(data):,} bytes",
+        hint="copy the file again, or dump the module as text (--xla_dump_hlo_as_text)",
+    )
+
+
+# A look at a serialised ``HloModuleProto`` before XLA gets it.
+#
+# XLA allocates a slot for every number up to the largest local id of an instruction (the low 32 bits of
+# ``HloInstructionProto.id``), so one damaged byte can ask for gigabytes. Field numbers are those of xla's
+# ``service/hlo.proto``: ``HloModuleProto.computations`` 3, ``HloComputationProto.instructions`` 2,
+# ``HloInstructionProto.id`` 35.
+
+_COMPUTATIONS = 3
+_INSTRUCTIONS = 2
+_ID = 35
+
+
+def largest_local_id(data: bytes) -> int:
+    """The largest local id of any instruction; -1 where there is none. Raises ``ValueError`` for bytes that
+    are no protobuf message. O(fields of all instructions).
+    """
+    largest = -1
+    for start, end in _messages(data, 0, len(data), _COMPUTATIONS):
+        for first, last in _messages(data, start, end, _INSTRUCTIONS):
+            largest = max(largest, _local_id(data, first, last))
+    return largest
+
+
+def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Where the messages of one field begin and end."""
+    for number, wire, first, last in fields(data, start, end):
+        if number == wanted and wire == BYTES:
+            yield first, last
+
+
+def _local_id(data: bytes, start: int, end: int) -> int:
+    ids = (
+        value & 0xFFFFFFFF
+        for number, wire, value, _ in fields(data, start, end)
+        if number == _ID and wire == VARINT
+    )
+    return max(ids, default=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hespas.converters.perfetto.wire import BYTES, WireError, fields
+from hespas.files.wire import BYTES, WireError, fields
 from hespas.schemas.perfetto.tables import BuiltinClock, ClockField, ClockSnapshotField
 
 __all__ = ["LARGEST_NS", "Clocks"]

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from hespas.converters.perfetto.clocks import LARGEST_NS, Clocks
 from hespas.converters.perfetto.packets import Packet, Sequence, text
-from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields, signed
+from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import StringTableBuilder
 from hespas.schemas.perfetto.tables import (
     AnnotationField,

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields
 from hespas.files.limits import limits
+from hespas.files.wire import BYTES, VARINT, WireError, fields
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto.tables import (
     ComputeKernelField,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hespas.converters.perfetto.events import TrackKey
 from hespas.converters.perfetto.packets import text
-from hespas.converters.perfetto.wire import BYTES, VARINT, fields, signed
+from hespas.files.wire import BYTES, VARINT, fields, signed
 from hespas.schemas.perfetto.tables import (
     DescriptorField,
     GpuField,

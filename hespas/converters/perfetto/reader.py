@@ -20,10 +20,10 @@ from hespas.converters.perfetto.events import EventColumns, EventKind
 from hespas.converters.perfetto.packets import Packet, Sequence, packets, text
 from hespas.converters.perfetto.places import Descriptions, Place
 from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
-from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.converters.tracks.measured import HOST_CATEGORY
 from hespas.converters.tracks.pairs import enclosing, overlapping, pair
 from hespas.files.streams import read_bytes
+from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError, UnsupportedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from hespas.converters.perfetto.wire import BYTES, VARINT, WireError, fields
+from hespas.files.wire import BYTES, VARINT, WireError, fields
 from hespas.schemas.perfetto.tables import PacketField, TraceField
 
 __all__ = ["MOVED_BY", "SCHEMA_ID", "likelihood"]

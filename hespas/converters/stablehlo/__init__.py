@@ -7,18 +7,35 @@ work in the same order (:mod:`.replay`). Several rank classes are a folder of re
 
 from __future__ import annotations
 
-from hespas.converters.format import Format, Value, WriteOptions, lazily
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hespas.converters.format import Format, Head, Value, WriteOptions, lazily
+from hespas.files.streams import open_input
 from hespas.graph import Workload
 
-__all__ = ["FORMAT"]
+__all__ = [
+    "BYTECODE_MAGIC",
+    "CLASS_MARK",
+    "FORMAT",
+    "chosen_classes",
+    "class_files",
+    "looks_like_text",
+    "sniff",
+]
+
+
+def chosen_classes(workload: Workload, options: WriteOptions) -> list[int]:
+    """The classes of the chosen ranks, ascending."""
+    ranks = options.ranks if options.ranks is not None else range(workload.num_ranks)
+    return [row for row, size in enumerate(workload.sizes_within(ranks)) if size]
 
 
 def _writes_directory(value: Value, options: WriteOptions) -> bool:
     """Several rank classes are several programs."""
     if not isinstance(value, Workload) or len(value.classes) == 1:
         return False
-    from hespas.converters.stablehlo.ranks import chosen_classes
-
     return len(chosen_classes(value, options)) > 1
 
 
@@ -55,12 +72,77 @@ _LOSSES = {
 }
 """What a program does not keep, by what its writer reports."""
 
+
+# --- inputs told by content, without jaxlib; a folder is one that our writer made of rank classes
+
+
+CLASS_MARK = "// Rank class"
+"""Starts the line that says which of several programs this is."""
+
+BYTECODE_MAGIC = b"ML\xefR"
+
+_DIALECTS = (b"stablehlo.", b"func.func", b"vhlo.", b"mhlo.", b"chlo.")
+_MAX_EXPORT_HEAD = 4_096
+_CLASS_FILE = re.compile(r"(.*)\.(0|[1-9]\d{0,6})\.mlir")
+_COMMENTS = re.compile(rb"(?:\s+|//[^\n]*(?:\n|\Z))*")
+_TEXT_START = re.compile(
+    rb'(?:"?(?:builtin\.)?module\b|"?func\.func\b|"?sdy\.mesh\b|"?vhlo\.|"?stablehlo\.|#[A-Za-z_][\w.$]*\s*=|![A-Za-z_]\w*\s*=|\{-#)'
+)
+
+
+def looks_like_text(data: bytes) -> bool:
+    """Whether the bytes start, after comments, like an MLIR program."""
+    start = _COMMENTS.match(data)
+    return _TEXT_START.match(data, start.end() if start else 0) is not None
+
+
+def sniff(head: Head) -> int:
+    """100 for bytecode, 95 for text with operations, 90 for an export file, less for what only looks like
+    MLIR.
+    """
+    data = head.data
+    if head.is_directory:
+        return _sniff_folder(head)
+    if not data:
+        return 0
+    if data.startswith(BYTECODE_MAGIC):
+        return 100
+    if 0 < data.find(BYTECODE_MAGIC) <= _MAX_EXPORT_HEAD:
+        return 90
+    if looks_like_text(data):
+        return 95 if any(name in data for name in _DIALECTS) else 60
+    # A comment may fill the head, and some exporters start in the middle of a comment.
+    return 70 if b"stablehlo." in data and b"func.func" in data else 0
+
+
+def class_files(names: Iterable[str]) -> dict[int, str]:
+    """File names by class where all are ``NAME.{class}.mlir`` of one name, ascending; else nothing."""
+    found = [_CLASS_FILE.fullmatch(name) for name in names if not name.startswith(".")]
+    matches = [match for match in found if match is not None]
+    if len(matches) < len(found) or len({match[1] for match in matches}) != 1:
+        return {}
+    return dict(sorted((int(match[2]), match[0]) for match in matches))
+
+
+def _sniff_folder(head: Head) -> int:
+    """A name alone could be that of any program: the first file says whether it is of a rank class."""
+    files = class_files(head.names)
+    if not files:
+        return 0
+    try:
+        with open_input(Path(head.path) / next(iter(files.values()))) as stream:
+            start = stream.read(_MAX_EXPORT_HEAD)
+    except OSError:
+        return 0
+    return 100 if CLASS_MARK.encode() in start else 0
+
+
 FORMAT = Format(
     name="stablehlo",
     title="StableHLO program (text, bytecode, VHLO portable artifact, jax.export file)",
     suffixes=(".mlir", ".stablehlo", ".mlirbc", ".bc", ".vhlo", ".jaxexport", ".jax_export"),
     specification="https://openxla.org/stablehlo/spec",
-    sniff=lazily("hespas.converters.stablehlo.sniffing:sniff"),
+    sniff=sniff,
     never_json=True,
     read=lazily("hespas.converters.stablehlo.reader:read"),
     write=lazily("hespas.converters.stablehlo.write:write"),

@@ -7,10 +7,10 @@ from math import inf, isnan, nan, prod
 from types import ModuleType
 from typing import Protocol, cast
 
-from hespas.converters.stablehlo.bindings import Bindings
-from hespas.converters.stablehlo.lifetimes import Lifetimes
+from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.mlir import (
     Attribute,
+    Bindings,
     Block,
     Operation,
     Region,
@@ -21,14 +21,10 @@ from hespas.converters.stablehlo.mlir import (
     int_tuple,
     is_true,
     members_of,
-    price,
     string_in,
-    symbol_of,
-    table_name,
     text_of,
 )
-from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import TypeTable
+from hespas.converters.stablehlo.types import TypeTable, price, table_name
 from hespas.costs import (
     Body,
     ConvFacts,
@@ -201,7 +197,7 @@ class FactReader:
         return Body(flops, transcendentals, name, reads_first)
 
     def _called_name(self, call: Operation, depth: int) -> str:
-        block = self._function_body(symbol_of(call, "callee"))
+        block = self._function_body(text_of(call, "callee"))
         return "custom" if block is None else self._block(block, depth + 1).name
 
     def executed(self, op: Operation, depth: int = 0) -> Cost:
@@ -216,7 +212,7 @@ class FactReader:
                 f"calls and regions within a computation go more than {_MAX_DEPTH} deep",
                 hint="do functions call one another in a cycle?",
             )
-        callee = _STRUCTURE[op.name] and symbol_of(op, _STRUCTURE[op.name])
+        callee = _STRUCTURE[op.name] and text_of(op, _STRUCTURE[op.name])
         if callee:
             if callee not in self._functions:
                 block = self._function_body(callee)
@@ -373,7 +369,7 @@ class FactReader:
 
     def _custom_call(self, op: Operation) -> Facts:
         name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
-        return CustomFacts(symbol_of(op, "call_target_name"), text_of(op, name))
+        return CustomFacts(text_of(op, "call_target_name"), text_of(op, name))
 
 
 def _summed(costs: Sequence[Cost]) -> Cost:

@@ -1,4 +1,4 @@
-"""MLIR's object model as this format uses it: protocols over the bindings' untyped objects.
+"""MLIR as this format uses it: protocols over untyped objects of jaxlib's bindings, and those bindings.
 
 The members are MLIR's own (https://mlir.llvm.org/docs/Bindings/Python/), so they bear no docstrings here.
 """
@@ -6,25 +6,31 @@ The members are MLIR's own (https://mlir.llvm.org/docs/Bindings/Python/), so the
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
 from types import ModuleType
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hespas.costs import Cost, canonical_name, cost_of, find_rule, unknown_cost
-from hespas.costs import Operation as CostInput
 from hespas.graph.columns import IntArray
+from hespas.graph.errors import HespasError, MissingExtraError
 
 __all__ = [
+    "MAX_QUOTE",
+    "PINNED",
     "Attribute",
     "Attributes",
+    "Bindings",
     "Block",
     "Location",
     "Module",
     "Operation",
     "Operations",
+    "ParseFailure",
     "Region",
     "Type",
     "Use",
@@ -33,26 +39,19 @@ __all__ = [
     "argument_block",
     "defining_op",
     "enum_name",
-    "excerpt",
-    "has_rule",
     "int_array",
     "int_of",
     "int_tuple",
     "is_true",
+    "load_bindings",
     "members_of",
-    "misnamed_op_place",
     "place_of",
-    "price",
     "quoted",
     "short_name",
-    "shortened",
     "splat_int",
     "string_in",
-    "symbol_of",
-    "table_name",
     "terminator",
     "text_of",
-    "undecodable_place",
     "unescaped",
 ]
 
@@ -172,6 +171,10 @@ class Operation(View, Protocol):
 
     def walk(self, callback: Callable[[Operation], object], /) -> None: ...
 
+    def write_bytecode(self, sink: io.BytesIO, /) -> None: ...
+
+    def get_asm(self, *, enable_debug_info: bool, print_generic_op_form: bool) -> str: ...
+
 
 def defining_op(value: Value) -> Operation | None:
     """The operation that makes a value, None for a block argument."""
@@ -202,35 +205,15 @@ class Module(Protocol):
 
 # Text of the input as messages may show it: cut, and without characters that steer a terminal.
 
-_MAX_QUOTE = 120
-_MAX_MESSAGE = 600
-_BEFORE = 40
-"""Characters of a long line that are shown in front of the fault."""
-
+MAX_QUOTE = 120
 _IN_INPUT = re.compile(r'loc\("-":(\d+):(\d+)\)')
 """A place in a text that was parsed from memory."""
 
-_LONG_WORD = re.compile(rf"\S{{{_MAX_QUOTE + 1},}}")
 
-
-def quoted(text: str, limit: int = _MAX_QUOTE) -> str:
+def quoted(text: str, limit: int = MAX_QUOTE) -> str:
     """At most ``limit`` characters, control and other unprintable ones escaped."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
-
-
-def shortened(message: str) -> str:
-    """A parser's message, its overlong words (names from the input) cut."""
-    return quoted(_LONG_WORD.sub(lambda word: quoted(word[0]), " ".join(message.split())), _MAX_MESSAGE)
-
-
-def excerpt(line: str, column: int) -> str:
-    """A line of the input, a long one from shortly before its ``column``, which counts from 1."""
-    stripped = line.strip()
-    if len(stripped) <= _MAX_QUOTE:
-        return quoted(stripped)
-    start = max(0, column - 1 - _BEFORE)
-    return ("..." if start else "") + quoted(line[start:].strip(), _MAX_QUOTE - 3)
 
 
 def place_of(location: str) -> str:
@@ -270,15 +253,7 @@ def int_of(operation: Operation, name: str, default: int = 0) -> int:
 
 
 def text_of(operation: Operation, name: str) -> str:
-    """A string attribute, ``""`` where absent; a dictionary is printed."""
-    attribute = operation.attributes.get(name)
-    if attribute is None:
-        return ""
-    return string_in(attribute)
-
-
-def symbol_of(operation: Operation, name: str) -> str:
-    """A symbol reference or string attribute without its ``@``, ``""`` where absent."""
+    """A string attribute, or a symbol reference without its ``@``; ``""`` where absent."""
     attribute = operation.attributes.get(name)
     return "" if attribute is None else string_in(attribute)
 
@@ -360,18 +335,8 @@ def splat_int(attribute: Attribute | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-# String literals of MLIR text: any bytes, where jaxlib's bindings only read UTF-8.
-
 _ESCAPED = re.compile(rb'\\(?:([0-9A-Fa-f]{2})|([nt"\\]))')
 _PLAIN = {b"n": b"\n", b"t": b"\t"}
-_HIGH = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
-_LITERAL = re.compile(rb'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"|//[^\n]*')
-_OPERANDS = re.compile(rb"(?:\s|//[^\n]*\n)*\(")
-_BEFORE_OTHERS = re.compile(rb"(?:[(\[<,]|(?<![\w!#%@$.-])at)\s*\Z|@\Z")
-"""What stands before names of locations, types and symbols, which parentheses may follow as well."""
-
-_LOOK_BACK = 64
-_NEWLINE = b"\n"
 
 
 def unescaped(content: bytes) -> bytes:
@@ -382,58 +347,7 @@ def unescaped(content: bytes) -> bytes:
     )
 
 
-def undecodable_place(text: bytes) -> str:
-    """Line and column of the first literal that is no UTF-8, ``""`` where all are."""
-    first = next(_undecodable(text), None)
-    return "" if first is None else _place(text, first.start())
-
-
-def misnamed_op_place(text: bytes) -> str:
-    """Line and column of the first operation whose name is no UTF-8, ``""`` where there is none."""
-    for found in _undecodable(text):
-        before = text[max(0, found.start() - _LOOK_BACK) : found.start()]
-        if _OPERANDS.match(text, found.end()) and not _BEFORE_OTHERS.search(before):
-            return _place(text, found.start())
-    return ""
-
-
-def _undecodable(text: bytes) -> Iterator[re.Match[bytes]]:
-    """The literals at fault. No literal spans lines, and few lines have such bytes at all."""
-    high = _HIGH.search(text)
-    while high is not None:
-        start = text.rfind(_NEWLINE, 0, high.start()) + 1
-        end = text.find(_NEWLINE, high.end())
-        end = len(text) if end < 0 else end
-        for found in _LITERAL.finditer(text, start, end):
-            if found[1] is not None and _HIGH.search(found[1]) and not _is_text(unescaped(found[1])):
-                yield found
-        high = _HIGH.search(text, end)
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _place(text: bytes, start: int) -> str:
-    line = text.count(_NEWLINE, 0, start) + 1
-    return f"line {line}:{start - text.rfind(_NEWLINE, 0, start)}"
-
-
-# Operation names as the cost table spells them.
-#
-# An operation that bears a name of the table but no dialect is none of StableHLO's: it may stand in a
-# program, and nothing is known of it.
-
 _DIALECTS = ("stablehlo.", "mhlo.")
-
-
-def table_name(op_name: str) -> str:
-    """The name in the cost table (any name where the table has none), ``""`` without a dialect."""
-    return canonical_name(op_name) if "." in op_name else ""
 
 
 def short_name(op_name: str) -> str:
@@ -441,11 +355,242 @@ def short_name(op_name: str) -> str:
     return op_name.partition(".")[2] if op_name.startswith(_DIALECTS) else ""
 
 
-def has_rule(op_name: str) -> bool:
-    """Whether the cost table has the operation."""
-    return "." in op_name and find_rule(op_name) is not None
+# --- the only place of this format that touches jaxlib: private extension modules behind typed protocols.
+#
+# jaxlib ships MLIR's Python bindings as untyped, private API, so the minor version is pinned, every name is
+# probed when it is first needed, and the protocols below say what of it is used. Errors of the parser come
+# out as :class:`ParseFailure`; nothing is printed.
 
 
-def price(op_name: str, described: CostInput) -> Cost:
-    """The cost of one operation: of class UNKNOWN where the table does not have it."""
-    return cost_of(op_name, described) if "." in op_name else unknown_cost(described)
+PINNED = "jaxlib>=0.10,<0.11"
+_TESTED = ("0", "10")
+_NOWHERE = frozenset({'loc("-":0:0)', "loc(unknown)"})
+"""Where faults of bytecode itself are: in no operation."""
+
+_POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
+
+
+class _Diagnostic(Protocol):
+    """What MLIR tells about an error."""
+
+    @property
+    def location(self) -> Location: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def notes(self) -> Sequence[_Diagnostic]: ...
+
+
+class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
+    """The parser refused the input. ``line`` and ``column`` count from 1; 0 where MLIR does not know: then
+    ``place`` is what it says instead, if anything.
+
+    ``is_verdict``: it was read, and an operation in it is not valid.
+    """
+
+    def __init__(
+        self, message: str, line: int = 0, column: int = 0, *, place: str = "", is_verdict: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.column = column
+        self.place = place
+        self.is_verdict = is_verdict
+
+
+class Bindings(NamedTuple):
+    """The modules of jaxlib in use. Attribute look-ups on them are untyped; callers cast what comes out."""
+
+    ir: ModuleType
+    stablehlo: ModuleType
+    mhlo: ModuleType
+    sdy: ModuleType
+    chlo: ModuleType
+    passmanager: ModuleType
+    dialects: tuple[ModuleType, ...]
+    extension: ModuleType
+
+    def context(self) -> object:
+        """A context with every dialect StableHLO programs use. Errors go to ``parse``, never to stderr."""
+        registry = self.ir.DialectRegistry()
+        self.extension.register_dialects(registry)
+        context = self.ir.Context()
+        context.append_dialect_registry(registry)
+        context.load_all_available_dialects()
+        self.mhlo.register_mhlo_dialect(context)
+        for dialect in self.dialects:
+            dialect.register_dialect(context)
+        # Operations of other dialects are read too, and reported as unknown.
+        context.allow_unregistered_dialects = True
+        # MLIR's verifier works in threads, where a diagnostic waits for the interpreter that waits for it.
+        context.enable_multithreading(False)
+        return cast("object", context)
+
+    def parse(self, program: str | bytes, *, quantised: bool = False) -> Module:
+        """Parse text or bytecode. Raises :class:`ParseFailure`.
+
+        ``quantised``: the program has types of the ``quant`` dialect. jaxlib does not register it; a pass
+        that depends on it, run on nothing, loads it.
+        """
+
+        def build(context: object) -> object:
+            if quantised:
+                empty = self.ir.Module.parse("module {}", context)
+                self._run("vhlo-legalize-to-stablehlo", empty, context)
+            return cast("object", self.ir.Module.parse(program, context))
+
+        return self._caught(build)
+
+    def parse_artifact(self, data: bytes) -> Module:
+        """Read a VHLO portable artifact and upgrade it. Raises :class:`ParseFailure`."""
+        return self._caught(lambda context: self.stablehlo.deserialize_portable_artifact(context, data))
+
+    def parse_vhlo_text(self, program: str) -> Module:
+        """Parse ``vhlo`` text and turn it into StableHLO. Raises :class:`ParseFailure`."""
+
+        def convert(context: object) -> object:
+            module = self.ir.Module.parse(program, context)
+            version = self.stablehlo.get_current_version()
+            self._run(f"vhlo-to-version{{target={version}}},vhlo-legalize-to-stablehlo", module, context)
+            return cast("object", module)
+
+        return self._caught(convert)
+
+    def refined(self, module: Module, arguments: Sequence[str]) -> Module:
+        """The module with ``arguments`` as types of its entry, and all others as they follow from those.
+        Raises :class:`ParseFailure` where they do not.
+        """
+        program, types = self.bytecode(module), ",".join(arguments)
+
+        def refine(context: object) -> object:
+            made = self.ir.Module.parse(program, context)
+            passes = (
+                f"stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
+                "func.func(stablehlo-canonicalize-dynamism),canonicalize"
+            )
+            self._run(passes, made, context)
+            return cast("object", made)
+
+        return self._caught(refine)
+
+    def _run(self, passes: str, module: Module, context: object) -> None:
+        """Run passes over a module in place."""
+        self.stablehlo.register_stablehlo_passes()
+        self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
+
+    def _caught(self, build: Callable[[object], object]) -> Module:
+        """Run a parser in a new context and collect what it says. A ``MemoryError`` passes."""
+        context = self.context()
+        said: list[ParseFailure] = []
+
+        def listen(diagnostic: _Diagnostic) -> bool:
+            said.append(_failure(diagnostic))
+            return True
+
+        # Our handler replaces MLIR's own, which prints to stderr. It must get errors too: the bindings
+        # abort the process when they put a message with bytes of a damaged file into an exception.
+        settings = cast("_Context", context)
+        settings.emit_error_diagnostics = True
+        handler = settings.attach_diagnostic_handler(listen)
+        try:
+            module = build(context)
+        except (self.ir.MLIRError, ValueError, RuntimeError, IndexError, OverflowError) as error:
+            raise _first(said, str(error) or type(error).__name__) from None
+        finally:
+            handler.detach()
+            # What is raised holds this frame, and the handler, out of sight of the garbage collector, holds
+            # what is raised: without this every refused program would stay in memory with its context.
+            del handler
+        return cast("Module", module)
+
+    def bytecode(self, module: Module) -> bytes:
+        """The module as MLIR bytecode."""
+        sink = io.BytesIO()
+        module.operation.write_bytecode(sink)
+        return sink.getvalue()
+
+    def text(self, module: Module, *, locations: bool, generic: bool = False) -> str:
+        """The module as text."""
+        return module.operation.get_asm(enable_debug_info=locations, print_generic_op_form=generic)
+
+    def artifact(self, module: Module, version: str) -> bytes:
+        """The module as VHLO portable artifact (empty ``version``: the newest). Turns ``module`` into VHLO.
+
+        Operations of dialects that have no versions stay as they are. Raises ``ValueError`` where an
+        operation does not exist in ``version``.
+        """
+        target = version or cast("str", self.stablehlo.get_current_version())
+        return cast("bytes", self.stablehlo.serialize_portable_artifact(module, target, True))
+
+    def newest_version(self) -> str:
+        """The version of StableHLO whose portable artifacts are read at most."""
+        return cast("str", self.stablehlo.get_current_version())
+
+    def dialect_of(self, op_name: str) -> ModuleType:
+        """The module with the attribute classes of an operation's dialect."""
+        return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo
+
+
+class _Handler(Protocol):
+    def detach(self) -> None: ...
+
+
+class _Context(Protocol):
+    emit_error_diagnostics: bool
+
+    def attach_diagnostic_handler(self, callback: Callable[[_Diagnostic], bool], /) -> _Handler: ...
+
+
+def _failure(diagnostic: _Diagnostic) -> ParseFailure:
+    try:
+        position, message = str(diagnostic.location), diagnostic.message.strip()
+    except (RuntimeError, UnicodeDecodeError):
+        return ParseFailure("the parser's message quotes bytes that are no text")
+    found = re.search(_POSITION, position)
+    line, column = (int(found[1]), int(found[2])) if found else (0, 0)
+    is_verdict = position not in _NOWHERE
+    return ParseFailure(
+        message, line, column, place=place_of(position) if is_verdict else "", is_verdict=is_verdict
+    )
+
+
+def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:
+    """The finding to report: the first with a position."""
+    located = [failure for failure in said if failure.line]
+    return (located or said or [ParseFailure(otherwise)])[0]
+
+
+@cache
+def load_bindings() -> Bindings:
+    """Import jaxlib's bindings. Raises ``MissingExtraError`` where jaxlib is absent, too old or too new."""
+    try:
+        version = str(import_module("jaxlib.version").__version__)
+    except ImportError as error:
+        raise _missing(f"jaxlib is not installed; {PINNED} is needed") from error
+    if tuple(version.split(".")[:2]) != _TESTED:
+        raise _missing(f"jaxlib {version} is installed; its private bindings are tested with {PINNED} only")
+    try:
+        # The extension modules, not `jaxlib.mlir.dialects`: those make a Python class for every operation,
+        # which takes longer than parsing a small program.
+        stablehlo = import_module("jaxlib.mlir._mlir_libs._stablehlo")
+        sdy = import_module("jaxlib.mlir._mlir_libs._sdy")
+        chlo = import_module("jaxlib.mlir._mlir_libs._chlo")
+        return Bindings(
+            ir=import_module("jaxlib.mlir.ir"),
+            stablehlo=stablehlo,
+            mhlo=import_module("jaxlib.mlir._mlir_libs._mlirHlo"),
+            sdy=sdy,
+            passmanager=import_module("jaxlib.mlir.passmanager"),
+            chlo=chlo,
+            dialects=(chlo, sdy, stablehlo, import_module("jaxlib.mlir._mlir_libs._sdyMpmd")),
+            extension=import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext"),
+        )
+    except (ImportError, AttributeError) as error:
+        raise _missing(f"jaxlib {version} lacks a binding ({error}); {PINNED} is needed") from error
+
+
+def _missing(detail: str) -> HespasError:
+    return MissingExtraError("reading StableHLO", "stablehlo", detail=detail)

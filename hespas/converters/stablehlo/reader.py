@@ -1,6 +1,4 @@
-"""Reads a StableHLO program into a workload: every device runs the same graph. For folders see
-:mod:`.reader`.
-"""
+"""Reads a StableHLO program, which every device runs, or a folder of the programs of rank classes."""
 
 from __future__ import annotations
 
@@ -9,33 +7,46 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
-from hespas.converters.stablehlo.assemble import Devices, assemble
-from hespas.converters.stablehlo.bindings import Bindings, load_bindings
-from hespas.converters.stablehlo.exchange import Collective, Exchange, ExchangeReader
+from hespas.converters.stablehlo import BYTECODE_MAGIC, class_files
+from hespas.converters.stablehlo.communication import (
+    Collective,
+    Exchange,
+    ExchangeReader,
+    Shardings,
+    global_nodes,
+)
+from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.facts import FactReader
-from hespas.converters.stablehlo.forms import Form, Parsed, parse_program
-from hespas.converters.stablehlo.library import FunctionLibrary, call_sites
-from hespas.converters.stablehlo.lifetimes import Lifetimes
-from hespas.converters.stablehlo.mlir import Operation, undecodable_place
-from hespas.converters.stablehlo.module import Frame, read_frame
-from hespas.converters.stablehlo.ranks import parsed_ranks
-from hespas.converters.stablehlo.sharded import Shardings, global_nodes
-from hespas.converters.stablehlo.sniffing import BYTECODE_MAGIC, class_files
-from hespas.converters.stablehlo.template import Locations, Template
-from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import Signatures, TypeTable
+from hespas.converters.stablehlo.mlir import (
+    Bindings,
+    Operation,
+    load_bindings,
+)
+from hespas.converters.stablehlo.module import Frame, FunctionLibrary, call_sites, parsed_ranks, read_frame
+from hespas.converters.stablehlo.program import (
+    Form,
+    Parsed,
+    parse_program,
+    undecodable_place,
+    with_dims,
+)
+from hespas.converters.stablehlo.template import Devices, Template, assemble
+from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
+from hespas.files.limits import VARIABLE
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
 from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
-from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["parsing", "read", "read_here", "read_program"]
+__all__ = ["Survivor", "attempt", "parsing", "read", "read_here", "read_program", "survive"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
 _NEWLINE = b"\n"
@@ -54,8 +65,6 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a program from memory once a child process has survived it; ``path`` stands in messages."""
-    from hespas.converters.stablehlo.trial import survive
-
     load_bindings()  # without them there is nothing to try
     program = survive(data, path, options)
 
@@ -371,3 +380,90 @@ def _misfit(path: Path, message: str) -> FormatError:
 
 def _empty(name: str) -> OpGraph:
     return GraphBuilder(name).build()
+
+
+# --- Programs are parsed, and read once, in a child process first: jaxlib's parsers crash on some damaged
+# bytes, reserve gigabytes for others, and a few hundred bytes may stand for types, locations or numbers
+# that take forever to print.
+#
+# A crash, a loop without end, or a want of memory there is a message here. What has survived comes back as
+# bytecode that the child's MLIR has written: no byte of the input itself reaches a parser of this process.
+
+
+class Survivor(msgspec.Struct, frozen=True):
+    """A program that has been read: its form, as in :class:`~hespas.converters.stablehlo.program.Parsed`, and
+    bytecode; or why it is none.
+    """
+
+    form: str = ""
+    producer: str = ""
+    has_locations: bool = False
+    bytecode: bytes = b""
+    error: tuple[str, str, str | None, str | None] | None = None
+    """Class, message, position and remedy."""
+
+
+_REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, UsageError)}
+
+
+def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
+    """Read a program in a child process. Raises what its parser says of it, ``FormatError`` where the child
+    crashes, hangs or wants memory out of all proportion, ``UnsupportedError`` where it does not start.
+
+    What else is wrong with the program comes out when it is read here.
+    """
+    asked = msgspec.json.encode(
+        (options.num_devices, options.num_replicas, options.locations, dict(options.dims))
+    ).decode()
+    try:
+        answer = run_contained(f"{__name__}:attempt", data, "jaxlib's parser", asked)
+    except ParserFailedError as error:
+        is_binary = BYTECODE_MAGIC in data
+        hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
+        hint = f"{hint}; if you trust it, {VARIABLE} (or --max-input-bytes) raises the limits"
+        raise FormatError(
+            f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
+        ) from None
+    found = msgspec.msgpack.decode(answer, type=Survivor)
+    if found.error is not None:
+        kind, message, position, remedy = found.error
+        raise _REFUSALS[kind](message, path=path, position=position, hint=remedy)
+    return found
+
+
+def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
+    """In the child: a :class:`Survivor`. The parser gets ``parser_bytes`` of memory; then the program is read
+    as it will be outside, so that what that takes is bounded too.
+    """
+    num_devices, num_replicas, locations, dims = msgspec.json.decode(
+        asked, type=tuple[int | None, int | None, bool, dict[str, int]]
+    )
+    bindings = load_bindings()
+    try:
+        with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
+            parsed = parse_program(data, "", bindings)
+            if dims:
+                parsed = parsed._replace(module=with_dims(parsed.module, dims, bindings), form=Form.BYTECODE)
+    except InvariantError:
+        raise
+    except HespasError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
+        return _refusal(error)
+    options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, locations=locations)
+    bytecode = bindings.bytecode(parsed.module)
+    try:
+        read_here(data, "-", options, Diagnostics(), parse=lambda *_: parsed)
+    except HespasError as error:  # is told, with all that comes before it, where it is read for good
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, RuntimeError):  # memory that ran out here, and would not there
+            return _refusal(error)
+    return msgspec.msgpack.encode(
+        Survivor(parsed.form.value, parsed.producer, parsed.has_locations, bytecode)
+    )
+
+
+def _refusal(error: HespasError) -> bytes:
+    told = (type(error).__name__, error.message, error.position, error.hint)
+    return msgspec.msgpack.encode(Survivor(error=told))

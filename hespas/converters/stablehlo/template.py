@@ -1,4 +1,4 @@
-"""One function as flat lists, ready to be copied into its callers.
+"""One function as flat lists, ready to be copied into its callers; that of the entry becomes the graph.
 
 A node's dependencies are node numbers of the template, or ``-1 - i`` for its argument ``i``, which the copy
 replaces by what the caller passes. Loop-carried values are *slots*: numbers below ``-1 - arguments`` while
@@ -9,26 +9,49 @@ a tuple.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
-from hespas.converters.stablehlo.mlir import Location
-from hespas.graph import RegionKind
-from hespas.graph.columns import StringTableBuilder
-from hespas.graph.errors import UnsupportedError
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.replica_groups import IdMode, left_out, normalise_groups, normalise_pairs
+from hespas.converters.stablehlo.communication import Collective, Exchange, Message
+from hespas.converters.stablehlo.types import Signature
+from hespas.graph import (
+    CollectiveTable,
+    ContractionTable,
+    Csr,
+    ExtraTable,
+    GroupSet,
+    NodeKind,
+    OpGraph,
+    P2pTable,
+    Permutation,
+    RegionKind,
+    RegionTable,
+    Resource,
+)
+from hespas.graph.builder import region_multiplicity
+from hespas.graph.columns import FloatArray, SmallIntArray, StringTableBuilder, constant
+from hespas.graph.errors import FormatError, UnsupportedError
+
+if TYPE_CHECKING:
+    from hespas.converters.stablehlo.walker import Shared
 
 __all__ = [
     "MAX_NODES",
+    "Devices",
     "Flow",
     "Link",
-    "Locations",
     "RegionRow",
     "Scope",
     "Slot",
     "Template",
     "TupleFlow",
     "Value",
+    "assemble",
     "check_size",
     "flatten",
 ]
@@ -311,84 +334,262 @@ def _moved(value: Value, base: int, flows: Sequence[Flow]) -> Value:
     return tuple(found)
 
 
-# MLIR locations as two strings: where in the source, and what the framework calls the operation.
-#
-# JAX nests them: ``loc("jit(step)/mlp/dot_general"("model.py":12:8))``. The outermost name is the framework's
-# name, the first file position the source. Equal locations are decoded once.
-
-_NAME = r'loc\((?:callsite\()?(?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)'
-_FILE = r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)'
-_UNKNOWN_FILE = "-"
+# --- From a template to an :class:`OpGraph`: columns by look-up in the table of signatures, no loop over
+# nodes but one.
 
 
-class Locations:
-    """Interns locations. ``rows[i]`` is (source string row, framework string row); row 0 is nothing known.
+class Devices(NamedTuple):
+    """How many devices run the program."""
 
-    ``path`` stands for the input itself, whose own lines are locations where the program has no others;
-    ``""`` where the input has no lines.
-    """
+    num_replicas: int
+    num_partitions: int
 
-    def __init__(self, strings: StringTableBuilder, path: str, *, enabled: bool) -> None:
-        self.rows: list[tuple[int, int]] = [(0, 0)]
-        self._strings = strings
-        self._path = path
-        self.enabled = enabled
-        self._known: dict[Location, int] = {}
-        self._names = [""]
-        self._within: dict[tuple[int, int], int] = {}
+    @property
+    def num_devices(self) -> int:
+        """Replicas times partitions."""
+        return self.num_replicas * self.num_partitions
 
-    def row(self, location: Location) -> int:
-        """The row of a location, 0 where it says nothing. Ask only where they are ``enabled``."""
-        row = self._known.get(location)
-        if row is None:
-            source, name = self.describe(location)
-            row = self._known[location] = self._add(self._strings.add(source), name)
+    @property
+    def single_mode(self) -> IdMode:
+        """What the ids of a program are that does not say: partitions, unless there is but one."""
+        return IdMode.CROSS_PARTITION if self.num_partitions > 1 else IdMode.CROSS_REPLICA
+
+
+def assemble(
+    name: str, template: Template, shared: Shared, devices: Devices, attachments: Mapping[str, bytes]
+) -> OpGraph:
+    """The graph of the entry function's template; O(nodes + edges)."""
+    signatures, strings = shared.signatures.rows, shared.strings
+    nodes = len(template)
+    which = np.array(template.signature, np.int64)
+    links = _Links(template, shared, devices)
+    region = _ints(template.region)
+    regions = _regions(template, strings)
+    located = np.array(shared.locations.rows, np.int32)[np.array(template.location, np.int64)]
+    costs = [row.cost for row in signatures]
+
+    def figure(column: str) -> FloatArray:
+        return np.array([getattr(cost, column) for cost in costs], np.float64)[which]
+
+    return OpGraph(
+        name=name,
+        group_sets=tuple(links.group_sets),
+        permutations=tuple(links.permutations),
+        id=np.arange(nodes, dtype=np.uint64),
+        name_row=_node_names(template.signature, signatures, strings),
+        op_row=_ints([strings.add(row.op_name) for row in signatures])[which],
+        kind=links.kinds,
+        op_class=np.array([int(cost.op_class) for cost in costs], np.uint8)[which],
+        resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
+        stream=np.broadcast_to(np.int32(-1), (nodes,)),
+        region=region,
+        rate_dtype=np.array([cost.rate_dtype for cost in costs], np.int16)[which],
+        source_row=located[:, 0],
+        framework_row=located[:, 1],
+        flops=figure("flops"),
+        useful_flops=figure("useful_flops"),
+        transcendentals=figure("transcendentals"),
+        bytes_read=figure("bytes_read"),
+        bytes_written=figure("bytes_written"),
+        duration_ns=constant(float("nan"), nodes),
+        multiplicity=region_multiplicity(regions, region),
+        data_deps=_ragged(template.deps),
+        control_deps=_control(template),
+        operands=Csr.from_lists([row.operands for row in signatures]).take(which),
+        results=Csr.from_lists([row.results for row in signatures]).take(which),
+        collectives=links.collectives(),
+        p2p=links.messages(),
+        contractions=_contractions(which, signatures),
+        regions=regions,
+        extra=_stated(which, signatures, strings),
+        attachments=attachments,
+        types=shared.types.rows.build(),
+        strings=strings.build(),
+    )
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> Csr:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Csr.from_lengths(lengths, np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())))
+
+
+def _control(template: Template) -> Csr:
+    control = template.control
+    if not control:
+        return Csr.empty(len(template))
+    return Csr.from_lists([control.get(node, ()) for node in range(len(template))])
+
+
+def _ints(values: Sequence[int]) -> SmallIntArray:
+    return np.array(values, np.int32)
+
+
+def _node_names(
+    which: Sequence[int], signatures: Sequence[Signature], strings: StringTableBuilder
+) -> SmallIntArray:
+    """``dot_general.17``: the label of the signature and the node's number, unique in the graph."""
+    labels = [row.label for row in signatures]
+    return _ints([strings.add(f"{labels[row]}.{node}") for node, row in enumerate(which)])
+
+
+def _regions(template: Template, strings: StringTableBuilder) -> RegionTable:
+    rows: list[RegionRow] = template.regions
+    edges = sorted(set(template.carried))
+    carried = np.array(edges, np.int32).reshape(-1, 3)
+    return RegionTable(
+        parent=_ints([row.parent for row in rows]),
+        kind=np.array([int(row.kind) for row in rows], np.uint8),
+        trips=np.array([row.trips for row in rows], np.float64),
+        label=_ints([strings.add(row.full_label) for row in rows]),
+        carried_region=carried[:, 0],
+        carried_producer=carried[:, 1],
+        carried_consumer=carried[:, 2],
+    )
+
+
+def _contractions(which: NDArray[np.int64], signatures: Sequence[Signature]) -> ContractionTable:
+    """Rows of the signatures that multiply matrices, repeated for each node."""
+    flat = [part for row in signatures for part in row.cost.contractions]
+    lengths = [len(row.cost.contractions) for row in signatures]
+    index = Csr.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(which)
+    rows = index.values
+
+    def column(name: str, kind: type[np.generic]) -> NDArray[np.generic]:
+        return np.array([getattr(part, name) for part in flat], kind)[rows]
+
+    return ContractionTable(
+        node=index.row_ids.astype(np.int32),
+        batch=column("batch", np.int64).astype(np.int64),
+        m=column("m", np.int64).astype(np.int64),
+        n=column("n", np.int64).astype(np.int64),
+        k=column("k", np.int64).astype(np.int64),
+        flops=column("flops", np.float64).astype(np.float64),
+        useful_flops=column("useful_flops", np.float64).astype(np.float64),
+        lhs=column("lhs", np.int16).astype(np.int16),
+        rhs=column("rhs", np.int16).astype(np.int16),
+        accumulator=column("accumulator", np.int16).astype(np.int16),
+        products=column("products", np.uint8).astype(np.uint8),
+    )
+
+
+def _stated(
+    which: NDArray[np.int64], signatures: Sequence[Signature], strings: StringTableBuilder
+) -> ExtraTable:
+    """Attributes of multiply-accumulate units, as texts (tag 0) of the nodes that state them."""
+    stated = [
+        {key: text for part in row.cost.contractions for key, text in part.attributes.items()}
+        for row in signatures
+    ]
+    nodes = np.flatnonzero(np.array([bool(each) for each in stated], np.bool_)[which]).tolist()
+    if not nodes:
+        return ExtraTable.empty()
+    rows = [(node, key, text) for node in nodes for key, text in stated[int(which[node])].items()]
+    values = [text.encode() for _, _, text in rows]
+    return ExtraTable(
+        node=_ints([node for node, _, _ in rows]),
+        key=_ints([strings.add(key) for _, key, _ in rows]),
+        tag=np.zeros(len(rows), np.int16),
+        offsets=np.cumsum([0, *map(len, values)], dtype=np.int64),
+        values=b"".join(values),
+    )
+
+
+class _Links:
+    """Collectives and messages of the graph, their groups made global once per distinct statement."""
+
+    def __init__(self, template: Template, shared: Shared, devices: Devices) -> None:
+        self.group_sets: dict[GroupSet, int] = {}
+        self.permutations: dict[Permutation, int] = {}
+        self.kinds = np.full(len(template), int(NodeKind.COMPUTE), np.uint8)
+        self._shared = shared
+        self._template = template
+        self._devices = devices
+        self._known: dict[tuple[object, IdMode], int] = {}
+        self._collectives: list[tuple[int, Collective, int]] = []
+        self._messages: list[tuple[int, Message, int]] = []
+        for link in sorted(template.links, key=lambda link: link.node):
+            self._take(link.node, shared.exchanges.rows[link.exchange])
+
+    def _take(self, node: int, exchange: Exchange) -> None:
+        if isinstance(exchange, Collective):
+            self.kinds[node] = int(NodeKind.COLLECTIVE)
+            self._collectives.append((node, exchange, self._groups(node, exchange)))
+            return
+        self.kinds[node] = int(exchange.kind)
+        self._messages.append((node, exchange, self._permutation(node, exchange)))
+
+    def _groups(self, node: int, stated: Collective) -> int:
+        key = (stated.groups, stated.mode)
+        row = self._known.get(key)
+        if row is not None:
+            return row
+        devices = self._devices
+        try:
+            made = normalise_groups(stated.groups, stated.mode, devices.num_replicas, devices.num_partitions)
+        except ValueError as error:
+            raise self._refused(node, stated.kind.name.lower(), error) from error
+        missing = left_out(made, devices.num_devices)
+        if missing:
+            message = (
+                f"{missing} of {devices.num_devices} devices are in no group of {stated.kind.name.lower()}"
+            )
+            path = self._shared.path
+            self._shared.diagnostics.warning("stablehlo.devices-left-out", path, message, path=path)
+        row = self._known[key] = self.group_sets.setdefault(made, len(self.group_sets))
         return row
 
-    def _add(self, source_row: int, name: str) -> int:
-        pair = (source_row, self._strings.add(name))
-        if pair == (0, 0):
-            return 0
-        self.rows.append(pair)
-        self._names.append(name)
-        return len(self.rows) - 1
+    def _permutation(self, node: int, stated: Message) -> int:
+        if stated.pairs is None or stated.is_host:
+            return -1
+        mode = stated.mode or self._devices.single_mode
+        key = (stated.pairs, mode)
+        row = self._known.get(key)
+        if row is not None:
+            return row
+        devices = self._devices
+        try:
+            made = normalise_pairs(stated.pairs, mode, devices.num_replicas, devices.num_partitions)
+        except ValueError as error:
+            raise self._refused(node, "collective_permute", error) from error
+        row = self._known[key] = self.permutations.setdefault(made, len(self.permutations))
+        return row
 
-    def place(self, row: int) -> str:
-        """What a location says, for an error; ``""`` where it says nothing."""
-        strings = self._strings.build()
-        source, name = (strings[part] for part in self.rows[row])
-        line = source.removeprefix(f"{self._path}:")
-        return " ".join(filter(None, (f"line {line}" if line != source else source, name)))
+    def _refused(self, node: int, what: str, error: ValueError) -> FormatError:
+        devices = self._devices
+        stated = f"{devices.num_replicas} replicas x {devices.num_partitions} partitions"
+        return FormatError(
+            f"{what}: {error} ({stated})",
+            path=self._shared.path,
+            position=self._shared.locations.place(self._template.location[node]) or f"operation {node}",
+            hint="do groups and device counts belong together?",
+        )
 
-    def within(self, call: int, rows: list[int]) -> list[int]:
-        """The rows of a function's operations as the call at row ``call`` runs them.
+    def collectives(self) -> CollectiveTable:
+        """The collective table."""
+        sets = list(self.group_sets)
+        rows = self._collectives
+        return CollectiveTable(
+            node=_ints([node for node, _, _ in rows]),
+            kind=np.array([int(each.kind) for _, each, _ in rows], np.uint8),
+            group_set=_ints([group for _, _, group in rows]),
+            comm_bytes=_floats([each.comm_bytes(sets[group].group_size) for _, each, group in rows]),
+            operand_bytes=_floats([each.operand_bytes for _, each, _ in rows]),
+            result_bytes=_floats([each.result_bytes for _, each, _ in rows]),
+            channel=np.array([each.channel for _, each, _ in rows], np.int64),
+            reduction=_ints([self._shared.strings.add(each.reduction) for _, each, _ in rows]),
+        )
 
-        Frameworks name the operations of a function from its own start (``select_n``); XLA puts the name of
-        the call before it where it inlines one, so that profiles say ``jit(step)/jit(_where)/select_n``.
-        """
-        if not call or not self._names[call]:
-            return rows
-        known = self._within
-        return [known.get((call, row)) or self._prefixed(call, row) for row in rows]
+    def messages(self) -> P2pTable:
+        """The point-to-point table."""
+        rows = self._messages
+        return P2pTable(
+            node=_ints([node for node, _, _ in rows]),
+            permutation=_ints([permutation for _, _, permutation in rows]),
+            comm_bytes=_floats([each.comm_bytes for _, each, _ in rows]),
+            tag=np.array([each.tag for _, each, _ in rows], np.int64),
+            host=np.array([each.is_host for _, each, _ in rows], np.bool_),
+        )
 
-    def _prefixed(self, call: int, row: int) -> int:
-        outer, inner = self._names[call], self._names[row]
-        source = self.rows[row][0] or self.rows[call][0]
-        if not inner:
-            inner = outer
-        elif inner.partition("/")[0] != outer.partition("/")[0]:
-            inner = f"{outer}/{inner}"
-        found = self._within[call, row] = self._add(source, inner)
-        return found
 
-    def describe(self, location: Location) -> tuple[str, str]:
-        """Source position and framework name of a location, each ``""`` where absent."""
-        text = str(location)
-        name, file = re.match(_NAME, text), re.search(_FILE, text)
-        source = ""
-        name_of_file = file[1] if file is not None else ""
-        if name_of_file == _UNKNOWN_FILE:
-            name_of_file = self._path
-        if file is not None and name_of_file:
-            source = f"{name_of_file}:{file[2]}:{file[3]}"
-        return source, name[1] if name else ""
+def _floats(values: Sequence[float]) -> FloatArray:
+    return np.array(values, np.float64)

@@ -1,51 +1,67 @@
 """Reads the operations of one function into a template: one visit each, in program order.
 
-Operations without regions or special data flow take one path: types, facts, signature, node. The others are
-in :data:`Walker.handlers`: structure here, control flow in :mod:`.library`.
+Operations without regions or special data flow take one path: types, facts, signature, node. The others have
+handlers: structure, then control flow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from math import isnan
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from hespas.converters.stablehlo.exchange import EXCHANGES, ExchangeReader
+from hespas.converters.stablehlo.communication import (
+    EXCHANGES,
+    Collective,
+    ExchangeReader,
+    Message,
+    entered_axes,
+    manual_axes,
+)
+from hespas.converters.stablehlo.dataflow import CONSTANTS, TripCounter
 from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.mlir import (
     Block,
     Operation,
+    defining_op,
     int_of,
     place_of,
-    symbol_of,
-    table_name,
     terminator,
     text_of,
 )
 from hespas.converters.stablehlo.mlir import Value as SsaValue
-from hespas.converters.stablehlo.sharded import entered_axes, manual_axes
-from hespas.converters.stablehlo.template import Link, Locations, RegionRow, Scope, Template, TupleFlow, Value
-from hespas.converters.stablehlo.trips import TripCounter
-from hespas.converters.stablehlo.types import Signatures, TypeInfo, TypeTable
-from hespas.costs import FREE, is_known_target
+from hespas.converters.stablehlo.template import (
+    Flow,
+    Link,
+    RegionRow,
+    Scope,
+    Template,
+    TupleFlow,
+    Value,
+    flatten,
+)
+from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable, table_name
+from hespas.costs import FREE, branch_ns, is_known_target
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
 
-__all__ = ["MAX_REGION_DEPTH", "Handler", "Library", "Plans", "Shared", "Walker"]
+if TYPE_CHECKING:
+    from hespas.converters.stablehlo.module import FunctionLibrary
+
+__all__ = [
+    "MAX_REGION_DEPTH",
+    "Handler",
+    "Plans",
+    "Shared",
+    "Walker",
+]
 
 MAX_REGION_DEPTH = 100
 _RETURNS = frozenset({"stablehlo.return", "func.return", "mhlo.return", "sdy.return", "mpmd.return"})
 _CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
 _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
-
-
-class Library(Protocol):
-    """Gives the template of a function, reading it first where nobody did."""
-
-    def template(self, name: str) -> Template:
-        """The template of the function of this name."""
-        ...
 
 
 class Plans(dict[str, tuple[str, bool, bool]]):
@@ -76,7 +92,7 @@ class Shared(NamedTuple):
     trips: TripCounter
     locations: Locations
     diagnostics: Diagnostics
-    library: Library
+    library: FunctionLibrary
 
     def where(self, op: Operation) -> str:
         """An operation's position for people."""
@@ -91,11 +107,10 @@ Handler = Callable[["Walker", Operation, int, int], None]
 class Walker:
     """Reads one function. ``environment`` maps each SSA value to its flow and type."""
 
-    def __init__(self, shared: Shared, template: Template, control: dict[str, Handler]) -> None:
+    def __init__(self, shared: Shared, template: Template) -> None:
         self.shared = shared
         self.scope = Scope(template)
         self.environment: dict[SsaValue, tuple[Value, TypeInfo]] = {}
-        self._handlers = {**_HANDLERS, **control}
         # Bound once: these are looked up for every operation.
         self._plans = shared.plans
         self._types = shared.types.known
@@ -133,7 +148,7 @@ class Walker:
                 path=self.shared.path,
                 hint="no compiler writes such programs; is the file damaged?",
             )
-        handlers, environment = self._handlers, self.environment
+        handlers, environment = _HANDLERS, self.environment
         for view in block.operations:
             op = view.operation
             name = op.name
@@ -234,7 +249,7 @@ class Walker:
             shared.diagnostics.warning("stablehlo.bounded-shape", where, message, path=shared.path)
         if signature.cost.is_known:
             return
-        target = symbol_of(op, "call_target_name") if op.name in _CUSTOM_CALLS else ""
+        target = text_of(op, "call_target_name") if op.name in _CUSTOM_CALLS else ""
         if not signature.has_rule:
             code, message = "stablehlo.unknown-op", f"{op.name} is not in the cost table"
         elif signature.is_dynamic:
@@ -303,7 +318,7 @@ def _get_tuple_element(walker: Walker, op: Operation, region: int, depth: int) -
 def _call(walker: Walker, op: Operation, region: int, depth: int) -> None:
     """What a function does, in its place; called on shards, in a region that is manual."""
     del depth
-    callee = walker.shared.library.template(symbol_of(op, "callee"))
+    callee = walker.shared.library.template(text_of(op, "callee"))
     manual = entered_axes(op)
     if manual:
         row = RegionRow(RegionKind.MANUAL, region, 1.0, "manual_computation", manual=manual)
@@ -315,7 +330,7 @@ def _composite(walker: Walker, op: Operation, region: int, depth: int) -> None:
     """The decomposition, in a region that bears the composite's name."""
     del depth
     row = walker.scope.open_region(RegionRow(RegionKind.COMPOSITE, region, 1.0, text_of(op, "name")))
-    callee = walker.shared.library.template(symbol_of(op, "decomposition"))
+    callee = walker.shared.library.template(text_of(op, "decomposition"))
     walker.bind(op.results, walker.called(op, callee, row))
 
 
@@ -326,7 +341,7 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
         manual = manual_axes(op) if kind is RegionKind.MANUAL else frozenset[str]()
         named = RegionRow(kind, region, 1.0, text_of(op, "name") or label, manual=manual)
         row = walker.scope.open_region(named)
-        callee = symbol_of(op, "called_computation")
+        callee = text_of(op, "called_computation")
         if callee:
             yielded = walker.called(op, walker.shared.library.template(callee), row)
         else:
@@ -354,6 +369,146 @@ def _fusion(walker: Walker, op: Operation, region: int, depth: int) -> None:
     walker.bind(op.results, [(node,)] * len(infos))
 
 
+# Loops and branches: regions with trips, carried edges, and the branch that counts.
+#
+# A ``while`` is one region: a trip is its condition, then its body, whose nodes wait for the predicate; the
+# evaluation of the condition that ends the loop is left out. Unknown trips are NaN with a diagnostic. Of a
+# ``case`` or ``if`` the costliest branch counts once and the others not at all, by about how long it takes on
+# an accelerator (:func:`~hespas.costs.branch_ns`); unknown costs count as nothing.
+
+_MAX_PRODUCERS = 32
+
+
+def _while(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    shared, scope = walker.shared, walker.scope
+    initial = walker.flows(op)
+    header = walker.plain(op, op.name, region)
+    trips = shared.trips.trips(op)
+    if isnan(trips):
+        shared.diagnostics.warning(
+            "stablehlo.unknown-trips",
+            shared.where(op),
+            "the number of trips depends on data; the loop's total cost is unknown",
+            path=shared.path,
+        )
+    row = scope.open_region(RegionRow(RegionKind.LOOP_BODY, region, trips, "while", header))
+    condition, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    slots = scope.new_slots(initial, row)
+    first = len(scope.template)
+    walker.bind(condition.arguments, slots)
+    predicate = walker.block(condition, row, depth + 1)
+    first_of_body = len(scope.template)
+    walker.bind(body.arguments, slots)
+    yielded = walker.block(body, row, depth + 1)
+    handed_on = scope.handed_on(slots, yielded, first)
+    yielded = _with_carriers(walker, body, yielded, handed_on, row)
+    if not _is_endless(condition):
+        scope.guard(first_of_body, predicate[0])
+    results = scope.close_loop(slots, yielded, first)
+    walker.bind(op.results, initial if trips == 0 else results)
+
+
+def _with_carriers(
+    walker: Walker, body: Block, yielded: Sequence[Value], places: Sequence[int], row: int
+) -> list[Value]:
+    """What a body yields, with a free node for each value that a trip hands on and does not make.
+
+    A carried edge spans one trip. A value that moves from slot to slot is older by one trip at each move, and
+    one from outside the loop arrives in the second: the node stands for that trip.
+    """
+    found = list(yielded)
+    returned = terminator(body)
+    for place in places:
+        types = (walker.shared.types.get(returned.operands[place].type),) if returned is not None else ()
+        signature = walker.shared.signatures.priced("stablehlo.while", types, types, FREE, "carried")
+        found[place] = (walker.scope.add(signature, [yielded[place]], row),)
+    return found
+
+
+def _is_endless(condition: Block) -> bool:
+    """Whether a condition returns a constant: there is nothing to wait for."""
+    returned = terminator(condition)
+    maker = defining_op(returned.operands[0]) if returned is not None else None
+    return maker is not None and maker.name in CONSTANTS
+
+
+def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
+    shared, scope = walker.shared, walker.scope
+    header = walker.plain(op, op.name, region)
+    rows: list[int] = []
+    yields: list[list[Value]] = []
+    times: list[float] = []
+    exchanged: list[tuple[object, ...]] = []
+    for place, branch in enumerate(op.regions):
+        first, first_link = len(scope.template), len(scope.template.links)
+        row = scope.open_region(RegionRow(RegionKind.BRANCH, region, 1.0, "case", header, place))
+        yields.append(walker.block(branch.blocks[0], row, depth + 1))
+        scope.guard(first, (header,))
+        rows.append(row)
+        times.append(_duration_ns(walker, first, row))
+        links = scope.template.links[first_link:]
+        exchanged.append(tuple(_kind(shared.exchanges.rows[link.exchange]) for link in links))
+    kept = max(range(len(rows)), key=lambda place: times[place])
+    for place, row in enumerate(rows):
+        scope.set_trips(row, 1.0 if place == kept else 0.0)
+    if len(rows) > 1:
+        _tell(walker, op, kept, exchanged)
+    made = [_chosen(yields[kept][place], header) for place in range(len(op.results))]
+    walker.bind(op.results, [_joined(walker, flow, region) for flow in made])
+
+
+def _joined(walker: Walker, flow: Flow, region: int) -> Flow:
+    """A flow as it is, or behind one free node where branches that hand values on made it long."""
+    if len(flow) <= _MAX_PRODUCERS:
+        return flow
+    row = walker.shared.signatures.priced("stablehlo.case", (), (), FREE, "join")
+    return (walker.scope.add(row, [flow], region),)
+
+
+def _chosen(value: Value, header: int) -> Flow:
+    """A value as the branch that counts makes it; where it makes none, it waits for the predicate."""
+    flow = flatten(value)
+    return flow if max(flow, default=-1) > header else (*flow, header)
+
+
+def _tell(walker: Walker, op: Operation, kept: int, exchanged: Sequence[tuple[object, ...]]) -> None:
+    """Report the choice, and branches that would make devices disagree."""
+    shared = walker.shared
+    where = shared.where(op)
+    message = (
+        f"{op.name}: of {len(exchanged)} branches the costliest, number {kept}, counts; the others do not"
+    )
+    shared.diagnostics.warning("stablehlo.branch-chosen", where, message, path=shared.path)
+    if len(set(exchanged)) > 1:
+        message = f"{op.name}: branches talk to other devices differently; devices that disagree would hang"
+        shared.diagnostics.warning("stablehlo.branch-collectives", where, message, path=shared.path)
+
+
+def _kind(exchange: Collective | Message) -> object:
+    if isinstance(exchange, Collective):
+        return (exchange.kind, exchange.groups, exchange.operand_bytes)
+    return (exchange.kind, exchange.pairs, exchange.comm_bytes)
+
+
+def _duration_ns(walker: Walker, first: int, row: int) -> float:
+    """About how long the nodes from ``first`` on take, inner loops multiplied: to compare branches only."""
+    template, signatures = walker.scope.template, walker.shared.signatures.rows
+    factors = _factors(template, row)
+    return sum(
+        factors[template.region[node]] * branch_ns(signatures[template.signature[node]].cost)
+        for node in range(first, len(template))
+    )
+
+
+def _factors(template: Template, row: int) -> dict[int, float]:
+    """Executions of each region inside ``row`` per execution of it; unknown trips count once."""
+    factors = {row: 1.0}
+    for inner in range(row + 1, len(template.regions)):
+        entry = template.regions[inner]
+        factors[inner] = factors.get(entry.parent, 1.0) * (1.0 if isnan(entry.trips) else entry.trips)
+    return factors
+
+
 _HANDLERS: dict[str, Handler] = {
     "stablehlo.optimization_barrier": _barrier,
     "mhlo.optimization_barrier": _barrier,
@@ -369,4 +524,7 @@ _HANDLERS: dict[str, Handler] = {
     "sdy.named_computation": _inline_region(RegionKind.COMPOSITE, "named_computation"),
     "stablehlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
     "mhlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
+    **dict.fromkeys(("stablehlo.while", "mhlo.while"), _while),
+    **dict.fromkeys(("stablehlo.case", "mhlo.case", "stablehlo.if", "mhlo.if"), _branches),
 }
+"""Operations that have a way of their own."""

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import ReadOptions, Value, WriteOptions
-from hespas.converters.stablehlo.bindings import Bindings, ParseFailure, load_bindings
-from hespas.converters.stablehlo.forms import Form, parse_program
-from hespas.converters.stablehlo.mlir import Module
-from hespas.converters.stablehlo.ranks import chosen_classes, ranks_text
+from hespas.converters.stablehlo import CLASS_MARK, chosen_classes
+from hespas.converters.stablehlo.mlir import Bindings, Module, ParseFailure, load_bindings
+from hespas.converters.stablehlo.module import ranks_text
+from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, replay
-from hespas.converters.stablehlo.sniffing import CLASS_MARK
 from hespas.files.limits import limits
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
 from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError, UsageError

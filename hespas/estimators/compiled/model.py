@@ -17,14 +17,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.by_operation import Prediction
 from hespas.estimators.compiled.measuring import Measured, Measuring, Progress
 from hespas.estimators.compiled.messages import Machine, Timing
 from hespas.estimators.compiled.programs import Unit
 from hespas.estimators.compiled.recipes import BINARY, UNARY, Asked, write_operation
 from hespas.estimators.compiled.values import Tensor, Value
-from hespas.estimators.free import takes_no_time
+from hespas.estimators.protocol import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, DTypeKind, Estimate, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError

@@ -23,8 +23,7 @@ from hespas.graph import OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
-from hespas.validators.accuracy.fitting import soft_least_squares
-from hespas.validators.accuracy.statistics import ShapeGroups, unique_shapes
+from hespas.validators.accuracy.statistics import ShapeGroups, soft_least_squares, unique_shapes
 
 __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 

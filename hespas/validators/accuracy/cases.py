@@ -16,7 +16,7 @@ from hespas.graph import DTYPES, OpClass, OpGraph, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.fuse import merge_nodes
-from hespas.validators.matching import Matching
+from hespas.validators.accuracy.coverage import Matching
 
 __all__ = [
     "CLASS_NAMES",

@@ -11,8 +11,8 @@ import numpy as np
 from hespas import __version__
 from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics
+from hespas.validators.accuracy.coverage import Coverage
 from hespas.validators.accuracy.result import Accuracy, Step, SummaryRow, Thresholds
-from hespas.validators.matching import Coverage
 
 __all__ = ["SCHEMA_ID", "accuracy_json", "diagnostics_json", "summary_json"]
 

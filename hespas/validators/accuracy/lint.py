@@ -11,7 +11,7 @@ from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import LEAST_NS, Cases
-from hespas.validators.accuracy.fitting import slope_of
+from hespas.validators.accuracy.statistics import slope_of
 
 __all__ = ["LintFinding", "lint_cases", "lint_profile"]
 

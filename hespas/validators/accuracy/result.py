@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 
 from hespas.graph import Diagnostics, Workload
-from hespas.validators.accuracy.across import SpeedUp
 from hespas.validators.accuracy.cases import Cases
+from hespas.validators.accuracy.coverage import Coverage, Join
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
-from hespas.validators.matching import Coverage, Join
 
 __all__ = [
     "LEAST_OF_A_STEP",
     "Accuracy",
     "Contribution",
     "EndToEnd",
+    "SpeedUp",
     "Step",
     "SummaryRow",
     "Thresholds",
@@ -117,6 +117,27 @@ class Trend:
     n: int
     rank: float
     slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedUp:
+    """Over ``n`` shapes measured on both devices. ``sign`` is the share whose faster device is named right
+    (``sign_long``: among the ``n_long`` shapes above 20 us); ``median_error`` that of the ratio of times,
+    |predicted / measured - 1|; ``rank`` Kendall's tau of predicted and measured ratios;
+    ``constant_error`` and ``constant_sign`` what one ratio for all shapes would reach.
+    """
+
+    estimator: str
+    hardware: str
+    other: str
+    n: int
+    n_long: int
+    sign: float
+    sign_long: float
+    median_error: float
+    rank: float
+    constant_error: float
+    constant_sign: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,14 @@ from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.simulator import simulate
-from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
 from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
 from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
+from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Step
 from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, sources_of
-from hespas.validators.accuracy.summaries import contributions, noise_of, summaries, trends
-from hespas.validators.matching import NO_MODULE, NO_NAMES, WITH_NAMES
+from hespas.validators.accuracy.summaries import contributions, noise_of, speed_ups, summaries, trends
 
 __all__ = ["accuracy", "busy_ns", "end_to_end", "span_ns"]
 

@@ -34,16 +34,8 @@ from hespas.validators.accuracy.cases import (
     leading_nodes,
     measured_groups,
 )
-from hespas.validators.matching import (
-    Coverage,
-    Join,
-    Matching,
-    check_program,
-    coverage_of,
-    joins_of,
-    match_program,
-    node_text,
-)
+from hespas.validators.accuracy.coverage import Coverage, Join, Matching, coverage_of, joins_of, node_text
+from hespas.validators.accuracy.matching import check_program, match_program
 
 __all__ = ["HOLDS_NO_PROGRAM", "Source", "events_of", "sources_of", "step_rows"]
 

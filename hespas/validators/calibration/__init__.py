@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from hespas.validators.calibration.calibrate import ESTIMATORS, Calibration, calibrate
-from hespas.validators.calibration.document import calibration_json
-from hespas.validators.calibration.fit import fit_device
-from hespas.validators.calibration.from_profiles import measurements_of
+from hespas.validators.calibration.calibrate import (
+    ESTIMATORS,
+    Calibration,
+    calibrate,
+    calibration_json,
+    check_models_folder,
+    models_folder,
+    write_calibration,
+)
+from hespas.validators.calibration.fit_device import fit_device
 from hespas.validators.calibration.held_out import TESTS
 from hespas.validators.calibration.memory import FitMemory
-from hespas.validators.calibration.written import check_models_folder, models_folder, write_calibration
+from hespas.validators.calibration.recordings import measurements_of
 
 __all__ = [
     "ESTIMATORS",

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas.estimators.learned.stored import Cell, LearnedModel, load_model
+from hespas import __version__
+from hespas.estimators.learned.serialization import Cell, LearnedModel, forget_models, load_model, save_model
+from hespas.files.documents import document_bytes
+from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics
-from hespas.graph.errors import UsageError
-from hespas.hardware import Device, Fit, named_device
+from hespas.graph.errors import OutputError, UsageError
+from hespas.hardware import Device, Fit, named_device, write_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels
+from hespas.validators.accuracy.document import diagnostics_json, summary_json
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
     CalibratedFits,
     Found,
+    LearnedTrees,
     Others,
     Progress,
     Run,
+    SystolicLines,
     merged,
 )
-from hespas.validators.calibration.classes import FITTED_SPLITS, may_be_fitted
-from hespas.validators.calibration.fitted_models import LearnedTrees, SystolicLines
+from hespas.validators.calibration.fit_class import FITTED_SPLITS, may_be_fitted
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOut,
@@ -42,7 +47,19 @@ from hespas.validators.calibration.held_out import (
 from hespas.validators.calibration.memory import FitMemory
 from hespas.validators.calibration.own_models import unused_name
 
-__all__ = ["ESTIMATORS", "KEPT_SPLIT", "Calibration", "Progress", "TableUse", "calibrate"]
+__all__ = [
+    "ESTIMATORS",
+    "KEPT_SPLIT",
+    "SCHEMA_ID",
+    "Calibration",
+    "Progress",
+    "TableUse",
+    "calibrate",
+    "calibration_json",
+    "check_models_folder",
+    "models_folder",
+    "write_calibration",
+]
 
 ESTIMATORS = ("calibrated", "systolic", "learned")
 """Estimators that can be fitted."""
@@ -65,7 +82,7 @@ class TableUse:
 class Calibration:
     """``device`` holds the new ``fits``, and those it had of other classes. ``models`` are the new learned
     models, ``kept_models`` those the device had beside them; they are in no file yet: see
-    :func:`~hespas.validators.calibration.written.write_calibration`.
+    :func:`~hespas.validators.calibration.calibrate.write_calibration`.
     """
 
     device: Device
@@ -332,3 +349,124 @@ def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
                 continue
             rows.setdefault(name, []).append(part)
     return Others(rows, devices)
+
+
+SCHEMA_ID = "hespas.calibrate/1"
+"""What a document of this version says in ``schema``."""
+
+
+def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
+    document = {
+        "schema": SCHEMA_ID,
+        "hespas_version": __version__,
+        "inputs": list(inputs),
+        "hardware": done.device.name,
+        "estimators": list(done.estimators),
+        "seed": done.seed,
+        "fitted": done.fitted,
+        "tables": [asdict(table) for table in done.tables],
+        "fits": [_fit(fit) for fit in done.fits],
+        "models": [_model(model) for model in done.models],
+        "held_out": [
+            {
+                "by": test.by,
+                "what": TESTS[test.by],
+                "rows": test.count,
+                "fitted_rows": test.fitted,
+                "summary": [summary_json(row) for row in test.accuracy.summary],
+            }
+            for test in done.held_out
+        ],
+        "diagnostics": diagnostics_json(done.diagnostics),
+    }
+    return document_bytes(document)
+
+
+def _fit(fit: Fit) -> dict[str, object]:
+    error = fit.error
+    return {
+        "kind": fit.kind,
+        "op": fit.op,
+        "scheme": fit.scheme,
+        "variant": fit.variant,
+        "default": fit.default,
+        "form": fit.form,
+        "samples": fit.samples,
+        "parameters": {each.name: [each.value, each.std_error] for each in fit.parameters},
+        "n": max(error.n, 0),
+        "mape": error.mape,
+        "median_ape": error.median_ape,
+        "p90_ape": error.p90_ape,
+        "bias": error.bias,
+        "table": fit.table,
+        "provenance": fit.provenance,
+    }
+
+
+def _model(model: LearnedModel) -> dict[str, object]:
+    card, training = model.card, model.card.training
+    return {
+        "name": card.name,
+        "schemes": sorted({cell.scheme for cell in card.cells}),
+        "samples": training.rows,
+        "shape_groups": training.shape_groups,
+        "trees": training.trees,
+        "leaves": training.leaves,
+        "loss": training.loss,
+        "library": training.library,
+        "tables": training.tables,
+        "provenance": training.provenance,
+        "errors": [
+            {
+                "kind": row.kind,
+                "n": row.n,
+                "mape": row.mape,
+                "median_ape": row.median_ape,
+                "p90_ape": row.p90_ape,
+                "bias": row.bias,
+            }
+            for row in card.errors
+        ],
+    }
+
+
+def models_folder(path: Path) -> Path:
+    """Where the models that a hardware file names go: ``my-device.learned`` beside ``my-device.toml``."""
+    return path.with_suffix(".learned")
+
+
+def check_models_folder(path: Path, *, overwrite: bool) -> None:
+    """Raise ``OutputError`` where the models of the hardware file at ``path`` cannot be written."""
+    folder = models_folder(path)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(
+            "exists and is no folder: the learned models go there",
+            path=str(folder),
+            hint="move it away, or name another --out",
+        )
+    check_destination(folder, overwrite=overwrite)
+
+
+def write_calibration(done: Calibration, path: Path, *, overwrite: bool = False) -> Path:
+    """Write the models, if there are any, then the hardware file: each at once or not at all. Raises
+    ``OutputError`` where one exists (unless ``overwrite``) or cannot be written.
+
+    Models of an earlier run that the new file does not name stay in the folder, and are asked by nobody.
+    """
+    device = replace(done.device, learned_models=())
+    models = (*done.models, *done.kept_models)
+    if models:
+        check_models_folder(path, overwrite=overwrite)
+        folder = models_folder(path)
+
+        def fill(temporary: Path) -> None:
+            for model in models:
+                save_model(model, temporary)
+
+        write_atomically(folder, fill, overwrite=overwrite, directory=True)
+        forget_models()
+        place = folder.resolve()
+        names = [model.card.name for model in models]  # asked in this order
+        device = replace(device, learned_models=tuple(str(place / f"{name}.json") for name in names))
+    return write_device(device, path, overwrite=overwrite)

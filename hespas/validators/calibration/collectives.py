@@ -15,13 +15,11 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.collectives.algorithms import SEGMENTS, Layout, Line, basis, named, tuned_times
-from hespas.estimators.collectives.model import TUNED
+from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, named, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements
-from hespas.validators.calibration.classes import may_be_fitted
-from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
+from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["Progress", "fit_collectives"]
 

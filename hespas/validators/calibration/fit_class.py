@@ -1,31 +1,221 @@
-"""One class of operations fitted: parameters on all its rows, errors on shapes left out, an interval."""
+"""What is fitted together: rows of one kind, operation, scheme and variant; and which rows may be fitted."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from math import ceil, inf
+from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Form, Machine
-from hespas.estimators.calibrated.forms import FORMS_OF_KIND, form_time_ns
+from hespas.estimators.forms import FORMS_OF_KIND, Columns, Form, Machine, form_time_ns
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import FitBand, FitError, FitRange
-from hespas.validators.calibration.classes import Rows
-from hespas.validators.calibration.solver import Solution, Trial, solve
+from hespas.hardware import ANY, FitBand, FitError, FitRange
+from hespas.measurements import Measurements
 
 __all__ = [
+    "FITTED_SPLITS",
+    "NOISE",
     "FittedClass",
+    "Rows",
+    "Solution",
+    "Trial",
     "bands_of",
+    "classes_of",
     "drawn_rows",
     "error_of",
     "fit_class",
+    "may_be_fitted",
     "rounded",
     "seed_of",
+    "solve",
     "support_of",
 ]
+
+FITTED_SPLITS = ("calib", "")
+"""Splits that may be fitted on: the one made for it, and tables that state none."""
+
+_FEWEST = 12
+_FEWEST_LAYERS = 4
+"""With fewer, leaving a layer out tells of that layer alone: single shapes are left out instead."""
+_POOLED = frozenset({"vector", "normalization", "reduction", "pooling", "gather", "move", "moe"})
+"""Kinds whose operations are near enough to each other for one fit of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of one class; ``op`` is ``*`` for all operations of a kind together. ``group`` numbers what is
+    left out of a fit as a whole to test it: shapes, or layers whatever the number of tokens.
+    """
+
+    kind: str
+    op: str
+    scheme: str
+    variant: str
+    measured: Measurements
+    group: IntArray
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What the fit will be of."""
+        return self.kind, self.op, self.scheme, self.variant
+
+    def take(self, rows: IntArray) -> Rows:
+        """Some rows of the class."""
+        return Rows(
+            kind=self.kind,
+            op=self.op,
+            scheme=self.scheme,
+            variant=self.variant,
+            measured=self.measured.take(rows),
+            group=self.group[rows],
+        )
+
+
+_TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"}
+"""The dimension in which one layer is swept: a layer is left out as a whole, or its neighbours tell all."""
+
+
+def may_be_fitted(measured: Measurements) -> Measurements:
+    """Without the rows that are kept for testing: the one gate that every fit goes through."""
+    return measured.take(measured.split.where(*FITTED_SPLITS))
+
+
+def classes_of(measured: Measurements) -> Iterator[Rows]:
+    """The classes of some measurements that have rows enough, in a fixed order. ``op`` ``*`` where a kind has
+    several operations.
+    """
+    ops = measured.ops
+    layers, shapes = _layers(measured), measured.shape_group()
+    seen = dict(ops.classes())
+    pooled: dict[tuple[str, str, str, str], list[IntArray]] = {}
+    for (kind, _, scheme, variant), rows in seen.items():
+        if kind in _POOLED:
+            pooled.setdefault((kind, ANY, scheme, variant), []).append(rows)
+    seen |= {name: np.concatenate(parts) for name, parts in pooled.items() if len(parts) > 1}
+    for (kind, op, scheme, variant), rows in sorted(seen.items()):
+        if len(rows) >= _FEWEST and scheme:
+            yield Rows(
+                kind=kind,
+                op=op,
+                scheme=scheme,
+                variant=variant,
+                measured=measured.take(rows),
+                group=layers[rows] if len(np.unique(layers[rows])) >= _FEWEST_LAYERS else shapes[rows],
+            )
+
+
+def _layers(measured: Measurements) -> IntArray:
+    """A number per shape, or per layer in kinds that are swept over tokens."""
+    ops = measured.ops
+    swept = [_TOKENS.get(name, "") for name in ops.kind.names]
+    dims = {
+        name: np.where(np.array([each == name for each in swept])[ops.kind.row], np.nan, column)
+        if name in swept
+        else column
+        for name, column in ops.dims.items()
+    }
+    return replace(measured, ops=replace(ops, dims=dims)).shape_group()
+
+
+NOISE = 0.1
+"""Errors of logarithms count by their square below this, by their size above."""
+_WIDTH = 1.5
+_UNKNOWN = 1e3
+"""The error of a time that is no number: a step into it is never taken."""
+
+
+class _Found(Protocol):
+    x: FloatArray
+    jac: FloatArray
+    cost: float
+
+
+class _Optimize(Protocol):
+    def least_squares(
+        self,
+        fun: Callable[[FloatArray], FloatArray],
+        x0: FloatArray,
+        *,
+        bounds: tuple[FloatArray, FloatArray],
+        loss: str,
+        f_scale: float,
+        max_nfev: int,
+    ) -> _Found: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """What is fitted: a form, what it needs of the operations, and their times [ns]. ``fixed`` overrides
+    parameters that do not vary; ``prior`` says where others are expected and how closely (ln units).
+    """
+
+    form: Form
+    columns: Columns
+    duration_ns: FloatArray
+    fixed: Mapping[str, float]
+    prior: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """Parameters by name with standard errors (NaN for those that do not vary), and the cost per row."""
+
+    values: Mapping[str, float]
+    std_errors: Mapping[str, float]
+    cost: float
+
+
+def solve(trial: Trial, start: Mapping[str, float], *, most_calls: int) -> Solution:
+    """The best parameters from one start."""
+    optimize = cast("_Optimize", import_module("scipy.optimize"))
+    varying = [each for each in trial.form.parameters if each.varies]
+    fixed = {each.name: each.start for each in trial.form.parameters if not each.varies} | dict(trial.fixed)
+    low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
+    priors = [trial.prior.get(each.name, (each.start, _WIDTH)) for each in varying]
+    centre = np.log([expected for expected, _ in priors])
+    weight = NOISE / np.array([width for _, width in priors])
+    measured = np.log(trial.duration_ns)
+
+    def values_of(logs: FloatArray) -> dict[str, float]:
+        moved: list[float] = np.exp(logs).tolist()
+        return fixed | dict(zip((each.name for each in varying), moved, strict=True))
+
+    def errors(logs: FloatArray) -> FloatArray:
+        with np.errstate(all="ignore"):
+            error = np.log(trial.form.time_ns(values_of(logs), trial.columns)) - measured
+        return np.concatenate((np.nan_to_num(error, nan=_UNKNOWN), weight * (logs - centre)))
+
+    first = np.log([start.get(each.name, each.start) for each in varying])
+    margin = 1e-6 * (high - low)
+    found = optimize.least_squares(
+        errors,
+        np.clip(first, low + margin, high - margin),
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=NOISE,
+        max_nfev=most_calls,
+    )
+    values = values_of(found.x)
+    spread = _std_errors(found, len(measured)) * np.exp(found.x)
+    errors_of = dict(zip((each.name for each in varying), spread.tolist(), strict=True))
+    return Solution(
+        values=values,
+        std_errors={name: errors_of.get(name, np.nan) for name in values},
+        cost=found.cost / len(measured),
+    )
+
+
+def _std_errors(found: _Found, rows: int) -> FloatArray:
+    """Standard errors of the logarithms, from the curvature at the solution."""
+    freedom = max(rows - len(found.x), 1)
+    curvature = found.jac.T @ found.jac
+    variance = np.diag(np.linalg.pinv(curvature)) * 2 * found.cost / freedom
+    return np.sqrt(np.maximum(variance, 0.0))
+
 
 _FOLDS = 4
 _ROWS = 3000

@@ -20,7 +20,7 @@ from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import contributions, noise_of, summaries
-from hespas.validators.accuracy.table_cases import TableClasses, cases_of_rows, prediction_of_rows
+from hespas.validators.accuracy.tables import TableClasses, cases_of_rows, prediction_of_rows
 from hespas.validators.calibration.approaches import Approach, Found, Others
 
 __all__ = [

@@ -10,12 +10,12 @@ from math import isfinite
 
 import numpy as np
 
-from hespas.estimators.learned.features import FAMILIES
+from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements, joined
 from hespas.operations import find_scheme
-from hespas.validators.calibration.classes import may_be_fitted
+from hespas.validators.calibration.fit_class import may_be_fitted
 from hespas.validators.calibration.learned import FEWEST_MARGINS, folds_of
 from hespas.validators.calibration.learned_parts import (
     EXPERTS,
@@ -26,9 +26,10 @@ from hespas.validators.calibration.learned_parts import (
     SMALL,
     WEIGHTS,
     Part,
+    Rows,
+    rows_for,
     rows_of_part,
 )
-from hespas.validators.calibration.learned_rows import Rows, rows_for
 
 __all__ = ["FEWEST_ROWS", "OwnPart", "one_table", "own_parts", "unused_name"]
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.systolic.array import Array
+from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import (
     ELEMENTS,
     LONG,
@@ -28,8 +28,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements
 from hespas.operations import Operations, find_scheme
-from hespas.validators.calibration.classes import may_be_fitted
-from hespas.validators.calibration.fit_class import bands_of, error_of, rounded
+from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 

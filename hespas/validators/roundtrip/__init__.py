@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
-from hespas.validators.roundtrip.document import cell_text, roundtrip_html, roundtrip_json
+from hespas.validators.roundtrip.matrix import (
+    Cell,
+    RoundTrips,
+    cell_text,
+    roundtrip,
+    roundtrip_html,
+    roundtrip_json,
+)
 from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus, file_pairs
-from hespas.validators.roundtrip.result import Cell, RoundTrips
-from hespas.validators.roundtrip.run import roundtrip
 
 __all__ = [
     "Cell",

@@ -20,7 +20,7 @@ from hespas.graph import (
     Permutation,
     Workload,
 )
-from hespas.validators import check
+from hespas.validators.checker import check
 
 
 def _write(workload: Workload, path: Path, ranks: range | None = None) -> Diagnostics:

@@ -20,7 +20,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import ABSENT, Diagnostics, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.workload import workloads_equal
-from hespas.validators import CheckOptions, Profile, check, check_workload
+from hespas.validators.checker import CheckOptions, Profile, check, check_workload
 from hespas.validators.roundtrip import Kept, columns_kept
 from tests.converters.chakra.conftest import Reference
 

@@ -12,7 +12,7 @@ from hespas.converters.chakra.codec import read_columns
 from hespas.converters.chakra.facts import AttributeFacts
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.schemas.chakra.tables import NodeType
-from hespas.validators import check
+from hespas.validators.checker import check
 
 pytest.importorskip("jaxlib")  # reads the programs
 

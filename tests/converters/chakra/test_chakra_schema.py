@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from hespas.files.wire import tag
 from hespas.schemas.chakra.history import VERSIONS
 from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
@@ -22,7 +23,6 @@ from hespas.schemas.chakra.tables import (
     NodeField,
     NodeType,
     WireType,
-    tag,
 )
 from tests.converters.chakra.historic_protos import OLD_VERSIONS
 

@@ -13,7 +13,7 @@ from hespas.converters import ReadOptions, WriteOptions, load_format
 from hespas.converters.chakra.preserve import simulated_ns
 from hespas.converters.chakra.timing import Times
 from hespas.graph import Diagnostics, Workload
-from hespas.validators import check
+from hespas.validators.checker import check
 
 _FLAG = {"name": "is_cpu_op", "bool_val": False}
 _CONFLICT = "chakra.duration-conflict"

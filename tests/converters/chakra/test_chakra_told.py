@@ -25,7 +25,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.errors import FormatError
-from hespas.validators import Profile, check
+from hespas.validators.checker import Profile, check
 from hespas.validators.roundtrip import roundtrip
 
 _LIST = {"1": [0, 1], "2": [2, 3]}

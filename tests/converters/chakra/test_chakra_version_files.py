@@ -12,7 +12,7 @@ from hespas.converters.chakra import FORMAT
 from hespas.converters.format import Head, ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
-from hespas.validators import check
+from hespas.validators.checker import check
 from tests.converters.chakra.historic_protos import (
     Logical,
     classes,

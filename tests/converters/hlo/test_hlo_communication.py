@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.hlo.groups import header_meshes, parse_groups
+from hespas.converters.hlo.attributes import header_meshes, parse_groups
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import totals

@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from hespas.converters.hlo.module import HloModule
+from hespas.converters.hlo.module import HloModule, parse_shape
 from hespas.converters.hlo.parser import parse_module
-from hespas.converters.hlo.scan import Source, unquote
-from hespas.converters.hlo.shapes import parse_shape
-from hespas.converters.hlo.sniff import is_text
+from hespas.converters.hlo.scan import Source, is_text, unquote
 from hespas.graph import DYNAMIC
 from hespas.graph.errors import FormatError
 

@@ -13,7 +13,7 @@ import pytest
 
 from hespas.converters import load_format, sniff
 from hespas.converters.format import Head, ReadOptions
-from hespas.converters.hlo import FORMAT, bindings
+from hespas.converters.hlo import FORMAT, scan
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError
 
@@ -130,11 +130,11 @@ def test_a_proto_without_jaxlib_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     def missing(name: str) -> None:
         raise ImportError(f"no module named {name}")
 
-    monkeypatch.setattr(bindings, "import_module", missing)
+    monkeypatch.setattr(scan, "import_module", missing)
     with pytest.raises(MissingExtraError) as caught:
         _read(PROTO)
     assert "stablehlo" in str(caught.value)
-    assert bindings.TESTED_JAXLIB in str(caught.value)
+    assert scan.TESTED_JAXLIB in str(caught.value)
 
 
 def test_a_broken_proto_is_a_format_error(tmp_path: Path) -> None:

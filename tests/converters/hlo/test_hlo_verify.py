@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hespas.converters.hlo.callgraph import callees_first
 from hespas.converters.hlo.inference import same_extents
-from hespas.converters.hlo.module import Computation, HloModule
+from hespas.converters.hlo.inference_calls import check_shapes
+from hespas.converters.hlo.module import Computation, HloModule, Shape, parse_shape, shown_shape
 from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.program import Program
+from hespas.converters.hlo.reader import callees_first
 from hespas.converters.hlo.scan import Source
-from hespas.converters.hlo.shapes import Shape, parse_shape, shown_shape
-from hespas.converters.hlo.verify import check_shapes
 from hespas.graph.errors import FormatError
 from tests.converters.hlo.conftest import ReadText
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas.converters import ReadOptions, load_format
-from hespas.converters.hlo.bindings import largest_local_id
+from hespas.converters.hlo.scan import largest_local_id
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 

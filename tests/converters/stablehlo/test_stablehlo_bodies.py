@@ -242,7 +242,7 @@ def test_special_functions_cost_what_their_expansion_costs(read_text: ReadText, 
 
 def _legalised(program: str) -> str:
     """The program after jaxlib has written chlo operations as StableHLO."""
-    from hespas.converters.stablehlo.bindings import load_bindings
+    from hespas.converters.stablehlo.mlir import load_bindings
 
     bindings = load_bindings()
     bindings.stablehlo.register_stablehlo_passes()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hespas.converters import load_format, sniff
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.stablehlo.ranks import parsed_ranks, ranks_text
+from hespas.converters.stablehlo.module import parsed_ranks, ranks_text
 from hespas.graph import CollectiveKind, Diagnostics, ExplicitGroups, NodeKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from tests.converters.stablehlo.steps import RANKS, Steps

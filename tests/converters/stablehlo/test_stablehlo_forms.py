@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from hespas.converters.format import Head, ReadOptions
-from hespas.converters.stablehlo import FORMAT
-from hespas.converters.stablehlo.bindings import PINNED, load_bindings
-from hespas.converters.stablehlo.forms import nesting_depth
+from hespas.converters.stablehlo import FORMAT, sniff
+from hespas.converters.stablehlo.mlir import PINNED, load_bindings
+from hespas.converters.stablehlo.program import nesting_depth
 from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.sniffing import sniff
 from hespas.converters.stablehlo.types import read_quantised
 from hespas.graph import NODE_COLUMNS, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, MissingExtraError, UnsupportedError, UsageError

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.stablehlo.mlir import misnamed_op_place, undecodable_place, unescaped
+from hespas.converters.stablehlo.mlir import unescaped
+from hespas.converters.stablehlo.program import misnamed_op_place, undecodable_place
 from hespas.converters.stablehlo.reader import read
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError

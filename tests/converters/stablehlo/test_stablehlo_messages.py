@@ -8,8 +8,8 @@ import pytest
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import IdMode, highest_id, normalise_groups
-from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.mlir import excerpt, int_array, place_of, quoted, shortened
+from hespas.converters.stablehlo.mlir import int_array, load_bindings, place_of, quoted
+from hespas.converters.stablehlo.program import excerpt, shortened
 from hespas.graph import Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 

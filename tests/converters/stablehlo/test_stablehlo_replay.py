@@ -10,8 +10,8 @@ import pytest
 
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.forms import parse_program
+from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.program import parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Workload
 from hespas.graph.passes import FoldFree, UnrollLoops, all_deps

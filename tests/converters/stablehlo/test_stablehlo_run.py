@@ -13,8 +13,8 @@ import pytest
 
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.forms import Form
+from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.program import Form
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.write import in_form
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpGraph, Workload

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hespas.converters.stablehlo.bindings import load_bindings
+from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.converters.stablehlo.template import Scope, Template
 from hespas.graph import Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -234,7 +234,7 @@ def test_calls_that_double_are_counted_before_they_are_written_out(
 
     written_out = Scope.copy
     monkeypatch.setattr(Scope, "copy", copy)
-    monkeypatch.setattr("hespas.converters.stablehlo.library._FEW_NODES", few)
+    monkeypatch.setattr("hespas.converters.stablehlo.module._FEW_NODES", few)
     with pytest.raises(UnsupportedError, match="operations once calls are inlined"):
         read_text(_doubling(40))
     # Calls are counted once a function is larger than that. It is at most twice as large, for the two that it

@@ -13,9 +13,8 @@ import pytest
 
 from hespas import api
 from hespas.converters.format import ReadOptions
-from hespas.converters.stablehlo.bindings import load_bindings
-from hespas.converters.stablehlo.reader import read_program
-from hespas.converters.stablehlo.trial import survive
+from hespas.converters.stablehlo.mlir import load_bindings
+from hespas.converters.stablehlo.reader import read_program, survive
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 

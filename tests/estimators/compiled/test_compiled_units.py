@@ -98,7 +98,7 @@ UNITS = {
 @pytest.mark.parametrize("barrier", [True, False])
 def test_programs_are_valid(name: str, barrier: bool) -> None:
     pytest.importorskip("jaxlib")
-    from hespas.converters.stablehlo.bindings import load_bindings
+    from hespas.converters.stablehlo.mlir import load_bindings
 
     bindings = load_bindings()
     for each in (UNITS[name], baseline_of(UNITS[name])):

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from hespas.estimators.systolic import fold_counts
-from hespas.estimators.systolic.array import Array, Dataflow
+from hespas.estimators.systolic.cycles import Array, Dataflow
 from hespas.operations.build import Product, convolution_product
 
 PYTHON = os.environ.get("HESPAS_SCALESIM", "")

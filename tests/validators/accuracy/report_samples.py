@@ -10,14 +10,12 @@ import numpy as np
 
 from hespas.graph import Diagnostics, OpClass
 from hespas.graph.columns import FloatArray
-from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.cases import Cases, Prediction
+from hespas.validators.accuracy.coverage import Coverage, Unmatched
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Thresholds
 from hespas.validators.accuracy.statistics import noise_floor
-from hespas.validators.accuracy.summaries import contributions, summaries, trends
-from hespas.validators.matching import Coverage
-from hespas.validators.matching.coverage import Unmatched
+from hespas.validators.accuracy.summaries import contributions, speed_ups, summaries, trends
 
 __all__ = ["HOSTILE", "NO_LIMITS", "Page", "cases", "comparison", "hostile_comparison", "limits", "page_of"]
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from hespas.graph import OpClass
-from hespas.validators.accuracy.across import speed_ups
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.result import EndToEnd
-from hespas.validators.accuracy.summaries import contributions, summaries, trends
+from hespas.validators.accuracy.summaries import contributions, speed_ups, summaries, trends
 
 DOT, ADD = int(OpClass.CONTRACTION), int(OpClass.ELEMENTWISE)
 

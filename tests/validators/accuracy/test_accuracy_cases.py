@@ -23,7 +23,7 @@ from hespas.validators.accuracy.cases import (
     measured_groups,
     shared_shapes,
 )
-from hespas.validators.matching import match_program
+from hespas.validators.accuracy.matching import match_program
 from tests.validators.matching.small_profiles import Program, Recording
 
 ELEMENTWISE, COLLECTIVE = OpClass.ELEMENTWISE, OpClass.COLLECTIVE

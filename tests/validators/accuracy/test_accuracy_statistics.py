@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.validators.accuracy.fitting import kendall_tau, slope_of, soft_least_squares
 from hespas.validators.accuracy.statistics import (
     ErrorSummary,
     errors_of,
+    kendall_tau,
     noise_floor,
     relative_error,
+    slope_of,
+    soft_least_squares,
     unique_shapes,
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.by_operation import Prediction
+from hespas.estimators.protocol import Prediction
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
@@ -17,7 +17,8 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build, operations_of
-from hespas.validators.accuracy import accuracy_of_tables, baselines, table_cases, tables
+from hespas.validators.accuracy import accuracy_of_tables, baselines, tables
+from hespas.validators.accuracy import tables as table_cases
 from hespas.validators.accuracy.cases import shared_shapes
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import errors_of

@@ -19,8 +19,8 @@ from hespas.graph.columns import FloatArray, StringTable
 from hespas.graph.errors import MissingExtraError
 from hespas.validators.accuracy import report
 from hespas.validators.accuracy.report import accuracy_html, provenance_of
-from hespas.validators.accuracy.report.embedding import json_for_script
 from hespas.validators.accuracy.report.figures import MOST_POINTS
+from hespas.validators.accuracy.report.page import json_for_script
 from hespas.validators.accuracy.result import Accuracy, Thresholds
 from tests.validators.accuracy.report_samples import (
     HOSTILE,

@@ -11,7 +11,7 @@ import pytest
 
 from hespas.graph import Profile
 from hespas.validators.accuracy import Thresholds, accuracy
-from hespas.validators.accuracy.folder import write_report
+from hespas.validators.accuracy.report.folder import write_report
 from tests.validators.matching.small_profiles import Recording
 
 NONE = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)

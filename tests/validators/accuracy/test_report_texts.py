@@ -16,11 +16,20 @@ from hypothesis import strategies as st
 
 from hespas.graph.errors import OutputError
 from hespas.validators.accuracy.cases import Cases, Prediction
-from hespas.validators.accuracy.folder import REPORT_FILES, check_folder, write_report
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_markdown, speed_up_csv
-from hespas.validators.accuracy.report.names import Names
-from hespas.validators.accuracy.report.texts import UNKNOWN, clip, percent, rate_text, shown, time_text
-from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
+from hespas.validators.accuracy.report.figures import Names
+from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder, write_report
+from hespas.validators.accuracy.report.texts import (
+    UNKNOWN,
+    clip,
+    headlines,
+    limits_of,
+    percent,
+    rate_text,
+    shown,
+    time_text,
+    verdict_of,
+)
 from tests.validators.accuracy.report_samples import (
     HOSTILE,
     NO_LIMITS,

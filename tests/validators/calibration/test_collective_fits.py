@@ -10,8 +10,7 @@ import pytest
 
 from docs.collective_fits import write_collectives
 from docs.fits import write_fits
-from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.algorithms import Layout, Line, lines_of
+from hespas.estimators.collectives import Collectives, Layout, Line, lines_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits

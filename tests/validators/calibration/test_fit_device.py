@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.calibrated.form import machine_of
-from hespas.estimators.calibrated.forms import FORMS, form_time_ns
+from hespas.estimators.forms import FORMS, form_time_ns, machine_of
 from hespas.estimators.rates import peak_times
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Fit, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import fit_device
-from hespas.validators.calibration.classes import classes_of, may_be_fitted
-from hespas.validators.calibration.fit_class import bands_of
+from hespas.validators.calibration.fit_class import bands_of, classes_of, may_be_fitted
 
 DEVICE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"

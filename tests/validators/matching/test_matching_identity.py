@@ -8,7 +8,8 @@ import pytest
 
 from hespas import api
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, Workload
-from hespas.validators.matching import check_program, coverage_of, joins_of, match_program
+from hespas.validators.accuracy.coverage import coverage_of, joins_of
+from hespas.validators.accuracy.matching import check_program, match_program
 from tests.validators.matching.small_profiles import Program, Recording
 
 HLO = """HloModule jit_f, num_partitions=PARTS

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hespas.graph import Diagnostics, OpClass
-from hespas.validators.matching import coverage_of, match_program
-from hespas.validators.matching.groups import EventKey, group_keys
+from hespas.validators.accuracy.coverage import EventKey, coverage_of, group_keys
+from hespas.validators.accuracy.matching import match_program
 from tests.validators.matching.small_profiles import Program, Recording
 
 NODES = 8

@@ -9,7 +9,8 @@ import pytest
 
 from hespas import api
 from hespas.graph import Diagnostics, OpClass, Profile, Workload
-from hespas.validators.matching import RULES, coverage_of, match_program
+from hespas.validators.accuracy.coverage import RULES, coverage_of
+from hespas.validators.accuracy.matching import match_program
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "workloads"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the shared data are not here")

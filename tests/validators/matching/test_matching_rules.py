@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
-from hespas.validators.matching import RULES, Matching, coverage_of, match_program
-from hespas.validators.matching.groups import EventKey
+from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, coverage_of
+from hespas.validators.accuracy.matching import match_program
 from tests.validators.matching.small_profiles import Program, Recording
 
 ELEMENTWISE, COLLECTIVE = OpClass.ELEMENTWISE, OpClass.COLLECTIVE

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hespas import api
-from hespas.validators import roundtrip
-from hespas.validators.roundtrip import Kept
+from hespas.validators.roundtrip import Kept, roundtrip
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"

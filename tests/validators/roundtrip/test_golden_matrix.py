@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs.roundtrip import GOLDEN, golden_document, roundtrip_document
-from hespas.validators import roundtrip
+from hespas.validators.roundtrip import roundtrip
 
 ROOT = Path(__file__).parents[3]
 _SMALL_BYTES = 2_000

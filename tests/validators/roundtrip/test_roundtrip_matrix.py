@@ -14,9 +14,18 @@ from hespas import api
 from hespas.converters import Format, Value, WriteOptions, format_names, load_format
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators import roundtrip, roundtrip_html, roundtrip_json
-from hespas.validators.roundtrip import ColumnResult, FilePairs, Kept, Pair, PairStatus, pairs
-from hespas.validators.roundtrip.result import matrix, unreported
+from hespas.validators.roundtrip import (
+    ColumnResult,
+    FilePairs,
+    Kept,
+    Pair,
+    PairStatus,
+    pairs,
+    roundtrip,
+    roundtrip_html,
+    roundtrip_json,
+)
+from hespas.validators.roundtrip.matrix import matrix, unreported
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from hespas.validators.accuracy.report.markdown import accuracy_markdown
-from hespas.validators.accuracy.report.page import accuracy_html
-from hespas.validators.accuracy.report.provenance import FileFact, Provenance, provenance_of
-from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv, speed_up_csv
+from hespas.validators.accuracy.report.page import FileFact, Provenance, accuracy_html, provenance_of
+from hespas.validators.accuracy.report.rows import CSV_COLUMNS, accuracy_csv, accuracy_markdown, speed_up_csv
 
 __all__ = [
     "CSV_COLUMNS",

@@ -1,46 +1,129 @@
-"""The comparison as one HTML page that needs nothing but itself: figures, tables, provenance."""
+"""What a report was made from: files by their hash, versions, and the devices' figures with their source."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from math import isfinite
+from pathlib import Path
+from typing import Protocol, cast
 
 from hespas import __version__
 from hespas.files.documents import encoded
+from hespas.files.streams import open_input
 from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
 from hespas.hardware import Device, named_device, peak_for
 from hespas.hardware.model import Unit
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases
-from hespas.validators.accuracy.report.embedding import json_for_script, plotly_script
 from hespas.validators.accuracy.report.figures import (
     Curve,
+    Lanes,
+    Names,
     Points,
     ShapeRows,
+    Waterfall,
     class_names,
     curves_of,
+    measured_lanes,
     points_of,
     shape_rows_of,
-)
-from hespas.validators.accuracy.report.markdown import FEW_SHAPES
-from hespas.validators.accuracy.report.names import Names
-from hespas.validators.accuracy.report.provenance import Provenance, provenance_of
-from hespas.validators.accuracy.report.steps import (
-    Lanes,
-    Waterfall,
-    measured_lanes,
     simulated_lanes,
     waterfalls_of,
 )
-from hespas.validators.accuracy.report.texts import percent, rate_text, shown, time_text
-from hespas.validators.accuracy.report.verdict import headlines, limits_of, verdict_of
+from hespas.validators.accuracy.report.rows import FEW_SHAPES
+from hespas.validators.accuracy.report.texts import (
+    headlines,
+    limits_of,
+    percent,
+    rate_text,
+    shown,
+    time_text,
+    verdict_of,
+)
 from hespas.validators.accuracy.result import Accuracy, SummaryRow, Thresholds
 
-__all__ = ["accuracy_html"]
+__all__ = ["FileFact", "Provenance", "accuracy_html", "json_for_script", "plotly_script", "provenance_of"]
+
+_CHUNK = 1 << 20
+_MOST_FILES = 1_000
+_PACKAGES = ("numpy", "scipy", "jaxlib", "plotly")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """One input as the user named it, with its size and SHA-256 in hexadecimal."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """``versions`` are of the programs, ``metadata`` what each profile says of itself (driver, framework),
+    by its name; ``omitted`` counts files beyond those listed.
+    """
+
+    files: tuple[FileFact, ...] = ()
+    devices: tuple[Device, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    omitted: int = 0
+
+
+def provenance_of(
+    inputs: Sequence[str] = (),
+    devices: Sequence[Device] = (),
+    metadata: Mapping[str, Mapping[str, str]] | None = None,
+) -> Provenance:
+    """Hash the inputs (files, or the files of folders; what is neither is left out) and ask for versions.
+
+    Raises ``OSError`` where a file cannot be read.
+    """
+    files: list[tuple[str, Path]] = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            files.extend((f"{name}/{each.relative_to(path)}", each) for each in sorted(path.rglob("*")))
+        else:
+            files.append((name, path))
+    existing = [(name, path) for name, path in files if path.is_file()]
+    return Provenance(
+        files=tuple(_fact(name, path) for name, path in existing[:_MOST_FILES]),
+        devices=tuple(devices),
+        versions=_versions(),
+        metadata=metadata or {},
+        omitted=max(len(existing) - _MOST_FILES, 0),
+    )
+
+
+def _fact(name: str, path: Path) -> FileFact:
+    digest = hashlib.sha256()
+    size = 0
+    with open_input(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileFact(name, size, digest.hexdigest())
+
+
+def _versions() -> dict[str, str]:
+    found = {"hespas": __version__, "Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
 
 # The lines of the roofline figure: what a device could reach at most.
 
@@ -279,3 +362,39 @@ def _tables(done: Accuracy) -> list[_Table]:
         for estimator in done.estimators
         for level in ("shape", "instance")
     ]
+
+
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\N{LINE SEPARATOR}": "\\u2028",
+    "\N{PARAGRAPH SEPARATOR}": "\\u2029",
+}
+
+
+class _PlotlyOffline(Protocol):
+    """What is used of ``plotly.offline``, which ships no types."""
+
+    def get_plotlyjs(self) -> str: ...
+
+
+def json_for_script(document: bytes) -> str:
+    """JSON for a ``script`` element that means the same: without ``<``, ``>``, ``&``, U+2028 and U+2029."""
+    text = document.decode("utf-8")
+    for letter, escape in _ESCAPES.items():
+        text = text.replace(letter, escape)
+    return text
+
+
+def plotly_script() -> str:
+    """The text of plotly.js as the installed plotly package brings it along.
+
+    Raises ``MissingExtraError`` where that is not installed.
+    """
+    try:
+        offline = cast("_PlotlyOffline", import_module("plotly.offline"))
+    except ImportError as error:
+        raise MissingExtraError("the HTML report", "report") from error
+    # Inside a string or a pattern of the script, "<\/" means "</".
+    return offline.get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -1,0 +1,281 @@
+"""Structure and rank rules of any input: read leniently, run the table, collect what breaks.
+
+A single file of a set of per-rank files is checked as one rank; give the directory to check ranks together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hespas.converters import ReadOptions, find_format, note_unread_files
+from hespas.graph import Diagnostic, Diagnostics, Severity, Workload
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
+from hespas.validators.checker.configuration import (
+    MemoryConfig,
+    NetworkConfig,
+    SystemConfig,
+    read_memory_config,
+    read_network_config,
+    read_system_config,
+)
+from hespas.validators.checker.job import Backend, Job, Profile, Report, Rule, Scope
+from hespas.validators.checker.result import CheckedInput, CheckResult, Findings, Violation
+from hespas.validators.checker.rules import RULES, find_rule
+
+__all__ = ["CheckOptions", "check", "check_workload"]
+
+_CODE = re.compile(r"^(ET\d{3}): (.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """How to check. The configuration files are ASTRA-sim's; rules that need one not given are skipped.
+
+    ``format`` overrides sniffing; ``num_devices`` is the number of ranks where the input does not say,
+    ``num_replicas`` how many of them are replicas, ``comm_groups`` the file of process groups where it is not
+    beside the input.
+    ``keep`` bounds the findings listed per code; ``replay_limit`` the nodes of a deadlock replay.
+    """
+
+    system_config: Path | None = None
+    network_config: Path | None = None
+    memory_config: Path | None = None
+    backend: Backend | None = None
+    format: str | None = None
+    num_devices: int | None = None
+    num_replicas: int | None = None
+    comm_groups: Path | None = None
+    keep: int = 20
+    replay_limit: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Configuration:
+    system: SystemConfig | None
+    network: NetworkConfig | None
+    memory: MemoryConfig | None
+
+    @classmethod
+    def read(cls, options: CheckOptions) -> _Configuration:
+        system, network, memory = options.system_config, options.network_config, options.memory_config
+        return cls(
+            None if system is None else read_system_config(system),
+            None if network is None else read_network_config(network),
+            None if memory is None else read_memory_config(memory),
+        )
+
+
+def check(
+    paths: Sequence[Path], profile: Profile | None = None, options: CheckOptions | None = None
+) -> CheckResult:
+    """Check each path. An input that cannot be read becomes a violation and an entry of ``unreadable``.
+
+    ``profile`` adds the rules of Chakra traces, or of those that ASTRA-sim can run. Raises ``UsageError``
+    without paths and ``FormatError`` for a broken configuration file.
+    """
+    if not paths:
+        raise UsageError("nothing to check", hint="give a file, or a directory of per-rank files")
+    chosen = options or CheckOptions()
+    configuration = _Configuration.read(chosen)
+    inputs: list[CheckedInput] = []
+    unreadable: list[HespasError] = []
+    found: list[Findings] = []
+    for path in paths:
+        findings = Findings(chosen.keep)
+        found.append(findings)
+        try:
+            inputs.append(_check_path(path, profile, chosen, configuration, findings))
+        except (FormatError, UnsupportedError) as error:
+            unreadable.append(error)
+            findings.add(_unreadable(path, error))
+    return _result(profile, inputs, found, unreadable)
+
+
+def check_workload(
+    workload: Workload,
+    profile: Profile | None = None,
+    options: CheckOptions | None = None,
+    *,
+    path: str = "",
+) -> CheckResult:
+    """Check a job that is already in memory. Raises ``FormatError`` for a broken configuration."""
+    chosen = options or CheckOptions()
+    findings = Findings(chosen.keep)
+    job = _job(path or workload.name, workload, profile, chosen, _Configuration.read(chosen))
+    _run(job, findings)
+    return _result(profile, [_summary(job, "memory")], [findings], [])
+
+
+def _result(
+    profile: Profile | None,
+    inputs: list[CheckedInput],
+    found: list[Findings],
+    unreadable: list[HespasError],
+) -> CheckResult:
+    counts: Counter[str] = Counter()
+    for findings in found:
+        counts.update(findings.counts)
+    return CheckResult(
+        profile=profile,
+        inputs=tuple(inputs),
+        violations=tuple(violation for findings in found for violation in findings.violations),
+        counts=dict(counts),
+        diagnostics=tuple(note for findings in found for note in findings.notes),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _job(
+    path: str,
+    workload: Workload,
+    profile: Profile | None,
+    options: CheckOptions,
+    configuration: _Configuration,
+) -> Job:
+    return Job(
+        path=path,
+        workload=workload,
+        complete=_is_complete(workload),
+        profile=profile,
+        replay_limit=options.replay_limit,
+        system=configuration.system,
+        network=configuration.network,
+        memory=configuration.memory,
+        backend=options.backend,
+    )
+
+
+def _summary(job: Job, format_name: str) -> CheckedInput:
+    return CheckedInput(
+        path=job.path,
+        format=format_name,
+        num_ranks=job.workload.num_present,
+        num_classes=len(job.classes),
+        num_nodes=sum(map(len, job.classes)),
+        complete=job.complete,
+    )
+
+
+def _check_path(
+    path: Path,
+    profile: Profile | None,
+    options: CheckOptions,
+    configuration: _Configuration,
+    findings: Findings,
+) -> CheckedInput:
+    entry = find_format(path, options.format)
+    assert entry.read is not None, "find_format returns readable formats"
+    found = Diagnostics(keep=max(options.keep, 20))
+    note_unread_files(path, entry, found)
+    reading = ReadOptions(lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas)
+    if options.comm_groups is not None:
+        reading = replace(reading, comm_groups=options.comm_groups)
+    value = entry.read(path, reading, found)
+    if not isinstance(value, Workload):
+        raise UnsupportedError(
+            "this is a profile; check takes programs and traces", path=str(path), hint="see hespas-validate"
+        )
+    _take_over(found, str(path), findings, profile)
+    job = _job(str(path), value, profile, options, configuration)
+    _run(job, findings)
+    return _summary(job, entry.name)
+
+
+def _take_over(found: Diagnostics, path: str, findings: Findings, profile: Profile | None) -> None:
+    """Coded findings and errors of a reader become violations, the rest stays diagnostics. How groups are
+    named matters as much as the profile's table says: only a simulator stumbles over it.
+    """
+    naming = find_rule("ET018")
+    named = (naming.level(profile) if naming else None) or Severity.WARNING
+    kept: dict[str, int] = {}
+    for diagnostic in found:
+        coded = re.fullmatch(r"ET\d{3}", diagnostic.code) is not None
+        if diagnostic.severity is Severity.ERROR or (coded and diagnostic.severity is Severity.WARNING):
+            violation = _violation(diagnostic, path)
+            findings.add(replace(violation, severity=named) if violation.code == "ET018" else violation)
+            kept[diagnostic.code] = kept.get(diagnostic.code, 0) + 1
+        else:
+            findings.notes.add(
+                diagnostic.code,
+                diagnostic.severity,
+                diagnostic.location,
+                diagnostic.message,
+                path=diagnostic.path or path,
+                rank=diagnostic.rank,
+                node=diagnostic.node,
+            )
+    for code, count in found.counts().items():  # what the reader counted but did not keep
+        if code in kept and count > kept[code]:
+            findings.counts[code] = findings.counts.get(code, 0) + count - kept[code]
+
+
+def _violation(diagnostic: Diagnostic, path: str) -> Violation:
+    told = diagnostic.location in ("", diagnostic.path, path)
+    where = "" if told else f"{diagnostic.location}: "
+    return Violation(
+        diagnostic.code,
+        diagnostic.severity,
+        diagnostic.path or path,
+        diagnostic.rank,
+        diagnostic.node,
+        where + diagnostic.message,
+    )
+
+
+def _unreadable(path: Path, error: HespasError) -> Violation:
+    """The violation of an input that could not be read; its message carries the rule's code if it has one."""
+    match = _CODE.match(error.message)
+    code, text = (match[1], match[2]) if match else ("unreadable", error.message)
+    where = f"{error.position}: " if error.position else ""
+    return Violation(code, Severity.ERROR, error.path or str(path), None, None, where + text)
+
+
+def _is_complete(workload: Workload) -> bool:
+    """Whether all ranks of a job are there.
+
+    A trace file that says that it is rank 0 is a whole job only if it talks to nobody.
+    """
+    if not workload.is_complete or workload.num_ranks > 1 or "rank" not in workload.metadata:
+        return workload.is_complete
+    graph = workload.classes[0]
+    return not len(graph.p2p) and not len(graph.collectives)
+
+
+def _run(job: Job, findings: Findings) -> None:
+    """Run every rule that applies; say once which could not."""
+    partial: list[str] = []
+    unconfigured: list[str] = []
+    for rule in RULES:
+        level = rule.level(job.profile)
+        if level is None or rule.check is None:
+            continue
+        if rule.scope is Scope.SET and not job.complete and rule.code not in _WITHOUT_OTHERS:
+            partial.append(rule.code)
+        elif _lacks(rule, job):
+            unconfigured.append(rule.code)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
+                rule.check(job, Report(rule.code, level, job, findings))
+    note = findings.notes.info
+    if partial:
+        here = job.workload.num_present
+        which = "one rank" if here == 1 else f"{here:,} of {job.workload.num_ranks:,} ranks"
+        text = f"{which} of a set: {', '.join(partial)} not checked; give the directory to check them"
+        note("check.single-rank", job.path, text, path=job.path)
+    if unconfigured:
+        text = f"no simulator configuration given: {', '.join(unconfigured)} not checked"
+        note("check.no-configuration", job.path, text, path=job.path)
+
+
+_WITHOUT_OTHERS = ("ET018", "ET019", "ET028")
+"""Set rules that say something about a single rank, too."""
+
+
+def _lacks(rule: Rule, job: Job) -> bool:
+    return any(getattr(job, name) is None for name in rule.needs)

@@ -1,0 +1,369 @@
+"""Group sets and permutations as columns over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.graph import GroupSet, OpGraph, Permutation, StridedGroups, Workload
+from hespas.graph.columns import BoolArray, IntArray
+
+__all__ = [
+    "Channel",
+    "Membership",
+    "Pair",
+    "Peers",
+    "RankEquivalence",
+    "member_rows",
+    "membership_of",
+    "peers_of",
+    "rank_equivalence_of",
+]
+
+_MAX_ABSENT = 1 << 20
+"""Ranks a group set may name beyond those of the job; one that names more counts as naming none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Membership:
+    """``group`` is each rank's group (-1: none), shape ``(ranks,)``; the others have shape ``(groups,)``.
+
+    ``uid`` numbers distinct process groups over all group sets: their members, and which of those of the same
+    members they are. ``is_first`` marks groups that no earlier set had.
+    """
+
+    group: IntArray
+    uid: IntArray
+    is_first: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peers:
+    """``target`` and ``source`` of each rank, -1 for nobody, shape ``(ranks,)``.
+
+    Peers outside of the job count as nobody.
+    """
+
+    target: IntArray
+    source: IntArray
+
+
+def _spread(digits: tuple[tuple[int, int], ...]) -> IntArray:
+    values = np.zeros(1, np.int64)
+    for size, stride in digits:
+        values = (values[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return values
+
+
+def member_rows(groups: GroupSet) -> IntArray | tuple[tuple[int, ...], ...]:
+    """The members of every group: a matrix of shape ``(groups, size)``, or rows of differing length."""
+    if isinstance(groups, StridedGroups):
+        starts = groups.base + _spread(groups.group_digits)
+        return starts[:, None] + _spread(groups.member_digits)[None, :]
+    return groups.rows
+
+
+def membership_of(
+    groups: GroupSet, num_ranks: int, uids: dict[bytes, int], members: list[tuple[int, ...]]
+) -> Membership:
+    """One group set over the ranks of a job; distinct member lists go into ``uids`` and ``members``.
+
+    O(ranks). A rank that is listed twice belongs to the first group that lists it.
+    """
+    if groups.num_ranks > num_ranks + _MAX_ABSENT:
+        return Membership(np.full(num_ranks, -1, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+    rows = member_rows(groups)
+    lists: list[tuple[int, ...]] = [
+        tuple(row) for row in (rows if isinstance(rows, tuple) else rows.tolist())
+    ]
+    uid: list[int] = []
+    is_first: list[bool] = []
+    for row in lists:
+        key = np.array([groups.communicator, *sorted(row)], np.int64).tobytes()
+        number = uids.setdefault(key, len(members))
+        is_first.append(number == len(members))
+        if is_first[-1]:
+            members.append(row)
+        uid.append(number)
+    return Membership(_group_column(lists, num_ranks), np.array(uid, np.int64), np.array(is_first, np.bool_))
+
+
+def _group_column(lists: list[tuple[int, ...]], num_ranks: int) -> IntArray:
+    column = np.full(num_ranks, -1, np.int64)
+    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+    flat = np.fromiter((rank for row in lists for rank in row), np.int64, int(sizes.sum()))
+    owner = np.repeat(np.arange(len(lists), dtype=np.int64), sizes)
+    inside = (flat >= 0) & (flat < num_ranks)
+    # Written backwards, so that the first group that lists a rank is the one that stays.
+    column[flat[inside][::-1]] = owner[inside][::-1]
+    return column
+
+
+def peers_of(permutation: Permutation, num_ranks: int) -> Peers:
+    """One permutation over the ranks of a job. O(ranks)."""
+    if permutation.pairs is None:
+        return Peers(
+            _moved(permutation, permutation.shift, num_ranks),
+            _moved(permutation, -permutation.shift, num_ranks),
+        )
+    target = np.full(num_ranks, -1, np.int64)
+    source = np.full(num_ranks, -1, np.int64)
+    pairs = np.array(permutation.pairs, np.int64).reshape(-1, 2)
+    inside = ((pairs >= 0) & (pairs < num_ranks)).all(axis=1)
+    target[pairs[inside, 0]] = pairs[inside, 1]
+    source[pairs[inside, 1]] = pairs[inside, 0]
+    return Peers(target, source)
+
+
+def _moved(permutation: Permutation, shift: int, num_ranks: int) -> IntArray:
+    size, stride = permutation.digit
+    rank = np.arange(num_ranks, dtype=np.int64)
+    place = rank // stride % size
+    moved = (place + shift) % size if permutation.wraps else place + shift
+    other = rank + (moved - place) * stride
+    nobody = (moved < 0) | (moved >= size) | (rank >= permutation.num_ranks)
+    return np.where(nobody | (other >= num_ranks), -1, other)
+
+
+_Words = NDArray[np.uint64]
+
+_MAX_PATTERNS = 24
+"""More permutations than this are not compared pair by pair: their ranks count as distinguishable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Groups that look alike. ``members`` are the ranks of one of them, ``kinds`` the kinds of all its ranks.
+
+    ``absent`` are members that the job does not have.
+    """
+
+    members: tuple[int, ...]
+    kinds: frozenset[int]
+    absent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Directed messages that look alike: kinds of source and target, and which permutations join them."""
+
+    source_kind: int
+    target_kind: int
+    permutations: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankEquivalence:
+    """The partition. ``kind`` has shape ``(ranks,)``; ``representatives`` holds the first rank of each kind.
+
+    ``channel_rows[kind]`` gives, per group-set row of the kind's graph and last for -1 (all ranks), the row
+    of ``channels`` or -1. ``send_pairs[kind]`` and ``receive_pairs[kind]`` give, per permutation row, the
+    pair and the peer of the representative, or None where it has no peer.
+    """
+
+    kind: IntArray
+    representatives: tuple[int, ...]
+    sizes: tuple[int, ...]
+    channels: tuple[Channel, ...]
+    channel_rows: tuple[tuple[int, ...], ...]
+    send_pairs: tuple[tuple[tuple[Pair, int] | None, ...], ...]
+    receive_pairs: tuple[tuple[tuple[Pair, int] | None, ...], ...]
+
+
+class _Relations:
+    """Groups and peers of all ranks as columns, distinct group sets and permutations once."""
+
+    def __init__(self, workload: Workload) -> None:
+        ranks = workload.num_ranks
+        self.num_ranks = ranks
+        self.rank_class = workload.rank_class.astype(np.int64)
+        self.groups: dict[GroupSet, int] = {}
+        self.permutations: dict[Permutation, int] = {}
+        self.everybody = StridedGroups.all_ranks(ranks)
+        for groups in (*workload.group_sets, self.everybody):
+            self.groups.setdefault(groups, len(self.groups))
+        for graph in workload.classes:
+            for permutation in graph.permutations:
+                self.permutations.setdefault(permutation, len(self.permutations))
+        uids: dict[bytes, int] = {}
+        self.members: list[tuple[int, ...]] = []
+        self.memberships: list[Membership] = [
+            membership_of(groups, ranks, uids, self.members) for groups in self.groups
+        ]
+        self.peers: list[Peers] = [peers_of(permutation, ranks) for permutation in self.permutations]
+        self.uses = self._uses(workload.classes)
+        self.moves = self._moves(workload.classes)
+
+    def _uses(self, classes: tuple[OpGraph, ...]) -> BoolArray:
+        """Which class communicates over which group set, shape ``(classes, sets)``."""
+        table = np.zeros((len(classes), len(self.groups)), np.bool_)
+        for index, graph in enumerate(classes):
+            rows: list[int] = np.unique(graph.collectives.group_set).tolist()
+            for row in rows:
+                table[index, self.groups[graph.group_sets[row] if row >= 0 else self.everybody]] = True
+        return table
+
+    def _moves(self, classes: tuple[OpGraph, ...]) -> BoolArray:
+        """Which class sends or receives along which permutation, shape ``(classes, permutations)``."""
+        table = np.zeros((len(classes), len(self.permutations)), np.bool_)
+        for index, graph in enumerate(classes):
+            rows: list[int] = np.unique(graph.p2p.permutation).tolist()
+            for row in rows:
+                if row >= 0:
+                    table[index, self.permutations[graph.permutations[row]]] = True
+        return table
+
+
+def rank_equivalence_of(workload: Workload) -> RankEquivalence:
+    """The coarsest partition of the ranks of a complete job that is safe to check on.
+
+    O(rounds x ranks x (group sets + permutations)), vectorised; rounds are at most the number of kinds.
+    """
+    relations = _Relations(workload)
+    kind, channel_hash = _refine(relations)
+    representatives, sizes = np.unique(kind, return_index=True, return_counts=True)[1:]
+    order = np.argsort(representatives, kind="stable")  # number kinds by their first rank
+    renumber = np.empty(len(order), np.int64)
+    renumber[order] = np.arange(len(order))
+    kind = renumber[kind]
+    firsts: list[int] = representatives[order].tolist()
+    channels, channel_rows = _channels(workload, relations, kind, firsts, channel_hash)
+    sends, receives = _pairs(workload, relations, kind, firsts)
+    return RankEquivalence(
+        kind, tuple(firsts), tuple(sizes[order].tolist()), channels, channel_rows, sends, receives
+    )
+
+
+def _mix(value: _Words) -> _Words:
+    """SplitMix64's finaliser: one word in, a word out that depends on every bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _with(value: _Words, salt: int) -> _Words:
+    return _mix(value + np.uint64((salt * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & (2**64 - 1)))
+
+
+def _refine(relations: _Relations) -> tuple[IntArray, _Words]:
+    """Kinds of ranks, and a fingerprint per distinct group of who meets in it and through which set."""
+    kind = relations.rank_class
+    fingerprint = _with(kind.astype(np.uint64), 1) ^ _patterns(relations)
+    known = 0
+    while True:
+        distinct, inverse = np.unique(fingerprint, return_inverse=True)
+        kind = inverse.astype(np.int64)
+        groups = _group_fingerprints(relations, kind)
+        if len(distinct) == known:
+            return kind, groups
+        known = len(distinct)
+        fingerprint = _with(kind.astype(np.uint64), 2)
+        for salt, membership in enumerate(relations.memberships):
+            mine = relations.uses[relations.rank_class, salt] & (membership.group >= 0)
+            seen = np.zeros(relations.num_ranks, np.uint64)
+            seen[mine] = groups[membership.uid[membership.group[mine]]]
+            fingerprint = _with(fingerprint ^ _with(seen, 3), salt)
+        for salt, peers in enumerate(relations.peers):
+            mine = relations.moves[relations.rank_class, salt]
+            for column in (peers.target, peers.source):
+                seen = np.where(mine & (column >= 0), kind[column] + 1, 0).astype(np.uint64)
+                fingerprint = _with(fingerprint ^ _with(seen, 4), salt)
+
+
+def _group_fingerprints(relations: _Relations, kind: IntArray) -> _Words:
+    """Per distinct group, a fingerprint of its members' kinds and of the sets they reach it through."""
+    total = np.zeros(len(relations.members), np.uint64)
+    word = kind.astype(np.uint64)
+    for salt, membership in enumerate(relations.memberships):
+        inside = membership.group >= 0
+        uses = inside & relations.uses[relations.rank_class, salt]
+        uid = membership.uid[membership.group[uses]]
+        np.add.at(total, uid, _with(word[uses], 2 * salt + 10))
+        if not len(membership.uid):
+            continue  # a set without groups
+        # Who merely is a member counts once per distinct group, through the set that lists it first.
+        first = inside & membership.is_first[membership.group]
+        np.add.at(total, membership.uid[membership.group[first]], _with(word[first], 5))
+    sizes = np.array([len(members) for members in relations.members], np.uint64)
+    return _with(total ^ _with(sizes, 6), 7)
+
+
+def _patterns(relations: _Relations) -> _Words:
+    """A fingerprint per rank of which of its permutations lead to the same peer."""
+    pattern = np.zeros(relations.num_ranks, np.uint64)
+    if len(relations.peers) > _MAX_PATTERNS:
+        moving = relations.moves[relations.rank_class].any(axis=1)
+        return np.where(moving, np.arange(1, relations.num_ranks + 1), 0).astype(np.uint64)
+    for left, one in enumerate(relations.peers):
+        for right, other in enumerate(relations.peers[:left]):
+            same = (one.target == other.target) + 2 * (one.source == other.source)
+            pattern = _with(pattern ^ same.astype(np.uint64), left * _MAX_PATTERNS + right)
+    return pattern
+
+
+def _channels(
+    workload: Workload, relations: _Relations, kind: IntArray, firsts: list[int], fingerprints: _Words
+) -> tuple[tuple[Channel, ...], tuple[tuple[int, ...], ...]]:
+    found: dict[int, int] = {}
+    channels: list[Channel] = []
+    rows: list[tuple[int, ...]] = []
+    for rank in firsts:
+        graph = workload.graph_of(rank)
+        mine: list[int] = []
+        for groups in (*graph.group_sets, relations.everybody):
+            membership = relations.memberships[relations.groups[groups]]
+            group = int(membership.group[rank])
+            if group < 0:
+                mine.append(-1)
+                continue
+            uid = int(membership.uid[group])
+            row = found.setdefault(int(fingerprints[uid]), len(channels))
+            if row == len(channels):
+                channels.append(_channel(relations.members[uid], kind))
+            mine.append(row)
+        rows.append(tuple(mine))
+    return tuple(channels), tuple(rows)
+
+
+def _channel(members: tuple[int, ...], kind: IntArray) -> Channel:
+    present = [rank for rank in members if 0 <= rank < len(kind)]
+    absent = tuple(rank for rank in members if not 0 <= rank < len(kind))
+    return Channel(members, frozenset(kind[present].tolist()), absent)
+
+
+_PairRows = tuple[tuple[tuple[Pair, int] | None, ...], ...]
+
+
+def _pairs(
+    workload: Workload, relations: _Relations, kind: IntArray, firsts: list[int]
+) -> tuple[_PairRows, _PairRows]:
+    listed: dict[tuple[int, int], set[int]] = {}
+    symbolic: list[int] = []
+    for permutation, index in relations.permutations.items():
+        if permutation.pairs is None:
+            symbolic.append(index)
+            continue
+        for pair in permutation.pairs:
+            listed.setdefault(pair, set()).add(index)
+
+    def pair_of(source: int, target: int) -> Pair:
+        joined = set(listed.get((source, target), ()))
+        joined.update(index for index in symbolic if relations.peers[index].target[source] == target)
+        return Pair(int(kind[source]), int(kind[target]), frozenset(joined))
+
+    sends: list[tuple[tuple[Pair, int] | None, ...]] = []
+    receives: list[tuple[tuple[Pair, int] | None, ...]] = []
+    for rank in firsts:
+        graph = workload.graph_of(rank)
+        peers = [relations.peers[relations.permutations[entry]] for entry in graph.permutations]
+        targets = [int(entry.target[rank]) for entry in peers]
+        sources = [int(entry.source[rank]) for entry in peers]
+        sends.append(tuple((pair_of(rank, to), to) if _is_peer(to, rank) else None for to in targets))
+        receives.append(tuple((pair_of(of, rank), of) if _is_peer(of, rank) else None for of in sources))
+    return tuple(sends), tuple(receives)
+
+
+def _is_peer(other: int, rank: int) -> bool:
+    return other not in (-1, rank)

@@ -1,0 +1,275 @@
+"""One graph by itself: ids, cycles, kinds, tables that belong together, costs and durations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hespas.converters.chakra.preserve import simulated_ns
+from hespas.graph import DYNAMIC, Csr, NodeKind, OpClass, OpGraph, Resource, Severity
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.passes import all_deps, find_cycle, leaves_loop
+from hespas.validators.checker.job import Job, Report
+
+__all__ = [
+    "acyclic",
+    "communication_on_host",
+    "compute_on_host",
+    "duration_where_work",
+    "is_kind",
+    "known_kind",
+    "known_trips",
+    "legal_costs",
+    "no_duplicate_dependency",
+    "plausible_shape",
+    "plausible_units",
+    "positive_duration",
+    "tables_fit_nodes",
+    "tensor_types",
+    "unique_ids",
+]
+
+_LISTED = 20
+_MANY_DEPENDENCIES = 4096
+_FEW_ALONE = 0.1
+"""Real programs have the odd output that is computed from nothing; not one node in ten."""
+_TALKING = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
+
+
+def is_kind(graph: OpGraph, *kinds: NodeKind) -> BoolArray:
+    """Which nodes are of one of the kinds."""
+    found: BoolArray = np.isin(graph.kind, [int(kind) for kind in kinds])
+    return found
+
+
+def unique_ids(job: Job, report: Report) -> None:
+    """ET005: no id stands twice in a graph."""
+    for index, graph in enumerate(job.classes):
+        _, first, counts = np.unique(graph.id, return_index=True, return_counts=True)
+        if len(first) == len(graph):
+            continue
+        again = np.ones(len(graph), np.bool_)
+        again[first] = False
+        total = int(counts[counts > 1].sum())
+        report.nodes(index, again, f"its id is taken by an earlier node ({total:,} nodes share ids)")
+
+
+def acyclic(job: Job, report: Report) -> None:
+    """ET007: no node waits for itself, directly or through others."""
+    for index, graph in enumerate(job.classes):
+        deps = all_deps(graph)
+        itself = np.zeros(len(graph), np.bool_)
+        itself[deps.values[deps.values == deps.row_ids]] = True
+        report.nodes(index, itself, "it depends on itself")
+        cycle = () if itself.any() else find_cycle(graph)
+        if cycle:
+            ids = [str(int(graph.id[node])) for node in cycle]
+            more = f" -> ... ({len(ids) - _LISTED:,} more)" if len(ids) > _LISTED else ""
+            mark = np.zeros(len(graph), np.bool_)
+            mark[cycle[0]] = True
+            path = " -> ".join(ids[:_LISTED]) + more
+            report.nodes(index, mark, f"dependency cycle, each waits for the next: {path} -> {ids[0]}")
+
+
+def _sorted_pairs(deps: Csr) -> IntArray:
+    """(node, dependency) as one number each, ascending."""
+    return np.sort(deps.row_ids * max(len(deps), 1) + deps.values)
+
+
+def no_duplicate_dependency(job: Job, report: Report) -> None:
+    """ET008: a node names each dependency once, and in one list only."""
+    for index, graph in enumerate(job.classes):
+        data, control = _sorted_pairs(graph.data_deps), _sorted_pairs(graph.control_deps)
+        for pairs, what in ((data, "data"), (control, "control")):
+            again = pairs[1:][pairs[1:] == pairs[:-1]]
+            report.nodes(index, _nodes_at(graph, again), f"a {what} dependency is listed more than once")
+        both = np.sort(np.concatenate([_distinct(data), _distinct(control)]))
+        shared = both[1:][both[1:] == both[:-1]] if len(control) else both[:0]
+        report.nodes(index, _nodes_at(graph, shared), "a node is a data and a control dependency of it")
+
+
+def _distinct(ascending: IntArray) -> IntArray:
+    keep = np.ones(len(ascending), np.bool_)
+    keep[1:] = ascending[1:] != ascending[:-1]
+    return ascending[keep]
+
+
+def _nodes_at(graph: OpGraph, pairs: IntArray) -> BoolArray:
+    mask = np.zeros(len(graph), np.bool_)
+    mask[pairs // max(len(graph), 1)] = True
+    return mask
+
+
+def known_kind(job: Job, report: Report) -> None:
+    """ET009: every node has a kind; ASTRA-sim also refuses metadata nodes."""
+    for index, graph in enumerate(job.classes):
+        report.nodes(index, is_kind(graph, NodeKind.INVALID), "its type is INVALID")
+        if job.profile == "astra-sim":
+            metadata = is_kind(graph, NodeKind.METADATA)
+            report.nodes(index, metadata, "it is a METADATA node, on which ASTRA-sim's statistics abort")
+
+
+def communication_on_host(job: Job, report: Report) -> None:
+    """ET016: communication is not marked as an operation of the CPU."""
+    for index, graph in enumerate(job.classes):
+        mask = is_kind(graph, *_TALKING) & (graph.resource == int(Resource.HOST))
+        report.nodes(index, mask, "communication is marked is_cpu_op, on which ASTRA-sim aborts")
+
+
+def compute_on_host(job: Job, report: Report) -> None:
+    """ET017: no compute node runs on the CPU."""
+    for index, graph in enumerate(job.classes):
+        mask = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.HOST))
+        report.nodes(index, mask, "it runs on the CPU: ASTRA-sim loses its statistics, and may abort")
+
+
+def tables_fit_nodes(job: Job, report: Report) -> None:
+    """GR004: rows of the communication tables belong to communicating nodes, one row each, and carried values
+    to nodes of their loop.
+    """
+    for index, graph in enumerate(job.classes):
+        for rows, kinds, what in (
+            (graph.collectives.node, (NodeKind.COLLECTIVE,), "collective"),
+            (graph.p2p.node, (NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE), "message"),
+        ):
+            counts = np.bincount(rows, minlength=len(graph))
+            wrong = (counts > 0) & ~is_kind(graph, *kinds)
+            report.nodes(index, wrong, f"a {what} is described for a node that is none")
+            report.nodes(index, counts > 1, f"more than one {what} is described for it")
+        outside = leaves_loop(graph)
+        if outside.any():
+            mask = np.zeros(len(graph), np.bool_)
+            mask[graph.regions.carried_consumer[outside]] = True
+            report.nodes(index, mask, "a loop carries a value to it, and not both ends are in that loop")
+
+
+def tensor_types(job: Job, report: Report) -> None:
+    """GR007: no extent of a tensor is negative."""
+    for index, graph in enumerate(job.classes):
+        types = graph.types
+        owner = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
+        bad = np.zeros(len(types), np.bool_)
+        bad[owner[types.dims < DYNAMIC]] = True
+        if not bad.any():
+            continue
+        mask = np.zeros(len(graph), np.bool_)
+        for lists in (graph.operands, graph.results):
+            mask[lists.row_ids[bad[lists.values]]] = True
+        report.nodes(index, mask, "a tensor has a negative extent")
+
+
+def plausible_shape(job: Job, report: Report) -> None:
+    """ET030: no signs of a graph that was put together wrongly."""
+    for index, graph in enumerate(job.classes):
+        deps = all_deps(graph)
+        alone = deps.lengths == 0
+        alone[deps.values] = False
+        lonely = alone & ~is_kind(graph, NodeKind.METADATA) & (graph.op_class != int(OpClass.FREE))
+        if len(graph) > 1 and lonely.all():
+            report.add(f"none of the {len(graph):,} nodes depends on another", count=1)
+        elif int(lonely.sum()) > _FEW_ALONE * len(graph):
+            count = int(lonely.sum())
+            first = int(graph.id[int(np.flatnonzero(lonely)[0])])
+            report.add(f"{count:,} nodes neither depend on a node nor have dependents, first {first}")
+        many = deps.lengths > _MANY_DEPENDENCIES
+        report.nodes(index, many, f"it has more than {_MANY_DEPENDENCIES:,} dependencies")
+        useful = ~is_kind(graph, NodeKind.METADATA, NodeKind.INVALID)
+        if len(graph) and not useful.any():
+            report.add("no node computes or communicates", severity=Severity.WARNING)
+
+
+_COSTS = (
+    ("flops", "FLOPs"),
+    ("useful_flops", "useful FLOPs"),
+    ("transcendentals", "transcendentals"),
+    ("bytes_read", "bytes read"),
+    ("bytes_written", "bytes written"),
+    ("duration_ns", "ns"),
+    ("multiplicity", "executions"),
+)
+_LONGEST_NS = 1e12
+_MOST_APART = 0.01
+"""Share of the exact time by which what simulators read may differ from it."""
+
+
+def legal_costs(job: Job, report: Report) -> None:
+    """GR001: costs, sizes and trip counts are not negative and not infinite."""
+    for index, graph in enumerate(job.classes):
+        for name, unit in _COSTS:
+            column: FloatArray = getattr(graph, name)
+            report.nodes(index, column < 0, f"it states a negative number of {unit}")
+            report.nodes(index, np.isinf(column), f"it states infinitely many {unit}")
+        for table in (graph.collectives, graph.p2p):
+            wrong = np.zeros(len(graph), np.bool_)
+            wrong[table.node[(table.comm_bytes < 0) | np.isinf(table.comm_bytes)]] = True
+            report.nodes(index, wrong, "its message size is negative or infinite")
+        trips = graph.regions.trips
+        if (trips < 0).any():
+            report.add(f"{int((trips < 0).sum()):,} loops run a negative number of times")
+
+
+def plausible_units(job: Job, report: Report) -> None:
+    """GR003: durations look like nanoseconds and message sizes like whole bytes."""
+    for index, graph in enumerate(job.classes):
+        long = (graph.duration_ns > _LONGEST_NS) & np.isfinite(graph.duration_ns)
+        report.nodes(index, long, f"it takes more than {_LONGEST_NS / 1e9:,.0f} s: is that ns?")
+        for table in (graph.collectives, graph.p2p):
+            fraction = np.isfinite(table.comm_bytes) & (table.comm_bytes != np.floor(table.comm_bytes))
+            mask = np.zeros(len(graph), np.bool_)
+            mask[table.node[fraction]] = True
+            report.nodes(index, mask, "its message size is not a whole number of bytes")
+
+
+def _works(job: Job, index: int) -> BoolArray:
+    graph = job.classes[index]
+    works: BoolArray = (graph.flops > 0) | (graph.bytes_moved > 0) | (graph.transcendentals > 0)
+    works &= is_kind(graph, NodeKind.COMPUTE) & (graph.multiplicity != 0)
+    return works
+
+
+def duration_where_work(job: Job, report: Report) -> None:
+    """GR005: a node that costs something takes some time."""
+    for index, graph in enumerate(job.classes):
+        report.nodes(index, _works(job, index) & (graph.duration_ns == 0), "it has work to do and takes 0 ns")
+
+
+def positive_duration(job: Job, report: Report) -> None:
+    """ET023: a compute node of a trace takes some time (ASTRA-sim makes 1 ns of 0).
+
+    A trace cannot say "unknown", so an unknown duration is one of 0. Where it states ns as well, those and
+    the microseconds that simulators read are about the same. In roofline mode durations do not count.
+    """
+    if job.system is not None and job.system.roofline:
+        return
+    for index, graph in enumerate(job.classes):
+        on_device = is_kind(graph, NodeKind.COMPUTE) & (graph.resource == int(Resource.DEVICE))
+        real = on_device & (graph.op_class != int(OpClass.FREE)) & (graph.multiplicity != 0)
+        read_ns = simulated_ns(graph)
+        _same_durations(job, index, read_ns, report)
+        untimed = real & ~(read_ns > 0)
+        if untimed.any() and np.array_equal(untimed, real):
+            rank = next(iter(job.ranks_of(index).tolist()), None)
+            report.add(f"none of the {int(real.sum()):,} compute nodes has a duration", rank=rank)
+        else:
+            report.nodes(index, untimed, "it has no duration, or one of 0, of which ASTRA-sim makes 1 ns")
+
+
+def _same_durations(job: Job, index: int, read_ns: FloatArray, report: Report) -> None:
+    """The durations that simulators read differ from the exact ones by no more than rounding does."""
+    exact_ns = float(np.nansum(job.classes[index].duration_ns))
+    total_ns = float(np.nansum(read_ns))
+    if abs(total_ns - exact_ns) > _MOST_APART * exact_ns:
+        rank = next(iter(job.ranks_of(index).tolist()), None)
+        message = (
+            f"duration_micros add up to {total_ns / 1e3:,.3f} us, which is what simulators read, "
+            f"and duration_nanos to {exact_ns / 1e3:,.3f} us"
+        )
+        report.add(message, rank=rank)
+
+
+def known_trips(job: Job, report: Report) -> None:
+    """GR006: it is known how often every loop runs."""
+    for graph in job.classes:
+        rows = np.flatnonzero(np.isnan(graph.regions.trips))
+        if len(rows):
+            label = graph.strings[int(graph.regions.label[rows[0]])] or f"region {int(rows[0])}"
+            report.add(f"{len(rows):,} loops run an unknown number of times, first {label}", count=len(rows))

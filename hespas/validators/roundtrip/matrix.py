@@ -1,0 +1,381 @@
+"""The pairs of many files as one matrix: what each pair of formats keeps, and whether it tells the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from hespas import __version__
+from hespas.converters import ReadOptions, format_names, is_recognised, load_format
+from hespas.files.documents import document_bytes
+from hespas.files.sandbox import die_with_parent, safe_spawning
+from hespas.graph.errors import FormatError, UsageError
+from hespas.validators.roundtrip.columns import ColumnResult, Kept, summed
+from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus, file_pairs
+
+__all__ = [
+    "SCHEMA_ID",
+    "Cell",
+    "CellText",
+    "RoundTrips",
+    "cell_text",
+    "matrix",
+    "roundtrip",
+    "roundtrip_html",
+    "roundtrip_json",
+    "unreported",
+]
+
+_ANY = "*"
+_SHIFTED = frozenset({"nodes", "ranks", "id", "data_deps", "control_deps"})
+"""What one node more or less, which is one finding, changes in many others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One pair of formats over all files. ``compared`` files came back, ``written`` ones cannot be read.
+
+    ``refused`` counts files by what the writer said, ``unreadable`` those that were written and that the
+    reader of the format refuses, by what that said; ``findings`` sums what was reported; ``unreported`` are
+    columns that were not kept in some file and that nothing reported there accounts for.
+    """
+
+    source: str
+    via: str
+    compared: int
+    written: int
+    refused: dict[str, int]
+    unreadable: dict[str, int]
+    columns: tuple[ColumnResult, ...]
+    findings: dict[str, int]
+    unreported: tuple[str, ...]
+
+    @property
+    def changed(self) -> tuple[ColumnResult, ...]:
+        """Columns of which some rows came back otherwise."""
+        return tuple(column for column in self.columns if column.kept is Kept.CHANGED)
+
+    @property
+    def lost(self) -> tuple[ColumnResult, ...]:
+        """Columns that did not come back at all."""
+        return tuple(column for column in self.columns if column.kept is Kept.LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrips:
+    """All files and the matrix over them, cells in order of the registry. ``skipped`` are files of folders
+    that no pair was tried with.
+    """
+
+    inputs: tuple[FilePairs, ...]
+    cells: tuple[Cell, ...]
+    skipped: tuple[FilePairs, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether everything that was written can be read, and all that was not kept was reported."""
+        return not any(cell.unreported or cell.unreadable for cell in self.cells)
+
+
+def matrix(files: Sequence[FilePairs]) -> RoundTrips:
+    """Sum the pairs of all files."""
+    order = {name: place for place, name in enumerate(format_names())}
+    pairs: dict[tuple[str, str], list[Pair]] = {}
+    for pair in (pair for file in files for pair in file.pairs):
+        pairs.setdefault((pair.source, pair.via), []).append(pair)
+    ordered = sorted(pairs, key=lambda key: (order[key[0]], order[key[1]]))
+    cells = tuple(_cell(source, via, pairs[source, via]) for source, via in ordered)
+    return RoundTrips(
+        inputs=tuple(file for file in files if not file.skipped),
+        cells=cells,
+        skipped=tuple(file for file in files if file.skipped),
+    )
+
+
+def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
+    compared = [pair for pair in pairs if pair.columns]
+    findings: dict[str, int] = {}
+    refused: dict[PairStatus, dict[str, int]] = {PairStatus.REFUSED: {}, PairStatus.UNREADABLE: {}}
+    for pair in pairs:
+        for code, count in pair.findings.items():
+            findings[code] = findings.get(code, 0) + count
+        if pair.status in refused:
+            told = refused[pair.status]
+            told[pair.refused] = told.get(pair.refused, 0) + 1
+    columns = tuple(map(summed, zip(*(pair.columns for pair in compared), strict=True)))
+    silent = {name for pair in compared for name in unreported(pair)}
+    return Cell(
+        source=source,
+        via=via,
+        compared=len(compared),
+        written=sum(pair.status is PairStatus.WRITE_ONLY for pair in pairs),
+        refused=refused[PairStatus.REFUSED],
+        unreadable=refused[PairStatus.UNREADABLE],
+        columns=columns,
+        findings=findings,
+        unreported=tuple(column.column for column in columns if column.column in silent),
+    )
+
+
+def unreported(pair: Pair) -> list[str]:
+    """The columns of a pair that were not kept and that no declared loss of a reported finding covers, or not
+    as often as rows changed.
+    """
+    formats = {load_format(name).name: load_format(name) for name in (pair.source, pair.via)}
+    declared = [item for entry in formats.values() for item in entry.losses.items()]
+    return [
+        column.column
+        for column in pair.columns
+        if column.kept in {Kept.CHANGED, Kept.LOST} and not _is_reported(column, declared, pair.findings)
+    ]
+
+
+def _is_reported(
+    column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
+) -> bool:
+    """Whether the findings that speak of a column are as many as its rows that changed."""
+    names = {_ANY, column.column, column.column.partition(".")[0]}
+    codes = {code for code, columns in declared if names & set(columns) and (not code or code in findings)}
+    if "" in codes:
+        return True
+    if not codes or column.column in _SHIFTED:
+        return bool(codes)
+    return column.changed_in_one <= sum(findings[code] for code in codes)
+
+
+def roundtrip(
+    paths: Sequence[Path],
+    formats: Sequence[str] = (),
+    *,
+    options: ReadOptions | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> RoundTrips:
+    """Take each file through every pair of ``formats`` (default: all that are registered).
+
+    A folder that is no set of rank files stands for the files in it that some format knows; profiles in it
+    are skipped. ``options`` say how to read the inputs; ``jobs`` is the number of processes. Raises
+    ``FormatError`` for unreadable input, ``UsageError`` for unknown formats and where there is nothing to
+    try.
+    """
+    chosen = [load_format(name) for name in formats]
+    if chosen and not any(entry.write for entry in chosen):
+        raise UsageError(
+            f"there is no pair to try: none of these formats can be written: {', '.join(formats)}",
+            hint="hespas-convert --list-formats",
+        )
+    reading = options or ReadOptions()
+    inputs = [file for path in paths for file in _inputs(path, reading)]
+    if not inputs:
+        raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
+    done: list[FilePairs] = []
+    for result in _each(inputs, formats, jobs):
+        done.append(result)
+        if progress:
+            progress(len(done), len(inputs))
+    if all(file.skipped for file in done):
+        raise UsageError(
+            "there is nothing to try: round trips are of workloads, and these are profiles",
+            hint="give programs or traces",
+        )
+    return matrix(done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    path: Path
+    options: ReadOptions
+    in_folder: bool
+
+
+def _inputs(path: Path, options: ReadOptions) -> Iterator[_Input]:
+    """The inputs that a path names: itself, or what a folder holds."""
+    if not path.exists():
+        raise FormatError("no such file or directory", path=str(path), hint="check the path")
+    if not path.is_dir() or is_recognised(path):
+        yield _Input(path, options, in_folder=False)
+        return
+    for entry in sorted(path.rglob("*")):
+        if entry.is_file() and is_recognised(entry):
+            yield _Input(entry, options, in_folder=True)
+
+
+def _stands_somewhere() -> bool:
+    """Whether the current folder is still there: a process that is spawned starts in it."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
+def _pairs_of(given: _Input, formats: Sequence[str]) -> FilePairs:
+    return file_pairs(given.path, formats, options=given.options, in_folder=given.in_folder)
+
+
+def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:
+    """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
+    if jobs <= 1 or len(inputs) == 1 or not _stands_somewhere():
+        yield from (_pairs_of(given, formats) for given in inputs)
+        return
+    context, parent = get_context("spawn"), (os.getpid(),)
+    with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, parent) as pool:
+        yield from pool.map(_pairs_of, inputs, [tuple(formats)] * len(inputs))
+
+
+SCHEMA_ID = "hespas.roundtrip/1"
+"""What a document of this version says in ``schema``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    code: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InputRow:
+    path: str
+    format: str
+    diagnostics: tuple[_Finding, ...]
+    skipped: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ColumnRow:
+    column: str
+    kept: str
+    known: int
+    changed: int
+    reported: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CellRow:
+    source: str
+    via: str
+    verdict: str
+    compared: int
+    written: int
+    refused: Mapping[str, int]
+    unreadable: Mapping[str, int]
+    columns: tuple[_ColumnRow, ...]
+    diagnostics: tuple[_Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    schema: str
+    hespas_version: str
+    valid: bool
+    inputs: tuple[_InputRow, ...]
+    formats: tuple[str, ...]
+    cells: tuple[_CellRow, ...]
+    diagnostics: tuple[_Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellText:
+    """A cell in a word or two, and which colour that has: good, lossy, bad or none."""
+
+    text: str
+    tone: str
+
+
+def cell_text(cell: Cell) -> CellText:
+    """What stands in the matrix."""
+    if cell.unreadable:
+        return CellText("UNREADABLE", "bad")
+    if cell.unreported:
+        return CellText(f"{len(cell.unreported)} UNREPORTED", "bad")
+    if not cell.compared:
+        return CellText("refused", "none") if cell.refused else CellText("not read back", "none")
+    told = [f"{len(part)} {word}" for part, word in ((cell.lost, "lost"), (cell.changed, "changed")) if part]
+    refused = f" ({sum(cell.refused.values())} refused)" if cell.refused else ""
+    return CellText((", ".join(told) or "exact") + refused, "lossy" if told or refused else "good")
+
+
+def roundtrip_json(done: RoundTrips) -> bytes:
+    """The document as indented UTF-8 JSON that ends in a newline."""
+    totals: dict[str, int] = {}
+    for cell in done.cells:
+        for code, count in cell.findings.items():
+            totals[code] = totals.get(code, 0) + count
+    document = _Document(
+        schema=SCHEMA_ID,
+        hespas_version=__version__,
+        valid=done.valid,
+        inputs=tuple(map(_input_row, (*done.inputs, *done.skipped))),
+        formats=_formats(done),
+        cells=tuple(map(_cell_row, done.cells)),
+        diagnostics=_findings(totals),
+    )
+    return document_bytes(document)
+
+
+def _input_row(file: FilePairs) -> _InputRow:
+    return _InputRow(
+        path=file.path, format=file.format, diagnostics=_findings(file.findings), skipped=file.skipped
+    )
+
+
+def _cell_row(cell: Cell) -> _CellRow:
+    return _CellRow(
+        source=cell.source,
+        via=cell.via,
+        verdict=cell_text(cell).text,
+        compared=cell.compared,
+        written=cell.written,
+        refused=cell.refused,
+        unreadable=cell.unreadable,
+        columns=tuple(
+            _ColumnRow(
+                column=column.column,
+                kept=column.kept.value,
+                known=column.known,
+                changed=column.changed,
+                reported=column.column not in cell.unreported,
+            )
+            for column in cell.columns
+            if column.kept is not Kept.ABSENT
+        ),
+        diagnostics=_findings(cell.findings),
+    )
+
+
+def _findings(counts: Mapping[str, int]) -> tuple[_Finding, ...]:
+    return tuple(_Finding(code=code, count=count) for code, count in sorted(counts.items()))
+
+
+def _formats(done: RoundTrips) -> tuple[str, ...]:
+    """The formats met, in order of the registry."""
+    met = {name for cell in done.cells for name in (cell.source, cell.via)}
+    return tuple(name for name in format_names() if name in met)
+
+
+def roundtrip_html(done: RoundTrips) -> str:
+    """One page that works offline: the matrix, and every cell's columns under it."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hespas.validators.roundtrip", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    cells = {(cell.source, cell.via): cell for cell in done.cells}
+    return environment.get_template("roundtrip.html").render(
+        version=__version__,
+        done=done,
+        cells=cells,
+        sources=[name for name in _formats(done) if any(name == source for source, _ in cells)],
+        targets=[name for name in _formats(done) if any(name == via for _, via in cells)],
+        cell_text=cell_text,
+        kept=Kept,
+        titles={name: load_format(name).title for name in _formats(done)},
+    )

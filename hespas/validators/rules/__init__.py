@@ -1,1 +1,0 @@
-"""The rules by family. The table that names them all is :mod:`hespas.validators.table`."""
