@@ -44,7 +44,7 @@ Note = tuple[str, str]
 """Code and text of something assumed."""
 
 LINES_FOLDER = Path(__file__).parent / "data"
-"""One file of lines per device that has any, by its name; made by ``python -m docs.systolic``."""
+"""One file of lines per device that has any, by its name; made by ``python -m tools.systolic``."""
 
 PRODUCTS = "cycles"
 ELEMENTS = "elements"

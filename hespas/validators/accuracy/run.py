@@ -129,7 +129,7 @@ def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, 
 
 
 def _naive(source: Source, device: Device) -> FloatArray:
-    """p0 of one execution of each case [ns]."""
+    """The data-sheet roofline of one execution of each case [ns]."""
     return naive_ns(source.graph, device, num_ranks=source.num_ranks)[source.node]
 
 

@@ -414,7 +414,7 @@ def _compared(
         diagnostics.warning(
             "accuracy.sampled-baselines",
             rows.name,
-            f"p1 and p2 are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
+            f"the fitted baselines are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
         )
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))

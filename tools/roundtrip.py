@@ -1,6 +1,6 @@
 """What every pair of formats keeps of ``fixtures/``: the page ``roundtrip.md`` and its test's golden file.
 
-``python -m docs.roundtrip`` writes both; look at the difference before it is committed.
+``python -m tools.roundtrip`` writes both; look at the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "validators" / "roundtrip" / "matrix.json"
 _INTRODUCTION = """# Round trips
 
-Made by `python -m docs.roundtrip` from the files in `fixtures/`; do not edit. The same for other files:
+Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. The same for other files:
 `hespas-validate roundtrip PATH... --html kept.html`.
 
 A row is the format a workload is in, a column the one it travels through and back (one way where the format

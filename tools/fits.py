@@ -1,6 +1,6 @@
 """Fits the shipped devices on measured tables and writes hespas/hardware/fits/*.toml.
 
-    python -m docs.fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
+    python -m tools.fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
 DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
 Rows of fits that other commands make (collectives) stay. With one seed and date the files come out the same.

@@ -1,4 +1,4 @@
-"""Bring the documents up to date: ``python -m docs.generate``.
+"""Bring the documents up to date: ``python -m tools.generate``.
 
 ``formats.md`` is made from the registry, the attribute contract, the checker's rules and the table of exit
 codes; the outputs in ``README.md`` and the other documents are those of their commands, run again.
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from docs.examples import examples, refreshed, run
 from hespas.converters import format_names, load_format
 from hespas.converters.chakra.contract import ATTRIBUTES
 from hespas.converters.format import Format
@@ -20,13 +19,14 @@ from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators.checker import RULES
+from tools.examples import examples, refreshed, run
 
 __all__ = ["formats_document", "main"]
 
 ROOT = Path(__file__).parents[1]
 _INTRODUCTION = """# Formats and rules
 
-Made by `python -m docs.generate` from the registry, the attribute contract and the checker's rules; do not
+Made by `python -m tools.generate` from the registry, the attribute contract and the checker's rules; do not
 edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
 """
 _FORMAT_NOTES = """

@@ -1,5 +1,5 @@
-"""The picture of the README: ``python -m docs.recorded`` predicts one recording in fixtures/recorded from the
-other, before and after calibration, and draws the operations that took longest.
+"""The picture of the README: ``python -m tools.recorded`` predicts one recording in fixtures/recorded from
+the other, before and after calibration, and draws the operations that took longest.
 """
 
 from __future__ import annotations

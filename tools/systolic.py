@@ -1,6 +1,6 @@
 """Fits the lines of the systolic estimator and writes hespas/estimators/systolic/data/*.toml.
 
-    python -m docs.systolic --tables DIR [--seed 0] [--date 2026-01-31] [--out DIR]
+    python -m tools.systolic --tables DIR [--seed 0] [--date 2026-01-31] [--out DIR]
 
 DIR holds tables of TPU operations; rows of a split other than ``calib`` never enter the fits. The errors on
 the rows of split ``devval`` are printed. With one seed and date the files come out the same. Devices whose
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from docs.fits import tables_of
 from hespas.estimators.systolic import Systolic
 from hespas.estimators.systolic.lines import LINES_FOLDER
 from hespas.hardware import Device, device_names, load_device
 from hespas.hardware.fits_file import fits_to_toml
 from hespas.measurements import Measurements
 from hespas.validators.calibration.systolic import fit_lines
+from tools.fits import tables_of
 
 __all__ = ["errors", "main"]
 
@@ -72,7 +72,7 @@ def main() -> None:
             continue
         fits = fit_lines(mine, device, seed=arguments.seed, fitted=arguments.date)
         path = arguments.out / f"{name}.toml"
-        path.write_text(fits_to_toml(name, fits).replace("docs.fits", "docs.systolic"), encoding="utf-8")
+        path.write_text(fits_to_toml(name, fits).replace("tools.fits", "tools.systolic"), encoding="utf-8")
         sys.stdout.write(f"{path}: {len(fits)} lines\n")
         for line in errors(mine, device) if arguments.out == LINES_FOLDER else ():
             sys.stdout.write(f"  {line}\n")

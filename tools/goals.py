@@ -1,4 +1,4 @@
-"""What was aimed at and what is reached: the first table of ``accuracy.md``, of the figures alone."""
+"""What was aimed at and what is reached, and what the cards of the learned models say of devices left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from docs.figures import Section
-from hespas.estimators.learned.serialization import Card
+from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
+from tools.figures import Section
 
-__all__ = ["goals_section"]
+__all__ = ["goals_section", "left_out_section", "shipped_cards"]
 
 _TEXT = """## Aimed at and reached
 
@@ -76,18 +76,18 @@ def _of_tables(tables: Sequence[Section]) -> list[_Goal]:
         return bool(op_class)
 
     return [
-        _Goal("products in bf16, calibrated", 0.13, mape(gemm, of("matmul bf16"), "calibrated")),
-        _Goal("products in bf16, learned", 0.05, mape(gemm, of("matmul bf16"), "learned")),
-        _Goal("products in fp8, calibrated", 0.14, mape(gemm, of("matmul fp8"), "calibrated")),
-        _Goal("products in fp8, learned", 0.037, mape(gemm, of("matmul fp8"), "learned")),
+        _Goal("matmuls in bf16, calibrated", 0.13, mape(gemm, of("matmul bf16"), "calibrated")),
+        _Goal("matmuls in bf16, learned", 0.05, mape(gemm, of("matmul bf16"), "learned")),
+        _Goal("matmuls in fp8, calibrated", 0.14, mape(gemm, of("matmul fp8"), "calibrated")),
+        _Goal("matmuls in fp8, learned", 0.037, mape(gemm, of("matmul fp8"), "learned")),
         _Goal("attention of prompts, learned", 0.033, mape(f"{attention}context", every, "learned")),
         _Goal("attention of one token, learned", 0.07, mape(f"{attention}generation", every, "learned")),
         _Goal(
             "vector operations in f32, calibrated", 0.09, mape(single, of("vector f32_full"), "calibrated")
         ),
         _Goal("vector operations in f32, learned", 0.02, mape(single, of("vector f32_full"), "learned")),
-        _Goal("products of a TPU v4, calibrated", 0.09, mape(f"{tpu}matmul", every, "calibrated")),
-        _Goal("products of a TPU v4, learned", 0.05, mape(f"{tpu}matmul", every, "learned")),
+        _Goal("matmuls of a TPU v4, calibrated", 0.09, mape(f"{tpu}matmul", every, "calibrated")),
+        _Goal("matmuls of a TPU v4, learned", 0.05, mape(f"{tpu}matmul", every, "learned")),
         _Goal("vector operations of a TPU v4, learned", 0.025, mape(tpu, of("vector f16"), "learned")),
         _Goal("collectives, fitted", 0.11, mape("aiconfigurator_collectives", every, "collectives")),
         _Goal("collectives of another source, fitted", 0.11, mape("vidur_network", every, "collectives")),
@@ -106,9 +106,9 @@ def _of_cards(cards: Sequence[Card]) -> list[_Goal]:
     beside = [row.mape for row in rows if row.siblings]
     alone = [row.mape for row in rows if not row.siblings]
     return [
-        _Goal("products in bf16, the device left out", 0.08, fmean(beside) if beside else None),
+        _Goal("matmuls in bf16, the device left out", 0.08, fmean(beside) if beside else None),
         _Goal(
-            "products in bf16, its family left out (median)",
+            "matmuls in bf16, its family left out (median)",
             0.18,
             median(alone) if alone else None,
             _NO_SIBLING,
@@ -151,3 +151,28 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
             f"of {len(large)} classes on a device {near} by themselves |\n"
         )
     return lines
+
+
+_LEFT_OUT_TEXT = """Errors of `learned` on devices of which no row was in the fit, from the cards of the
+shipped models. A sibling is another device of the same family; where none was in the fit either, nothing like
+the device was known.
+"""
+
+
+def shipped_cards() -> list[Card]:
+    """The cards of the models that come with the package, by name."""
+    return sorted((card for _, card in cards_in(shipped_folder())), key=lambda card: card.name)
+
+
+def left_out_section(cards: Iterable[Card]) -> str:
+    """One line per model and devices left out of it; empty where no card tells of any."""
+    lines = [
+        f"| {card.name} | {', '.join(row.hardware)} | {'yes' if row.siblings else 'no'} | {row.n:,} "
+        f"| {row.mape:.1%} | {row.median_ape:.1%} | {row.bias:+.1%} |\n"
+        for card in cards
+        for row in card.left_out
+    ]
+    if not lines:
+        return ""
+    head = "| model | left out | siblings in the fit | rows | MAPE | median | bias |\n"
+    return "".join((_LEFT_OUT_TEXT, "\n", head, "| --- " * 7, "|\n", *lines))

@@ -1,4 +1,4 @@
-"""The figures that ``accuracy.md`` is made of, as ``accuracy.json`` holds them."""
+"""The figures that ``docs/accuracy.md`` is made of, as ``docs/accuracy.json`` holds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 __all__ = ["FIGURES", "Errors", "Figures", "Row", "Section", "read_figures"]
 
-FIGURES = Path(__file__).with_name("accuracy.json")
+FIGURES = Path(__file__).parents[1] / "docs" / "accuracy.json"
 
 
 class Errors(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Fits the learned models on measured tables: ``python -m docs.learned --tables DIR``.
+"""Fits the learned models on measured tables: ``python -m tools.learned --tables DIR``.
 
 Only rows of split ``calib`` enter a fit; their errors on ``devval`` go into the cards. The same tables, seed
 and version of scikit-learn give the same bytes. ``--only NAME`` fits one model, ``--out`` writes elsewhere.

@@ -1,10 +1,10 @@
-"""How far the shipped estimators are from measurements: the page ``accuracy.md`` and its figures.
+"""How far the shipped estimators are from measurements: ``docs/accuracy.md`` and the pages behind it.
 
-    python -m docs.accuracy --tables DIR [--profiles DIR] [--split devval] [--estimator NAME] [--date DATE]
+    python -m tools.accuracy --tables DIR [--profiles DIR] [--split devval] [--estimator NAME] [--date DATE]
 
 runs what `hespas-validate accuracy` runs on every table of measured operations and every profile there, and
-writes the figures of those reports to ``accuracy.json``, of which the page is made. Without ``--tables`` and
-``--profiles`` the page is made again from the figures that are there.
+writes the figures of those reports to ``docs/accuracy.json``, of which the pages are made. Without
+``--tables`` and ``--profiles`` the pages are made again from the figures that are there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from docs.figures import FIGURES, Errors, Figures, Row, Section, read_figures
-from docs.goals import goals_section
-from docs.left_out import left_out_section, shipped_cards
 from hespas import __version__, api
 from hespas.estimators import estimator_names
 from hespas.graph import Profile
@@ -31,26 +28,37 @@ from hespas.hardware import find, load_device, write_device
 from hespas.measurements import read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
 from hespas.validators.calibration import calibrate, measurements_of
+from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
+from tools.goals import goals_section, left_out_section, shipped_cards
 
-__all__ = ["PAGE", "accuracy_document", "main"]
+__all__ = ["DOCS", "accuracy_pages", "main"]
 
-PAGE = Path(__file__).with_name("accuracy.md")
+DOCS = Path(__file__).parents[1] / "docs"
+_PAGE, _FOLDER = "accuracy.md", "accuracy"
 _ESTIMATORS = ("roofline", "calibrated", "learned", "collectives", "systolic", "composite")
-_NAIVE = "p2"
+_NAIVE = "overhead+two-efficiencies"
 _ON_OTHERS = "calibrated on the other profiles"
 _NO_LIMITS = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
 _TABLES = (".parquet", ".csv", ".csv.gz")
 _INTRODUCTION = """# Accuracy
 
-Made by `python -m docs.accuracy --tables DIR --profiles DIR` from reports of `hespas-validate accuracy`; do
+Made by `python -m tools.accuracy --tables DIR --profiles DIR` from reports of `hespas-validate accuracy`; do
 not edit. The figures alone are in [accuracy.json](accuracy.json).
 
 Errors are relative to the measurement, (predicted - measured) / measured: MAPE is the mean of their size,
 bias their mean; *in 90 %* is the share of measurements inside the estimator's 90 % interval. *naive* is
-baseline p2: one launch time and one efficiency per class, fitted on rows that are not compared. *noise* is
-the error of the best constant per shape, where shapes were measured again: nothing can be better.
+the baseline overhead+two-efficiencies: one launch time and one efficiency per class, fitted on rows that are
+not compared. *noise* is the error of the best constant per shape, where shapes were measured again: nothing
+can be better.
 *calibrated on the other profiles* is what `hespas-validate calibrate --measured` makes of the profiles of the
 same device but the one it is compared with.
+
+Every device and class of each table stands on its own page: follow the tables' names below, or see the
+[profiles](accuracy/profiles.md) and the [devices left out](accuracy/devices-left-out.md) of learned models.
+"""
+_BEHIND = """# {title}
+
+Made by `python -m tools.accuracy`; do not edit. What the columns mean: [accuracy](../accuracy.md).
 """
 
 
@@ -192,24 +200,38 @@ def _with_others(
     return msgspec.structs.replace(section, rows=rows)
 
 
-def accuracy_document(figures: Figures) -> str:
-    """``accuracy.md``."""
-    parts = [_INTRODUCTION]
-    parts.append(
+def accuracy_pages(figures: Figures) -> Mapping[str, str]:
+    """The pages by their names in ``docs``: a summary, then one of each table, the profiles, the devices left
+    out.
+    """
+    cards = shipped_cards()
+    about = (
         f"Version {figures.hespas_version}, {figures.date}; tables: rows of split `{figures.split}`, whose "
         "sizes entered no fit, each row once; profiles: each distinct shape once.\n"
     )
-    cards = shipped_cards()
+    summary = [_INTRODUCTION, about]
     if goals := goals_section(figures.tables, figures.profiles, cards):
-        parts.append(goals)
+        summary.append(goals)
     if figures.tables:
-        parts += ["## Mean over devices\n", _means(figures.tables)]
+        summary += ["## Mean over devices\n", _means(figures.tables)]
+    behind = {_page_of(section): _section_page(section) for section in figures.tables}
+    profiles = [part for each in figures.profiles for part in (f"## {each.name}\n", *_section_parts(each))]
+    behind["profiles.md"] = "\n".join((_BEHIND.format(title="Profiles"), *profiles))
     if left_out := left_out_section(cards):
-        parts.append(left_out)
-    for title, sections in (("Tables", figures.tables), ("Profiles", figures.profiles)):
-        for section in sections:
-            parts += [f"## {title}: {section.name}\n", f"Data: {section.provenance}.\n", _rows(section)]
-    return "\n".join(parts)
+        behind["devices-left-out.md"] = "\n".join((_BEHIND.format(title="Devices left out"), left_out))
+    return {_PAGE: "\n".join(summary)} | {f"{_FOLDER}/{name}": text for name, text in behind.items()}
+
+
+def _page_of(section: Section) -> str:
+    return f"{section.name.partition('.')[0]}.md"
+
+
+def _section_page(section: Section) -> str:
+    return "\n".join((_BEHIND.format(title=section.name), *_section_parts(section)))
+
+
+def _section_parts(section: Section) -> Sequence[str]:
+    return f"Data: {section.provenance}.\n", _rows(section)
 
 
 def _estimators_of(rows: Iterable[Row]) -> list[str]:
@@ -230,7 +252,13 @@ def _means(sections: Sequence[Section]) -> str:
             ]
             count = sum(row.of for row in rows)
             lines.append(
-                [f"`{section.name}`", op_class, str(len(rows)), f"{count:,}", *map(_percent, columns)]
+                [
+                    f"[`{section.name}`]({_FOLDER}/{_page_of(section)})",
+                    op_class,
+                    str(len(rows)),
+                    f"{count:,}",
+                    *map(_percent, columns),
+                ]
             )
     return _table(("table", "class", "devices", "rows", *names, "naive"), lines)
 
@@ -321,7 +349,7 @@ def _figures(arguments: argparse.Namespace, before: Mapping[str, list[Section]])
 
 
 def main() -> None:
-    """Write the figures, where data was given, and the page."""
+    """Write the figures, where data was given, and the pages."""
     arguments = _arguments()
     if arguments.tables or arguments.profiles:
         before: dict[str, list[Section]] = {"tables": [], "profiles": []}
@@ -331,8 +359,10 @@ def main() -> None:
         figures = _figures(arguments, before)
         text = json.dumps(msgspec.to_builtins(figures), indent=1)
         FIGURES.write_text(text + "\n", encoding="utf-8")
-    PAGE.write_text(accuracy_document(read_figures(FIGURES)), encoding="utf-8")
-    sys.stdout.write(f"{PAGE}\n")
+    (DOCS / _FOLDER).mkdir(exist_ok=True)
+    for name, text in accuracy_pages(read_figures(FIGURES)).items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{DOCS / name}\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Fits the collectives of the shipped devices and puts them into hespas/hardware/fits/*.toml.
 
-    python -m docs.collective_fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
+    python -m tools.collective_fits --tables DIR [--device NAME ...] [--seed 0] [--date 2026-01-31]
 
 DIR holds tables that `hespas.measurements` reads; of tables with splits only ``calib`` enters.
-Rows of fits that `docs.fits` makes stay. With one seed and date the files come out the same.
+Rows of fits that `tools.fits` makes stay. With one seed and date the files come out the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.fits import OTHERS, arguments_of, tables_of
 from hespas.hardware import Fit, device_names, load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
 from hespas.validators.calibration.collectives import fit_collectives
+from tools.fits import OTHERS, arguments_of, tables_of
 
 __all__ = ["main", "write_collectives"]
 
