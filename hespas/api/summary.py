@@ -47,9 +47,12 @@ __all__ = [
     "ProfileSummary",
     "RegionRow",
     "Summary",
+    "devices_document",
+    "estimators_document",
     "product_rows",
     "summarise",
     "summary_document",
+    "view",
 ]
 
 # In which number formats a program multiplies: operands, accumulator, and what it states beside them.
