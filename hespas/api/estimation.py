@@ -17,8 +17,8 @@ from hespas.api.io import Document, Result, findings, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
-from hespas.estimators.protocol import for_job, with_option
 from hespas.estimators.rates import StepEnergy, step_energy
+from hespas.estimators.registry import for_job, with_option
 from hespas.files.cells import inert_cell
 from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload

@@ -14,8 +14,7 @@ import numpy as np
 from hespas.api.io import Document, Result, findings, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
-from hespas.estimators.protocol import OperationModel, Prediction
-from hespas.estimators.registry import estimator_factory, list_estimators
+from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
 from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics
