@@ -17,13 +17,7 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
-from hespas.converters.chakra.decode import Decoder, Metadata
-from hespas.converters.chakra.encode import encode_chunks
-from hespas.converters.chakra.frames import CutOffError, FrameBatch, frames, open_trace
-from hespas.converters.chakra.history import HistoricDecoder
-from hespas.converters.chakra.resolution import Evidence, Resolution, is_final, resolve, survivors
-from hespas.converters.chakra.versions import (
+from hespas.converters.chakra.history import (
     FirstFrame,
     Signature,
     as_current_metadata,
@@ -31,11 +25,24 @@ from hespas.converters.chakra.versions import (
     looks_old,
     possible_versions,
 )
+from hespas.converters.chakra.history.nodes import HistoricDecoder
+from hespas.converters.chakra.history.resolution import Evidence, Resolution, is_final, resolve, survivors
 from hespas.converters.chakra.wire import Longs, Words
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire.decode import (
+    CutOffError,
+    Decoder,
+    FrameBatch,
+    Metadata,
+    frames,
+    open_trace,
+)
+from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.files.streams import open_output
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.chakra.history import CURRENT, EARLY, LATEST_VERSIONS, NAMED, VERSIONS
+from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
+from hespas.schemas.chakra.history import NAMED, VERSIONS
 
 __all__ = ["CodecFaults", "iter_columns", "read_columns", "write_columns"]
 

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.chakra.attributes import not_text
-from hespas.converters.chakra.columns import ByteRows
-from hespas.converters.chakra.fields import Fields, walk
+from hespas.converters.chakra.history import Fields, walk
 from hespas.converters.chakra.wire import Bools, Longs, Window, Words, copy_spans, packed_varints
+from hespas.converters.chakra.wire.columns import ByteRows
+from hespas.converters.chakra.wire.messages import not_text
 from hespas.graph.errors import UnsupportedError
-from hespas.schemas.chakra.history import CURRENT, EARLY, NAMED, PLACES, VERSIONS, Declared, SchemaVersion
+from hespas.schemas.chakra import CURRENT, EARLY
+from hespas.schemas.chakra.history import NAMED, PLACES, VERSIONS, Declared, SchemaVersion
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, FieldSpec, Kind, WireType
 
 __all__ = ["Evidence", "Resolution", "is_final", "resolve", "survivors"]
@@ -240,8 +241,8 @@ def _listed(labels: Collection[str]) -> str:
 
 # What the nodes of a trace say about its schema: which fields they have, of which wire types, how large.
 #
-# Evidence is collected over as many frames as it takes and then held against each version's table
-# (:mod:`.resolution`). It is a few small sets, however long the trace is.
+# Evidence is collected over as many frames as it takes and then held against each version's table above.
+# It is a few small sets, however long the trace is.
 
 _ATTRIBUTE_TAG = 11 << 3 | WireType.BYTES
 """Attributes of 0.0.2 and 0.0.3 nodes."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows
 from hespas.converters.chakra.wire import (
     Bools,
     Bytes,
@@ -19,6 +18,7 @@ from hespas.converters.chakra.wire import (
     read_varints,
     repeated_spans,
 )
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows
 from hespas.files.wire import WireError, decode_varint, encode_varint, tag
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import (

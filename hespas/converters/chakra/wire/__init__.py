@@ -183,7 +183,7 @@ def packed_varints(window: Window, start: Longs, length: Longs) -> tuple[Words, 
 #
 # A :class:`Cursor` stands at one position per message. Whatever is not what a protobuf serialiser writes
 # (fields out of order, unknown fields, wrong wire types, spans that leave the message) marks the message as
-# ``bad`` and is left to :mod:`.attributes`, which knows the whole wire format. What is not marked has been
+# ``bad`` and is left to :mod:`.messages`, which knows the whole wire format. What is not marked has been
 # read right.
 
 _ROUNDS = 48

@@ -17,15 +17,16 @@ from typing import NamedTuple, NoReturn, cast
 import msgspec
 import numpy as np
 
-from hespas.converters.chakra.frames import CutOffError, open_trace
-from hespas.converters.chakra.json_nodes import (
+from hespas.converters.chakra.json.nodes import (
     JsonValue,
     WrongValueError,
     contradicted_keys,
     listed_node,
     message_bytes,
 )
+from hespas.converters.chakra.sniff import JSON_SCHEMA
 from hespas.converters.chakra.wire import Bools, Bytes, Longs
+from hespas.converters.chakra.wire.decode import CutOffError, open_trace
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE
@@ -33,8 +34,6 @@ from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE
 __all__ = [
     "METADATA_KEY",
     "NODE_LIST",
-    "RANK_FILE",
-    "SCHEMA",
     "SCHEMA_KEY",
     "JsonFrames",
     "KnownNodes",
@@ -46,9 +45,6 @@ __all__ = [
 ]
 
 SCHEMA_KEY, METADATA_KEY = "schema", "global_metadata"
-SCHEMA = "hespas.chakra-json/1"
-"""What a document of our writer calls itself."""
-
 _VERSION = "0.0.4"
 _KNOWN_BYTES = 64 << 20
 """Room for the texts and messages of nodes that are met again in files of other ranks."""
@@ -153,10 +149,10 @@ class JsonFrames:
         """What else stands beside the list of nodes."""
         if METADATA_KEY in header:
             self._refuse(f"{METADATA_KEY} stands behind {NODE_LIST}", "end of file")
-        schema = header.pop(SCHEMA_KEY, SCHEMA)
-        if schema != SCHEMA:
+        schema = header.pop(SCHEMA_KEY, JSON_SCHEMA)
+        if schema != JSON_SCHEMA:
             raise UnsupportedError(
-                f"ET003: the document has schema {str(schema)[:60]!r}, not {SCHEMA}",
+                f"ET003: the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
                 path=self._path,
                 hint="was it written by a newer version?",
             )
@@ -334,7 +330,7 @@ class _JsonStream:
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
-        """Open the file, gzip or not; raises what :func:`.frames.open_trace` does."""
+        """Open the file, gzip or not; raises what :func:`.decode.open_trace` does."""
         self.path = str(path)
         self.header: dict[str, JsonValue] = {}
         self.is_list = False
@@ -460,12 +456,6 @@ class _JsonStream:
     def _fail(self, what: str, at: int) -> NoReturn:
         line = self._line + self._text.count(b"\n", 0, at)
         raise FormatError(f"ET001: {what}", path=self.path, position=f"line {line}", hint=_DAMAGED)
-
-
-# The names of rank files in JSON.
-
-RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.json(?:\.gz)?$")
-"""The name of one rank's file; ``comm_group.json`` is none."""
 
 
 def bare_name(name: str) -> str:

@@ -13,12 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.attributes import NOT_TEXT, KeyTable, canonical_message, not_text
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_FIELDS
-from hespas.converters.chakra.decode import Metadata
-from hespas.converters.chakra.fields import Fields, tag_of, walk
-from hespas.converters.chakra.frames import FrameBatch
+from hespas.converters.chakra.history import Fields, tag_of, walk
 from hespas.converters.chakra.wire import (
     Bools,
     Bytes,
@@ -29,10 +25,14 @@ from hespas.converters.chakra.wire import (
     offsets_of,
     packed_varints,
 )
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire.decode import FrameBatch, Metadata
+from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable, canonical_message, not_text
 from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.history import CURRENT, UPGRADES_001, SchemaVersion
+from hespas.schemas.chakra import CURRENT
+from hespas.schemas.chakra.history import UPGRADES_001, SchemaVersion
 from hespas.schemas.chakra.tables import AttributeField, FieldSpec, Kind, MessageSpec, WireType
 
 __all__ = ["HistoricDecoder"]
