@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chrome_events import EventStream, event_times
-from hespas.converters.chrome_events import likely_cut
+from hespas.converters.chrome_events import EventStream, event_times, likely_cut
 from hespas.files.json_text import array_cut
 from hespas.graph.errors import FormatError
 
