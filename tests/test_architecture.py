@@ -41,11 +41,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "files": frozenset({"graph"}),
     "costs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
-    "converters": frozenset({"graph", "schemas", "files", "costs"}),
+    "converters": frozenset({"graph", "schemas", "files", "costs", "measurements"}),
     "generators": frozenset({"graph", "schemas", "files"}),
     "capture": frozenset({"graph", "schemas", "files", "converters"}),
     "operations": frozenset({"graph", "costs"}),
-    "measurements": frozenset({"graph", "files", "hardware", "operations"}),
+    "measurements": frozenset({"graph", "files", "hardware", "operations", "costs"}),
     "estimators": frozenset({"graph", "schemas", "files", "hardware", "costs", "operations", "measurements"}),
     "simulator": frozenset({"graph", "schemas", "files", "hardware", "estimators"}),
     "validators": frozenset(
