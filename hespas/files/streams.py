@@ -1,5 +1,7 @@
-"""Files as streams, gzip through isal: several times as fast as zlib. What is read is a regular file and
-bounded, and equal content makes equal files; this is the one place that knows isal's types.
+"""Files as streams: gzip is told by its magic and goes through isal, several times as fast as zlib.
+
+What is read is a regular file, its size is bounded before memory is taken, and errors name their position;
+what is written is equal for equal content. This is the one place that knows isal and its types.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.format import ReadOptions
 from hespas.converters.measured_ops import host_costs
+from hespas.converters.format import ReadOptions
 from hespas.converters.pytorch.communication import Communication, Groups
 from hespas.converters.pytorch.draft import Draft, Edges, Rank, Work, assembled, chain, flow_of
 from hespas.converters.pytorch.host_trace import HostTrace, read_host_trace
