@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.arrow_io import ArrowColumns, Binary, Ragged, save_arrow
 from hespas.converters.op_graph.arrow_layout import (
