@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 SHARED_CONVERTERS = frozenset(
     {
         "format",
+        "linking",
         "registry",
         "replica_groups",
         "chrome_events",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, PREFILL, form_time_ns, machine_of
-from hespas.estimators.protocol import Prediction, estimate_by_operation
 from hespas.estimators.rates import rate_flops_per_s
+from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators.protocol import Prediction, estimate_by_operation
+from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit

@@ -17,8 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.serialization import cards_at
-from hespas.estimators.protocol import Estimator, OperationModel, Prediction, operations_on, takes_no_time
-from hespas.estimators.registry import load_estimator
+from hespas.estimators.registry import (
+    Estimator,
+    OperationModel,
+    Prediction,
+    load_estimator,
+    operations_on,
+    takes_no_time,
+)
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UsageError

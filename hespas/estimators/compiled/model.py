@@ -22,7 +22,7 @@ from hespas.estimators.compiled.messages import Machine, Timing
 from hespas.estimators.compiled.programs import Unit
 from hespas.estimators.compiled.recipes import BINARY, UNARY, Asked, write_operation
 from hespas.estimators.compiled.values import Tensor, Value
-from hespas.estimators.protocol import Availability, Prediction, takes_no_time
+from hespas.estimators.registry import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, DTypeKind, Estimate, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError

@@ -18,7 +18,7 @@ from hespas.estimators.external.adapter import (
     read_answer,
     run_command,
 )
-from hespas.estimators.protocol import Availability
+from hespas.estimators.registry import Availability
 from hespas.files.limits import limits
 from hespas.files.sandbox import isolated_script
 from hespas.files.streams import read_document

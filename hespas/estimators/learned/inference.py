@@ -26,7 +26,7 @@ from hespas.estimators.learned.serialization import (
     load_model,
     shipped_folder,
 )
-from hespas.estimators.protocol import Prediction, estimate_by_operation
+from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError, clipped

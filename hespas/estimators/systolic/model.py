@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.estimators.calibrated import doublings_beyond
-from hespas.estimators.protocol import Prediction, estimate_by_operation
 from hespas.estimators.rates import peak_times
+from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.estimators.systolic.cycles import (
     Array,
     Backing,

@@ -28,7 +28,7 @@ from hespas.estimators.learned.serialization import (
     SeenDevice,
     Training,
 )
-from hespas.estimators.protocol import OperationModel, Prediction
+from hespas.estimators.registry import OperationModel, Prediction
 from hespas.files.limits import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.fields import Fields, walk
+from hespas.converters.chakra.history import Fields, walk
 from hespas.converters.chakra.wire import Window, offsets_of
 from tests.converters.chakra.historic_protos import classes
 

@@ -20,7 +20,7 @@ from hespas.estimators.learned.serialization import (
     save_model,
     shipped_folder,
 )
-from hespas.estimators.protocol import OperationModel
+from hespas.estimators.registry import OperationModel
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, load_device, write_device
