@@ -63,9 +63,9 @@ fixtures: $(VENV)/.installed-jax
 	$(BIN)/python -m fixtures.make
 
 docs: $(VENV)/.installed-jax
-	$(BIN)/python -m docs.recorded
-	$(BIN)/python -m docs.generate
-	$(BIN)/python -m docs.roundtrip
+	$(BIN)/python -m tools.recorded
+	$(BIN)/python -m tools.generate
+	$(BIN)/python -m tools.roundtrip
 
 # Of Python 3.11, the oldest that is supported: what is pinned is there for later ones too.
 constraints:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hespas.estimators.systolic import Array, fold_counts, fold_cycles
-from hespas.estimators.systolic.array import Dataflow
+from hespas.estimators.systolic.cycles import Dataflow
 
 __all__ = ["main"]
 

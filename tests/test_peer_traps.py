@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import docs.examples as documented
-from docs.generate import formats_document
+import tools.examples as documented
 from hespas.cli import main, validate
 from hespas.converters import format_names, load_format
 from hespas.estimators import estimator_names, registry
@@ -42,6 +41,7 @@ from tests.trap_bench import (
     total_us,
     trace_nodes,
 )
+from tools.generate import formats_document
 
 pytest.importorskip("jaxlib")
 
@@ -703,7 +703,7 @@ def test_trap_17_every_documented_command_prints_what_the_document_says(document
     for example, printed in zip(examples, results, strict=True):
         if printed is not None:
             now, then = (documented.comparable(output) for output in (printed, example.output))
-            assert now == then, f"$ {example.command}: run 'python -m docs.generate'"
+            assert now == then, f"$ {example.command}: run 'python -m tools.generate'"
 
 
 def test_trap_17_documents_show_the_commands() -> None:
@@ -717,7 +717,7 @@ def test_trap_17_documents_show_the_commands() -> None:
 
 
 def test_trap_17_the_reference_is_made_from_the_registry_and_the_rules() -> None:
-    assert (ROOT / "docs" / "formats.md").read_text() == formats_document(), "run 'python -m docs.generate'"
+    assert (ROOT / "docs" / "formats.md").read_text() == formats_document(), "run 'python -m tools.generate'"
     table = (ROOT / "README.md").read_text()
     assert all(f"| `{name}` |" in table for name in format_names())
 

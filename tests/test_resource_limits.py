@@ -6,20 +6,18 @@ reader that takes too much fails here however fast the machine is.
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import json
 import os
 import re
+import resource
 import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import NoReturn
 
@@ -27,38 +25,16 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli import convert, main, validate
-from hespas.converters.perfetto.wire import field_bytes
 from hespas.files.limits import Limits
+from hespas.files.wire import field_bytes
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint
+from tests.processes import run_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 
 _SPARE_BYTES, _BYTES_PER_BYTE = 1 << 30, 20
 _CPU_S = 10
-_ALARM_S = 300
-"""A command that waits for something takes no processor time: it is ended after so long (exit code -14)."""
-_FORKING = """
-import json, os, resource, signal, sys
-from importlib import import_module
-import numpy, hespas.api
-apps = {name: import_module("hespas.cli." + name).app for name in ("convert", "main", "validate")}
-for line in sys.stdin:
-    size, seconds, alarm, module, arguments, folder = json.loads(line)
-    child = os.fork()
-    if not child:
-        signal.alarm(alarm)
-        new = os.O_WRONLY | os.O_CREAT
-        for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, "stdout", new), (2, "stderr", new)):
-            os.dup2(os.open(os.path.join(folder, name), mode, 0o600), number)
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        sys.argv = ["hespas", *arguments]
-        apps[module]()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""A process that has loaded the commands, and runs each in a child with limits of its own."""
 _PEAK = """
 import re, sys
 from importlib import import_module
@@ -100,30 +76,9 @@ def _run(folder: Path, bomb: _Bomb) -> subprocess.CompletedProcess[str]:
 
 
 def _limited(size: int, module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    forking = _forking()
-    assert forking.stdin is not None
-    assert forking.stdout is not None
-    with TemporaryDirectory() as folder:
-        order = (_SPARE_BYTES + _BYTES_PER_BYTE * size, _CPU_S, _ALARM_S, module, arguments, folder)
-        forking.stdin.write(json.dumps(order) + "\n")
-        forking.stdin.flush()
-        code = int(forking.stdout.readline())
-        told = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
-    return subprocess.CompletedProcess(arguments, code, *told)
-
-
-@cache
-def _forking() -> subprocess.Popen[str]:
-    """The one process whose children are limited: a process each would start for a second."""
-    found = subprocess.Popen(
-        [sys.executable, "-c", _FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-    def end() -> None:
-        found.communicate()
-
-    atexit.register(end)
-    return found
+    limits = {resource.RLIMIT_AS: _SPARE_BYTES + _BYTES_PER_BYTE * size, resource.RLIMIT_CPU: _CPU_S}
+    command = {"main": "hespas", "convert": "hespas-convert", "validate": "hespas-validate"}[module]
+    return run_command(command, *arguments, limits=limits)
 
 
 def _squeezed(head: bytes, unit: bytes, mebibytes: int = 4096) -> bytes:

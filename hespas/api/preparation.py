@@ -225,7 +225,7 @@ def graph_estimator(
     Raises ``UsageError`` for an unknown device or estimator.
     """
     from hespas.estimators import apply_estimate, as_run_on, load_estimator
-    from hespas.estimators.protocol import for_job, with_option
+    from hespas.estimators.registry import for_job, with_option
     from hespas.hardware import load_device
 
     device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)

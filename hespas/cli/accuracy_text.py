@@ -23,6 +23,8 @@ _MOST_PAIRS = 20
 
 def show_accuracy(done: Accuracy) -> None:
     """Errors over all and per class, a step end to end, and what is wrong with the data."""
+    from hespas.validators.accuracy.baselines import BASELINES
+
     for run in _headlines(done):
         least = "at least " if run.is_lower_bound else ""
         emit(
@@ -46,7 +48,8 @@ def show_accuracy(done: Accuracy) -> None:
             else "not repeated"
         )
         emit(f"noise floor of {hardware}: {told}")
-    emit("each distinct shape counts once, coverage is of all device time; p0-p2 are the naive baselines")
+    emit("each distinct shape counts once, coverage is of all device time")
+    emit(f"naive baselines: {', '.join(BASELINES)}")
     if done.end_to_end:
         _show_runs(done)
     many = len(done.speed_ups) > _MOST_PAIRS

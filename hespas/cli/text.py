@@ -27,7 +27,7 @@ __all__ = [
 
 WIDTH = 100
 """Characters of a line of a table, where its figures leave room for that."""
-_LEAST_WIDTH = 24
+_LEAST_WIDTH = 25
 
 
 _LONGEST = 1e15

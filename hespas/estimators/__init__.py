@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hespas.estimators.apply import MissingPolicy, apply_estimate, as_run_on, kept_durations, settle_missing
-from hespas.estimators.protocol import Estimator
-from hespas.estimators.registry import estimator_names, load_estimator
+from hespas.estimators.registry import Estimator, estimator_names, load_estimator
 
 __all__ = [
     "Estimator",

@@ -1,4 +1,4 @@
-"""The table of estimators. Rows are strings, so naming an estimator imports none of the others.
+"""What an estimator is and what it says, and the table of all. Rows are strings: naming one imports no other.
 
 Other packages register a zero-argument factory (a frozen dataclass is one) in the entry point group
 ``hespas.estimators``.
@@ -8,24 +8,224 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import TypeVar, cast
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
-from hespas.estimators.availability import Availability, Probed
-from hespas.estimators.protocol import Estimator
-from hespas.graph.errors import HespasError, UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
+from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import HespasError, InvariantError, UsageError
 from hespas.graph.plugins import PluginTable
+from hespas.hardware import Device
+from hespas.operations import Operations, between_ranks, operations_of
 
 __all__ = [
     "BUILTIN",
     "ENTRY_POINT_GROUP",
+    "Availability",
+    "Estimator",
     "ListedEstimator",
+    "OperationModel",
+    "Prediction",
+    "Probed",
+    "estimate_by_operation",
     "estimator_factory",
     "estimator_names",
+    "for_job",
     "guarded",
     "list_estimators",
     "load_estimator",
+    "operations_on",
+    "takes_no_time",
+    "transcendentals",
+    "with_option",
 ]
+
+# What an estimator is.
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """A model of time: a frozen dataclass whose fields are its options.
+
+    A node it does not cover gets NaN, never 0; a node that costs nothing gets 0, and no other does.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the registry and reports call the model."""
+        ...
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """The time of one execution of each node on ``device``; ``graph`` is not changed.
+
+        ``diagnostics`` is told which nodes have no estimate, why, and what was assumed for the others.
+        """
+        ...
+
+
+# Options of estimators that a caller decides where the user left them alone.
+
+
+def for_job(model: Estimator, num_ranks: int) -> Estimator:
+    """A model that knows how many ranks a collective without stated groups spans (-1: unknown), if it wants
+    to know.
+    """
+    return with_option(model, "num_ranks", -1, num_ranks)
+
+
+def with_option(model: Estimator, name: str, default: object, value: object) -> Estimator:
+    """A model with an option that the caller decides, where it has one and the user left it alone."""
+    candidate: object = model
+    absent = object()
+    if not is_dataclass(candidate) or isinstance(candidate, type):
+        return model
+    stated: object = getattr(model, name, absent)
+    if stated is absent or stated != default:
+        return model
+    return cast("Estimator", replace(candidate, **{name: value}))
+
+
+# Whether an estimator can be used here, and what to install where it cannot.
+
+
+class Availability(NamedTuple):
+    """What a probe finds. ``detail`` says which version is there, or why none; ``install`` what to do."""
+
+    is_available: bool
+    detail: str = ""
+    install: str = ""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """An estimator that needs more than the package: its factory says whether that is there."""
+
+    def available(self) -> Availability:
+        """Look, without running anything for long."""
+        ...
+
+
+# Models that see operations, not graphs: each distinct operation of a graph is asked once.
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prediction:
+    """What a model says of each operation; columns of shape ``(ops,)`` [ns].
+
+    ``duration_ns`` is NaN where the model does not cover an operation; ``low_ns`` and ``high_ns`` hold 90 %
+    of outcomes (NaN: no interval). ``said_by`` numbers ``models`` (-1: nobody), for models made of several.
+    """
+
+    duration_ns: FloatArray
+    low_ns: FloatArray
+    high_ns: FloatArray
+    models: tuple[str, ...]
+    said_by: NDArray[np.int8]
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        duration_ns: FloatArray,
+        low_ns: FloatArray | None = None,
+        high_ns: FloatArray | None = None,
+    ) -> Prediction:
+        """What one model says."""
+        nothing = np.full(len(duration_ns), np.nan)
+        return cls(
+            duration_ns=duration_ns,
+            low_ns=nothing if low_ns is None else low_ns,
+            high_ns=nothing if high_ns is None else high_ns,
+            models=(model,),
+            said_by=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
+        )
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row per operation."""
+        if {len(self.low_ns), len(self.high_ns), len(self.said_by)} != {len(self.duration_ns)}:
+            raise InvariantError("Prediction: columns differ in length")
+
+
+@runtime_checkable
+class OperationModel(Protocol):
+    """A model of time of single operations: a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """What the registry and reports call the model."""
+        ...
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """The time of one execution of each operation; NaN where the model does not cover one, never 0.
+
+        ``diagnostics`` is told, per reason, how many are not covered.
+        """
+        ...
+
+
+def operations_on(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> Operations:
+    """The operations of a graph, and how many ranks of its collectives and messages share a node of it.
+    O(nodes).
+    """
+    ops, table, messages = operations_of(graph, num_ranks=num_ranks), graph.collectives, graph.p2p
+    if not len(table) and not len(messages):
+        return ops
+    per_node = np.full(len(ops), np.nan)
+    shared = group_ranks_per_node(graph, device, num_ranks=num_ranks)
+    per_node[table.node] = shared[table.group_set]
+    between = between_ranks(graph)
+    per_node[messages.node[between]] = message_ranks_per_node(graph, device)[between]
+    return replace(ops, dims={**ops.dims, "ranks_per_node": per_node})
+
+
+def estimate_by_operation(
+    model: OperationModel,
+    graph: OpGraph,
+    device: Device,
+    diagnostics: Diagnostics | None = None,
+    *,
+    num_ranks: int = -1,
+) -> Estimate:
+    """``model`` asked once for each distinct operation of ``graph``. O(nodes log nodes)."""
+    distinct, place = operations_on(graph, device, num_ranks=num_ranks).distinct()
+    said = model.predict(distinct, device, diagnostics)
+    free = takes_no_time(graph)
+    duration = np.where(free, 0.0, said.duration_ns[place])
+    unknown = np.isnan(duration)
+    return Estimate(
+        hardware=device.name,
+        estimators=said.models,
+        bounds=("free", "model"),
+        duration_ns=duration,
+        low_ns=np.where(free, 0.0, said.low_ns[place]),
+        high_ns=np.where(free, 0.0, said.high_ns[place]),
+        said_by=np.where(unknown, -1, np.where(free, 0, said.said_by[place])).astype(np.int8),
+        bound=np.where(unknown, -1, np.where(free, 0, 1)).astype(np.int8),
+    )
+
+
+# Nodes that take no time whatever the device.
+
+
+def transcendentals(graph: OpGraph) -> FloatArray:
+    """Transcendentals per node; 0 where a format counts only FLOPs (they are then among those)."""
+    return np.where(np.isnan(graph.transcendentals) & ~np.isnan(graph.flops), 0.0, graph.transcendentals)
+
+
+def takes_no_time(graph: OpGraph) -> BoolArray:
+    """Nodes that take no time: metadata, and compute or structure that states no cost at all."""
+    work = (graph.flops > 0) | (graph.transcendentals > 0) | (graph.bytes_moved > 0)
+    nothing = (graph.flops == 0) & (transcendentals(graph) == 0) & (graph.bytes_moved == 0)
+    structural = np.isin(graph.op_class, (int(OpClass.FREE), int(OpClass.CONTROL)))
+    compute = graph.kind == int(NodeKind.COMPUTE)
+    free: BoolArray = compute & (nothing | (structural & ~work))
+    free |= graph.kind == int(NodeKind.METADATA)
+    return free
+
 
 _Result = TypeVar("_Result")
 
@@ -38,10 +238,10 @@ BUILTIN: dict[str, str] = {
     "composite": "hespas.estimators.composite:Composite",
     "xla": "hespas.estimators.compiled:Xla",
     "iree": "hespas.estimators.compiled:Iree",
-    "scalesim": "hespas.estimators.external:ScaleSim",
-    "zigzag": "hespas.estimators.external:ZigZag",
-    "onnxim": "hespas.estimators.external:Onnxim",
-    "cocossim": "hespas.estimators.external:Cocossim",
+    "scalesim": "hespas.estimators.external.scale_sim:ScaleSim",
+    "zigzag": "hespas.estimators.external.zigzag:ZigZag",
+    "onnxim": "hespas.estimators.external.onnxim:Onnxim",
+    "cocossim": "hespas.estimators.external.cocossim:Cocossim",
     "learned": "hespas.estimators.learned:Learned",
 }
 """Name -> ``module:attribute`` of each estimator that ships with the package."""

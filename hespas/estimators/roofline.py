@@ -19,23 +19,20 @@ from math import isnan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.by_operation import Prediction
-from hespas.estimators.free import takes_no_time, transcendentals
-from hespas.estimators.network import (
+from hespas.estimators.rates import (
     Algorithm,
+    Efficiencies,
     NetworkCosts,
     collective_costs,
     collective_time_ns,
-    message_costs,
-)
-from hespas.estimators.rates import (
-    Efficiencies,
     contraction_choices,
     contraction_rate,
+    message_costs,
     peak_times,
     stored_bytes,
     unit_rate,
 )
+from hespas.estimators.registry import Prediction, takes_no_time, transcendentals
 from hespas.graph import (
     DTYPES,
     UNKNOWN_DTYPE,

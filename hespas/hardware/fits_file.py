@@ -33,7 +33,7 @@ FITS_FOLDER = Path(__file__).parent / "fits"
 """One file per shipped device that has fits, by the device's name."""
 
 _HEADER = """\
-# Fitted parameters of {name}, made by `python -m docs.fits`. Written by a command: edits are lost.
+# Fitted parameters of {name}, made by `python -m tools.fits`. Written by a command: edits are lost.
 # Each row names the table, its source and licence; errors are of shapes outside the fit.
 """
 _MOST = 1e60

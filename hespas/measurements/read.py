@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,215 +14,34 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
 from hespas.measurements.columns import Columns, column_batches
-from hespas.measurements.made import Dialect, Made, made_of, relabelled, scheme_of, size_faults
 from hespas.measurements.model import LeftOut, Measurements, joined
-from hespas.measurements.research import RESEARCH
-from hespas.measurements.tidy import TIDY
-from hespas.operations import Labels, build, chosen, find_scheme
-
-__all__ = ["columns_measured", "find_dialect", "read_measurements"]
-
-# Tables of aiconfigurator (NVIDIA, Apache-2.0): single kernels of serving libraries, in CUDA graphs.
-#
-# Rows of ``fp8``, ``fp8_block``, ``nvfp4`` and ``sq`` include the kernels that quantise the activations.
-
-_PROVENANCE = "github.com/ai-dynamo/aiconfigurator at 095f58a5, Apache-2.0, (c) NVIDIA"
-_GATED = 3.0
-_NOT_GATED = 2.0
-
-
-def _library(columns: Columns, *more: str) -> Labels:
-    return columns.joined("framework", "framework_version", "kernel_source", *more)
-
-
-def _gemm(columns: Columns) -> Made:
-    ops = build.matmuls(
-        scheme_of(columns),
-        batch=np.ones(len(columns)),
-        m=columns.numbers("m"),
-        n=columns.numbers("n"),
-        k=columns.numbers("k"),
-        variant=_library(columns),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-def _cache_bytes(columns: Columns) -> FloatArray:
-    labels = scheme_of(columns, "kv_cache_dtype")
-    names = ["f8E4M3FN" if name == "fp8" else name for name in labels.names]
-    found = [find_scheme(name) for name in names]
-    return np.array([np.nan if each is None else each.output_bits / 8 for each in found])[labels.row]
-
-
-def _element_scheme(columns: Columns) -> Labels:
-    """Attention in ``fp8`` multiplies what is 8 bits already: an element type, not a quantising scheme."""
-    return relabelled(scheme_of(columns), {"fp8": "f8E4M3FN"})
-
-
-def _attention_library(columns: Columns) -> Labels:
-    """Library and cache type; windowed kernels are their own."""
-    labels = _library(columns, "kv_cache_dtype")
-    windowed = (columns.numbers("window_size") > 0).astype(np.int32)
-    names = (*labels.names, *(f"{name} window" for name in labels.names))
-    return Labels(labels.row + windowed * len(labels.names), names)
-
-
-def _context(columns: Columns) -> Made:
-    ops = build.attention_context(
-        _element_scheme(columns),
-        batch=columns.numbers("batch_size"),
-        length=columns.numbers("isl"),
-        heads=columns.numbers("num_heads"),
-        kv_heads=columns.numbers("num_key_value_heads"),
-        head_dim=columns.numbers("head_dim"),
-        window=columns.numbers("window_size"),
-        kv_bytes=_cache_bytes(columns),
-        variant=_attention_library(columns),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-def _generation(columns: Columns) -> Made:
-    length, window = columns.numbers("step") + 1, columns.numbers("window_size")
-    ops = build.attention_generation(
-        _element_scheme(columns),
-        batch=columns.numbers("batch_size"),
-        kv_len=np.where(window > 0, np.minimum(window, length), length),
-        heads=columns.numbers("num_heads"),
-        kv_heads=columns.numbers("num_key_value_heads"),
-        head_dim=columns.numbers("head_dim"),
-        kv_bytes=_cache_bytes(columns),
-        variant=_attention_library(columns),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-def _attention(columns: Columns) -> Made:
-    """Prompts and new tokens have the same columns; only the latter start at step 1 with one token."""
-    is_generation = columns.numbers("step") > 0
-    if is_generation.all():
-        return _generation(columns)
-    prompts = _context(columns)
-    if not is_generation.any():
-        return prompts
-    return replace(prompts, ops=chosen(prompts.ops, _generation(columns).ops, is_generation))
-
-
-def _encoder(columns: Columns) -> Made:
-    ops = build.attention_encoder(
-        scheme_of(columns),
-        batch=columns.numbers("batch_size"),
-        length=columns.numbers("isl"),
-        heads=columns.numbers("num_heads"),
-        head_dim=columns.numbers("head_dim"),
-        # Each device was measured with another release candidate of one version: no reason for another fit.
-        variant=columns.joined("framework", "kernel_source"),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-def _moe(columns: Columns) -> Made:
-    source = columns.texts("kernel_source")
-    matrices = np.array([_NOT_GATED if "nongated" in name else _GATED for name in source.names])[source.row]
-    ops = build.mixtures_of_experts(
-        scheme_of(columns),
-        op=columns.texts("distribution"),
-        tokens=columns.numbers("num_tokens"),
-        hidden=columns.numbers("hidden_size"),
-        inter=columns.numbers("inter_size"),
-        topk=columns.numbers("topk"),
-        experts=columns.numbers("num_experts"),
-        tensor_parallel=columns.numbers("moe_tp_size"),
-        expert_parallel=columns.numbers("moe_ep_size"),
-        matrices=matrices,
-        variant=_library(columns),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-_QUANTIZE_PASSES = {"compute_scale": 1.0, "scale_matrix": 1.5}
-"""Times 16 bits that an element is read or written: the scale needs one read, scaling writes 8 bits too."""
-
-
-def _quantize(columns: Columns) -> Made:
-    op = columns.texts("op")
-    passes = np.array([_QUANTIZE_PASSES.get(name, np.nan) for name in op.names])[op.row]
-    ops = build.elementwise(
-        "quantize",
-        Labels.constant("bf16", len(columns)),
-        op=op,
-        rows=columns.numbers("m"),
-        columns=columns.numbers("k"),
-        passes=passes,
-        flops_per_element=np.ones(len(columns)),
-        variant=columns.joined("framework", "kernel_source"),
-    )
-    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(passes))
-
-
-_MLA_SIZES = {"mla_gen_pre": (512.0, 128.0), "mla_gen_post": (128.0, 512.0)}
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): per head 128 wide, latent 512 wide."""
-
-
-def _mla_bmm(columns: Columns) -> Made:
-    op = columns.texts("op")
-    sizes = np.array([_MLA_SIZES.get(name, (np.nan, np.nan)) for name in op.names])[op.row].reshape(-1, 2)
-    ops = build.matmuls(
-        scheme_of(columns),
-        batch=columns.numbers("num_heads"),
-        m=columns.numbers("num_tokens"),
-        n=sizes[:, 0],
-        k=sizes[:, 1],
-        variant=_library(columns, "op"),
-    )
-    return made_of(ops, columns.numbers("latency_us"), kept=~np.isnan(sizes[:, 0]))
-
-
-_COLLECTIVE = {"alltoall": "all_to_all"}
-
-
-def _collectives(columns: Columns) -> Made:
-    op = relabelled(columns.texts("op"), _COLLECTIVE)
-    ranks, message = columns.numbers("num_ranks"), columns.numbers("message_bytes")
-    # NCCL's gathers are listed by the whole result, oneCCL's by what a rank gives: their bus rates show it.
-    whole = np.zeros(len(columns), np.bool_)
-    whole[op.where("all_gather")] = True
-    whole[columns.texts("library").where("oneccl")] = False
-    ops = build.collectives(
-        scheme_of(columns),
-        op=op,
-        ranks=ranks,
-        message_bytes=np.where(whole, message / ranks, message),
-        ranks_per_node=ranks,
-        variant=columns.joined("library", "library_version"),
-    )
-    return made_of(ops, columns.numbers("latency_us"))
-
-
-def _row(title: str, marks: str, make: Callable[[Columns], Made]) -> Dialect:
-    return Dialect(title=title, marks=frozenset(marks.split()), make=make, provenance=_PROVENANCE)
-
-
-_AICONFIGURATOR = (
-    _row(
-        "aiconfigurator attention",
-        "batch_size isl num_heads num_key_value_heads window_size step",
-        _attention,
-    ),
-    _row("aiconfigurator attention of encoders", "framework batch_size isl num_heads head_dim", _encoder),
-    _row("aiconfigurator mixture of experts", "num_tokens hidden_size inter_size topk moe_ep_size", _moe),
-    _row("aiconfigurator MLA products", "framework op num_tokens num_heads", _mla_bmm),
-    _row("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _quantize),
-    _row("aiconfigurator collectives", "library op num_ranks message_bytes", _collectives),
-    _row("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _gemm),
+from hespas.measurements.research import AICONFIGURATOR, RESEARCH
+from hespas.measurements.tidy import (
+    TIDY,
+    Dialect,
+    Made,
+    check_sizes,
+    scheme_of,
+    size_faults,
+    tidy_operations,
 )
-"""The known tables; the first whose columns are there is taken, so narrower ones stand first."""
+from hespas.operations import Labels, Operations, build
 
+__all__ = [
+    "DEFAULT_DTYPE",
+    "AskedOperations",
+    "Product",
+    "columns_measured",
+    "convolution_product",
+    "find_dialect",
+    "read_asked",
+    "read_measurements",
+]
 
 _LEAST_NS = 1e-6
 _MOST_NS = 2.0**63
 
-_DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *_AICONFIGURATOR)
+_DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *AICONFIGURATOR)
 
 
 def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
@@ -366,3 +186,155 @@ def _dialect(columns: Columns) -> Dialect:
 def _devices(labels: Labels) -> Labels:
     """The library's names of devices; the spelling itself where the library has none."""
     return Labels(labels.row, tuple(canonical(name) or name for name in labels.names))
+
+
+# Tables of operations to be estimated: the known tables, and plain lists of sizes without any time.
+#
+# A list of products has columns ``m``, ``n``, ``k`` (``batch``, ``dtype`` where wanted), one of convolutions
+# those of SCALE-Sim's topology files. Names of columns may be in any case.
+
+DEFAULT_DTYPE = "bf16"
+"""What a list that states no element type is taken to be in."""
+
+_TIDY = frozenset({"kind", "dtype"})
+_PRODUCT = frozenset({"m", "n", "k"})
+_CONVOLUTION: Mapping[str, str] = {
+    "height": "ifmap height",
+    "width": "ifmap width",
+    "kernel_height": "filter height",
+    "kernel_width": "filter width",
+    "channels": "channels",
+    "filters": "num filter",
+    "stride": "strides",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AskedOperations:
+    """One operation per row of a table. ``kept`` is false where a row stands for none; ``assumed_dtype`` is
+    true where the table states no element type.
+    """
+
+    ops: Operations
+    kept: BoolArray
+    assumed_dtype: bool = False
+
+
+def read_asked(path: str | os.PathLike[str]) -> Iterator[AskedOperations]:
+    """The operations of a table (CSV, CSV.gz, Parquet), one per row and in its order; some rows at a time.
+
+    Raises ``FormatError`` for a file that is none of the known tables or malformed.
+    """
+    for columns in column_batches(Path(path)):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
+            asked = _read(columns)
+        check_sizes(asked.ops, columns)
+        yield asked
+
+
+def _read(columns: Columns) -> AskedOperations:
+    if not len(columns):
+        raise FormatError(
+            "the table has no rows", path=str(columns.path), position="row 1", hint="was it cut off?"
+        )
+    if columns.names >= _TIDY:
+        return _whole(tidy_operations(columns))
+    dialect = find_dialect(columns)
+    if dialect is not None:
+        made = dialect.make(columns)
+        return AskedOperations(ops=made.ops, kept=made.kept)
+    folded = columns.folded()
+    for marks, make in _LISTS.items():
+        if folded.names >= marks:
+            return make(folded)
+    raise FormatError(
+        "the columns are those of no known table of operations",
+        path=str(columns.path),
+        position=f"columns {', '.join(sorted(columns.names)[:12])}",
+        hint="name them m, n, k, or kind, dtype and the sizes of the kind (docs/user-guide.md)",
+    )
+
+
+def _whole(ops: Operations, *, assumed_dtype: bool = False) -> AskedOperations:
+    return AskedOperations(ops=ops, kept=np.ones(len(ops), np.bool_), assumed_dtype=assumed_dtype)
+
+
+def _scheme(columns: Columns) -> tuple[Labels, bool]:
+    """Element types, and whether they are assumed."""
+    if "dtype" in columns.names:
+        return scheme_of(columns), False
+    return Labels.constant(DEFAULT_DTYPE, len(columns)), True
+
+
+def _products(columns: Columns) -> AskedOperations:
+    scheme, assumed = _scheme(columns)
+    m, n, k = (columns.numbers(name) for name in "mnk")
+    ops = build.matmuls(scheme, batch=columns.numbers("batch", 1.0), m=m, n=n, k=k)
+    return _whole(ops, assumed_dtype=assumed)
+
+
+def _convolutions(columns: Columns) -> AskedOperations:
+    scheme, assumed = _scheme(columns)
+    sizes = {name: columns.numbers(title) for name, title in _CONVOLUTION.items()}
+    wrong = np.flatnonzero(sizes["stride"] <= 0)
+    if len(wrong):
+        raise FormatError(
+            f"strides is {sizes['stride'][wrong[0]]:g}",
+            path=str(columns.path),
+            position=f"row {columns.row(int(wrong[0]))}",
+            hint="strides are 1 or more",
+        )
+    product = convolution_product(**sizes)
+    ops = build.matmuls(scheme, batch=product.batch, m=product.m, n=product.n, k=product.k)
+    # Windows overlap: the input is moved once, not once per window.
+    windows = product.m * product.k
+    inputs = np.minimum(sizes["height"] * sizes["width"] * sizes["channels"], windows)
+    others = product.k * product.n + product.m * product.n
+    moved = ops.bytes_moved * (inputs + others) / np.maximum(windows + others, 1.0)
+    kind = Labels.constant("convolution", len(ops))
+    return _whole(replace(ops, kind=kind, bytes_moved=moved), assumed_dtype=assumed)
+
+
+_LISTS: Mapping[frozenset[str], Callable[[Columns], AskedOperations]] = {
+    _PRODUCT: _products,
+    frozenset(_CONVOLUTION.values()): _convolutions,
+}
+
+
+# Convolutions as the products that SCALE-Sim makes of them (im2col, every window read anew).
+
+
+class Product(NamedTuple):
+    """``batch`` products (m, k) by (k, n), one after another."""
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    batch: FloatArray
+
+
+def convolution_product(
+    *,
+    height: FloatArray,
+    width: FloatArray,
+    kernel_height: FloatArray,
+    kernel_width: FloatArray,
+    channels: FloatArray,
+    filters: FloatArray,
+    stride: FloatArray,
+    images: FloatArray | None = None,
+    groups: FloatArray | None = None,
+    dilation: FloatArray | None = None,
+) -> Product:
+    """Sizes of an input that is padded already, columns of one shape. ``m`` counts output places of all
+    ``images``, ``k`` is a window; groups run one after another; dilation only changes the number of places.
+
+    The simulator knows one image, one group and no dilation; the rest follows from what it does with those.
+    """
+    one = np.ones_like(height)
+    spread, parts = one if dilation is None else dilation, one if groups is None else groups
+    places = one if images is None else images
+    for size, kernel in ((height, kernel_height), (width, kernel_width)):
+        reach = spread * (kernel - 1) + 1
+        places = places * np.maximum(np.ceil((size - reach + stride) / stride), 0.0)
+    return Product(places, filters / parts, kernel_height * kernel_width * channels / parts, parts)

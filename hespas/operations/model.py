@@ -195,10 +195,13 @@ class Operations:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def dim(self, name: str) -> FloatArray:
-        """One dimension; NaN throughout where no operation has it."""
+    def dim(self, name: str, default: FloatArray | float = np.nan) -> FloatArray:
+        """One dimension; ``default`` where it is not stated."""
         found = self.dims.get(name)
-        return constant(np.nan, len(self)) if found is None else found
+        if found is None:
+            return constant(default, len(self)) if isinstance(default, float) else default
+        is_stated = isinstance(default, float) and np.isnan(default)
+        return found if is_stated else np.where(np.isnan(found), default, found)
 
     def take(self, rows: IntArray) -> Operations:
         """Some operations, in the order given."""

@@ -1,6 +1,6 @@
 """One rank at a time on four streams: no network, no other rank; every node takes the time it states.
 
-The time of communication is what the estimate says (latency and bandwidth, :mod:`hespas.estimators.network`).
+The time of communication is what the estimate says (latency and bandwidth, :mod:`hespas.estimators.rates`).
 Ranks of one class do the same at the same time, so a class is scheduled once. Ranks of different classes do
 not wait for each other.
 """

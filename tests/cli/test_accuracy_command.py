@@ -86,7 +86,12 @@ def test_a_recording_with_its_program(trace: Path, program: Path, tmp_path: Path
     assert document["exceeded"] == []
     [coverage] = rows(document, "coverage")
     assert (coverage["events"], coverage["matched_events"]) == (9, 6)
-    assert {row["estimator"] for row in rows(document, "summary")} == {"roofline", "p0", "p1", "p2"}
+    assert {row["estimator"] for row in rows(document, "summary")} == {
+        "roofline",
+        "datasheet-roofline",
+        "one-efficiency",
+        "overhead+two-efficiencies",
+    }
     assert {row["basis"] for row in rows(document, "end_to_end")} == {"span", "busy", "sum of operations"}
     warnings = {
         row["code"]: row["count"] for row in rows(document, "diagnostics") if row["severity"] == "warning"
@@ -94,7 +99,13 @@ def test_a_recording_with_its_program(trace: Path, program: Path, tmp_path: Path
     assert warnings == {"match.unmatched-events": 3, "match.runs-unknown": 2, "match.other-program": 1}
     assert "91.7% of the device time and 6 of 9 events matched; 2 of 2 operations" in done.stdout
     assert re.search(r"^device +estimator +class +n +shapes +coverage +MAPE", done.stdout, re.MULTILINE)
-    for start in ("roofline +all", "roofline +contraction", "p0 +all", "p1 +all", "p2 +all"):
+    for start in (
+        "roofline +all",
+        "roofline +contraction",
+        "datasheet-roofline +all",
+        "one-efficiency +all",
+        r"overhead\+two-efficiencies +all",
+    ):
         assert re.search(rf"^H100-SXM +{start} ", done.stdout, re.MULTILINE)
     assert re.search(r"^trace +H100-SXM +roofline +span +\d", done.stdout, re.MULTILINE)
     assert "noise floor of H100-SXM: not repeated" in done.stdout

@@ -63,8 +63,18 @@ def test_a_split_of_one_device(table: Path, tmp_path: Path) -> None:
         "all", "matmul bf16", "matmul bf16 lib 1", "vector f32", "vector add f32 lib 1",
         "vector tanh f32 lib 1",
     }  # fmt: skip
-    assert {row["estimator"] for row in document["summary"]} == {"roofline", "p0", "p1", "p2"}
-    for words in ("roofline +all +48 ", "roofline +matmul bf16 +8 ", "roofline +vector f32 +40 ", "p2 +all "):
+    assert {row["estimator"] for row in document["summary"]} == {
+        "roofline",
+        "datasheet-roofline",
+        "one-efficiency",
+        "overhead+two-efficiencies",
+    }
+    for words in (
+        "roofline +all +48 ",
+        "roofline +matmul bf16 +8 ",
+        "roofline +vector f32 +40 ",
+        r"overhead\+two-efficiencies +all ",
+    ):
         assert re.search(rf"^H100-SXM +{words}", done.stdout, re.MULTILINE), words
     assert "lib 1" not in done.stdout, "families stand for their classes"
     assert done.stderr == ""
@@ -80,7 +90,8 @@ def test_figures_are_those_of_the_formula(tmp_path: Path) -> None:
     [naive] = [
         row
         for row in document_of(tmp_path / "a.json")["summary"]
-        if (row["estimator"], row["level"], row["op_class"], row["size"]) == ("p0", "instance", "all", "all")
+        if (row["estimator"], row["level"], row["op_class"], row["size"])
+        == ("datasheet-roofline", "instance", "all", "all")
     ]
     assert naive["mape"] == pytest.approx(0.5, rel=0.01)
     assert naive["bias"] == pytest.approx(-0.5, rel=0.01)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from hespas import api
 from hespas.cli.main import app
 from hespas.measurements import read_measurements
-from hespas.measurements.asked import read_asked
+from hespas.measurements.read import read_asked
 
 ROOT = Path(__file__).parents[2]
 STEP = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"

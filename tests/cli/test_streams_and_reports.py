@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from hespas.cli import convert, main, validate
 from hespas.files.limits import Limits
 from hespas.graph.errors import FormatError
+from tests.processes import run_command
 from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,9 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="no device that is alw
 
 
 def call(command: str, *arguments: str | Path, redirected: str = "") -> subprocess.CompletedProcess[str]:
-    """A command as a shell runs it, with its streams redirected."""
+    """A command; as a shell starts it where its streams are redirected."""
+    if not redirected:
+        return run_command(command, *arguments)
     code = f"from hespas.cli.{MODULES[command]} import main; main()"
     script = f'exec "$0" -c "$1" "${{@:2}}" {redirected}'
     words = ["bash", "-c", script, sys.executable, code, *map(str, arguments)]
@@ -55,7 +58,7 @@ COMMANDS = [
 @needs_full
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_full_standard_output_is_a_message(words: tuple[str, ...]) -> None:
-    done = call(*words, redirected="> /dev/full")
+    done = run_command(*words, stdout="/dev/full")
     assert (done.returncode, "No space left" in done.stderr) == (2, True), done.stderr
     assert "internal error" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -100,7 +103,7 @@ def test_nothing_is_replaced_where_standard_output_is_full(words: tuple[str, ...
         path.write_text("old")
     names = {"src": PROGRAM, "table": table, "base": base, "other": other, "report": report}
     command, *rest = [word.format(**names) for word in words]
-    done = call(command, *rest, result, "--overwrite", redirected="> /dev/full")
+    done = run_command(command, *rest, result, "--overwrite", stdout="/dev/full")
     assert (done.returncode, "No space left" in done.stderr) == (2, True), done.stderr
     assert [path.read_text() for path in written] == ["old"] * 3
     assert not list(tmp_path.rglob("*.partial"))

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli.main import app
-from hespas.estimators.energy import node_energy_j, step_energy
+from hespas.estimators.rates import node_energy_j, step_energy
 from hespas.graph import GraphBuilder, OpClass, OpGraph, dtype
 from hespas.hardware import load_device
 

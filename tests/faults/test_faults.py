@@ -23,6 +23,7 @@ from hespas.converters import format_for_output, format_names, load_format
 from hespas.files.output import placed_together, remove_leftovers, temporary_beside, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
+from tests.processes import run_command
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
@@ -32,20 +33,8 @@ TARGETS = ("traces", "graph.json", "graph.arrow", "drawing.dot", "drawing.graphm
 
 def convert(*arguments: str, limit_bytes: int = 0) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which may write no file larger than ``limit_bytes``."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        preexec_fn=limit if limit_bytes else None,
-        cwd=ROOT,
-    )
+    limits = {resource.RLIMIT_FSIZE: limit_bytes} if limit_bytes else {}
+    return run_command("hespas-convert", *arguments, limits=limits)
 
 
 @pytest.mark.parametrize("target", TARGETS)

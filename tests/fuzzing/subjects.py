@@ -21,14 +21,14 @@ from hespas.cli.validate import app as validate_app
 from hespas.converters import ReadOptions
 from hespas.converters.stablehlo.mlir import load_bindings
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import (
+from hespas.estimators.learned.ensemble import Forest
+from hespas.estimators.learned.serialization import (
     LearnedModel,
     forget_models,
     load_model,
     model_bytes,
     shipped_folder,
 )
-from hespas.estimators.learned.trees import Forest
 from hespas.graph import Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import Device, load_device, write_device

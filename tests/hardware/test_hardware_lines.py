@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hespas.estimators.calibrated.model import FitIndex
+from hespas.estimators.calibrated import FitIndex
 from hespas.estimators.systolic.lines import ELEMENTS, LINES_FOLDER, PRODUCTS, read_lines
 from hespas.graph.errors import FormatError, OutputError, UsageError
 from hespas.hardware import Device, Fit, device_to_toml, load_device, named_device, write_device

@@ -18,7 +18,7 @@ from hespas.files.limits import VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.measurements import LeftOut, columns, read_measurements
-from hespas.measurements.asked import read_asked
+from hespas.measurements.read import read_asked
 from hespas.operations import Labels
 from hespas.validators.accuracy.tables import devices_of_tables
 

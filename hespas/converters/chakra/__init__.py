@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hespas.converters.format import Format, Value, WriteOptions, lazily
 from hespas.graph import Workload
-from hespas.schemas.chakra.history import LATEST_VERSIONS, READ_VERSIONS
+from hespas.schemas.chakra import LATEST_VERSIONS, READ_VERSIONS
 
 __all__ = ["FORMAT", "FORMAT_JSON"]
 
@@ -75,7 +75,7 @@ FORMAT = Format(
     title="Chakra execution trace",
     suffixes=(".et",),
     specification="https://github.com/mlcommons/chakra",
-    sniff=lazily("hespas.converters.chakra.sniffing:score"),
+    sniff=lazily("hespas.converters.chakra.sniff:score"),
     never_json=True,
     read=lazily("hespas.converters.chakra.reader:read_chakra"),
     write=lazily("hespas.converters.chakra.writer:write_chakra"),
@@ -93,9 +93,9 @@ FORMAT_JSON = Format(
     title="Chakra execution trace, JSON",
     suffixes=(".json",),
     specification="https://github.com/mlcommons/chakra",
-    sniff=lazily("hespas.converters.chakra.json_sniffing:score_json"),
-    read=lazily("hespas.converters.chakra.json_reader:read_chakra_json"),
-    write=lazily("hespas.converters.chakra.json_writer:write_chakra_json"),
+    sniff=lazily("hespas.converters.chakra.sniff:score_json"),
+    read=lazily("hespas.converters.chakra.json.files:read_chakra_json"),
+    write=lazily("hespas.converters.chakra.json.files:write_chakra_json"),
     writes_directory=_writes_directory,
     flat=True,
     write_versions=LATEST_VERSIONS,

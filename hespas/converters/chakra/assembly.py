@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows
 from hespas.converters.chakra.contract import INTEGER_FIELDS
 from hespas.converters.chakra.wire import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["Assembled", "Assembly", "Layout", "Layouts", "decode_layout", "encode_layout"]

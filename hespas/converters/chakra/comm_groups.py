@@ -6,7 +6,6 @@ Tools call the file otherwise, and name groups by texts; both are read. What is 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
@@ -19,12 +18,11 @@ from hespas.graph import Diagnostics, ExplicitGroups, GroupSet, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
-    from hespas.converters.chakra.facts import Faults
+    from hespas.converters.chakra.contract import Faults
 
 __all__ = [
     "FILE_NAME",
     "MAX_RANK_DIGITS",
-    "RANK_FILE",
     "USUAL_NAMES",
     "GroupIds",
     "NamedGroups",
@@ -342,13 +340,10 @@ def _end(groups: GroupSet) -> int:
 
 def _parsed(document: bytes, found: Diagnostics) -> dict[int, list[int]]:
     """The groups of a file that a reader has checked already."""
-    from hespas.converters.chakra.facts import Faults
+    from hespas.converters.chakra.contract import Faults
 
     return parse_groups(document, Faults(FILE_NAME, None, found, lenient=True))
 
 
-# The names of rank files.
-
-RANK_FILE = re.compile(r"^(?P<name>.+)\.(?P<rank>[0-9]+)\.e[tg](?:\.gz)?$")
-"""The name of one rank's file; those of schema 0.0.1 end in ``.eg``."""
 MAX_RANK_DIGITS = 9
+"""Of the number in the name of a rank's file."""

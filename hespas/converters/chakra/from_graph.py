@@ -1,6 +1,6 @@
 """A graph of the hub as a trace of one rank: the inverse of :mod:`.to_graph`.
 
-The graph is flat (no permutes, no loops): see :mod:`.expansion`. What depends on the rank is filled in from
+The graph is flat (no permutes, no loops): see :mod:`.lowering`. What depends on the rank is filled in from
 :class:`Variables`, and each such attribute carries the number of its variable.
 """
 
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.chakra.assembly import Assembled, Assembly
-from hespas.converters.chakra.columns import ByteRows, EtColumns
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
@@ -25,15 +24,15 @@ from hespas.converters.chakra.preserve import Kept
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
     LIST_NAMES,
+    classes_unless_stated,
     is_as_stated,
     stand_ins,
     tensor_lists,
     written_bytes,
 )
-from hespas.converters.chakra.shapes import contraction_texts
-from hespas.converters.chakra.timing import Times
-from hespas.converters.chakra.told_classes import classes_unless_stated
+from hespas.converters.chakra.spelling import Times, contraction_texts
 from hespas.converters.chakra.wire import Bools, Longs, Window, copy_spans
+from hespas.converters.chakra.wire.columns import ByteRows, EtColumns
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField

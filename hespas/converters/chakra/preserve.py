@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.assembly import Assembly, Layout, Layouts, decode_layout, encode_layout
-from hespas.converters.chakra.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     GROUPS_ATTRIBUTE,
@@ -18,12 +17,12 @@ from hespas.converters.chakra.contract import (
     LINTED,
     RANK_ATTRIBUTE,
     Tag,
+    is_canonical,
 )
-from hespas.converters.chakra.encode import delimited, join, render, rows
-from hespas.converters.chakra.facts import is_canonical
-from hespas.converters.chakra.shapes import type_texts
-from hespas.converters.chakra.timing import Times, micros_as_ns
+from hespas.converters.chakra.spelling import Times, micros_as_ns, type_texts
 from hespas.converters.chakra.wire import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire.encode import delimited, join, render, rows
 from hespas.graph import WHOLE_JOB, Csr, ExtraTable, OpGraph, StringTableBuilder
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
@@ -374,7 +373,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 class Kept:
-    """The graph's verbatim rows, sorted out: the inverse of :mod:`.preserve`."""
+    """The graph's verbatim rows, sorted out: the inverse of :func:`collect`."""
 
     def __init__(self, graph: OpGraph) -> None:
         """Find the version label."""
@@ -416,7 +415,7 @@ class Kept:
         made = type_texts(self.graph, operands)
         if not len(rows):
             return made
-        from hespas.converters.chakra.decode import decode_io
+        from hespas.converters.chakra.wire.decode import decode_io
 
         start = self.table.offsets[rows]
         kept = decode_io(Window.holding(self.data), start, self.table.offsets[rows + 1] - start)

@@ -19,19 +19,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import (
     FILE_NAME,
     MAX_RANK_DIGITS,
-    RANK_FILE,
     groups_of_metadata,
     parse_groups,
     read_groups,
     render_groups,
 )
-from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE
-from hespas.converters.chakra.facts import AttributeFacts, Faults, check_types
+from hespas.converters.chakra.contract import (
+    GROUPS_ATTRIBUTE,
+    JOB_ATTRIBUTE,
+    RANK_ATTRIBUTE,
+    AttributeFacts,
+    Faults,
+    check_types,
+)
 from hespas.converters.chakra.peers import (
     Groups,
     PeerRows,
@@ -43,9 +46,12 @@ from hespas.converters.chakra.peers import (
     rank_peers,
     without_rows,
 )
-from hespas.converters.chakra.timing import LARGEST_MICROS
+from hespas.converters.chakra.sniff import RANK_FILE
+from hespas.converters.chakra.spelling import LARGEST_MICROS
 from hespas.converters.chakra.to_graph import node_numbers, to_graph
 from hespas.converters.chakra.wire import Bools, Longs, Words
+from hespas.converters.chakra.wire.codec import read_columns
+from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.converters.format import ReadOptions, say_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload

@@ -12,9 +12,16 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.columns import EtColumns, IoColumns
-from hespas.converters.chakra.contract import COMM_TO_COLLECTIVE, DEFAULT_CLASS, LINTED, TYPE_TO_KIND, Tag
-from hespas.converters.chakra.facts import AttributeFacts, Faults, Integers
+from hespas.converters.chakra.contract import (
+    COMM_TO_COLLECTIVE,
+    DEFAULT_CLASS,
+    LINTED,
+    TYPE_TO_KIND,
+    AttributeFacts,
+    Faults,
+    Integers,
+    Tag,
+)
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.preserve import (
     ExtraRows,
@@ -27,11 +34,23 @@ from hespas.converters.chakra.preserve import (
     start_rows,
     time_rows,
 )
-from hespas.converters.chakra.readiness import LIST_NAMES, states_lists, tensor_lists, written_bytes
-from hespas.converters.chakra.shapes import parse_contractions, parse_io
-from hespas.converters.chakra.timing import LARGEST_MICROS, Times, micros_as_ns
-from hespas.converters.chakra.told_classes import SCHEMA_ATTRIBUTE, told_classes
+from hespas.converters.chakra.readiness import (
+    LIST_NAMES,
+    SCHEMA_ATTRIBUTE,
+    states_lists,
+    tensor_lists,
+    told_classes,
+    written_bytes,
+)
+from hespas.converters.chakra.spelling import (
+    LARGEST_MICROS,
+    Times,
+    micros_as_ns,
+    parse_contractions,
+    parse_io,
+)
 from hespas.converters.chakra.wire import Bools, Longs, Words
+from hespas.converters.chakra.wire.columns import EtColumns, IoColumns
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,

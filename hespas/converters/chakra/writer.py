@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from hespas.converters.chakra.columns import EtColumns
 from hespas.converters.chakra.comm_groups import (
     FILE_NAME,
     MAX_RANK_DIGITS,
-    RANK_FILE,
     GroupIds,
     check_listing,
     render_groups,
 )
 from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, RANK_ATTRIBUTE, Tag
-from hespas.converters.chakra.encode import encode_chunks
-from hespas.converters.chakra.expansion import Expanded, expand, flatten_runs, host_transfers
 from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
+from hespas.converters.chakra.lowering import Expanded, expand, flatten_runs, host_transfers, report
+from hespas.converters.chakra.sniff import RANK_FILE
 from hespas.converters.chakra.wire import Bools, Bytes, Longs
-from hespas.converters.chakra.write_report import report
+from hespas.converters.chakra.wire.columns import EtColumns
+from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.streams import open_output
+from hespas.files.wire import encode_varint
 from hespas.graph import (
     WHOLE_JOB,
     Diagnostics,
@@ -39,8 +39,8 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
-from hespas.schemas.chakra.history import LATEST_VERSIONS
-from hespas.schemas.chakra.tables import AttributeField, encode_varint
+from hespas.schemas.chakra import LATEST_VERSIONS
+from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = ["chosen_ranks", "write_chakra"]
 

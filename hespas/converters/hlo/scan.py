@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 from hespas.converters.format import Head
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
+from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
 from hespas.graph.errors import FormatError, MissingExtraError
 
 __all__ = [
@@ -270,14 +271,11 @@ def _field(data: bytes, position: int, tag: int) -> tuple[bytes, int] | None:
     """A short length-delimited field at ``position``: its content and where it ends."""
     if data[position : position + 1] != bytes([tag]):
         return None
-    length, shift, cursor = 0, 0, position + 1
-    while cursor < len(data) and shift < 35:
-        byte = data[cursor]
-        length |= (byte & 0x7F) << shift
-        cursor, shift = cursor + 1, shift + 7
-        if byte < 0x80:
-            return data[cursor : cursor + min(length, _MAX_NAME_BYTES)], cursor + length
-    return None
+    try:
+        length, start = decode_varint(data, position + 1, len(data))
+    except WireError:
+        return None
+    return data[start : start + min(length, _MAX_NAME_BYTES)], start + length
 
 
 def _is_module(data: bytes) -> bool:
@@ -428,8 +426,6 @@ def _no_module(data: bytes, path: str, reason: str) -> FormatError:
 _COMPUTATIONS = 3
 _INSTRUCTIONS = 2
 _ID = 35
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MAX_SHIFT = 63
 
 
 def largest_local_id(data: bytes) -> int:
@@ -443,51 +439,17 @@ def largest_local_id(data: bytes) -> int:
     return largest
 
 
-def _messages(data: bytes, position: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Where the messages of one field begin and end."""
-    while position < end:
-        key, position = _varint(data, position)
-        start, position = _value(data, position, key & 7)
-        if key >> 3 == wanted and key & 7 == _BYTES:
-            yield start, position
-    if position != end:
-        raise ValueError("a field ends behind its message")
+    for number, wire, first, last in fields(data, start, end):
+        if number == wanted and wire == BYTES:
+            yield first, last
 
 
-def _local_id(data: bytes, position: int, end: int) -> int:
-    largest = -1
-    while position < end:
-        key, position = _varint(data, position)
-        start, position = _value(data, position, key & 7)
-        if key >> 3 == _ID and key & 7 == _VARINT:
-            largest = max(largest, _varint(data, start)[0] & 0xFFFFFFFF)
-    return largest
-
-
-def _value(data: bytes, position: int, kind: int) -> tuple[int, int]:
-    """Where the content of a field begins and ends."""
-    if kind == _VARINT:
-        return position, _varint(data, position)[1]
-    if kind == _BYTES:
-        size, start = _varint(data, position)
-        end = start + size
-    elif kind in (_FIXED64, _FIXED32):
-        start, end = position, position + (8 if kind == _FIXED64 else 4)
-    else:
-        raise ValueError(f"a field of wire type {kind}")
-    if end > len(data):
-        raise ValueError("a field ends behind the file")
-    return start, end
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(data) or shift > _MAX_SHIFT:
-            raise ValueError("a number that does not end")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
+def _local_id(data: bytes, start: int, end: int) -> int:
+    ids = (
+        value & 0xFFFFFFFF
+        for number, wire, value, _ in fields(data, start, end)
+        if number == _ID and wire == VARINT
+    )
+    return max(ids, default=-1)

@@ -16,15 +16,14 @@ from typing import BinaryIO
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
-from hespas.converters.perfetto.wire import field_bytes, fixed64, varint
+from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID
 from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
-from hespas.converters.tracks.lanes import End, Lanes, shown_ns
-from hespas.converters.tracks.scene import Chunk, Label, shown
+from hespas.converters.tracks.scene import Chunk, End, Label, Lanes, shown, shown_ns
 from hespas.files.streams import open_output
+from hespas.files.wire import encode_varint, field_bytes, fixed64
 from hespas.graph import Csr, Diagnostics
 from hespas.graph.errors import UnsupportedError
-from hespas.schemas.perfetto.tables import (
+from hespas.schemas.perfetto import (
     AnnotationField,
     AttributeField,
     ChildOrdering,
@@ -105,7 +104,7 @@ def _check_times(scene: Scene, path: str) -> None:
 
 
 def _packet(content: bytes) -> bytes:
-    return _PACKET + varint(len(content)) + content
+    return _PACKET + encode_varint(len(content)) + content
 
 
 class _Writer:
@@ -199,7 +198,7 @@ class _Writer:
 
     def _end(self, ended: End) -> bytes:
         time_ns, track, lane = ended
-        return _packet(_STAMP + varint(time_ns) + self._ends[track, lane])
+        return _packet(_STAMP + encode_varint(time_ns) + self._ends[track, lane])
 
     def _chunk(self, chunk: Chunk, lanes: Lanes, leaving: Csr, arriving: Csr) -> None:
         part, tracks = chunk.part, chunk.tracks
@@ -226,8 +225,8 @@ class _Writer:
             event = labels[label[row]] + field_bytes(EventField.TRACK_UUID, uuid) + arrows.get(row, b"")
             if not exact[row]:
                 event += self._exactly(float(start_ns[row]), float(duration_ns[row]))
-            stamp = _STAMP + varint(begins[row]) + _REFERS
-            out.append(_packet(stamp + _EVENT + varint(len(event)) + event))
+            stamp = _STAMP + encode_varint(begins[row]) + _REFERS
+            out.append(_packet(stamp + _EVENT + encode_varint(len(event)) + event))
         self._stream.write(b"".join(out))
 
     @staticmethod

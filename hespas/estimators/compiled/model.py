@@ -15,11 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.by_operation import Prediction
 from hespas.estimators.compiled.measuring import Machine, Measured, Measuring, Progress, Timing
 from hespas.estimators.compiled.units import Unit, Units, units_of, units_of_table
-from hespas.estimators.free import takes_no_time
+from hespas.estimators.registry import Availability, Prediction, takes_no_time
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError

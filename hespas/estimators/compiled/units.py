@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators.free import takes_no_time
+from hespas.estimators.registry import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.passes import topological_order
 from hespas.graph.tensors import DType, find_dtype

@@ -12,10 +12,9 @@ from typing import cast
 
 import numpy as np
 
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.database.aiconfigurator import installed_library
-from hespas.estimators.database.library import Library, library_of_file, visible
+from hespas.estimators.database.library import Library, installed_library, library_of_file, visible
 from hespas.estimators.database.shelf import BETWEEN, EXACT, NEARBY
+from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

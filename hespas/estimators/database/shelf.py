@@ -5,17 +5,254 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.database.coordinates import Move, Space
-from hespas.estimators.database.lines import Line, row_keys
-from hespas.estimators.database.reference import start_and_rates, work_of
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.operations import Operations
+from hespas.operations import KINDS, Operations
 
-__all__ = ["BETWEEN", "EXACT", "NEARBY", "NOWHERE", "Said", "Shelf"]
+__all__ = [
+    "BETWEEN",
+    "EXACT",
+    "NEARBY",
+    "NOWHERE",
+    "SPACES",
+    "Line",
+    "Move",
+    "Said",
+    "Shelf",
+    "Space",
+    "row_keys",
+    "start_and_rates",
+    "work_of",
+]
+
+# In what coordinates measurements of one kind lie, and along which lines one may go from one to the next.
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A line: ``axis`` varies, the coordinates ``held`` do not, the others follow."""
+
+    axis: str
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The coordinates that tell operations of a kind apart, the lines through them, and by which of them
+    (``curves``) the measurements fall into curves that share no start and no rate. ``rising``: on a coarse
+    grid a time above that of a larger size is an outlier, for the smaller fits into the larger.
+    """
+
+    names: tuple[str, ...]
+    moves: tuple[Move, ...]
+    curves: tuple[str, ...] = ()
+    rising: bool = False
+
+    def of(self, ops: Operations) -> dict[str, FloatArray]:
+        """The coordinates of operations, shape ``(ops,)`` each; NaN where unknown."""
+        return {name: _DERIVED[name](ops) if name in _DERIVED else ops.dim(name) for name in self.names}
+
+
+def _window(ops: Operations) -> FloatArray:
+    """The tokens that each query sees at most, from the pairs of a causal prompt; its length where all.
+
+    A window of w over s tokens leaves w (w + 1) / 2 + (s - w) w pairs.
+    """
+    length = ops.dim("q_len")
+    with np.errstate(invalid="ignore"):
+        root = np.sqrt(np.maximum((length + 0.5) ** 2 - 2 * ops.dim("pairs"), 0.0))
+    window = np.round(length + 0.5 - root)
+    return np.where(window >= length, 0.0, window)
+
+
+def _group(ops: Operations) -> FloatArray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ops.dim("heads") / ops.dim("kv_heads")
+
+
+def _nodes(ops: Operations) -> FloatArray:
+    """Nodes that the ranks are spread over; one where nobody says."""
+    per_node = ops.dim("ranks_per_node")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.isnan(per_node), 1.0, np.ceil(ops.dim("ranks") / per_node))
+
+
+def _passes(ops: Operations) -> FloatArray:
+    """Bytes per element: tells operations that read more from those that read less."""
+    elements = ops.dim("rows") * ops.dim("columns")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.round(ops.bytes_moved / elements, 3)
+
+
+_DERIVED = MappingProxyType({"window": _window, "group": _group, "nodes": _nodes, "passes": _passes})
+
+
+def _space(names: str, axes: str, *, curves: tuple[str, ...] = (), rising: bool = False) -> Space:
+    """A space where each axis may vary with all other coordinates held."""
+    every = tuple(names.split())
+    moves = tuple(Move(axis, tuple(name for name in every if name != axis)) for axis in axes.split())
+    return Space(names=every, moves=moves, curves=curves, rising=rising)
+
+
+SPACES: Mapping[str, Space] = MappingProxyType(
+    {
+        "matmul": _space("batch m n k", "m n k batch"),
+        "convolution": _space("m n k kernel spatial", "m n k"),
+        "attention.context": _space("batch q_len heads group head_dim window", "batch q_len heads group"),
+        "attention.generation": _space("batch kv_len heads group head_dim", "batch kv_len heads group"),
+        "attention.encoder": _space("batch q_len heads head_dim", "batch q_len heads"),
+        "moe": _space(
+            "tokens hidden inter topk experts tensor_parallel expert_parallel matrices",
+            "tokens expert_parallel tensor_parallel inter",
+        ),
+        **{
+            kind: _space("rows columns passes", "rows columns")
+            for kind, dims in KINDS.items()
+            if dims == ("rows", "columns")
+        },
+        "collective": _space(
+            "message_bytes ranks nodes", "message_bytes ranks", curves=("ranks", "nodes"), rising=True
+        ),
+    }
+)
+"""Kind -> its space. Kinds that are not listed are looked up by nothing."""
+
+
+# Interpolation along lines: between the two measurements next to a query that differ from it in one size.
+
+_FAR = 1000.0
+"""Further apart than any two logarithms: keeps lines apart in one sorted column."""
+_NEAR = 0.5
+"""Doublings that count as one step, however fine the grid."""
+_NOISE = 0.01
+_FEWEST_BENT = 8
+
+
+def row_keys(columns: list[FloatArray], count: int) -> IntArray:
+    """One number per row of some columns, equal for equal rows (NaN equals NaN). Shape ``(rows,)``."""
+    key = np.full(count, 0x9E3779B97F4A7C15, np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            # Rounding makes sizes that were multiplied and divided again equal to what they were.
+            bits = np.where(np.isnan(column), np.nan, np.round(column, 6) + 0.0).view(np.uint64)
+            key = (key ^ bits) * np.uint64(0xBF58476D1CE4E5B9)
+            key ^= key >> np.uint64(29)
+            key *= np.uint64(0x94D049BB133111EB)
+            key ^= key >> np.uint64(32)
+    return key.view(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """The measurements of a class sorted by line and place on it; columns of shape ``(points,)``.
+
+    ``names`` are the keys of the lines in order; ``place`` is number of line x 1000 + log2 of the axis.
+    ``bend`` is by how much the logarithm of a time leaves the chord, per doubling squared, ``noise`` what is
+    left where points lie close.
+    """
+
+    names: IntArray
+    place: FloatArray
+    log_time: FloatArray
+    grid: FloatArray
+    bend: float
+    noise: float
+
+    @classmethod
+    def of(cls, keys: IntArray, axis: FloatArray, log_time: FloatArray) -> Line:
+        """Sort measurements; each point is left out once to see how far chords lead astray."""
+        known = np.isfinite(axis) & (axis > 0)
+        x: FloatArray = np.log2(axis[known]).astype(np.float64)
+        names, number = np.unique(keys[known], return_inverse=True)
+        place: FloatArray = number.reshape(-1).astype(np.float64) * _FAR + x
+        order = np.argsort(place, kind="stable")
+        place, times = place[order], log_time[known][order]
+        bend, noise = _bend_and_noise(place, times)
+        return cls(names, place, times, np.unique(np.round(x, 9)), bend, noise)
+
+    def between(self, keys: IntArray, axis: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The logarithm of the time at each query and its variance; NaN where the line has no measurement on
+        both sides, or none within a step of the grid. Shape ``(queries,)`` each.
+        """
+        said, variance = np.full(len(keys), np.nan), np.full(len(keys), np.inf)
+        if len(self.place) < 2:
+            return said, variance
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = np.log2(axis)
+        number = np.minimum(np.searchsorted(self.names, keys), len(self.names) - 1)
+        usable = (self.names[number] == keys) & np.isfinite(x)
+        place = np.where(usable, number * _FAR + x, 0.0)
+        high = np.searchsorted(self.place, place)
+        low = high - 1
+        usable &= (low >= 0) & (high < len(self.place))
+        low, high = np.maximum(low, 0), np.minimum(high, len(self.place) - 1)
+        below, above = place - self.place[low], self.place[high] - place
+        usable &= (below < _FAR / 2) & (above < _FAR / 2) & self._within_a_step(x, below, above)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = below / (below + above)
+            value = self.log_time[low] + share * (self.log_time[high] - self.log_time[low])
+        said[usable] = value[usable]
+        variance[usable] = (self.noise**2 + (self.bend * below * above) ** 2)[usable]
+        return said, variance
+
+    def _within_a_step(self, x: FloatArray, below: FloatArray, above: FloatArray) -> BoolArray:
+        """Whether the nearer neighbour is at most one point of the class's grid away."""
+        steps = np.arange(len(self.grid), dtype=np.float64)
+        here = np.interp(x, self.grid, steps)
+        nearer = np.minimum(here - np.interp(x - below, self.grid, steps),
+                            np.interp(x + above, self.grid, steps) - here)  # fmt: skip
+        return (nearer <= 1 + 1e-6) | (np.minimum(below, above) <= _NEAR)
+
+
+def _bend_and_noise(place: FloatArray, log_time: FloatArray) -> tuple[float, float]:
+    """Medians over the points that have neighbours on both sides."""
+    below, above = place[1:-1] - place[:-2], place[2:] - place[1:-1]
+    inner = (below < _FAR / 2) & (above < _FAR / 2) & (below > 0) & (above > 0)
+    if inner.sum() < _FEWEST_BENT:
+        return 1.0, _NOISE
+    chord = log_time[:-2] + below / (below + above) * (log_time[2:] - log_time[:-2])
+    off = np.abs(log_time[1:-1] - chord)[inner]
+    spread = (below * above)[inner]
+    close = spread <= np.quantile(spread, 0.25)
+    noise = max(float(np.median(off[close])), _NOISE)
+    bend = float(np.median(np.maximum(off - noise, 0.0) / spread))
+    return max(bend, 0.02), noise
+
+
+# What time would follow from work alone: start, FLOPs and bytes, each at its best rate.
+#
+# Interpolation goes between measured times divided by this, which bends far less than the times themselves.
+
+
+def work_of(flops: FloatArray, bytes_moved: FloatArray) -> FloatArray:
+    """Columns of a reference: one, FLOPs, bytes; shape ``(ops, 3)``. What is unknown counts as none."""
+    return np.stack((np.ones(len(flops)), np.nan_to_num(flops), np.nan_to_num(bytes_moved)), axis=1)
+
+
+def start_and_rates(work: FloatArray, duration_ns: FloatArray) -> FloatArray:
+    """Non-negative coefficients of :func:`work_of`, least squares of the relative error. Shape ``(3,)``.
+
+    Three columns have seven subsets: the best of those whose solution has no negative coefficient.
+    """
+    scale = np.maximum(work.max(axis=0), 1e-300)
+    matrix = work / scale / duration_ns[:, None]
+    ones = np.ones(len(duration_ns))
+    best, least = np.array([np.median(duration_ns), 0.0, 0.0]), np.inf
+    for size in (1, 2, 3):
+        for chosen in combinations(range(work.shape[1]), size):
+            part = matrix[:, chosen]
+            found: FloatArray = np.asarray(np.linalg.lstsq(part, ones, rcond=None)[0], np.float64)
+            left = float(((part @ found - 1) ** 2).sum())
+            if (found >= 0).all() and found.any() and left < least:
+                best, least = np.zeros(3), left
+                best[list(chosen)] = found / scale[list(chosen)]
+    return best
+
 
 # Interpolation where no line leads through a query: a plane through the nearest measurements around.
 

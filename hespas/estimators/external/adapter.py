@@ -2,29 +2,209 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import file_digest
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import ClassVar
+from tempfile import TemporaryDirectory, TemporaryFile
+from time import monotonic
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.external.commands import CommandError
-from hespas.estimators.external.problems import Product, products_of
+from hespas.estimators.registry import Availability, Prediction, estimate_by_operation
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
-from hespas.estimators.systolic.basis import clock_hz
+from hespas.estimators.systolic.lines import clock_hz
+from hespas.files.sandbox import clean_environment, isolated_script, tied_to_parent
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import Device
-from hespas.operations import Operations
+from hespas.operations import Operations, find_scheme
 
-__all__ = ["External", "Simulated"]
+__all__ = [
+    "CommandError",
+    "External",
+    "Product",
+    "Simulated",
+    "binary_availability",
+    "binary_of",
+    "package_availability",
+    "products_of",
+    "read_answer",
+    "run_command",
+]
+
+# Other people's programs, each in a folder of its own: bounded in time, ended with all they start.
+
+_MOST_BYTES = 16 << 20
+_MOST_WRITTEN_BYTES = 256 << 20
+_ASKED_AGAIN_S = 0.2
+_LAST_WORDS = 2000
+
+
+class CommandError(Exception):
+    """A program that could not be started, failed, or took too long; the message says which, in its words."""
+
+
+def run_command(
+    command: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run a program in ``folder`` and return what it wrote, errors included (the last 16 MiB of it).
+
+    Raises :class:`CommandError`.
+    """
+    with TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                tied_to_parent(command), cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=clean_environment(environment), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error
+        try:
+            status = _status(process, output.fileno(), timeout_s)
+        finally:
+            _end(process)
+        size = output.seek(0, os.SEEK_END)
+        output.seek(max(size - _MOST_BYTES, 0))
+        text = output.read().decode("utf-8", "replace")
+    if status:
+        raise CommandError(f"exit status {status}: {text.strip()[-_LAST_WORDS:] or 'it says nothing'}")
+    return text
+
+
+def read_answer(path: Path) -> bytes:
+    """What a program left in a file; nothing where it left none. Raises :class:`CommandError` for more than
+    16 MiB.
+    """
+    if not path.is_file():
+        return b""
+    if path.stat().st_size > _MOST_BYTES:
+        raise CommandError(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB")
+    return path.read_bytes()
+
+
+def _status(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> int:
+    """The exit status, asked for again and again: who writes without end would fill the disk until then."""
+    end_s = monotonic() + timeout_s
+    while True:
+        left_s = end_s - monotonic()
+        try:
+            return process.wait(min(_ASKED_AGAIN_S, max(left_s, 0.0)))
+        except subprocess.TimeoutExpired:
+            if left_s <= 0:
+                raise CommandError(f"no result within {timeout_s:g} s") from None
+        if os.fstat(output).st_size > _MOST_WRITTEN_BYTES:
+            raise CommandError(f"it wrote more than {_MOST_WRITTEN_BYTES >> 20} MiB of messages")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The program and all it started, also where it ended by itself and left them behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# Simulators that users build themselves: found by path, or by name where programs are looked for.
+
+
+def binary_of(command: str, name: str) -> str | None:
+    """The program: the one named, or one called ``name``; None where there is none that can be run."""
+    found = shutil.which(command or name)
+    return None if found is None else str(Path(found).resolve())
+
+
+def binary_availability(command: str, name: str, install: str) -> Availability:
+    """Whether the program is there. Such programs tell no version: their content stands for it."""
+    found = binary_of(command, name)
+    if found is None:
+        return Availability(False, f"no program {command or name!r}", install)
+    stat = Path(found).stat()
+    return Availability(True, f"{found} ({_digest(found, stat.st_mtime_ns, stat.st_size)[:12]})")
+
+
+@lru_cache(maxsize=8)
+def _digest(path: str, changed_ns: int, size: int) -> str:
+    """Of the content; time and size say when to look again."""
+    with Path(path).open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+# Simulators that are Python packages: looked for in this Python, or in the one that is named.
+#
+# They run in a process of their own: they want other versions of NumPy, take gigabytes, write files.
+
+_PROBE_S = 60.0
+_PROBE = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+
+
+def package_availability(distribution: str, command: str, install: str) -> Availability:
+    """Whether a package is installed where ``command`` (empty: this Python) looks for it."""
+    if not command:
+        try:
+            return Availability(True, f"{distribution} {version(distribution)}")
+        except PackageNotFoundError:
+            return Availability(False, f"{distribution} is not installed", install)
+    try:
+        return Availability(True, f"{distribution} {_version_there(distribution, command)}")
+    except CommandError as error:
+        said = str(error).strip().splitlines()
+        return Availability(False, f"{distribution} with {command}: {said[-1] if said else 'fails'}", install)
+
+
+@lru_cache(maxsize=8)
+def _version_there(distribution: str, command: str) -> str:
+    with TemporaryDirectory(prefix="hespas-probe-") as folder:
+        return run_command(
+            isolated_script(_PROBE, distribution, python=command), Path(folder), _PROBE_S
+        ).strip()
+
+
+# What array simulators understand: one product at a time.
+
+
+class Product(NamedTuple):
+    """(m x k) by (k x n), operands of ``bits`` bits."""
+
+    m: int
+    n: int
+    k: int
+    bits: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} of {self.bits} bits"
+
+
+def products_of(ops: Operations) -> list[tuple[Product, int] | None]:
+    """The product of each operation and how often it runs (its batch); None for what is no product.
+
+    A convolution is the product that im2col makes of it.
+    """
+    wanted = np.zeros(len(ops), np.bool_)
+    wanted[ops.kind.where("matmul", "convolution")] = True
+    sizes = [ops.dim(name).tolist() for name in ("m", "n", "k", "batch")]
+    found: list[tuple[Product, int] | None] = []
+    for row in range(len(ops)):
+        m, n, k, batch = (column[row] for column in sizes)
+        scheme = find_scheme(ops.scheme[row])
+        known = all(size >= 1 and size.is_integer() for size in (m, n, k, batch))  # NaN is neither
+        if not wanted[row] or scheme is None or not known:
+            found.append(None)
+            continue
+        bits = int(max(scheme.activation_bits, 1))
+        found.append((Product(int(m), int(n), int(k), bits), int(batch)))
+    return found
+
 
 _LISTED = 5
 

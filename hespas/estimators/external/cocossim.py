@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.binaries import binary_availability, binary_of
-from hespas.estimators.external.commands import CommandError, read_answer, run_command
-from hespas.estimators.external.problems import Product
-from hespas.estimators.systolic.array import parse_array, parse_dataflow
+from hespas.estimators.external.adapter import (
+    CommandError,
+    External,
+    Product,
+    Simulated,
+    binary_availability,
+    binary_of,
+    read_answer,
+    run_command,
+)
+from hespas.estimators.registry import Availability
+from hespas.estimators.systolic.cycles import parse_array, parse_dataflow
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 

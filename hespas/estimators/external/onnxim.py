@@ -10,13 +10,19 @@ from typing import ClassVar
 
 import msgspec
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.binaries import binary_availability, binary_of
-from hespas.estimators.external.commands import CommandError, run_command
-from hespas.estimators.external.problems import Product
+from hespas.estimators.external.adapter import (
+    CommandError,
+    External,
+    Product,
+    Simulated,
+    binary_availability,
+    binary_of,
+    run_command,
+)
+from hespas.estimators.registry import Availability
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
+from hespas.files.wire import field_bytes
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -104,38 +110,22 @@ _FLOAT = 1
 def matmul_model(m: int, n: int, k: int) -> bytes:
     """``y = x w`` with x (m, k) given and w (k, n) a weight without values."""
     node = _text(1, "x") + _text(1, "w") + _text(2, "y") + _text(3, "product") + _text(4, "MatMul")
-    weight = b"".join(_number(1, extent) for extent in (k, n)) + _number(2, _FLOAT) + _text(8, "w")
+    weight = b"".join(field_bytes(1, extent) for extent in (k, n)) + field_bytes(2, _FLOAT) + _text(8, "w")
     graph = (
-        _message(1, node)
+        field_bytes(1, node)
         + _text(2, "product")
-        + _message(5, weight)
-        + _message(11, _tensor("x", (m, k)))
-        + _message(12, _tensor("y", (m, n)))
+        + field_bytes(5, weight)
+        + field_bytes(11, _tensor("x", (m, k)))
+        + field_bytes(12, _tensor("y", (m, n)))
     )
-    opset = _text(1, "") + _number(2, _OPSET)
-    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, opset)
+    opset = _text(1, "") + field_bytes(2, _OPSET)
+    return field_bytes(1, _IR_VERSION) + field_bytes(7, graph) + field_bytes(8, opset)
 
 
 def _tensor(name: str, shape: Sequence[int]) -> bytes:
-    extents = b"".join(_message(1, _number(1, extent)) for extent in shape)
-    return _text(1, name) + _message(2, _message(1, _number(1, _FLOAT) + _message(2, extents)))
-
-
-def _varint(value: int) -> bytes:
-    digits: list[int] = []
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
-
-
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _message(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+    extents = b"".join(field_bytes(1, field_bytes(1, extent)) for extent in shape)
+    return _text(1, name) + field_bytes(2, field_bytes(1, field_bytes(1, _FLOAT) + field_bytes(2, extents)))
 
 
 def _text(number: int, text: str) -> bytes:
-    return _message(number, text.encode())
+    return field_bytes(number, text.encode())

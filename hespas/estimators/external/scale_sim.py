@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.commands import CommandError, run_command
-from hespas.estimators.external.problems import Product
-from hespas.estimators.external.python_packages import package_availability
-from hespas.estimators.systolic.array import Array, parse_array, parse_dataflow
+from hespas.estimators.external.adapter import (
+    CommandError,
+    External,
+    Product,
+    Simulated,
+    package_availability,
+    run_command,
+)
+from hespas.estimators.registry import Availability
+from hespas.estimators.systolic.cycles import Array, parse_array, parse_dataflow
 from hespas.files.sandbox import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device

@@ -9,11 +9,16 @@ from typing import ClassVar
 
 import msgspec
 
-from hespas.estimators.availability import Availability
-from hespas.estimators.external.adapter import External, Simulated
-from hespas.estimators.external.commands import CommandError, read_answer, run_command
-from hespas.estimators.external.problems import Product
-from hespas.estimators.external.python_packages import package_availability
+from hespas.estimators.external.adapter import (
+    CommandError,
+    External,
+    Product,
+    Simulated,
+    package_availability,
+    read_answer,
+    run_command,
+)
+from hespas.estimators.registry import Availability
 from hespas.files.limits import limits
 from hespas.files.sandbox import isolated_script
 from hespas.files.streams import read_document

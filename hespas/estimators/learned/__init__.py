@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hespas.estimators.learned.model import Learned
+from hespas.estimators.learned.inference import Learned
 
 __all__ = ["Learned"]

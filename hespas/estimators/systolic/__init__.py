@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from hespas.estimators.systolic.array import Array
-from hespas.estimators.systolic.bandwidth import Backing, stall_cycles
-from hespas.estimators.systolic.closed_form import FoldCounts, fold_counts, fold_cycles
+from hespas.estimators.systolic.cycles import (
+    Array,
+    Backing,
+    FoldCounts,
+    fold_counts,
+    fold_cycles,
+    shared_cycles,
+    stall_cycles,
+)
 from hespas.estimators.systolic.model import Systolic
-from hespas.estimators.systolic.several import shared_cycles
 
 __all__ = [
     "Array",

@@ -6,32 +6,67 @@ operations are not covered. Times are of a device's operations alone, as XLA's p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hespas.estimators.by_operation import Prediction, estimate_by_operation
-from hespas.estimators.calibrated.model import doublings_beyond
+from hespas.estimators.calibrated import doublings_beyond
 from hespas.estimators.rates import peak_times
-from hespas.estimators.systolic.array import Array, parse_array, parse_dataflow
-from hespas.estimators.systolic.bandwidth import Backing, stall_cycles
-from hespas.estimators.systolic.basis import Basis, basis_of, clock_hz
+from hespas.estimators.registry import Prediction, estimate_by_operation
+from hespas.estimators.systolic.cycles import (
+    Array,
+    Backing,
+    parse_array,
+    parse_dataflow,
+    shared_cycles,
+    stall_cycles,
+)
 from hespas.estimators.systolic.lines import (
+    Basis,
+    Note,
+    basis_of,
+    clock_hz,
     element_columns,
     line_array,
     line_ns,
     own_cycles,
     product_columns,
 )
-from hespas.estimators.systolic.several import shared_cycles
-from hespas.estimators.systolic.telling import Findings, Note
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 from hespas.operations import Operations
 
-__all__ = ["Systolic"]
+__all__ = ["Findings", "Systolic"]
+
+# What a prediction leaves open or assumes, counted by reason and told once each.
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Operations by finding."""
+
+    _counts: Counter[Note] = field(default_factory=Counter[Note])
+
+    def uncovered(self, code: str, reason: str, count: int) -> None:
+        """``count`` operations have no time."""
+        self._counts[f"systolic.{code}", f"no duration, {reason}"] += count
+
+    def assumed(self, notes: Iterable[Note], count: int) -> None:
+        """``count`` operations have one that rests on each of these."""
+        for code, text in notes:
+            self._counts[f"systolic.{code}", text] += count
+
+    def tell(self, device: str, diagnostics: Diagnostics | None) -> None:
+        """A warning per finding."""
+        if diagnostics is None:
+            return
+        for (code, text), count in self._counts.items():  # nothing is told of a count of 0
+            diagnostics.warning(code, device, text, count=count)
+
 
 _PRODUCTS = frozenset({"matmul", "convolution"})
 _ELEMENTS = frozenset({"vector", "normalization", "pooling"})

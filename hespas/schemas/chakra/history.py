@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from hespas.schemas.chakra import CURRENT, EARLY
 from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
@@ -24,12 +25,8 @@ from hespas.schemas.chakra.tables import (
 )
 
 __all__ = [
-    "CURRENT",
-    "EARLY",
-    "LATEST_VERSIONS",
     "NAMED",
     "PLACES",
-    "READ_VERSIONS",
     "UPGRADES_001",
     "VERSIONS",
     "Declared",
@@ -200,8 +197,6 @@ _NODE_TYPES = tuple(NodeType)
 _COMM = CollectiveCommType
 _COMM_002 = (_COMM.ALL_REDUCE, _COMM.ALL_TO_ALL, _COMM.ALL_GATHER, _COMM.REDUCE_SCATTER)
 
-CURRENT, EARLY = "0.0.4", "0.0.4-2023-10-10"
-
 _NOTHING: tuple[Declared, ...] = ()
 
 _ROWS = (
@@ -243,9 +238,6 @@ _ROWS = (
 VERSIONS: MappingProxyType[str, SchemaVersion] = MappingProxyType({row.label: row for row in _ROWS})
 """All versions, oldest first. 1.0.0 is another label of 0.0.4: the same bytes."""
 
-LATEST_VERSIONS = (CURRENT, "1.0.0")
-"""Labels that are written."""
-
 NAMED: MappingProxyType[str, frozenset[str]] = MappingProxyType(
     {
         "0.0.1": frozenset({"0.0.1"}),
@@ -257,5 +249,3 @@ NAMED: MappingProxyType[str, frozenset[str]] = MappingProxyType(
     }
 )
 """What a user can name -> the versions that are meant; the structure decides between several."""
-
-READ_VERSIONS = tuple(NAMED)

@@ -31,9 +31,7 @@ __all__ = [
     "NodeType",
     "ReferenceMessages",
     "WireType",
-    "encode_varint",
     "reference_messages",
-    "tag",
 ]
 
 
@@ -157,21 +155,6 @@ class Kind(Enum):
     def wire(self) -> WireType:
         """How one value of the kind travels."""
         return self.value[1]
-
-
-def encode_varint(value: int) -> bytes:
-    """The shortest varint of an unsigned 64-bit integer."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def tag(number: int, wire: WireType) -> bytes:
-    """The bytes that stand before a field's value."""
-    return encode_varint(number << 3 | wire)
 
 
 _SCALARS = tuple(kind for kind in Kind if kind not in {Kind.ENUM, Kind.MESSAGE})

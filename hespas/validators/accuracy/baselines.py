@@ -1,12 +1,13 @@
 """The naive models that every estimator is shown beside: one that beats none of them is worth nothing.
 
-* ``p0``: published peaks, compulsory bytes, no launch overhead, no fit.
-* ``p1``: one launch time and one efficiency for the whole device: t0 + p0 / e.
-* ``p2``: the same per operation class, where a class has enough shapes; p1 elsewhere.
+* ``datasheet-roofline``: published peaks, compulsory bytes, no launch overhead, no fit.
+* ``one-efficiency``: one launch time and one efficiency for the whole device: t0 + roofline / e.
+* ``overhead+two-efficiencies``: an overhead and an efficiency per operation class, where a class has enough
+  shapes; those of the device elsewhere.
 
-p1 and p2 are fitted to the measurements, so each shape is predicted by a fit that has not seen it: that of
-the other sources where these have shapes of their own, else of the other four fifths of the shapes. A table's
-rows for fitting are the fit's.
+The last two are fitted to the measurements, so each shape is predicted by a fit that has not seen it: that
+of the other sources where these have shapes of their own, else of the other four fifths of the shapes. A
+table's rows for fitting are the fit's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hespas.validators.accuracy.statistics import ShapeGroups, soft_least_square
 
 __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 
-BASELINES = ("p0", "p1", "p2")
+BASELINES = ("datasheet-roofline", "one-efficiency", "overhead+two-efficiencies")
 _SHORTEST_NS, _LONGEST_NS = 1e-6, 1e18
 """What is no time of any operation (light goes no further than an atom, 30 years) is not fitted to."""
 
@@ -45,7 +46,7 @@ launch: without it, the last bit of a logarithm (they differ between processors)
 
 
 def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArray:
-    """p0 of each node [ns]: the roofline of the published peaks, in a job of ``num_ranks`` (-1: unknown)."""
+    """The roofline of the published peaks of each node [ns], in a job of ``num_ranks`` (-1: unknown)."""
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
     return Roofline(num_ranks=num_ranks).estimate(graph, bare).duration_ns
 
@@ -53,8 +54,8 @@ def naive_ns(graph: OpGraph, device: Device, *, num_ranks: int = -1) -> FloatArr
 def fitted_baselines(
     cases: Sequence[Cases], naive: Sequence[FloatArray], times: Sequence[FloatArray]
 ) -> list[tuple[Prediction, ...]]:
-    """p0, p1 and p2 of the cases of each source measured on one device; see the module. ``naive`` is p0 of
-    one execution [ns], of which each case has ``times``.
+    """All baselines of the cases of each source measured on one device; see the module. ``naive`` is the
+    data-sheet roofline of one execution [ns], of which each case has ``times``.
     """
     count = np.concatenate(list(times))
     table = _Table(
@@ -72,7 +73,7 @@ def fitted_baselines(
     if missing.any():
         found[:, missing] = table.fitted(folds)[:, missing]
     bounds = np.cumsum([0, *(len(each) for each in cases)])
-    columns = (table.p0_ns * count, *(found * count))
+    columns = (table.roofline_ns * count, *(found * count))
     return [
         tuple(_prediction(name, column[start:stop]) for name, column in zip(BASELINES, columns, strict=True))
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
@@ -99,7 +100,7 @@ class FittingRows:
 
 
 def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
-    """p0, p1 and p2 of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
+    """All baselines of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
     fifth where there are no others.
     """
     table = _Table(rows.naive_ns, rows.measured_ns, rows.op_class, rows.shape, rows.group)
@@ -169,17 +170,17 @@ class _Line:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Columns of all cases of one device, per execution; p0 is NaN where unknown."""
+    """Columns of all cases of one device, per execution; the roofline is NaN where unknown."""
 
-    p0_ns: FloatArray
+    roofline_ns: FloatArray
     measured_ns: FloatArray
     op_class: NDArray[np.int8] | SmallIntArray
     shape: IntArray
     group: IntArray | None = None
 
     def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
-        """p1 and p2, shape ``(2, cases)``, of each part by what was measured in the others; NaN where the
-        others have no other shape.
+        """Both fitted baselines, shape ``(2, cases)``, of each part by what was measured in the others; NaN
+        where the others have no other shape.
         """
         found = np.full((2, len(part)), np.nan)
         for fold in np.unique(part).tolist():
@@ -187,13 +188,13 @@ class _Table:
         return found
 
     def predict(self, seen: BoolArray, inside: BoolArray, found: NDArray[np.float64]) -> None:
-        """Put p1 and p2 of the cases ``inside``, by what was ``seen`` of others, into ``found``."""
-        known = (self.p0_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
+        """Put the fitted baselines of the cases ``inside``, by what was ``seen`` of others, in ``found``."""
+        known = (self.roofline_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
         # A shape that another source shares is not unseen: it stays out of the fit, too.
         group = self.shape if self.group is None else self.group
         fit = known & seen & ~np.isin(group, group[inside])
         if fit.any():
-            found[:, inside] = self._line(fit)(self.p0_ns[inside])
+            found[:, inside] = self._line(fit)(self.roofline_ns[inside])
             self._per_class(fit, inside, found[1])
 
     def _line(self, fit: BoolArray) -> _Line:
@@ -205,13 +206,13 @@ class _Table:
                 drawn = np.zeros(int(distinct[-1]) + 1, np.bool_)
                 drawn[np.random.default_rng(0).choice(distinct, MOST_FITTED, replace=False)] = True
                 rows = rows[drawn[self.shape[rows]]]
-        x, measured, _ = unique_shapes(self.p0_ns[rows], self.measured_ns[rows], self.shape[rows])
+        x, measured, _ = unique_shapes(self.roofline_ns[rows], self.measured_ns[rows], self.shape[rows])
         return _Line.fitted(x, measured)
 
     def _per_class(self, fit: BoolArray, inside: BoolArray, found: FloatArray) -> None:
-        """Put p2 of the cases ``inside``, from those in ``fit``, in the place of p1 where classes allow."""
+        """Put the fits per class of the cases ``inside``, from those in ``fit``, where classes allow."""
         for code in np.unique(self.op_class[inside]).tolist():
             seen = fit & (self.op_class == code)
             if len(ShapeGroups.of(self.shape[seen])) >= _LEAST_SHAPES:
                 wanted = inside & (self.op_class == code)
-                found[wanted] = self._line(seen)(self.p0_ns[wanted])
+                found[wanted] = self._line(seen)(self.roofline_ns[wanted])

@@ -10,7 +10,7 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
-from hespas.estimators.protocol import for_job
+from hespas.estimators.registry import for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
@@ -129,7 +129,7 @@ def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, 
 
 
 def _naive(source: Source, device: Device) -> FloatArray:
-    """p0 of one execution of each case [ns]."""
+    """The data-sheet roofline of one execution of each case [ns]."""
     return naive_ns(source.graph, device, num_ranks=source.num_ranks)[source.node]
 
 

@@ -6,23 +6,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import isnan
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel
+from hespas.estimators.registry import OperationModel
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, load_device, named_device
-from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels, Operations, numbered
 from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, baselines_of_rows
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.lint import LintFinding, lint_cases
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.summaries import contributions, noise_of, speed_ups, summaries
+
+if TYPE_CHECKING:
+    from hespas.measurements import Measurements
 
 __all__ = [
     "DistinctRows",
@@ -414,7 +417,7 @@ def _compared(
         diagnostics.warning(
             "accuracy.sampled-baselines",
             rows.name,
-            f"p1 and p2 are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
+            f"the fitted baselines are fitted to at most {MOST_FITTED:,} shapes of each fit, drawn at random",
         )
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))

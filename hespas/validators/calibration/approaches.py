@@ -10,11 +10,11 @@ import numpy as np
 
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
-from hespas.estimators.learned.features import FAMILIES
-from hespas.estimators.learned.model import ModelsAtHand
-from hespas.estimators.learned.stored import LearnedModel
+from hespas.estimators.learned.ensemble import FAMILIES
+from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.learned.serialization import LearnedModel
 from hespas.estimators.systolic import Systolic
-from hespas.estimators.systolic.basis import basis_of
+from hespas.estimators.systolic.lines import basis_of
 from hespas.graph import Diagnostics
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, Fit

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from hespas import __version__
-from hespas.estimators.learned.stored import Cell, LearnedModel, forget_models, load_model, save_model
+from hespas.estimators.learned.serialization import Cell, LearnedModel, forget_models, load_model, save_model
 from hespas.files.documents import document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics

@@ -15,8 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.collectives.algorithms import SEGMENTS, Layout, Line, basis, named, tuned_times
-from hespas.estimators.collectives.model import TUNED
+from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, named, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements

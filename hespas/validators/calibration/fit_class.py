@@ -11,8 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Columns, Form, Machine
-from hespas.estimators.calibrated.forms import FORMS_OF_KIND, form_time_ns
+from hespas.estimators.forms import FORMS_OF_KIND, Columns, Form, Machine, form_time_ns
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, FitBand, FitError, FitRange
 from hespas.measurements import Measurements
@@ -186,20 +185,22 @@ def solve(trial: Trial, start: Mapping[str, float], *, most_calls: int) -> Solut
         return fixed | dict(zip((each.name for each in varying), moved, strict=True))
 
     def errors(logs: FloatArray) -> FloatArray:
-        with np.errstate(all="ignore"):
-            error = np.log(trial.form.time_ns(values_of(logs), trial.columns)) - measured
-        return np.concatenate((np.nan_to_num(error, nan=_UNKNOWN), weight * (logs - centre)))
+        error = np.log(trial.form.time_ns(values_of(logs), trial.columns)) - measured
+        if not np.isfinite(error).all():
+            error = np.nan_to_num(error, nan=_UNKNOWN)
+        return np.concatenate((error, weight * (logs - centre)))
 
     first = np.log([start.get(each.name, each.start) for each in varying])
     margin = 1e-6 * (high - low)
-    found = optimize.least_squares(
-        errors,
-        np.clip(first, low + margin, high - margin),
-        bounds=(low, high),
-        loss="soft_l1",
-        f_scale=NOISE,
-        max_nfev=most_calls,
-    )
+    with np.errstate(all="ignore"):
+        found = optimize.least_squares(
+            errors,
+            np.clip(first, low + margin, high - margin),
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=NOISE,
+            max_nfev=most_calls,
+        )
     values = values_of(found.x)
     spread = _std_errors(found, len(measured)) * np.exp(found.x)
     errors_of = dict(zip((each.name for each in varying), spread.tolist(), strict=True))

@@ -11,8 +11,7 @@ from math import isnan, nan
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Form, machine_of
-from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
+from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Form, form_time_ns, machine_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
 from hespas.measurements import Measurements

@@ -14,10 +14,9 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
-from hespas.estimators.by_operation import OperationModel, Prediction
-from hespas.estimators.learned.features import FAMILIES
-from hespas.estimators.learned.model import support_of
-from hespas.estimators.learned.stored import (
+from hespas.estimators.learned.ensemble import FAMILIES, Forest
+from hespas.estimators.learned.inference import octaves_of
+from hespas.estimators.learned.serialization import (
     SCHEMA,
     Candidate,
     Card,
@@ -29,11 +28,13 @@ from hespas.estimators.learned.stored import (
     SeenDevice,
     Training,
 )
-from hespas.estimators.learned.trees import Forest
+from hespas.estimators.registry import OperationModel, Prediction
+from hespas.files.limits import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import device_names, named_device
 from hespas.measurements import Measurements
+from hespas.operations import Operations
 from hespas.validators.calibration.learned_parts import (
     Form,
     Part,
@@ -99,7 +100,7 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
         split = " ".join(name for name in rows.measured.split.used() if name)
         training = with_fields(card.training, split=split)
         card = with_fields(card, training=training, errors=_errors_of_folds(rows.measured, chosen.rest))
-    return LearnedModel(card, forests, support_of(part.support, rows.measured.ops))
+    return LearnedModel(card, forests, _support_of(part.support, rows.measured.ops))
 
 
 def folds_of(part: Part, rows: Rows, seed: int, *, even: bool) -> tuple[IntArray, IntArray]:
@@ -474,3 +475,17 @@ def _error(out: tuple[str, ...], siblings: bool, rest: FloatArray) -> LeftOutErr
         bias=round(float(error.mean()), 6),
         n=len(rest),
     )
+
+
+def _support_of(dims: Sequence[str], ops: Operations) -> NDArray[np.int8]:
+    """The distinct octaves that operations lie in; shape (cells, dims).
+
+    Raises ``UnsupportedError`` where they are more than a stored model may have.
+    """
+    found = np.unique(octaves_of(dims, ops), axis=0).astype(np.int8)
+    if len(found) > limits().model_sizes:
+        raise UnsupportedError(
+            f"a learned model of {len(found):,} octaves of sizes, at most {limits().model_sizes:,}",
+            hint="fit it on fewer shapes",
+        )
+    return found

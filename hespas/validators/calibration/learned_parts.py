@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.features import ABSOLUTE_COLUMNS, FAMILIES, RISING_COLUMNS, features_of
-from hespas.estimators.learned.model import code_columns
+from hespas.estimators.learned.ensemble import FAMILIES, features_of
+from hespas.estimators.learned.inference import code_columns
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device, device_names, named_device
@@ -273,9 +273,29 @@ class Rows:
         return self.table[:, [self.names.index(name) for name in names]]
 
 
+_DEVICE = frozenset({"peak", "peak_per_unit", "ridge", "bandwidth", "units", "cache"})
+_TIMES = frozenset({"arithmetic", "memory"})
+_PRODUCT_SIZES = frozenset(
+    {"m", "n", "k", "smallest", "m_over_n", "inputs", "weights", "outputs", "n_over_k", "images"}
+)
+_ABSOLUTE_COLUMNS: Mapping[str, frozenset[str]] = {
+    "product": _DEVICE | _TIMES | _PRODUCT_SIZES,
+    "attention": _DEVICE | _TIMES,
+    "generation": _DEVICE | _TIMES,
+    "experts": _DEVICE | _TIMES,
+    "stream": _DEVICE | _TIMES,
+}
+"""Columns by which trees tell one device from another. A model for devices it has never seen does without."""
+
+_RISING_COLUMNS: Mapping[str, frozenset[str]] = {"stream": frozenset({"loss", "row_loss"})}
+"""Columns with which time can only rise, all others equal: waste of the last wave, where kernels are simple
+enough that one exists. Kernels of products change with the shape, so a wave of theirs need not be there.
+"""
+
+
 def rising(part: Part, names: tuple[str, ...]) -> tuple[int, ...]:
     """The places of the columns with which time can only rise."""
-    found = RISING_COLUMNS.get(FAMILIES[part.kinds[0]], frozenset())
+    found = _RISING_COLUMNS.get(FAMILIES[part.kinds[0]], frozenset())
     return tuple(place for place, name in enumerate(names) if name in found)
 
 
@@ -286,7 +306,7 @@ def family_name(device: Device) -> str:
 
 def transferable(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
     """The columns that do not tell devices apart."""
-    return tuple(name for name in names if name not in ABSOLUTE_COLUMNS[FAMILIES[part.kinds[0]]])
+    return tuple(name for name in names if name not in _ABSOLUTE_COLUMNS[FAMILIES[part.kinds[0]]])
 
 
 def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | None = None) -> Rows:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.trees import Forest
+from hespas.estimators.learned.ensemble import Forest
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import MissingExtraError
 from hespas.validators.calibration.learned_parts import Form

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hespas import __version__
-from hespas.estimators.learned.stored import LearnedModel, model_bytes, read_model
+from hespas.estimators.learned.serialization import LearnedModel, model_bytes, read_model
 from hespas.files.output import placed_at_once, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from hespas.hardware import Device, Fit, device_to_toml

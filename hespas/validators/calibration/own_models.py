@@ -10,7 +10,7 @@ from math import isfinite
 
 import numpy as np
 
-from hespas.estimators.learned.features import FAMILIES
+from hespas.estimators.learned.ensemble import FAMILIES
 from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements, joined

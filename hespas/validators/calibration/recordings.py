@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from hespas.estimators.calibrated.form import Columns, Form, machine_of
-from hespas.estimators.calibrated.forms import CHIP_WIDE_KINDS, FORMS, form_time_ns
-from hespas.estimators.calibrated.model import FitIndex
+from hespas.estimators.calibrated import FitIndex
+from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Columns, Form, form_time_ns, machine_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device

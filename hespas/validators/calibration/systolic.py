@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.estimators.systolic.array import Array
+from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import (
     ELEMENTS,
     LONG,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hespas.converters.chakra.codec import read_columns, write_columns
+from hespas.converters.chakra.wire.codec import read_columns, write_columns
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError
 

@@ -16,7 +16,7 @@ from hespas.schemas.chakra.tables import ATTRIBUTE, Kind
 
 _SETTINGS = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -10,8 +10,8 @@ import pytest
 
 from hespas import api
 from hespas.converters.chakra import FORMAT
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.contract import AttributeFacts
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.hlo import FORMAT as HLO
 from hespas.estimators.roofline import Roofline

@@ -14,8 +14,8 @@ import pytest
 from hespas import api
 from hespas.converters import load_format
 from hespas.converters.chakra import FORMAT
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.contract import AttributeFacts
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import ABSENT, Diagnostics, Workload
 from hespas.graph.errors import FormatError, UsageError

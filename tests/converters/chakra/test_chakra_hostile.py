@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hespas.converters.chakra import FORMAT
-from hespas.converters.chakra.codec import iter_columns
 from hespas.converters.chakra.comm_groups import check_listing
-from hespas.converters.chakra.shapes import parse_contractions
+from hespas.converters.chakra.spelling import parse_contractions
+from hespas.converters.chakra.wire.codec import iter_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import (
     CollectiveKind,

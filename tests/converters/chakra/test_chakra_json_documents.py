@@ -9,10 +9,10 @@ import pytest
 from google.protobuf import json_format
 
 from hespas.converters import ReadOptions, sniff
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.json_frames import JsonFrames
-from hespas.converters.chakra.json_reader import read_chakra_json
+from hespas.converters.chakra.json import JsonFrames
+from hespas.converters.chakra.json.files import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.workload import workloads_equal
@@ -269,7 +269,7 @@ def test_blocks_of_any_size_give_the_same_nodes(
     path.write_text("".join(map(_PRINT, messages)), encoding="utf-8")
     expected = [message.SerializeToString(deterministic=True) for message in messages]
     for size in (1, 7, 64, 1000):
-        monkeypatch.setattr("hespas.converters.chakra.json_frames._BLOCK_BYTES", size)
+        monkeypatch.setattr("hespas.converters.chakra.json._BLOCK_BYTES", size)
         found = JsonFrames(path, Diagnostics(), max_bytes=None, lenient=False).messages()
         assert [message.data for message in found] == expected
 

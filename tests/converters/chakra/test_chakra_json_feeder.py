@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format
 
 from hespas.converters import ReadOptions, WriteOptions, load_format, sniff
-from hespas.converters.chakra.json_reader import read_chakra_json
+from hespas.converters.chakra.json.files import read_chakra_json
 from hespas.converters.chakra.reader import read_chakra
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, Workload
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError

@@ -29,7 +29,7 @@ from tests.converters.chakra.historic_protos import (
 
 _SETTINGS = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hespas.api import convert
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.contract import AttributeFacts
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.schemas.chakra.tables import NodeType
 from hespas.validators.checker import check

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hespas.converters.chakra import FORMAT
-from hespas.converters.chakra.codec import read_columns
-from hespas.converters.chakra.columns import EtColumns
-from hespas.converters.chakra.facts import AttributeFacts
+from hespas.converters.chakra.contract import AttributeFacts
+from hespas.converters.chakra.wire.codec import read_columns
+from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import (
     CollectiveKind,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hespas.cli import convert
 from hespas.converters.chakra import FORMAT
-from hespas.converters.chakra.codec import read_columns
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import Diagnostics, Severity, Workload
 from hespas.graph.errors import FormatError

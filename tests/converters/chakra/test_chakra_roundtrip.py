@@ -138,7 +138,7 @@ def _nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(
     deadline=None,
-    max_examples=200,
+    max_examples=80,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(nodes=_nodes(), metadata=st.lists(st.sampled_from(["pid", "schema"]).flatmap(_attribute), max_size=1))

@@ -7,7 +7,9 @@ from importlib.resources import files
 
 import pytest
 
-from hespas.schemas.chakra.history import VERSIONS
+from hespas.files.wire import tag
+from hespas.schemas.chakra import READ_VERSIONS
+from hespas.schemas.chakra.history import NAMED, VERSIONS
 from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
@@ -22,7 +24,6 @@ from hespas.schemas.chakra.tables import (
     NodeField,
     NodeType,
     WireType,
-    tag,
 )
 from tests.converters.chakra.historic_protos import OLD_VERSIONS
 
@@ -131,3 +132,7 @@ def test_the_history_says_what_the_old_schemas_said(label: str) -> None:
     assert ["-" if number < 0 else CollectiveCommType(number).name for number in version.comm_types] == list(
         proto.comm_types
     )
+
+
+def test_the_labels_that_cost_nothing_are_those_of_the_table() -> None:
+    assert tuple(NAMED) == READ_VERSIONS

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.timing import UNKNOWN, Times, carried_micros, whole_nanos
+from hespas.converters.chakra.spelling import UNKNOWN, Times, carried_micros, whole_nanos
 from hespas.graph import NodeKind
 
 _NODES = st.lists(

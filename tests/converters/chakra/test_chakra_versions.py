@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from hespas import api
-from hespas.converters.chakra.codec import read_columns
+from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions
 from hespas.graph import CollectiveKind, Diagnostics, Workload
 from tests.converters.chakra.historic_protos import (

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.fields import Fields, walk
+from hespas.converters.chakra.history import Fields, walk
 from hespas.converters.chakra.wire import Window, offsets_of
 from tests.converters.chakra.historic_protos import classes
 
-_SETTINGS = settings(deadline=None, max_examples=200)
+_SETTINGS = settings(deadline=None, max_examples=80)
 
 
 def _walk(*messages: bytes) -> Fields:

@@ -121,7 +121,7 @@ def test_every_truncation_is_refused(sample: bytes, tmp_path: Path) -> None:
             read(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_never_crash(
     data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -143,7 +143,7 @@ def _write_made(seed: int) -> None:
     assert replayed or b"return" in text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_random_graphs_have_valid_replays(seed: int) -> None:
     _write_made(seed)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.external import Cocossim, Onnxim, ScaleSim, ZigZag
-from hespas.estimators.external.adapter import External
-from hespas.estimators.external.commands import CommandError, run_command
-from hespas.estimators.external.onnxim import matmul_model
+from hespas.estimators.external.adapter import CommandError, External, run_command
+from hespas.estimators.external.cocossim import Cocossim
+from hespas.estimators.external.onnxim import Onnxim, matmul_model
+from hespas.estimators.external.scale_sim import ScaleSim
+from hespas.estimators.external.zigzag import ZigZag
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.hardware import load_device

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.external import Cocossim, commands
-from hespas.estimators.external.commands import CommandError, read_answer, run_command
+from hespas.estimators.external import adapter
+from hespas.estimators.external.adapter import CommandError, read_answer, run_command
+from hespas.estimators.external.cocossim import Cocossim
 from hespas.hardware import load_device
 from hespas.operations import Labels
 from hespas.operations.build import matmuls
@@ -21,7 +22,7 @@ SHELL = "/bin/sh"
 
 
 def test_a_program_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_MOST_WRITTEN_BYTES", 1 << 16)
+    monkeypatch.setattr(adapter, "_MOST_WRITTEN_BYTES", 1 << 16)
     with pytest.raises(CommandError, match="wrote more than"):
         run_command([SHELL, "-c", "while :; do echo 0123456789abcdef; done"], tmp_path, 60)
 

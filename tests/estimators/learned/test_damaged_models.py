@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import shipped_folder
+from hespas.estimators.learned.serialization import shipped_folder
 from hespas.graph.errors import FormatError
 from hespas.hardware import load_device
 from hespas.operations import Labels

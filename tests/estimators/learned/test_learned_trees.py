@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hespas.estimators.learned.trees import Forest
+from hespas.estimators.learned.ensemble import Forest
 from hespas.graph.errors import InvariantError
 
 

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from hespas.estimators import load_estimator
-from hespas.estimators.by_operation import OperationModel
 from hespas.estimators.composite import Composite
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import (
+from hespas.estimators.learned.serialization import (
     LearnedModel,
     forget_models,
     load_model,
     save_model,
     shipped_folder,
 )
+from hespas.estimators.registry import OperationModel
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device, load_device, write_device

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from hespas.estimators.systolic import fold_counts
-from hespas.estimators.systolic.array import Array, Dataflow
-from hespas.operations.build import Product, convolution_product
+from hespas.estimators.systolic.cycles import Array, Dataflow
+from hespas.measurements.read import Product, convolution_product
 
 PYTHON = os.environ.get("HESPAS_SCALESIM", "")
 PRODUCTS = ((1, 1, 1), (9, 5, 7), (33, 17, 20), (8, 8, 8), (4, 40, 3), (50, 2, 61))

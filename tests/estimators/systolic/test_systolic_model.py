@@ -11,9 +11,8 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.systolic import Systolic, fold_cycles
-from hespas.estimators.systolic.array import Array
-from hespas.estimators.systolic.basis import clock_hz
-from hespas.estimators.systolic.lines import read_lines
+from hespas.estimators.systolic.cycles import Array
+from hespas.estimators.systolic.lines import clock_hz, read_lines
 from hespas.graph import Diagnostics, GraphBuilder, NodeKind, OpClass, dtype
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError

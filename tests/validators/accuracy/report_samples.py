@@ -84,7 +84,12 @@ def cases(
         bytes_moved=measured * np.float64(2.0),
         predictions=tuple(
             Prediction(estimator=name, duration_ns=factor * predicted, low_ns=unknown, high_ns=unknown)
-            for name, factor in ((estimator, 1.0), ("p0", 0.5), ("p1", 0.8), ("p2", 0.9))
+            for name, factor in (
+                (estimator, 1.0),
+                ("datasheet-roofline", 0.5),
+                ("one-efficiency", 0.8),
+                ("overhead+two-efficiencies", 0.9),
+            )
         ),
     )
 

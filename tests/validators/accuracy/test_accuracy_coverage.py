@@ -167,7 +167,7 @@ def test_collectives_of_a_timed_graph_know_the_size_of_the_job() -> None:
     times: list[float] = []
     for ranks in (2, 8):
         [cases] = accuracy([Workload.spmd(graph, ranks)], H100, ["roofline"]).cases
-        assert [said.estimator for said in cases.predictions[:2]] == ["roofline", "p0"]
+        assert [said.estimator for said in cases.predictions[:2]] == ["roofline", "datasheet-roofline"]
         times.extend(float(said.duration_ns[0]) for said in cases.predictions[:2])
     assert not any(map(isnan, times))
     assert times[0] < times[2], "more ranks take longer"

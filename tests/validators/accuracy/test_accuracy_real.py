@@ -56,18 +56,25 @@ def test_the_naive_roofline_is_as_wrong_as_it_was_found_to_be(
 ) -> None:
     """Figures of an evaluation with other code: close, as its classes and dropped copies differ a little."""
     done = _gpus()
-    assert _errors(done, "p0", hardware, "instance").mape == pytest.approx(instance, abs=0.03)
-    assert _errors(done, "p0", hardware, "shape").mape == pytest.approx(shape, abs=0.02)
-    assert _errors(done, "p0", hardware, "shape").median_ape == pytest.approx(median, abs=0.03)
-    assert _errors(done, "p0", hardware, "instance").sum_error == pytest.approx(total, abs=0.02)
-    products = _errors(done, "p0", hardware, "instance", "contraction")
+    assert _errors(done, "datasheet-roofline", hardware, "instance").mape == pytest.approx(instance, abs=0.03)
+    assert _errors(done, "datasheet-roofline", hardware, "shape").mape == pytest.approx(shape, abs=0.02)
+    assert _errors(done, "datasheet-roofline", hardware, "shape").median_ape == pytest.approx(
+        median, abs=0.03
+    )
+    assert _errors(done, "datasheet-roofline", hardware, "instance").sum_error == pytest.approx(
+        total, abs=0.02
+    )
+    products = _errors(done, "datasheet-roofline", hardware, "instance", "contraction")
     assert products.mape == pytest.approx({"H100-SXM": 0.44, "MI300X": 0.64}[hardware], abs=0.06)
 
 
 @pytest.mark.parametrize("hardware", ["H100-SXM", "MI300X"])
 def test_fitted_baselines_beat_the_naive_one_on_models_they_have_not_seen(hardware: str) -> None:
     done = _gpus()
-    naive, line, by_class = (_errors(done, name, hardware, "shape") for name in ("p0", "p1", "p2"))
+    naive, line, by_class = (
+        _errors(done, name, hardware, "shape")
+        for name in ("datasheet-roofline", "one-efficiency", "overhead+two-efficiencies")
+    )
     assert line.mape < naive.mape - 0.1
     assert by_class.median_ape < naive.median_ape - 0.25
     assert abs(line.bias) < abs(naive.bias) / 2
@@ -84,11 +91,11 @@ def test_the_noise_floor_is_the_noise_of_the_devices(hardware: str, median: floa
 
 def test_speed_ups_between_the_two_devices() -> None:
     found = {row.estimator: row for row in _gpus().speed_ups}
-    assert (found["p0"].hardware, found["p0"].other) == ("H100-SXM", "MI300X")
-    assert 65 <= found["p0"].n <= 80
-    assert found["p0"].sign == pytest.approx(0.53, abs=0.05)
-    assert found["p0"].sign_long == pytest.approx(0.65, abs=0.08)
-    assert found["p2"].sign > found["p0"].sign
+    assert (found["datasheet-roofline"].hardware, found["datasheet-roofline"].other) == ("H100-SXM", "MI300X")
+    assert 65 <= found["datasheet-roofline"].n <= 80
+    assert found["datasheet-roofline"].sign == pytest.approx(0.53, abs=0.05)
+    assert found["datasheet-roofline"].sign_long == pytest.approx(0.65, abs=0.08)
+    assert found["overhead+two-efficiencies"].sign > found["datasheet-roofline"].sign
 
 
 def test_what_the_window_cut_off_is_told() -> None:

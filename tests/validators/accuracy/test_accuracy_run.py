@@ -48,7 +48,12 @@ def test_one_recording_of_one_program() -> None:
     [cases] = done.cases
     found = dict(zip(cases.labels, cases.measured_ns.tolist(), strict=True))
     assert found == {"dot.1": 3000.5, "add.2": 1000.5}
-    assert [said.estimator for said in cases.predictions] == ["roofline", "p0", "p1", "p2"]
+    assert [said.estimator for said in cases.predictions] == [
+        "roofline",
+        "datasheet-roofline",
+        "one-efficiency",
+        "overhead+two-efficiencies",
+    ]
     coverage = done.coverage["recording"]
     assert (coverage.events, coverage.matched_events) == (6, 4)
     assert [row.name for row in coverage.unmatched_events] == ["idle"]
@@ -57,7 +62,10 @@ def test_one_recording_of_one_program() -> None:
     assert set(runs) == {
         ("roofline", "span"),
         ("roofline", "busy"),
-        *((name, "sum of operations") for name in ("roofline", "p0", "p1", "p2")),
+        *(
+            (name, "sum of operations")
+            for name in ("roofline", "datasheet-roofline", "one-efficiency", "overhead+two-efficiencies")
+        ),
     }
     assert runs["roofline", "span"].measured_ns == 4501.0
     assert runs["roofline", "sum of operations"].measured_ns == 4001.0

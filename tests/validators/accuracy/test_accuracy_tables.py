@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.by_operation import Prediction
+from hespas.estimators.registry import Prediction
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
@@ -77,9 +77,11 @@ def test_baselines_are_fitted_on_rows_that_are_not_compared(tmp_path: Path) -> N
         duration_ns=np.where(table.split.row == table.split.names.index("devval"), 1e9, table.duration_ns),
     )
     first, second = (accuracy_of_tables([each], split="devval") for each in (table, poisoned))
-    for name in ("p1", "p2"):
+    for name in ("one-efficiency", "overhead+two-efficiencies"):
         assert np.array_equal(said(first, name), said(second, name))
-    assert np.abs(said(first, "p2") / first.cases[0].measured_ns - 1).max() < 0.05, "the formula is p1's own"
+    assert np.abs(said(first, "overhead+two-efficiencies") / first.cases[0].measured_ns - 1).max() < 0.05, (
+        "the formula is p1's own"
+    )
 
 
 def test_without_other_rows_no_row_enters_its_own_fit(tmp_path: Path) -> None:
@@ -89,8 +91,8 @@ def test_without_other_rows_no_row_enters_its_own_fit(tmp_path: Path) -> None:
         changed = table.duration_ns.copy()
         changed[row] *= 50
         other = accuracy_of_tables([replace(table, duration_ns=changed)], split="devval")
-        assert said(clean, "p1")[row] == said(other, "p1")[row]
-        assert not np.array_equal(said(clean, "p1"), said(other, "p1"))
+        assert said(clean, "one-efficiency")[row] == said(other, "one-efficiency")[row]
+        assert not np.array_equal(said(clean, "one-efficiency"), said(other, "one-efficiency"))
 
 
 def test_one_size_in_two_formats_is_on_one_side(tmp_path: Path) -> None:
@@ -118,7 +120,9 @@ def test_intervals_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 0 < inside.mean() < 1
     assert (row.errors.interval_n, row.errors.interval_coverage) == (27, inside.mean())
     [naive] = [
-        r for r in done.summary if (r.estimator, r.level, r.op_class, r.size) == ("p0", "shape", "all", "all")
+        r
+        for r in done.summary
+        if (r.estimator, r.level, r.op_class, r.size) == ("datasheet-roofline", "shape", "all", "all")
     ]
     assert naive.errors.interval_n == 0
     assert np.isnan(naive.errors.interval_coverage)
@@ -244,8 +248,12 @@ def test_fits_of_very_many_shapes_are_of_a_sample_and_say_so(
     ]
     assert told.counts()["accuracy.sampled-baselines"] == 2
     assert any("at most 200 shapes" in each.message for each in told)
-    assert said(after[0], "p1").tolist() == said(after[1], "p1").tolist() != said(before, "p1").tolist()
-    np.testing.assert_allclose(said(after[0], "p1"), said(before, "p1"), rtol=0.05)
+    assert (
+        said(after[0], "one-efficiency").tolist()
+        == said(after[1], "one-efficiency").tolist()
+        != said(before, "one-efficiency").tolist()
+    )
+    np.testing.assert_allclose(said(after[0], "one-efficiency"), said(before, "one-efficiency"), rtol=0.05)
     assert said(after[0], "roofline").tolist() == said(before, "roofline").tolist()
 
 

@@ -68,7 +68,7 @@ def test_csv_says_what_rate_was_reached_and_which_share_of_the_roof() -> None:
     """By the FLOPs that are no zeros, against what the data sheet alone would take (p0)."""
     some = cases(3)
     roof = Prediction(
-        estimator="p0",
+        estimator="datasheet-roofline",
         duration_ns=np.array([50.0, np.nan, 20.0]),
         low_ns=np.full(3, np.nan),
         high_ns=np.full(3, np.nan),
@@ -83,7 +83,9 @@ def test_csv_says_what_rate_was_reached_and_which_share_of_the_roof() -> None:
     )
     rows = list(csv.DictReader(io.StringIO(accuracy_csv(comparison(some)))))
     told = ("dtype", "flops", "useful_flops", "tflops_per_s", "share_of_roof")
-    assert [tuple(row[name] for name in told) for row in rows if row["estimator"] == "p0"] == [
+    assert [
+        tuple(row[name] for name in told) for row in rows if row["estimator"] == "datasheet-roofline"
+    ] == [
         ("bf16", "8000000.0", "4000000.0", "20.0", "0.25"),
         ("f32", "5000000.0", "", "", ""),
         ("", "1000000.0", "1000000.0", "", ""),
@@ -144,7 +146,7 @@ def test_markdown_says_what_was_found() -> None:
     assert "no limits set" in accuracy_markdown(done, NO_LIMITS)
     (headline,) = headlines(done)
     assert percent(headline.shape.mape) in text
-    assert headline.best_baseline == "p2"
+    assert headline.best_baseline == "overhead+two-efficiencies"
 
 
 def test_a_limit_nothing_can_be_held_against_is_not_passed() -> None:

@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.collective_fits import write_collectives
-from docs.fits import write_fits
-from hespas.estimators.collectives import Collectives
-from hespas.estimators.collectives.algorithms import Layout, Line, lines_of
+from hespas.estimators.collectives import Collectives, Layout, Line, lines_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.fits_file import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 from hespas.validators.calibration.collectives import fit_collectives
+from tools.collective_fits import write_collectives
+from tools.fits import write_fits
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 H100 = load_device("H100-SXM")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators.calibrated import Calibrated
-from hespas.estimators.calibrated.form import machine_of
-from hespas.estimators.calibrated.forms import FORMS, form_time_ns
+from hespas.estimators.forms import FORMS, form_time_ns, machine_of
 from hespas.estimators.rates import peak_times
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Fit, load_device

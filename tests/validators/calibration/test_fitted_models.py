@@ -11,7 +11,7 @@ import pytest
 
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.stored import LearnedModel, model_bytes
+from hespas.estimators.learned.serialization import LearnedModel, model_bytes
 from hespas.estimators.systolic import Systolic
 from hespas.graph import Diagnostics
 from hespas.graph.errors import MissingExtraError, UsageError

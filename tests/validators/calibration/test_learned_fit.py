@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hespas.estimators.learned import Learned
-from hespas.estimators.learned.features import features_of
-from hespas.estimators.learned.stored import Interval, load_model, save_model
+from hespas.estimators.learned.ensemble import features_of
+from hespas.estimators.learned.serialization import Interval, load_model, save_model
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError

@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
-from docs.fits import tables_of, write_fits
 from hespas.hardware import Fit, FitBand, FitError, FitParameter
 from hespas.hardware.fits_file import read_fits
+from tools.fits import tables_of, write_fits
 
 FIT = Fit(
     kind="matmul",

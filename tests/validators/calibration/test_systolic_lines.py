@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hespas.estimators.systolic.array import Array
+from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import LINES_FOLDER, own_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device

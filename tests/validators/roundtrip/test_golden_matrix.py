@@ -1,4 +1,4 @@
-"""The matrix over all fixtures is the one the documents show: ``python -m docs.roundtrip`` makes both. That
+"""The matrix over all fixtures is the one the documents show: ``python -m tools.roundtrip`` makes both. That
 takes minutes; the quick part asks of the small programs that nothing is lost unreported.
 """
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.roundtrip import GOLDEN, golden_document, roundtrip_document
 from hespas.validators.roundtrip import roundtrip
+from tools.roundtrip import GOLDEN, golden_document, roundtrip_document
 
 ROOT = Path(__file__).parents[3]
 _SMALL_BYTES = 2_000

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hespas.estimators import load_estimator
-from hespas.estimators.protocol import for_job
+from hespas.estimators.registry import for_job
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError

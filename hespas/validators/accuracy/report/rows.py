@@ -45,8 +45,9 @@ FEW_SHAPES = 5
 
 _LISTED = 20
 _LEGEND = (
-    f"hespas {__version__}. MAPE: mean absolute error relative to the measurement; p0: published peaks, "
-    "p1, p2: two parameters fitted per device and per class, each shape unseen by its fit."
+    f"hespas {__version__}. MAPE: mean absolute error relative to the measurement; "
+    "datasheet-roofline: published peaks; one-efficiency, overhead+two-efficiencies: two parameters fitted "
+    "per device and per class, each shape unseen by its fit."
 )
 _TITLES = {
     "pass": "pass",
@@ -355,8 +356,8 @@ CSV_COLUMNS = (
     "operations",
 )
 """The header. ``tflops_per_s`` is what was measured, of useful FLOPs; ``share_of_roof`` is what the data
-sheet alone would take (the baseline p0) of the time measured. ``instructions`` and ``operations`` are JSON
-lists of what the case is made of.
+sheet alone would take (``datasheet-roofline``) of the time measured. ``instructions`` and ``operations`` are
+JSON lists of what the case is made of.
 """
 
 SPEED_UP_COLUMNS = (

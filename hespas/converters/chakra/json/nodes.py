@@ -1,0 +1,489 @@
+"""Nodes of a list ``workload_graph`` as messages of the schema.
+
+Two writers make such lists. The C++ feeder of Chakra (https://github.com/mlcommons/chakra, file
+``src/feeder/json_node.cpp``) reads ``Id``, ``Name``, ``NodeType``, ``is_cpu_op``, ``runtime`` (microseconds)
+and ``data_deps``, and of communication nodes ``tensor_size`` and ``comm_*``; what those say becomes the
+attributes of the contract. Our own writer states the same keys, so that the feeder can be fed with its files,
+and beside them ``attr`` and the other fields of a node, which then count.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from math import inf, isfinite, isnan, nan
+from types import MappingProxyType
+from typing import TypeAlias
+
+from hespas.converters.chakra.contract import ATTRIBUTES
+from hespas.files.wire import decode_varint, encode_varint, fields, tag
+from hespas.schemas.chakra.tables import (
+    GLOBAL_METADATA,
+    NODE,
+    VALUE_FIELDS,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    NodeType,
+    WireType,
+)
+
+__all__ = [
+    "COMMUNICATION_KEYS",
+    "FEEDER_KEYS",
+    "HOST_KEY",
+    "JsonValue",
+    "WrongValueError",
+    "contradicted_keys",
+    "listed_node",
+    "message_bytes",
+    "message_json",
+    "value_bytes",
+    "value_json",
+    "wire_fields",
+    "wire_integers",
+]
+
+HOST_KEY = "is_cpu_op"
+COMMUNICATION_KEYS = (
+    "tensor_size",
+    "comm_type",
+    "comm_priority",
+    "comm_size",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+)
+"""What the feeder reads of sends, receives and collectives only."""
+
+FEEDER_KEYS = (HOST_KEY, *COMMUNICATION_KEYS)
+
+_FIELDS = MappingProxyType(
+    {
+        "Id": "id",
+        "Name": "name",
+        "NodeType": "type",
+        "runtime": "duration_micros",
+        "data_deps": "data_deps",
+        "ctrl_deps": "ctrl_deps",
+        "ctrlDeps": "ctrl_deps",
+        "start_time_micros": "start_time_micros",
+        "inputs": "inputs",
+        "outputs": "outputs",
+        "attr": "attr",
+    }
+)
+"""Key of a listed node -> field of the schema."""
+
+_VALUE = ("_val", "Val")
+_INTEGERS = frozenset({Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64})
+_OF_SCALAR: tuple[tuple[type, str], ...] = (
+    (bool, "bool"),
+    (int, "int64"),
+    (float, "double"),
+    (str, "string"),
+)
+"""In this order, because a bool is an int."""
+
+
+def listed_node(node: dict[str, JsonValue], left_out: list[str]) -> dict[str, JsonValue]:
+    """The node as protobuf-JSON says it. Keys that mean nothing and hold no plain value go to ``left_out``.
+
+    Raises :class:`WrongValueError` where what every node has is missing.
+    """
+    for key in ("Id", "NodeType"):
+        if node.get(key) is None:
+            raise WrongValueError(f"{key} is missing")
+    found: dict[str, JsonValue] = {}
+    others: dict[str, JsonValue] = {}
+    for key, value in node.items():
+        if value is None:
+            continue
+        field = _FIELDS.get(key)
+        if field is None:
+            others[key] = value
+        elif field in found:
+            raise WrongValueError(f"{key}: stands twice, in two spellings")
+        else:
+            found[field] = value
+    if "attr" not in found:
+        found["attr"] = _attributes(found, others, left_out)
+    else:
+        left_out += [key for key in others if key not in FEEDER_KEYS]
+    return found
+
+
+def contradicted_keys(node: dict[str, JsonValue]) -> list[str]:
+    """The keys for the feeder whose value is not that of the attribute of the same name."""
+    attributes = node.get("attr")
+    if not isinstance(attributes, list):
+        return []
+    stated: dict[str, JsonValue] = {}
+    for attribute in attributes:
+        name = attribute.get("name") if isinstance(attribute, dict) else None
+        if isinstance(attribute, dict) and isinstance(name, str) and name in FEEDER_KEYS:
+            stated.setdefault(name, next((attribute[key] for key in attribute if key.endswith(_VALUE)), None))
+    return [key for key in FEEDER_KEYS if key in node and _plain(node[key]) != _plain(stated.get(key, 0))]
+
+
+def _plain(value: JsonValue) -> int | None:
+    """The number that a key states, as a number, a text or a truth value."""
+    try:
+        return int(value) if isinstance(value, int | str) else None
+    except ValueError:
+        return None
+
+
+def _attributes(
+    fields: dict[str, JsonValue], others: dict[str, JsonValue], left_out: list[str]
+) -> list[JsonValue]:
+    """Attributes from plain keys: those of the contract have its type, others that of their value."""
+    found: list[JsonValue] = []
+    runtime = fields.get("duration_micros")
+    if isinstance(runtime, float) and not runtime.is_integer() and 0 <= runtime < 1 << 53:
+        fields["duration_micros"] = int(runtime)
+        exact_ns = round(runtime * 1e3)
+        others = {"duration_nanos": max(1, exact_ns) if runtime else exact_ns, **others}
+    for key, value in others.items():
+        attribute = _attribute(key, value)
+        if attribute is None:
+            left_out.append(key)
+        else:
+            found.append(attribute)
+    return found
+
+
+def _attribute(key: str, value: JsonValue) -> JsonValue:
+    """None for what no attribute holds: objects and mixed lists."""
+    field = ATTRIBUTES.get(key, AttributeField.INT32 if key == "comm_priority" else None)
+    if isinstance(value, list):
+        kinds = {_kind_of(entry) for entry in value}
+        if len(kinds) != 1 or "" in kinds:
+            return None
+        return {"name": key, f"{kinds.pop()}_list": {"values": value}}
+    if field is not None:
+        kind = VALUE_FIELDS[field]
+        return {"name": key, f"{kind.proto}_val": _as_stated(kind, value)}
+    kind_name = _kind_of(value)
+    return {"name": key, f"{kind_name}_val": value} if kind_name else None
+
+
+def _as_stated(kind: Kind, value: JsonValue) -> JsonValue:
+    """A value in the type that the contract gives its name, where that loses nothing."""
+    if kind is Kind.BOOL and not isinstance(value, bool) and value in (0, 1):
+        return value == 1
+    if kind is Kind.STRING and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if kind in _INTEGERS and isinstance(value, bool):
+        return int(value)
+    return value
+
+
+def _kind_of(value: JsonValue) -> str:
+    """The type of attribute for a plain value: ``int64``; nothing for objects and lists."""
+    kind = next((name for type_, name in _OF_SCALAR if isinstance(value, type_)), "")
+    too_large = kind == "int64" and isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+    return "uint64" if too_large else kind
+
+
+# Single values in protobuf-JSON and on the wire: https://protobuf.dev/programming-guides/json.
+#
+# 64-bit integers may be numbers or texts, enumerations names or numbers; what is not finite is a text.
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+"""Anything that JSON can say."""
+
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
+_WHOLE = re.compile(r"-?[0-9]{1,20}\Z")
+_NUMBER = re.compile(r"-?[0-9]{1,400}(\.[0-9]{0,400})?([eE][-+]?[0-9]{1,4})?\Z")
+_ENUM = {name: int(member) for member in NodeType for name in (member.name, f"{member.name}_NODE")}
+_ENUM_NAMES = {int(member): f"{member.name}_NODE" for member in NodeType}
+_NOT_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+_PACKING = {
+    Kind.DOUBLE: "<d",
+    Kind.FLOAT: "<f",
+    Kind.FIXED32: "<I",
+    Kind.FIXED64: "<Q",
+    Kind.SFIXED32: "<i",
+    Kind.SFIXED64: "<q",
+}
+_BITS = {
+    **dict.fromkeys((Kind.INT32, Kind.SINT32, Kind.SFIXED32, Kind.UINT32, Kind.FIXED32, Kind.ENUM), 32),
+    **dict.fromkeys((Kind.INT64, Kind.SINT64, Kind.SFIXED64, Kind.UINT64, Kind.FIXED64), 64),
+}
+_UNSIGNED = frozenset({Kind.UINT32, Kind.FIXED32, Kind.UINT64, Kind.FIXED64})
+_ZIGZAG = frozenset({Kind.SINT32, Kind.SINT64})
+
+
+class WrongValueError(ValueError):
+    """A value that its field cannot have."""
+
+
+def value_bytes(kind: Kind, value: JsonValue) -> bytes:
+    """One value as it travels, texts and bytes with their length before them. Raises `WrongValueError`."""
+    match kind:
+        case Kind.STRING:
+            content = _text(value)
+            return encode_varint(len(content)) + content
+        case Kind.BYTES:
+            content = _bytes(value)
+            return encode_varint(len(content)) + content
+        case Kind.DOUBLE | Kind.FLOAT:
+            return _real_bytes(kind, value)
+        case Kind.BOOL:
+            if not isinstance(value, bool):
+                raise WrongValueError(f"{_shown(value)} is neither true nor false")
+            return b"\1" if value else b"\0"
+        case _:
+            return _whole_bytes(kind, value)
+
+
+def value_json(kind: Kind, raw: int | bytes) -> JsonValue:
+    """What travels (an integer for a varint, else bytes) as JSON says it."""
+    match kind:
+        case Kind.STRING:
+            return raw.decode() if isinstance(raw, bytes) else ""
+        case Kind.BYTES:
+            return b64encode(raw).decode() if isinstance(raw, bytes) else ""
+        case Kind.DOUBLE | Kind.FLOAT:
+            return _real_json(kind, raw)
+        case Kind.BOOL:
+            return raw != 0
+        case Kind.ENUM:
+            number = _whole(kind, raw)
+            return _ENUM_NAMES.get(number, number)
+        case _:
+            number = _whole(kind, raw)
+            return str(number) if _BITS[kind] == 64 else number
+
+
+def _shown(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _text(value: JsonValue) -> bytes:
+    if not isinstance(value, str):
+        raise WrongValueError(f"{_shown(value)} is no text")
+    return value.encode()
+
+
+def _bytes(value: JsonValue) -> bytes:
+    """Base64, of either alphabet, padded or not."""
+    text = _text(value).rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
+    try:
+        return b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except ValueError as error:
+        raise WrongValueError(f"{_shown(value)} is no base64") from error
+
+
+def _real_bytes(kind: Kind, value: JsonValue) -> bytes:
+    if isinstance(value, str):
+        number = _NOT_FINITE.get(value)
+        if number is None and not _NUMBER.match(value):
+            raise WrongValueError(f"{_shown(value)} is no number")
+        number = float(value) if number is None else number
+        overflows = value not in _NOT_FINITE and not isfinite(number)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        overflows = abs(value) > 1.8e308
+        number = 0.0 if overflows else float(value)
+    else:
+        raise WrongValueError(f"{_shown(value)} is no number")
+    try:
+        if not overflows:
+            return struct.pack(_PACKING[kind], number)
+    except OverflowError:
+        pass  # too large for 32 bits
+    raise WrongValueError(f"{_shown(value)} does not fit a {kind.proto}")
+
+
+def _real_json(kind: Kind, raw: int | bytes) -> JsonValue:
+    if isinstance(raw, int):
+        return 0.0
+    number: float = struct.unpack(_PACKING[kind], raw)[0]
+    if isfinite(number):
+        return number
+    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _whole_bytes(kind: Kind, value: JsonValue) -> bytes:
+    number = _stated_whole(kind, value)
+    bits = _BITS[kind]
+    low, high = (0, 1 << bits) if kind in _UNSIGNED else (-(1 << bits - 1), 1 << bits - 1)
+    if not low <= number < high:
+        raise WrongValueError(f"{_shown(value)} does not fit {kind.proto}")
+    if kind in _PACKING:
+        return struct.pack(_PACKING[kind], number)
+    if kind in _ZIGZAG:
+        number = number << 1 ^ number >> bits - 1
+    return encode_varint(number & _MASK64)
+
+
+def _stated_whole(kind: Kind, value: JsonValue) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        if kind is Kind.ENUM and value in _ENUM:
+            return _ENUM[value]
+        if kind is not Kind.ENUM and _WHOLE.match(value):
+            return int(value)
+    what = "node type" if kind is Kind.ENUM else "whole number"
+    raise WrongValueError(f"{_shown(value)} is no {what}")
+
+
+def _whole(kind: Kind, raw: int | bytes) -> int:
+    """The number that a varint or fixed bytes stand for."""
+    if isinstance(raw, bytes):
+        number: int = struct.unpack(_PACKING[kind], raw)[0]
+        return number
+    if kind in _ZIGZAG:
+        return raw >> 1 ^ -(raw & 1)
+    bits = _BITS[kind]
+    raw &= (1 << bits) - 1
+    return raw if kind in _UNSIGNED or raw < 1 << bits - 1 else raw - (1 << bits)
+
+
+# Protobuf-JSON of Chakra messages to their wire format and back, driven by the tables of the schema.
+#
+# Both spellings of a name (``dataDeps``, ``data_deps``) are taken, the schema's own is written. Recursion
+# is as deep as the schema, never as the input.
+
+
+def _spellings(spec: MessageSpec) -> dict[str, FieldSpec]:
+    named: dict[str, FieldSpec] = {}
+    for field in spec.fields.values():
+        first, *others = field.name.split("_")
+        named[field.name] = named[first + "".join(map(str.capitalize, others))] = field
+    return named
+
+
+def _by_message(*roots: MessageSpec) -> dict[str, dict[str, FieldSpec]]:
+    """Fields by name, of all messages within ``roots``."""
+    found: dict[str, dict[str, FieldSpec]] = {}
+    waiting = list(roots)
+    while waiting:
+        spec = waiting.pop()
+        found[spec.name] = _spellings(spec)
+        waiting += [field.message for field in spec.fields.values() if field.message is not None]
+    return found
+
+
+_FIELDS_BY_MESSAGE = _by_message(NODE, GLOBAL_METADATA)
+
+
+def message_bytes(spec: MessageSpec, value: JsonValue, unknown: list[str]) -> bytes:
+    """The message that an object says, in canonical form; names the schema lacks go to ``unknown``.
+
+    Raises :class:`WrongValueError`, whose message starts with the path to the value.
+    """
+    if not isinstance(value, dict):
+        raise WrongValueError(f"no {spec.name} object")
+    fields = _FIELDS_BY_MESSAGE[spec.name]
+    parts: dict[int, bytes] = {}
+    chosen = ""
+    for name, item in value.items():
+        field = fields.get(name)
+        if field is None:
+            unknown.append(name)
+            continue
+        if item is None:
+            continue
+        if field.oneof and chosen:
+            raise WrongValueError(f"{name}: there is a value already, {chosen}")
+        if field.number in parts:
+            raise WrongValueError(f"{name}: stands twice, in two spellings")
+        chosen = name if field.oneof else chosen
+        parts[field.number] = _field_bytes(field, item, name, unknown)
+    return b"".join(parts[number] for number in sorted(parts))
+
+
+def _field_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
+    if field.repeated:
+        return _repeated_bytes(field, item, name, unknown)
+    head = tag(field.number, field.kind.wire)
+    try:
+        if field.message is not None:
+            content = message_bytes(field.message, item, unknown)
+            return head + encode_varint(len(content)) + content
+        content = value_bytes(field.kind, item)
+    except WrongValueError as error:
+        raise WrongValueError(f"{name}: {error}") from error
+    is_default = not field.oneof and not any(content)
+    return b"" if is_default else head + content
+
+
+def _repeated_bytes(field: FieldSpec, item: JsonValue, name: str, unknown: list[str]) -> bytes:
+    if not isinstance(item, list):
+        raise WrongValueError(f"{name}: no list")
+    head = tag(field.number, WireType.BYTES)
+    parts: list[bytes] = []
+    for place, entry in enumerate(item):
+        try:
+            if field.message is not None:
+                content = message_bytes(field.message, entry, unknown)
+                parts += (head, encode_varint(len(content)), content)
+                continue
+            content = value_bytes(field.kind, entry)
+        except WrongValueError as error:
+            raise WrongValueError(f"{name}[{place}]: {error}") from error
+        parts += (head, content) if field.kind.wire is WireType.BYTES else (content,)
+    whole = b"".join(parts)
+    if field.message is not None or field.kind.wire is WireType.BYTES or not whole:
+        return whole
+    return head + encode_varint(len(whole)) + whole
+
+
+def message_json(spec: MessageSpec, data: bytes) -> dict[str, JsonValue]:
+    """A canonical message as an object; fields that are not there are left out."""
+    found: dict[str, JsonValue] = {}
+    for number, raw in wire_fields(data):
+        field = spec.fields[number]
+        if not field.repeated:
+            found[field.name] = _field_json(field, raw)
+            continue
+        entries = found.setdefault(field.name, [])
+        if isinstance(entries, list):
+            entries += _entries_json(field, raw)
+    return found
+
+
+def _field_json(field: FieldSpec, raw: int | bytes) -> JsonValue:
+    if field.message is not None and isinstance(raw, bytes):
+        return message_json(field.message, raw)
+    return value_json(field.kind, raw)
+
+
+def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
+    """The entries that one occurrence of a repeated field holds: a message, a text, or packed numbers."""
+    if field.kind.wire is WireType.BYTES or isinstance(raw, int):
+        return [_field_json(field, raw)]
+    if field.kind.wire is WireType.VARINT:
+        return [value_json(field.kind, number) for number in wire_integers(raw)]
+    width = 8 if field.kind.wire is WireType.FIXED64 else 4
+    return [value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
+
+
+def wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and content of each field of a message that a serialiser wrote: varints as integers."""
+    for number, wire, value, place in fields(data, 0, len(data)):
+        if wire == WireType.VARINT:
+            yield number, value
+        elif wire == WireType.BYTES:
+            yield number, data[value:place]
+        else:
+            yield number, data[place : place + (8 if wire == WireType.FIXED64 else 4)]
+
+
+def wire_integers(data: bytes) -> list[int]:
+    """The varints of a packed field."""
+    found: list[int] = []
+    at = 0
+    while at < len(data):
+        value, at = decode_varint(data, at, len(data))
+        found.append(value)
+    return found

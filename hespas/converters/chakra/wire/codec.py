@@ -1,0 +1,554 @@
+"""Whole Chakra trace files to columns and back: https://github.com/mlcommons/chakra, schema 0.0.4 (= 1.0.0).
+
+Files of older schemas are read as what they are in that one.
+
+Faults carry the ``ET`` codes of ``hespas-validate check``: ``ET001`` framing and wire format, ``ET002`` empty
+file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty node frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.history import (
+    FirstFrame,
+    Signature,
+    as_current_metadata,
+    first_frame,
+    looks_old,
+    possible_versions,
+)
+from hespas.converters.chakra.history.nodes import HistoricDecoder
+from hespas.converters.chakra.history.resolution import Evidence, Resolution, is_final, resolve, survivors
+from hespas.converters.chakra.wire import Longs, Words
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire.decode import (
+    CutOffError,
+    Decoder,
+    FrameBatch,
+    Metadata,
+    frames,
+    open_trace,
+)
+from hespas.converters.chakra.wire.encode import encode_chunks
+from hespas.files.streams import open_output
+from hespas.graph.diagnostics import Diagnostics, Severity
+from hespas.graph.errors import FormatError, UnsupportedError
+from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
+from hespas.schemas.chakra.history import NAMED, VERSIONS
+
+__all__ = ["CodecFaults", "iter_columns", "read_columns", "write_columns"]
+
+_WITHOUT_CONVERTER = "0.0.1"
+"""The schema from before there was a converter that wrote microseconds."""
+
+
+def iter_columns(
+    path: Path,
+    diagnostics: Diagnostics,
+    *,
+    max_bytes: int | None = None,
+    lenient: bool = False,
+    version: str = "",
+    recover: bool = False,
+) -> Iterator[tuple[EtColumns, float]]:
+    """The file's nodes chunk by chunk in constant memory, each with a guess of how many chunks there are.
+
+    Every chunk carries the metadata and all attribute names met so far; there is at least one, which may
+    be empty. Nodes of older schemas come as those of today's; ``version`` names the schema where the file
+    cannot tell. Raises :class:`FormatError` naming file and byte, and :class:`UnsupportedError` where the
+    schema is not known; with ``lenient`` faults become diagnostics and whole frames are kept, with
+    ``recover`` those before a cut.
+    """
+    faults = CodecFaults(str(path), diagnostics, lenient, recover)
+    source = open_trace(path, max_bytes)
+    opened: _Opened | None = None
+    count, expected = 0, 1.0
+    try:
+        for whole in frames(source):
+            batch = whole
+            if opened is None:
+                opened = _open_nodes(whole, _Reading(path, max_bytes, version), faults)
+                batch = opened.nodes
+            empty = int((batch.start == batch.end).sum())
+            _warn(diagnostics, "ET004", faults.path, "a node frame is empty (all fields default)", empty)
+            if source.size and len(batch):
+                expected = source.size / max(1, int(batch.end[-1] - batch.start[0]))
+            chunk = opened.decoder.nodes(batch)
+            count += len(chunk)
+            yield _complete(chunk, opened), expected
+    except FormatError as error:
+        if opened is None and not lenient:
+            raise
+        faults.framing(error, count)
+        if opened is not None and faults.is_recovered(error):
+            nothing = EtColumns.empty(AttributeColumns.empty(0))
+            yield _complete(replace(nothing, is_cut=True), opened), expected
+        if opened is None:
+            return  # there is nothing else to be said of it
+    _conclude(opened, count, faults)
+
+
+def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
+    metadata = opened.metadata
+    keys = tuple(opened.decoder.keys.names)
+    return replace(
+        chunk,
+        version=metadata.version,
+        schema=opened.schema,
+        metadata=metadata.attrs,
+        attrs=chunk.attrs.with_keys(keys),
+    )
+
+
+def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
+    """Say what is to be said of the file as a whole."""
+    diagnostics, path = faults.diagnostics, faults.path
+    if opened is None:
+        faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
+    elif not count:
+        faults.report("ET002", "the file has no node", "end of file", "was the writing program interrupted?")
+    if opened is None:
+        return
+    message = "unknown fields were left out"
+    _warn(diagnostics, "chakra.unknown-field", path, message, opened.decoder.unknown_fields)
+    label = opened.metadata.version or "empty"
+    if label not in LATEST_VERSIONS:
+        _warn(diagnostics, "ET004", path, f"the version label is {label}, not 0.0.4 or 1.0.0", 1)
+    if opened.schema:
+        _say_migrated(opened, faults)
+
+
+def _say_migrated(opened: _Opened, faults: CodecFaults) -> None:
+    """A checker's reader finds an error here: only today's schema is what simulators read."""
+    read_as = f"the trace has schema {opened.schema} and was read as one of 0.0.4"
+    if faults.lenient:
+        message = f"{read_as}; simulators would misread it: convert it"
+        faults.diagnostics.add("ET003", Severity.ERROR, faults.path, message, path=faults.path)
+    else:
+        _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
+    if isinstance(opened.decoder, HistoricDecoder):
+        likely = (
+            "simulators of its time took them as cycles of 1 ns, which is the likely unit: --run-time-unit ns"
+            if opened.schema == _WITHOUT_CONVERTER
+            else "and converters other than Chakra's for PyTorch wrote cycles: --run-time-unit ns"
+        )
+        message = (
+            f"run times count as microseconds unless told; schema {opened.schema} names no unit; {likely}"
+        )
+        _warn(faults.diagnostics, "chakra.run-time-unit", faults.path, message, opened.decoder.run_times)
+
+
+def _warn(diagnostics: Diagnostics, code: str, path: str, message: str, count: int) -> None:
+    diagnostics.warning(code, path, message, path=path, count=count)
+
+
+def read_columns(
+    path: Path,
+    diagnostics: Diagnostics,
+    *,
+    max_bytes: int | None = None,
+    lenient: bool = False,
+    version: str = "",
+    recover: bool = False,
+) -> EtColumns:
+    """A whole trace file; takes and raises what :func:`iter_columns` does."""
+    joiner = _Joiner()
+    last = EtColumns.empty(AttributeColumns.empty(0))
+    for chunk, expected in iter_columns(
+        path, diagnostics, max_bytes=max_bytes, lenient=lenient, version=version, recover=recover
+    ):
+        joiner.add(chunk, expected)
+        last = chunk
+    whole = joiner.take(last.version, last.metadata, last.attrs.keys)
+    return replace(whole, schema=last.schema, is_cut=last.is_cut)
+
+
+def write_columns(columns: EtColumns, path: Path) -> None:
+    """Write a trace file, gzipped where the name ends in ``.gz``. Raises :class:`OutputError`."""
+    with open_output(path, packed=path.suffix == ".gz") as stream:
+        for piece in encode_chunks(columns):
+            stream.write(np.frombuffer(piece, np.uint8).data)
+
+
+# Faults of a file as a whole: raised, or recorded where the reader is lenient or recovers a cut file.
+
+_CODED = re.compile(r"(ET\d{3}): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFaults:
+    """Where the faults of one file go; with ``recover`` a cut is a warning."""
+
+    path: str
+    diagnostics: Diagnostics
+    lenient: bool
+    recover: bool = False
+
+    def report(self, code: str, message: str, position: str, hint: str) -> None:
+        """An error of the file as a whole."""
+        if not self.lenient:
+            raise FormatError(f"{code}: {message}", path=self.path, position=position, hint=hint)
+        self.diagnostics.add(code, Severity.ERROR, position, message, path=self.path)
+
+    def is_recovered(self, error: FormatError) -> bool:
+        """Whether the user asked to go on behind this error."""
+        return self.recover and isinstance(error, CutOffError)
+
+    def framing(self, error: FormatError, nodes: int) -> None:
+        """A fault of the wire format; a reader that is lenient or recovers keeps what is whole before it."""
+        recovers = self.is_recovered(error)
+        if not (self.lenient or recovers):
+            if isinstance(error, CutOffError) and nodes:
+                error.hint = f"{error.hint}; --recover keeps the {nodes:,} nodes before the cut"
+            raise error
+        coded = _CODED.fullmatch(error.message)
+        code, text = (coded[1], coded[2]) if coded else ("ET001", error.message)
+        message = f"{text}; the {nodes} nodes before it were kept" if nodes else text
+        severity = Severity.WARNING if recovers else Severity.ERROR
+        self.diagnostics.add(code, severity, error.position or "", message, path=self.path)
+
+
+# The start of a trace: which schema it has, its metadata, and the decoder for its nodes.
+
+_PROBED_NODES = 64
+_NO_TRACE = "is this a Chakra trace? Its first frame would be a GlobalMetadata message"
+
+
+class _Reading(NamedTuple):
+    """How to read a file: up to which size, and as which version (empty: as it tells itself)."""
+
+    path: Path
+    max_bytes: int | None
+    version: str
+
+
+class _Opened(NamedTuple):
+    """A trace of which the first batch has been looked at. ``schema`` names an older schema, else empty."""
+
+    decoder: Decoder | HistoricDecoder
+    metadata: Metadata
+    nodes: FrameBatch
+    schema: str
+
+
+def _open_nodes(batch: FrameBatch, reading: _Reading, faults: CodecFaults) -> _Opened:
+    """Tell the schema, decode the metadata, and return the nodes of the first batch.
+
+    Where the first frame does not tell, the file is read as far as it takes. Raises :class:`FormatError` and
+    :class:`UnsupportedError` (``ET003``) where the schema is none that is known, or cannot be told.
+    """
+    signature = Signature.of(batch.message(0))
+    if signature is None or first_frame(signature) is FirstFrame.UNKNOWN:
+        _not_a_trace(faults.path)
+    has_metadata = first_frame(signature) is FirstFrame.METADATA
+    nodes = batch.without_first() if has_metadata else batch
+    possible = possible_versions(signature)
+    if possible and possible <= NAMED[CURRENT]:
+        chosen = _settled(possible, nodes, reading.version, faults.path)
+    else:
+        chosen = _told_by_nodes(batch, possible, reading, faults, has_metadata=has_metadata)
+    if chosen.reading not in NAMED[CURRENT]:
+        return _open_old(batch, nodes, chosen, faults, has_metadata=has_metadata)
+    return _open_current(batch, nodes, signature, chosen, faults, named=bool(reading.version))
+
+
+def _settled(possible: frozenset[str], nodes: FrameBatch, named: str, path: str) -> Resolution:
+    """The schema where the metadata can be of today's only; nodes of another are refused."""
+    for index in range(min(len(nodes), _PROBED_NODES)):
+        signature = Signature.of(nodes.message(index))
+        if signature is not None and looks_old(signature):
+            raise UnsupportedError(
+                "ET003: the metadata of this file are of schema 0.0.4, its nodes of 0.0.3 or older",
+                path=path,
+                position=f"byte {int(nodes.frame_byte[index])}",
+                hint="write the trace again with one version of Chakra",
+            )
+    return resolve(Evidence(), possible, has_metadata=True, named=named, path=path)
+
+
+def _told_by_nodes(
+    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: CodecFaults, *, has_metadata: bool
+) -> Resolution:
+    """The schema that the nodes have: of the first batch or, while that is not enough, of more of them."""
+    evidence = Evidence()
+    if has_metadata:
+        evidence.add_metadata(batch.message(0))
+    start = evidence.copy()
+    nodes = batch.without_first() if has_metadata else batch
+    evidence.add_nodes(nodes.window, nodes.start, nodes.end)
+    found = survivors(evidence, possible, has_metadata=has_metadata)
+    if not is_final(found):
+        _read_on(evidence, possible, reading, has_metadata=has_metadata)
+    try:
+        return resolve(evidence, possible, has_metadata=has_metadata, named=reading.version, path=faults.path)
+    except UnsupportedError as error:
+        if not found:
+            error.position = f"byte {_stranger(nodes, start, possible, has_metadata=has_metadata)}"
+        raise
+
+
+def _stranger(nodes: FrameBatch, start: Evidence, possible: frozenset[str], *, has_metadata: bool) -> int:
+    """Where the first node is with which no version is left, in the first batch; found by halving."""
+    low, high = 0, len(nodes)
+    while low < high:
+        middle = (low + high) // 2
+        evidence = start.copy()
+        evidence.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
+        if survivors(evidence, possible, has_metadata=has_metadata):
+            low = middle + 1
+        else:
+            high = middle
+    return int(nodes.frame_byte[low]) if low < len(nodes) else nodes.base
+
+
+def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *, has_metadata: bool) -> None:
+    """Collect evidence from the batches behind the first, until it is enough; damage ends it too."""
+    try:
+        for number, batch in enumerate(frames(open_trace(reading.path, reading.max_bytes))):
+            if not number:
+                continue
+            evidence.add_nodes(batch.window, batch.start, batch.end)
+            if is_final(survivors(evidence, possible, has_metadata=has_metadata)):
+                return
+    except FormatError:
+        return  # it is told when the nodes are read
+
+
+def _open_old(
+    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: CodecFaults, *, has_metadata: bool
+) -> _Opened:
+    decoder = HistoricDecoder(
+        VERSIONS[chosen.reading], chosen.label, faults.path, faults.diagnostics if faults.lenient else None
+    )
+    metadata = Metadata(CURRENT, AttributeColumns.empty(1))
+    if has_metadata:
+        metadata = decoder.metadata(batch.message(0), batch.base + int(batch.start[0]))
+    return _Opened(decoder, metadata, nodes, chosen.label)
+
+
+def _open_current(
+    batch: FrameBatch,
+    nodes: FrameBatch,
+    signature: Signature,
+    chosen: Resolution,
+    faults: CodecFaults,
+    *,
+    named: bool,
+) -> _Opened:
+    decoder = Decoder(faults.path, on_error=faults.diagnostics if faults.lenient else None)
+    if len(nodes) == len(batch):
+        message = "the first frame is a Node, not a GlobalMetadata: the schema (ET003) can only be guessed"
+        if named:
+            faults.diagnostics.warning("ET002", faults.path, message, path=faults.path)
+        else:
+            faults.report(
+                "ET002", message, "byte 0", f"{_NO_TRACE}; name the schema with --from-version 0.0.4"
+            )
+        return _Opened(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
+    message_bytes = batch.message(0)
+    is_early = chosen.reading == EARLY
+    if is_early:
+        message_bytes = as_current_metadata(signature)
+    metadata = decoder.metadata(message_bytes, batch.base + int(batch.start[0]))
+    if is_early:  # it had no label yet; the trace that is read is one of today's schema
+        return _Opened(decoder, replace(metadata, version=CURRENT), nodes, EARLY)
+    return _Opened(decoder, metadata, nodes, "")
+
+
+def _not_a_trace(path: str) -> NoReturn:
+    raise FormatError(
+        "ET003: the first frame is no Chakra message", path=path, position="byte 0", hint=_NO_TRACE
+    )
+
+
+# Joining the chunks of a file: one column at a time, so that only one column is ever held twice.
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class _Column(Generic[_Scalar]):
+    """A flat column that grows; room that is not used takes no memory."""
+
+    __slots__ = ("_room", "size")
+
+    def __init__(self, dtype: type[_Scalar]) -> None:
+        self._room: NDArray[_Scalar] = np.empty(0, dtype)
+        self.size = 0
+
+    def add(self, piece: NDArray[_Scalar], expected: float) -> None:
+        """Append; ``expected`` is how many times this much the whole column is thought to hold."""
+        end = self.size + len(piece)
+        if end > len(self._room):
+            wanted = int(len(piece) * expected * 1.05) if self.size <= 1 else end + end // 2
+            larger = np.empty(max(end, wanted), self._room.dtype)
+            larger[: self.size] = self._room[: self.size]
+            self._room = larger
+        self._room[self.size : end] = piece
+        self.size = end
+
+    def take(self) -> NDArray[_Scalar]:
+        """The whole column; this one is empty afterwards."""
+        whole = self._room[: self.size]
+        self._room = np.empty(0, whole.dtype)
+        self.size = 0
+        return whole
+
+
+class _Offsets:
+    """The pieces of an offsets column, each moved behind the one before."""
+
+    __slots__ = ("_column", "base")
+
+    def __init__(self) -> None:
+        self._column = _Column(np.int64)
+        self._column.add(np.zeros(1, np.int64), 0)
+        self.base = 0
+
+    def add(self, offsets: Longs, expected: float) -> None:
+        self._column.add(offsets[1:] + self.base, expected)
+        self.base += int(offsets[-1])
+
+    def take(self) -> Longs:
+        return self._column.take()
+
+
+class _Rows:
+    """The pieces of a column of byte strings."""
+
+    __slots__ = ("_data", "_offsets", "count")
+
+    def __init__(self) -> None:
+        self._data = _Column(np.uint8)
+        self._offsets = _Offsets()
+        self.count = 0
+
+    def add(self, rows: ByteRows, expected: float) -> None:
+        self._data.add(rows.data, expected)
+        self._offsets.add(rows.offsets, expected)
+        self.count += len(rows)
+
+    def take(self) -> ByteRows:
+        return ByteRows(self._data.take(), self._offsets.take())
+
+
+class _Io:
+    __slots__ = ("_node", "_shapes", "_types", "_values")
+
+    def __init__(self) -> None:
+        self._node = _Column(np.int64)
+        self._values, self._shapes, self._types = _Rows(), _Rows(), _Rows()
+
+    def add(self, columns: IoColumns, base: int, expected: float) -> None:
+        if not len(columns):
+            return
+        self._node.add(columns.node + base, expected)
+        self._values.add(columns.values, expected)
+        self._shapes.add(columns.shapes, expected)
+        self._types.add(columns.types, expected)
+
+    def take(self) -> IoColumns:
+        return IoColumns(self._node.take(), self._values.take(), self._shapes.take(), self._types.take())
+
+
+class _Attributes:
+    __slots__ = ("_bits", "_doc", "_doc_row", "_field", "_key", "_offsets", "_payload")
+
+    def __init__(self) -> None:
+        self._offsets = _Offsets()
+        self._key, self._field, self._bits = _Column(np.int32), _Column(np.uint8), _Column(np.uint64)
+        self._payload, self._doc = _Rows(), _Rows()
+        self._doc_row = _Column(np.int64)
+
+    def add(self, columns: AttributeColumns, expected: float) -> None:
+        if len(columns.doc_row):
+            self._doc_row.add(columns.doc_row + self._offsets.base, expected)
+            self._doc.add(columns.doc, expected)
+        bits = columns.bits
+        if len(columns.payload):
+            bits = np.where(columns.has_payload, bits + np.uint64(self._payload.count), bits)
+            self._payload.add(columns.payload, expected)
+        self._offsets.add(columns.offsets, expected)
+        self._key.add(columns.key, expected)
+        self._field.add(columns.field, expected)
+        self._bits.add(bits, expected)
+
+    def take(self, keys: tuple[str, ...]) -> AttributeColumns:
+        return AttributeColumns(
+            keys,
+            self._offsets.take(),
+            self._key.take(),
+            self._field.take(),
+            self._bits.take(),
+            self._payload.take(),
+            self._doc_row.take(),
+            self._doc.take(),
+        )
+
+
+class _Joiner:
+    """Takes chunks in file order, whose attribute keys come from one table, and makes one set of columns."""
+
+    __slots__ = ("_attrs", "_ctrl", "_data", "_inputs", "_name", "_nodes", "_outputs", "_type", "_words")
+
+    def __init__(self) -> None:
+        """Start with no nodes."""
+        self._words: dict[str, _Column[np.uint64]] = {
+            name: _Column(np.uint64) for name in ("id", "start", "duration", "ctrl", "data")
+        }
+        self._type = _Column(np.int32)
+        self._nodes = _Column(np.int64)
+        self._name, self._inputs, self._outputs = _Rows(), _Io(), _Io()
+        self._ctrl, self._data = _Offsets(), _Offsets()
+        self._attrs = _Attributes()
+
+    def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
+        """Append the nodes of a chunk; ``expected`` guesses how many such chunks there are, to plan room."""
+        base = self._nodes.size
+        self._inputs.add(chunk.inputs, base, expected)
+        self._outputs.add(chunk.outputs, base, expected)
+        self._nodes.add(chunk.frame_byte, expected)
+        self._type.add(chunk.type, expected)
+        self._name.add(chunk.name, expected)
+        self._ctrl.add(chunk.ctrl_offsets, expected)
+        self._data.add(chunk.data_offsets, expected)
+        self._attrs.add(chunk.attrs, expected)
+        for name, words in self._of(chunk).items():
+            self._words[name].add(words, expected)
+
+    @staticmethod
+    def _of(chunk: EtColumns) -> dict[str, Words]:
+        return {
+            "id": chunk.id,
+            "start": chunk.start_micros,
+            "duration": chunk.duration_micros,
+            "ctrl": chunk.ctrl_deps,
+            "data": chunk.data_deps,
+        }
+
+    def take(self, version: str, metadata: AttributeColumns, keys: tuple[str, ...]) -> EtColumns:
+        """The whole; the joiner is empty afterwards."""
+        return EtColumns(
+            version=version,
+            metadata=metadata,
+            attrs=self._attrs.take(keys),
+            name=self._name.take(),
+            id=self._words["id"].take(),
+            type=self._type.take(),
+            ctrl_offsets=self._ctrl.take(),
+            ctrl_deps=self._words["ctrl"].take(),
+            data_offsets=self._data.take(),
+            data_deps=self._words["data"].take(),
+            start_micros=self._words["start"].take(),
+            duration_micros=self._words["duration"].take(),
+            inputs=self._inputs.take(),
+            outputs=self._outputs.take(),
+            frame_byte=self._nodes.take(),
+        )

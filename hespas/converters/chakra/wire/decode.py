@@ -1,0 +1,447 @@
+"""A trace file to columns. A frame is a varint length, then that many bytes, to the exact end of the file.
+
+End of file is the absence of bytes: a frame of length 0 is a legal message. A length is checked against the
+bytes that are left, and nothing is allocated for bytes that have not been read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from hespas.converters.chakra.history import Signature, looks_old
+from hespas.converters.chakra.wire import (
+    SLACK,
+    Bools,
+    Cursor,
+    Longs,
+    Spans,
+    Window,
+    copy_spans,
+    packed_varints,
+    read_varints,
+    repeated_spans,
+)
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes, not_text
+from hespas.files.limits import limits
+from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
+from hespas.files.wire import WireError, decode_varint
+from hespas.graph.diagnostics import Diagnostics
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
+from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE, NodeField, WireType
+
+__all__ = ["CutOffError", "Decoder", "FrameBatch", "Metadata", "Source", "decode_io", "frames", "open_trace"]
+
+_BLOCK_BYTES = 1 << 20
+_LENGTH_BYTES = 5
+"""Of 32 bits."""
+_MAX_EMPTY_FRAMES = 1 << 16
+_FIXED_BYTES = {1: 8, 5: 4}
+"""By wire type."""
+_DAMAGED = "the file is damaged or is no Chakra trace; write or download it again"
+
+
+class CutOffError(FormatError):
+    """The file ends too early: what stands before is whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch:
+    """Consecutive messages in one buffer: message ``i`` is at ``start[i]:end[i]`` of ``window``.
+
+    ``frame_byte`` is where each frame (its length varint) starts in the decompressed file, ``base`` where the
+    window does.
+    """
+
+    window: Window
+    start: Longs
+    end: Longs
+    frame_byte: Longs
+    base: int = 0
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def without_first(self) -> FrameBatch:
+        """The batch without its first message."""
+        return replace(self, start=self.start[1:], end=self.end[1:], frame_byte=self.frame_byte[1:])
+
+    def message(self, index: int) -> bytes:
+        """The bytes of one message."""
+        return self.window.u8[self.start[index] : self.end[index]].tobytes()
+
+
+class _PackedTrace:
+    """A gzip stream; what can be had before damage is returned first."""
+
+    def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
+        self._stream = PackedInput(stream, path, max_bytes, code="ET001: ")
+        self._path = path
+        self._done = 0
+        self._damage = ""
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` decompressed bytes; raises :class:`FormatError` for damage and for bombs."""
+        data = b""
+        if not self._damage:
+            try:
+                data = self._stream.read(size)
+            except damage_errors() as error:
+                self._damage = str(error) or "no reason given"
+        if self._damage:
+            data = self._stream.before_damage(self._done, size)
+            if not data:
+                raise CutOffError(
+                    f"ET001: the gzip stream is damaged or cut off ({self._damage})",
+                    path=str(self._path),
+                    position=f"byte {self._done} of the decompressed data",
+                    hint=_DAMAGED,
+                )
+        self._done += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+@dataclass(slots=True)
+class Source:
+    """Where bytes come from; ``size`` is the number of all bytes where it is known."""
+
+    stream: BinaryIO | _PackedTrace
+    name: str
+    size: int | None
+
+
+def open_trace(path: Path, max_bytes: int | None = None) -> Source:
+    """Open a trace file, gzip or not. ``max_bytes`` bounds the decompressed size of a gzip file further.
+
+    Raises :class:`FormatError` when the file cannot be opened.
+    """
+    refuse_special_files(path)
+    try:
+        stream = open_input(path, buffering=0)
+        magic = stream.read(2)
+        size = os.fstat(stream.fileno()).st_size
+    except OSError as error:
+        raise FormatError(
+            f"cannot be read: {error.strerror}", path=str(path), hint="check the path and who may read it"
+        ) from None
+    if magic == GZIP_MAGIC:
+        return Source(_PackedTrace(stream, path, max_bytes), str(path), None)
+    stream.seek(0)
+    return Source(stream, str(path), size)
+
+
+def frames(source: Source, block_bytes: int = _BLOCK_BYTES) -> Iterator[FrameBatch]:
+    """The messages of a file in batches of about ``block_bytes``; closes the file at the end.
+
+    Raises :class:`FormatError` (``ET001``) with the byte offset of the frame that is cut off or too long.
+    """
+    rest, offset, empty = b"", 0, 0
+    try:
+        while data := source.stream.read(block_bytes):
+            size = len(rest) + len(data)
+            block = b"".join((rest, data, bytes(SLACK)))
+            heads, behind = _scan(block, size, source.name, offset)
+            if heads:
+                batch = _batch(block, heads, offset)
+                empty += int((batch.start == batch.end).sum())
+                _refuse_padding(empty, source.name, offset)
+                _refuse_crowded(batch, source.name)
+                yield batch
+            rest = block[behind:size]
+            offset += behind
+            block_bytes = max(block_bytes, len(rest))
+            _check_declared(rest, source, offset)
+        if rest:
+            raise _cut_off(rest, source.name, offset)
+    finally:
+        source.stream.close()
+
+
+def _scan(block: bytes, size: int, name: str, offset: int) -> tuple[list[int], int]:
+    """Where the whole frames in the first ``size`` bytes begin, and where the first incomplete one does.
+
+    A length that runs into the padding behind ``size`` ends behind it too, so it counts as incomplete.
+    """
+    heads: list[int] = []
+    add = heads.append
+    at = 0
+    while at < size:
+        add(at)
+        length = block[at]
+        if length < 0x80:
+            at += length + 1
+        elif (second := block[at + 1]) < 0x80:
+            at += (length & 0x7F | second << 7) + 2
+        else:
+            length, start = _long_length(block, at, name, offset)
+            at = start + length
+    if at > size:
+        at = heads.pop()
+    return heads, at
+
+
+def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, int]:
+    """A frame length of several bytes and the position behind it, 0 when the block ends before."""
+    start = at
+    try:
+        value, at = decode_varint(block, at, min(len(block), start + _LENGTH_BYTES))
+    except WireError:
+        if len(block) < start + _LENGTH_BYTES:
+            return 0, 0
+        value = 1 << 32
+    if value >= 1 << 32:
+        raise FormatError(
+            "ET001: a frame length does not fit into 32 bits",
+            path=name,
+            position=f"byte {offset + start}",
+            hint=_DAMAGED,
+        )
+    return value, at
+
+
+def _batch(block: bytes, heads: list[int], offset: int) -> FrameBatch:
+    window = Window.over(np.frombuffer(block, np.uint8))
+    head = np.array(heads, np.int64)
+    length, start, _ = read_varints(window, head)
+    return FrameBatch(window, start, start + length.view(np.int64), head + offset, offset)
+
+
+def _refuse_padding(empty: int, name: str, offset: int) -> None:
+    """Stop at zeros: each would be a node of some 60 bytes, and all but one a duplicate id."""
+    if empty > _MAX_EMPTY_FRAMES:
+        raise FormatError(
+            f"ET001: more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+            path=name,
+            position=f"byte {offset}",
+            hint=_DAMAGED,
+        )
+
+
+def _refuse_crowded(batch: FrameBatch, name: str) -> None:
+    """Stop at a message of very many fields: each would take a hundred bytes, and may itself have two."""
+    most = limits().node_fields
+    for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
+        if _count_fields(batch.message(index), most) > most:
+            raise FormatError(
+                f"ET001: a message of more than {most:,} fields",
+                path=name,
+                position=f"byte {int(batch.frame_byte[index])}",
+                hint="is this a Chakra trace? A node has a few attributes, and packed lists of dependencies",
+            )
+
+
+def _count_fields(data: bytes, most: int) -> int:
+    """How many fields a message has, up to one more than ``most`` and to the first that is malformed."""
+    count = at = 0
+    with suppress(WireError):
+        while at < len(data) and count <= most:
+            tag, at = decode_varint(data, at, len(data))
+            wire = tag & 7
+            value = 0
+            if wire in (0, 2):
+                value, at = decode_varint(data, at, len(data))
+            elif wire > 5:
+                break
+            at += _FIXED_BYTES.get(wire, value if wire == 2 else 0)
+            count += 1
+    return count
+
+
+def _check_declared(rest: bytes, source: Source, offset: int) -> None:
+    """Refuse at once a length beyond the end of a file whose size is known."""
+    if source.size is None or not rest:
+        return
+    length, start = _long_length(rest, 0, source.name, offset)
+    if start and start + length > source.size - offset:
+        raise _cut_off(rest, source.name, offset)
+
+
+def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
+    length, start = _long_length(rest, 0, name, offset)
+    message = (
+        f"ET001: a frame of {length} bytes is cut off by the end of the file after {len(rest) - start} bytes"
+        if start
+        else "ET001: a frame length is cut off by the end of the file"
+    )
+    return CutOffError(message, path=name, position=f"byte {offset}", hint=_DAMAGED)
+
+
+# --- Messages of schema 0.0.4 (= 1.0.0) to columns.
+#
+# They are decoded a block at a time, every field of all messages of the block at once. A message that
+# no serialiser would have written is first brought into canonical form, so that every legal encoding is
+# read and everything else is an error with its place in the file. Memory: the columns and one block.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metadata:
+    """The first frame of a file: its version text and its attributes (of one owner)."""
+
+    version: str
+    attrs: AttributeColumns
+
+
+def _tag(number: int, wire: WireType) -> int:
+    return number << 3 | wire
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Decodes the frames of one file. ``unknown_fields`` counts what the schema does not know.
+
+    ``path`` is for error messages. Attribute names are interned into ``keys`` across batches. Malformed nodes
+    raise, or are left out and recorded in ``on_error`` where that is given.
+    """
+
+    path: str | None = None
+    on_error: Diagnostics | None = None
+    unknown_fields: int = 0
+    keys: KeyTable = field(default_factory=KeyTable)
+
+    def nodes(self, batch: FrameBatch) -> EtColumns:
+        """The nodes of a batch; ``attrs.keys`` and the metadata are left empty, the codec fills them in.
+
+        Raises :class:`FormatError` (``ET001``) with the byte offset of what is malformed.
+        """
+        columns, bad = _decode_nodes(batch, self.keys)
+        if not bad.any():
+            return columns
+        columns, bad = _decode_nodes(self._canonical(batch, bad), self.keys)
+        if bad.any():
+            raise InvariantError("a canonical node was not understood", path=self.path)
+        return columns
+
+    def _canonical(self, batch: FrameBatch, bad: Bools) -> FrameBatch:
+        """The batch with the marked messages in canonical form; only these are looked at one by one."""
+        messages = [batch.message(index) for index in range(len(bad))]
+        positions: list[int] = batch.start.tolist()
+        kept = np.ones(len(bad), np.bool_)
+        for index in np.flatnonzero(bad).tolist():
+            place, frame_byte = batch.base + positions[index], int(batch.frame_byte[index])
+            try:
+                messages[index] = self._canonical_one(messages[index], place, frame_byte)
+            except (FormatError, UnsupportedError) as error:
+                if self.on_error is None:
+                    raise
+                code, message = error.message.split(": ", 1)
+                message = f"{message}; the node is left out"
+                self.on_error.error(code, error.position or "", message, path=self.path or "")
+                kept[index] = False
+                messages[index] = b""
+        rows = ByteRows.from_rows(messages)
+        window = Window.holding(rows.data)
+        return FrameBatch(window, rows.offsets[:-1][kept], rows.offsets[1:][kept], batch.frame_byte[kept])
+
+    def _canonical_one(self, message: bytes, base: int, frame_byte: int) -> bytes:
+        """A node in canonical form. Raises :class:`UnsupportedError` for one of an older schema, of which
+        protobuf would make nonsense.
+        """
+        signature = Signature.of(message)
+        try:
+            canonical = canonical_message(message, NODE, base=base, path=self.path)
+            if not canonical.unknown_fields or signature is None or not looks_old(signature):
+                self.unknown_fields += canonical.unknown_fields
+                return canonical.data
+        except FormatError:
+            if signature is None or not looks_old(signature):
+                raise
+        raise UnsupportedError(
+            "ET003: this node has the fields of a schema before 0.0.4, which the file has",
+            path=self.path,
+            position=f"byte {frame_byte}",
+            hint="write the trace again with one version of Chakra",
+        )
+
+    def metadata(self, message: bytes, base: int = 0) -> Metadata:
+        """Decode a ``GlobalMetadata`` message that starts at byte ``base`` of the file."""
+        canonical = canonical_message(message, GLOBAL_METADATA, base=base, path=self.path)
+        self.unknown_fields += canonical.unknown_fields
+        window = Window.holding(np.frombuffer(canonical.data, np.uint8))
+        cursor = Cursor(window, np.zeros(1, np.int64), np.array([len(canonical.data)]))
+        version = cursor.span(_tag(1, WireType.BYTES))
+        offsets, start, length = repeated_spans(cursor, _tag(2, WireType.BYTES))
+        keys = KeyTable()
+        attrs, bad = decode_attributes(window, offsets, start, length, keys)
+        if cursor.finish().any() or bad.any():
+            raise InvariantError("canonical metadata was not understood", path=self.path)
+        text = ByteRows(*copy_spans(window, *version.spread(1))).text(0)
+        return Metadata(text, attrs.with_keys(tuple(keys.names)))
+
+
+def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
+    """All fields of all messages, and which messages need the canonical form first."""
+    window, count = batch.window, len(batch.start)
+    cursor = Cursor(window, batch.start, batch.end)
+    node_id = cursor.varint(_tag(NodeField.ID, WireType.VARINT))
+    name = ByteRows(*copy_spans(window, *cursor.span(_tag(NodeField.NAME, WireType.BYTES)).spread(count)))
+    cursor.mark(None, not_text(name))
+    kind = cursor.varint(_tag(NodeField.TYPE, WireType.VARINT))
+    ctrl = packed_varints(window, *cursor.span(_tag(NodeField.CTRL_DEPS, WireType.BYTES)).spread(count))
+    data = packed_varints(window, *cursor.span(_tag(NodeField.DATA_DEPS, WireType.BYTES)).spread(count))
+    cursor.mark(None, ctrl[2])
+    cursor.mark(None, data[2])
+    start = cursor.varint(_tag(NodeField.START_TIME_MICROS, WireType.VARINT))
+    duration = cursor.varint(_tag(NodeField.DURATION_MICROS, WireType.VARINT))
+    inputs = _io(cursor, cursor.span(_tag(NodeField.INPUTS, WireType.BYTES)))
+    outputs = _io(cursor, cursor.span(_tag(NodeField.OUTPUTS, WireType.BYTES)))
+    offsets, attr_start, attr_length = repeated_spans(cursor, _tag(NodeField.ATTR, WireType.BYTES))
+    attrs, bad_attrs = decode_attributes(window, offsets, attr_start, attr_length, keys)
+    bad = cursor.finish()
+    if bad_attrs.any():
+        bad[np.searchsorted(offsets, np.flatnonzero(bad_attrs), side="right") - 1] = True
+    columns = EtColumns(
+        version="",
+        metadata=AttributeColumns.empty(1),
+        id=node_id,
+        name=name,
+        type=kind.astype(np.uint32).view(np.int32),
+        ctrl_offsets=ctrl[1],
+        ctrl_deps=ctrl[0],
+        data_offsets=data[1],
+        data_deps=data[0],
+        start_micros=start,
+        duration_micros=duration,
+        inputs=inputs,
+        outputs=outputs,
+        attrs=attrs,
+        frame_byte=batch.frame_byte,
+    )
+    return columns, bad
+
+
+def _io(owner: Cursor, spans: Spans) -> IoColumns:
+    """The ``IOInfo`` messages at ``spans``; owners of what is not understood are marked."""
+    rows: Longs = np.arange(len(owner.at)) if spans.rows is None else spans.rows
+    if not len(rows):
+        return IoColumns.empty()
+    cursor = Cursor(owner.window, spans.start, spans.start + spans.length)
+    columns = _io_texts(cursor, rows)
+    bad = cursor.finish()
+    for text in (columns.values, columns.shapes, columns.types):
+        bad |= not_text(text)
+    owner.mark(rows, bad)
+    return columns
+
+
+def _io_texts(cursor: Cursor, rows: Longs) -> IoColumns:
+    texts = [
+        ByteRows(*copy_spans(cursor.window, *cursor.span(_tag(number, WireType.BYTES)).spread(len(rows))))
+        for number in (1, 2, 3)
+    ]
+    return IoColumns(rows, texts[0], texts[1], texts[2])
+
+
+def decode_io(window: Window, start: Longs, length: Longs) -> IoColumns:
+    """Canonical ``IOInfo`` messages at the given spans, numbered from 0."""
+    return _io_texts(Cursor(window, start, start + length), np.arange(len(start), dtype=np.int64))

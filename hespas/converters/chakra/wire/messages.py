@@ -1,0 +1,572 @@
+"""Decoding of ``AttributeProto`` messages, all attributes of a chunk at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.chakra.wire import (
+    Bools,
+    Bytes,
+    Cursor,
+    Longs,
+    Window,
+    Words,
+    copy_spans,
+    read_varints,
+    repeated_spans,
+)
+from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows
+from hespas.files.wire import WireError, decode_varint, encode_varint, tag
+from hespas.graph.errors import FormatError
+from hespas.schemas.chakra.tables import (
+    ATTRIBUTE,
+    VALUE_FIELDS,
+    AttributeField,
+    FieldSpec,
+    Kind,
+    MessageSpec,
+    WireType,
+)
+
+__all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes", "not_text"]
+
+_NAME_TAG, _DOC_TAG, _ENTRY_TAG = 0x0A, 0x12, 0x0A
+_NO_VALUE = 255
+
+
+def _wire_of_tag() -> Bytes:
+    """Wire type by the value of an attribute's value tag; 255 where that is no value field of the schema."""
+    table = np.full(1 << 14, _NO_VALUE, np.uint8)
+    for number, kind in VALUE_FIELDS.items():
+        table[number << 3 | kind.wire] = kind.wire
+        table[number + 1 << 3 | WireType.BYTES] = WireType.BYTES
+    return table
+
+
+_WIRE_OF_TAG = _wire_of_tag()
+_LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Attribute messages of a chunk, one cursor row each."""
+
+    cursor: Cursor
+    field: Bytes
+    bits: Words
+    payload_rows: Longs
+    payload: ByteRows
+
+
+def decode_attributes(
+    window: Window, offsets: Longs, start: Longs, length: Longs, keys: KeyTable
+) -> tuple[AttributeColumns, Bools]:
+    """The attributes at the given spans, and which of them need the canonical form first.
+
+    ``offsets`` says which attributes belong to which owner. Names are interned into ``keys``; those of the
+    result are filled in when all chunks are joined.
+    """
+    cursor = Cursor(window, start, start + length)
+    name_start, name_length = cursor.span(_NAME_TAG).spread(len(start))
+    key = keys.intern(window, name_start, name_length)
+    doc = cursor.span(_DOC_TAG)
+    doc_rows = np.arange(len(start)) if doc.rows is None else doc.rows
+    docs = ByteRows(*copy_spans(window, doc.start, doc.length))
+    cursor.mark(doc_rows, not_text(docs) | (doc.length == 0) if len(docs) else None)
+    rows = _values(cursor)
+    columns = AttributeColumns((), offsets, key, rows.field, rows.bits, rows.payload, doc_rows, docs)
+    return columns, cursor.finish() | (key == NOT_TEXT)
+
+
+def _values(cursor: Cursor) -> _Rows:
+    """Read the value of every attribute; the cursor ends behind it."""
+    window, at = cursor.window, cursor.at
+    has = at < cursor.end
+    low = window.u8.take(at)
+    wide = low >= 0x80
+    tag = low.astype(np.int64)
+    if wide.any():
+        tag += np.where(wide, (window.u8.take(at + 1).astype(np.int64) << 7) - 0x80, 0)
+    wire = np.where(has, _WIRE_OF_TAG.take(tag, mode="clip"), _NO_VALUE)
+    cursor.bad = cursor.bad | (has & (wire == _NO_VALUE))
+    field = np.where(has, tag >> 3, 0).astype(np.uint8)
+    cursor.at = np.where(wire == _NO_VALUE, at, at + 1 + wide)
+    bits = np.zeros(len(at), np.uint64)
+    _varints(cursor, np.flatnonzero(wire == WireType.VARINT), field, bits)
+    _fixed(cursor, np.flatnonzero(wire == WireType.FIXED64), field, bits, 8)
+    _fixed(cursor, np.flatnonzero(wire == WireType.FIXED32), field, bits, 4)
+    payload_rows = np.flatnonzero(wire == WireType.BYTES)
+    payload = _payloads(cursor, payload_rows, field, bits)
+    return _Rows(cursor, field, bits, payload_rows, payload)
+
+
+def _varints(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> None:
+    if not len(rows):
+        return
+    value, behind, endless = read_varints(cursor.window, cursor.at[rows])
+    cursor.mark(rows, endless)
+    cursor.at[rows] = behind
+    bits[rows] = _integers(field[rows], value)
+
+
+def _integers(field: Bytes, raw: Words) -> Words:
+    """What the varints mean: narrowed to 32 bits, un-zigzagged, or a truth value, as the field says."""
+    value = raw.copy()
+    present = set(np.flatnonzero(np.bincount(field, minlength=33)).tolist())
+    if AttributeField.INT32 in present:
+        rows = np.flatnonzero(field == AttributeField.INT32)
+        value[rows] = _sign_extended(raw[rows])
+    if AttributeField.UINT32 in present:
+        value[field == AttributeField.UINT32] &= _LOW32
+    if AttributeField.BOOL in present:
+        rows = np.flatnonzero(field == AttributeField.BOOL)
+        value[rows] = raw[rows] != 0
+    for number, mask in ((AttributeField.SINT32, _LOW32), (AttributeField.SINT64, ~np.uint64(0))):
+        if number in present:
+            rows = np.flatnonzero(field == number)
+            zigzag = raw[rows] & mask
+            value[rows] = (zigzag >> np.uint64(1)) ^ (~(zigzag & np.uint64(1)) + np.uint64(1))
+    return value
+
+
+def _sign_extended(value: Words) -> Words:
+    return value.astype(np.uint32).view(np.int32).astype(np.int64).view(np.uint64)
+
+
+def _fixed(cursor: Cursor, rows: Longs, field: Bytes, bits: Words, size: int) -> None:
+    if not len(rows):
+        return
+    at = cursor.at[rows]
+    value = cursor.window.words[at]
+    if size == 4:
+        value &= _LOW32
+        signed = field[rows] == AttributeField.SFIXED32
+        value[signed] = _sign_extended(value[signed])
+    bits[rows] = value
+    cursor.at[rows] = at + size
+
+
+def _payloads(cursor: Cursor, rows: Longs, field: Bytes, bits: Words) -> ByteRows:
+    """Copy strings, bytes and list messages out; give up what is not canonical or no text."""
+    if not len(rows):
+        return ByteRows.blank(0)
+    value, start, endless = read_varints(cursor.window, cursor.at[rows])
+    end = cursor.end[rows]
+    length = value.view(np.int64)
+    outside = (length != end - start) | (length < 0)
+    if endless is not None:
+        outside |= endless
+    start, length = np.where(outside, end, start), np.where(outside, 0, length)
+    cursor.mark(rows, outside)
+    cursor.at[rows] = end
+    payload = ByteRows(*copy_spans(cursor.window, start, length))
+    number = field[rows]
+    strings = number == AttributeField.STRING
+    if strings.any():
+        cursor.mark(rows, not_text(payload) & strings)
+    texts = np.flatnonzero((number == AttributeField.STRING_LIST) | (number == AttributeField.BYTES_LIST))
+    cursor.mark(rows[texts], _bad_entries(cursor.window, number[texts], start[texts], length[texts]))
+    lists = np.flatnonzero((number & 1 == 0) & (number < AttributeField.STRING_LIST))
+    cursor.mark(rows[lists], _bad_lists(number[lists], payload, lists))
+    bits[rows] = np.arange(len(rows), dtype=np.uint64)
+    return payload
+
+
+def _bad_entries(window: Window, number: Bytes, start: Longs, length: Longs) -> Bools | None:
+    """Which string and bytes lists are not in canonical form, or hold what is no text."""
+    if not len(number):
+        return None
+    cursor = Cursor(window, start, start + length)
+    offsets, entry_start, entry_length = repeated_spans(cursor, _ENTRY_TAG)
+    # A length written with more bytes than it needs shows as a total that is too long.
+    sizes = 1 + entry_length + 1
+    for bound in range(7, 64, 7):
+        if not len(entry_length) or int(entry_length.max()) >> bound == 0:
+            break
+        sizes += entry_length >= 1 << bound
+    total = np.concatenate([[0], np.cumsum(sizes)])[offsets]
+    bad: Bools = cursor.finish() | (np.diff(total) != length)
+    entries = ByteRows(*copy_spans(window, entry_start, entry_length))
+    wrong = np.flatnonzero(not_text(entries))
+    owner = np.searchsorted(offsets, wrong, side="right") - 1
+    bad[owner[number[owner] == AttributeField.STRING_LIST]] = True
+    return bad
+
+
+def _bad_lists(number: Bytes, payload: ByteRows, rows: Longs) -> Bools | None:
+    """Which numeric list messages are not in canonical form; equal lists are looked at once."""
+    if not len(rows):
+        return None
+    seen: dict[tuple[int, bytes], bool] = {}
+    bad = np.zeros(len(rows), np.bool_)
+    for place, (field, row) in enumerate(zip(number.tolist(), rows.tolist(), strict=True)):
+        content = payload[row]
+        known = seen.get((field, content))
+        if known is None:
+            known = seen[field, content] = not _is_canonical(field, content)
+        bad[place] = known
+    return bad
+
+
+def _is_canonical(field: int, content: bytes) -> bool:
+    spec = ATTRIBUTE.fields[field].message
+    if spec is None:
+        return False
+    try:
+        return canonical_message(content, spec).data == content
+    except FormatError:
+        return False
+
+
+def not_text(rows: ByteRows) -> Bools:
+    """Which rows are not UTF-8."""
+    bad = np.zeros(len(rows), np.bool_)
+    if not len(rows.data) or int(rows.data.max()) < 0x80:
+        return bad
+    filled = np.flatnonzero(rows.lengths)
+    inside = (rows.data[rows.offsets[filled]] & 0xC0) == 0x80
+    if not inside.any() and _decodes(rows.data.tobytes()):
+        return bad
+    for row in filled.tolist():
+        bad[row] = not _decodes(rows[row])
+    return bad
+
+
+def _decodes(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Interning of attribute names: a handful of distinct names, millions of occurrences.
+#
+# Names of up to 32 bytes are looked up by a hash of their words and compared in full; every other name, and
+# the first occurrence of each, goes through a dictionary.
+
+NOT_TEXT = -1
+"""What stands for a name that is not UTF-8."""
+
+_WORDS = 4
+_SHORT = 8 * _WORDS
+_BUCKETS = 1 << 12
+_ROUNDS = 64
+"""So many new names of a chunk are each looked for in all of it; more are taken one by one."""
+_MIX = tuple(
+    np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+)
+# Row n keeps the first n bytes of a name's words.
+_MASKS: Words = np.array(
+    [
+        [(1 << 8 * min(8, max(0, length - 8 * word))) - 1 for word in range(_WORDS)]
+        for length in range(_SHORT + 1)
+    ],
+    np.uint64,
+)
+
+
+class KeyTable:
+    """Distinct names in order of first appearance; shared by all chunks of a file."""
+
+    __slots__ = ("_bucket", "_length", "_rows", "_words", "names")
+
+    def __init__(self) -> None:
+        """Start with no names."""
+        self.names: list[str] = []
+        self._rows: dict[bytes, int] = {}
+        self._bucket = np.zeros(_BUCKETS, np.int32)
+        self._words: Words = np.zeros((_WORDS, 64), np.uint64)
+        self._length: Longs = np.full(64, -1, np.int64)
+
+    def intern(self, window: Window, start: Longs, length: Longs) -> NDArray[np.int32]:
+        """The row in ``names`` of each span (:data:`NOT_TEXT` where it is no UTF-8)."""
+        short = np.minimum(length, _SHORT)
+        words = [
+            window.words[start + 8 * word] & _MASKS[:, word].take(short)
+            for word in range(self._depth(length))
+        ]
+        mixed = words[0] * _MIX[0]
+        for word, odd in zip(words[1:], _MIX[1:], strict=False):
+            mixed ^= word * odd
+        bucket = (mixed >> np.uint64(52)).view(np.int64)
+        key = self._bucket.take(bucket)
+        pending = np.flatnonzero(~self._same(key, words, length) | (length > _SHORT))
+        long = length[pending] > _SHORT
+        for row in pending[long].tolist():
+            key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
+        pending = pending[~long]
+        for _ in range(_ROUNDS):
+            if not len(pending):
+                return key
+            row = int(pending[0])
+            found = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
+            self._bucket[bucket[row]] = max(found, 0)
+            alike = length[pending] == length[row]
+            for column in words:
+                alike &= column[pending] == column[row]
+            key[pending[alike]] = found
+            pending = pending[~alike]
+        for row in pending.tolist():
+            key[row] = self._add(window.u8[start[row] : start[row] + length[row]].tobytes())
+        return key
+
+    def add(self, name: str) -> int:
+        """The row of a name that stands in no message."""
+        return self._add(name.encode())
+
+    def find(self, name: str) -> int:
+        """The row of a name, -1 where it has not been met."""
+        return self._rows.get(name.encode(), -1)
+
+    @staticmethod
+    def _depth(length: Longs) -> int:
+        """Words needed to tell these names apart."""
+        longest = int(length.max()) if len(length) else 0
+        return min(_WORDS, max(1, (longest + 7) // 8))
+
+    def _same(self, key: NDArray[np.int32], words: list[Words], length: Longs) -> NDArray[np.bool_]:
+        """Where the name of ``key`` is what stands in ``words``."""
+        same: NDArray[np.bool_] = self._length.take(key) == length
+        for word, column in enumerate(words):
+            same &= self._words[word].take(key) == column
+        return same
+
+    def _add(self, name: bytes) -> int:
+        """The row of a name, new or old."""
+        row = self._rows.get(name)
+        if row is not None:
+            return row
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            return NOT_TEXT
+        row = self._rows[name] = len(self.names)
+        self.names.append(text)
+        if row == len(self._length):
+            self._length = np.concatenate([self._length, np.full(row, -1, np.int64)])
+            self._words = np.concatenate([self._words, np.zeros((_WORDS, row), np.uint64)], axis=1)
+        if len(name) <= _SHORT:
+            padded = np.frombuffer(name.ljust(_SHORT, b"\0"), "<u8")
+            self._words[:, row] = padded
+            self._length[row] = len(name)
+        return row
+
+
+# One message at a time: the whole wire format, for what the column codec does not take.
+#
+# Reads any legal encoding of a message (fields in any order, repeated singular fields, unpacked lists,
+# unknown fields, groups to be skipped) and writes the one a protobuf serialiser would have written, which
+# the column codec then reads. Table-driven; depth is that of the schema, never that of the input.
+
+_MASK64 = (1 << 64) - 1
+_MASK32 = (1 << 32) - 1
+_GROUP_START, _GROUP_END = 3, 4
+_MAX_GROUP_DEPTH = 100
+"""Protobuf's own recursion limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Canonical:
+    """A re-encoded message and the number of unknown fields that were left out."""
+
+    data: bytes
+    unknown_fields: int
+
+
+class _Message:
+    """Field values of one message: raw integers, byte strings or nested messages."""
+
+    __slots__ = ("spec", "values")
+
+    def __init__(self, spec: MessageSpec) -> None:
+        self.spec = spec
+        self.values: dict[int, list[int | bytes | _Message]] = {}
+
+
+class _Reader:
+    """Reads one frame; ``base`` is its offset in the file, for messages."""
+
+    __slots__ = ("base", "data", "path", "unknown")
+
+    def __init__(self, data: bytes, base: int, path: str | None) -> None:
+        self.data = data
+        self.base = base
+        self.path = path
+        self.unknown = 0
+
+    def fail(self, message: str, at: int) -> FormatError:
+        return FormatError(
+            f"ET001: {message}",
+            path=self.path,
+            position=f"byte {self.base + at}",
+            hint="the file is damaged or is no Chakra trace; write or download it again",
+        )
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        """A varint (64 bits are kept) and the position behind it."""
+        try:
+            return decode_varint(self.data, at, end)
+        except WireError as error:
+            raise self.fail(str(error), error.position) from None
+
+    def skip(self, number: int, wire: int, at: int, end: int) -> int:
+        """The position behind an unknown field's value."""
+        open_groups: list[int] = []
+        while True:
+            if wire == _GROUP_START:
+                open_groups.append(number)
+            elif wire == _GROUP_END:
+                if not open_groups or open_groups.pop() != number:
+                    raise self.fail("a group ends that did not start", at)
+            else:
+                at = self._skip_value(wire, at, end)
+            if not open_groups:
+                return at
+            if len(open_groups) > _MAX_GROUP_DEPTH:
+                raise self.fail("groups are nested too deeply", at)
+            number, wire, at = self.tag(at, end)
+
+    def _skip_value(self, wire: int, at: int, end: int) -> int:
+        if wire == WireType.VARINT:
+            return self.varint(at, end)[1]
+        if wire == WireType.BYTES:
+            length, at = self.varint(at, end)
+        elif wire in (WireType.FIXED32, WireType.FIXED64):
+            length = 4 if wire == WireType.FIXED32 else 8
+        else:
+            raise self.fail(f"wire type {wire} does not exist", at)
+        if length > end - at:
+            raise self.fail(f"a field of {length} bytes does not fit into its message", at)
+        return at + length
+
+    def tag(self, at: int, end: int) -> tuple[int, int, int]:
+        """Field number, wire type and the position behind a tag."""
+        value, behind = self.varint(at, end)
+        if value >> 3 == 0 or value > _MASK32:
+            raise self.fail("a field number is out of range", at)
+        return value >> 3, value & 7, behind
+
+    def message(self, into: _Message, at: int, end: int) -> None:
+        """Merge the fields of ``data[at:end]`` into a message, as protobuf's parser does."""
+        while at < end:
+            number, wire, at = self.tag(at, end)
+            spec = into.spec.fields.get(number)
+            packed = spec is not None and spec.repeated and spec.kind.wire != WireType.BYTES
+            if spec is not None and wire == spec.kind.wire:
+                at = self._value(into, spec, at, end)
+            elif spec is not None and packed and wire == WireType.BYTES:
+                at = self._packed(into, spec, at, end)
+            else:
+                self.unknown += 1
+                at = self.skip(number, wire, at, end)
+
+    def _packed(self, into: _Message, spec: FieldSpec, at: int, end: int) -> int:
+        behind = self._skip_value(WireType.BYTES, at, end)
+        _, at = self.varint(at, end)
+        entries = into.values.setdefault(spec.number, [])
+        while at < behind:
+            value, at = self._scalar(spec.kind, at, behind)
+            entries.append(value)
+        return behind
+
+    def _value(self, into: _Message, spec: FieldSpec, at: int, end: int) -> int:
+        if spec.oneof:
+            for number in [n for n in into.values if into.spec.fields[n].oneof and n != spec.number]:
+                del into.values[number]
+        entries = into.values.setdefault(spec.number, [])
+        if spec.message is not None:
+            behind = self._skip_value(WireType.BYTES, at, end)
+            _, at = self.varint(at, end)
+            last = entries[-1] if entries and not spec.repeated else None
+            target = last if isinstance(last, _Message) else _Message(spec.message)
+            if target is not last:
+                entries.append(target)
+            self.message(target, at, behind)
+            return behind
+        value, at = self._scalar(spec.kind, at, end)
+        if not spec.repeated:
+            entries.clear()
+        entries.append(value)
+        return at
+
+    def _scalar(self, kind: Kind, at: int, end: int) -> tuple[int | bytes, int]:
+        if kind.wire == WireType.VARINT:
+            value, at = self.varint(at, end)
+            return _normal(kind, value), at
+        behind = self._skip_value(kind.wire, at, end)
+        if kind.wire == WireType.BYTES:
+            _, at = self.varint(at, end)
+        content = self.data[at:behind]
+        if kind is Kind.STRING:
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                raise self.fail("a text is not UTF-8", at + error.start) from None
+        return content, behind
+
+
+def _normal(kind: Kind, value: int) -> int:
+    """The varint that a serialiser writes for what a parser made of ``value``."""
+    if kind is Kind.BOOL:
+        return int(value != 0)
+    if kind in (Kind.INT32, Kind.ENUM):
+        low = value & _MASK32
+        return low | (_MASK64 ^ _MASK32) if low >> 31 else low
+    if kind in (Kind.UINT32, Kind.SINT32):
+        return value & _MASK32
+    return value
+
+
+def _delimited(content: bytes) -> bytes:
+    return encode_varint(len(content)) + content
+
+
+def _write_value(kind: Kind, value: int | bytes | _Message) -> bytes:
+    if isinstance(value, _Message):
+        return _delimited(_write(value))
+    if isinstance(value, int):
+        return encode_varint(value)
+    return _delimited(value) if kind.wire == WireType.BYTES else value
+
+
+def _is_default(spec: FieldSpec, value: int | bytes | _Message) -> bool:
+    """Whether proto3 leaves a singular value out; members of a oneof and messages are always written."""
+    return not (spec.oneof or isinstance(value, _Message) or value)
+
+
+def _write(message: _Message) -> bytes:
+    """The message as a protobuf serialiser writes it: ascending fields, packed lists, defaults left out."""
+    parts: list[bytes] = []
+    for number in sorted(message.values):
+        spec, entries = message.spec.fields[number], message.values[number]
+        if not spec.repeated:
+            parts += [
+                tag(number, spec.kind.wire) + _write_value(spec.kind, value)
+                for value in entries
+                if not _is_default(spec, value)
+            ]
+        elif spec.kind.wire == WireType.BYTES:
+            head = tag(number, WireType.BYTES)
+            parts += [head + _write_value(spec.kind, value) for value in entries]
+        elif entries:
+            content = b"".join(_write_value(spec.kind, value) for value in entries)
+            parts.append(tag(number, WireType.BYTES) + _delimited(content))
+    return b"".join(parts)
+
+
+def canonical_message(
+    data: bytes, spec: MessageSpec, *, base: int = 0, path: str | None = None
+) -> _Canonical:
+    """``data`` as protobuf would write it again after parsing it, without its unknown fields.
+
+    Raises :class:`FormatError` with the offset in the file (``base`` is the offset of ``data``) when it is no
+    legal message. Costs microseconds per field: meant for single messages.
+    """
+    reader = _Reader(data, base, path)
+    message = _Message(spec)
+    reader.message(message, 0, len(data))
+    return _Canonical(_write(message), reader.unknown)

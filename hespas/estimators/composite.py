@@ -1,0 +1,378 @@
+"""The composite: several estimators in an order per kind of operation; the first that covers one speaks.
+
+Models of single operations are asked once for each distinct operation, and only for those that nobody
+before covered. Models that see more in a graph (the roofline: messages, fusions of several products) are
+asked of the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.learned.serialization import cards_at
+from hespas.estimators.registry import (
+    Estimator,
+    OperationModel,
+    Prediction,
+    load_estimator,
+    operations_on,
+    takes_no_time,
+)
+from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.errors import FormatError, UsageError
+from hespas.hardware import Device
+from hespas.hardware.reader import read_table
+from hespas.operations import KINDS, Operations
+
+__all__ = ["DEFAULT_ORDER", "Composite", "Order", "read_order", "split_order"]
+
+# Which estimators are asked of which kind of operation, and in what order.
+
+_MOST = 64
+"""Estimators that one composite may name; they are numbered in a byte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """``default`` holds for every kind that ``kinds`` does not name; spellings as on a command line."""
+
+    default: tuple[str, ...]
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def of(self, kind: str) -> tuple[str, ...]:
+        """Who is asked of a kind, the first first."""
+        return self.kinds.get(kind, self.default)
+
+    def spellings(self) -> tuple[str, ...]:
+        """Every estimator that is asked of anything, once."""
+        every = (*self.kinds.values(), self.default)
+        return tuple(dict.fromkeys(spelling for order in every for spelling in order))
+
+
+def split_order(text: str) -> tuple[str, ...]:
+    """``a+b:x=1+c`` as its parts. Raises ``UsageError`` for an empty or repeated one."""
+    return _checked(tuple(part.strip() for part in text.split("+")), "order")
+
+
+def _checked(order: tuple[str, ...], where: str) -> tuple[str, ...]:
+    if not order or not all(order):
+        raise UsageError(f"composite: {where} names no estimator", hint="write database+calibrated+roofline")
+    if len(set(order)) < len(order):
+        raise UsageError(f"composite: {where} names an estimator twice: {'+'.join(order)}")
+    if len(order) > _MOST:
+        raise UsageError(f"composite: {where} names more than {_MOST} estimators")
+    if any(part.partition(":")[0] == "composite" for part in order):
+        raise UsageError(f"composite: {where} names the composite itself")
+    return order
+
+
+def read_order(path: str) -> Order:
+    """An order from a TOML file: a list ``order``, and a table ``kinds`` of lists by kind of operation.
+
+    Raises ``FormatError`` naming the key that is wrong.
+    """
+    root = _table(Path(path))
+    unknown = sorted(set(root) - {"order", "kinds"})
+    if unknown:
+        raise FormatError(f"unknown key {unknown[0]!r}", path=path, hint="known are order and kinds")
+    stated = root.get("kinds", {})
+    if not isinstance(stated, dict):
+        raise FormatError("expected a table of lists by kind", path=path, position="kinds")
+    kinds = cast("dict[str, object]", stated)
+    for name in kinds:
+        if name not in KINDS:
+            raise FormatError(
+                f"no such kind of operation: {name!r}",
+                path=path,
+                position="kinds",
+                hint=f"known are {', '.join(KINDS)}",
+            )
+    return Order(
+        default=_list(root.get("order"), path, "order"),
+        kinds={name: _list(value, path, f"kinds.{name}") for name, value in kinds.items()},
+    )
+
+
+def _table(path: Path) -> Mapping[str, object]:
+    return read_table(path, what="an order of estimators").values
+
+
+def _list(value: object, path: str, where: str) -> tuple[str, ...]:
+    stated = cast("list[object]", value) if isinstance(value, list) else []
+    items = tuple(item for item in stated if isinstance(item, str))
+    if not isinstance(value, list) or len(items) != len(stated):
+        raise FormatError("expected a list of estimators", path=path, position=where)
+    try:
+        return _checked(items, where)
+    except UsageError as error:
+        raise FormatError(error.message, path=path, position=where, hint=error.hint) from error
+
+
+DEFAULT_ORDER = "collectives+calibrated+roofline"
+"""What is asked where nobody says: fits before data sheets."""
+
+_DEFAULT = Order(
+    default=split_order(DEFAULT_ORDER),
+    kinds=dict.fromkeys(
+        (
+            "matmul",
+            "convolution",
+            "attention.context",
+            "attention.encoder",
+            "attention.generation",
+            "moe",
+            "quantize",
+        ),
+        ("learned", "calibrated", "roofline"),
+    ),
+)
+"""Of these the learned models know more on held-out shapes (docs/accuracy.md), of products and attention in
+recorded programs too; of what else streams its data they know the sizes of their tables only.
+"""
+
+_OWN_MODELS = "learned:shipped=false"
+"""The learned models that a user's own device file names, without those of the package."""
+
+_OF_GRAPHS = frozenset({"roofline"})
+"""Models that see more in a graph than in its operations one by one."""
+_ASSUMED = frozenset({"calibrated.event-times", "calibrated.includes-quantizing", "collectives.tuned"})
+"""Findings about answers that were given, which stand whoever would have come after."""
+_FREE, _MODEL = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """Columns under way, shape ``(3, rows)`` and ``(rows,)`` twice: time and interval, who, bound."""
+
+    times: FloatArray
+    said_by: NDArray[np.int8]
+    bound: NDArray[np.int8]
+
+    @classmethod
+    def nothing(cls, rows: int) -> _Answer:
+        """Nobody has said anything yet."""
+        silent = np.full(rows, -1, np.int8)
+        return cls(np.full((3, rows), np.nan), silent, silent.copy())
+
+    def take(self, rows: BoolArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
+        """Keep what a model says of some rows, where it says something."""
+        heard = np.flatnonzero(rows & ~np.isnan(times[0]))
+        self.times[:, heard] = times[:, heard]
+        self.said_by[heard] = who
+        self.bound[heard] = bound if isinstance(bound, int) else bound[heard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """Who is asked about a device: ``models`` by ``spellings``, and the spellings of each kind in order."""
+
+    spellings: tuple[str, ...]
+    models: tuple[Estimator, ...]
+    of_kind: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each estimator is called: its name, as it was spelled where two share one."""
+        names = [model.name for model in self.models]
+        pairs = zip(names, self.spellings, strict=True)
+        return tuple(spelling if names.count(name) > 1 else name for name, spelling in pairs)
+
+    def steps(self, ops: Operations) -> list[tuple[bool, BoolArray, int]]:
+        """Who is asked of which operations, turn by turn: whether nobody comes after, the rows, the model.
+
+        In turn n each kind asks the n-th of its order; kinds that ask the same share a question.
+        """
+        orders = [self.of_kind[kind] for kind in ops.kind.names]
+        steps: list[tuple[bool, BoolArray, int]] = []
+        for turn in range(max((len(order) for order in orders), default=0)):
+            for who, spelling in enumerate(self.spellings):
+                asks = np.array([order[turn : turn + 1] == (spelling,) for order in orders], np.bool_)
+                rows = asks[ops.kind.row] if len(asks) else np.zeros(len(ops), np.bool_)
+                if rows.any():
+                    last = all(turn + 1 == len(order) for order, ask in zip(orders, asks, strict=True) if ask)
+                    steps.append((last, rows, who))
+        return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """The estimator. ``order`` are estimators with their options, joined by ``+`` (empty: what devval and
+    recorded programs speak for, see :data:`_DEFAULT`); in its place ``path`` is a
+    TOML file with a list ``order`` and lists by kind of operation in ``kinds``. ``num_ranks``: size of
+    collectives over all ranks where the graph does not say (-1: unknown).
+    """
+
+    order: str = ""
+    path: str = ""
+    num_ranks: int = -1
+    _plan: Order = field(init=False, repr=False, compare=False)
+    _models: tuple[Estimator, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read the order and load its estimators. Raises ``UsageError``, and ``FormatError`` for the file."""
+        if self.order and self.path:
+            raise UsageError("composite: an order and a file of one", hint="give order= or path=, not both")
+        stated = Order(default=split_order(self.order)) if self.order else _DEFAULT
+        plan = read_order(self.path) if self.path else stated
+        models = tuple(_for_ranks(load_estimator(each), self.num_ranks) for each in plan.spellings())
+        object.__setattr__(self, "_plan", plan)
+        object.__setattr__(self, "_models", models)
+
+    @property
+    def name(self) -> str:
+        """What the registry and reports call the model."""
+        return "composite"
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """The time of one execution of each node by the first that covers it. O(nodes log nodes)."""
+        found = Diagnostics() if diagnostics is None else diagnostics
+        distinct, place = operations_on(graph, device, num_ranks=self.num_ranks).distinct()
+        of_ops = _Answer.nothing(len(distinct))
+        of_nodes = _Answer.nothing(len(graph))
+        free = takes_no_time(graph)
+        needed = np.zeros(len(distinct), np.bool_)
+        needed[place[~free]] = True
+        bounds = ["free", "model"]
+        panel = self._panel(device)
+        for last, wanted, who in panel.steps(distinct):
+            model = panel.models[who]
+            missing = wanted & needed & np.isnan(of_ops.times[0])
+            if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
+                _ask(model, distinct, missing, (of_ops, who), (device, found, last))
+                continue
+            open_nodes = missing[place] & np.isnan(of_nodes.times[0]) & ~free
+            if open_nodes.any():
+                _ask_graph(model, graph, open_nodes, (of_nodes, who, bounds), (device, found, last))
+        by_node = ~np.isnan(of_nodes.times[0])
+        times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, place]))
+        said_by = np.where(by_node, of_nodes.said_by, of_ops.said_by[place])
+        bound = np.where(by_node, of_nodes.bound, of_ops.bound[place])
+        silent = np.isnan(times[0])
+        found.warning(
+            "composite.not-covered",
+            graph.name,
+            f"no estimator of {'+'.join(panel.spellings)} covers the operation",
+            count=int(silent.sum()),
+        )
+        # What is free was said by nobody in particular: the first may have the word.
+        return Estimate(
+            hardware=device.name,
+            estimators=panel.names,
+            bounds=tuple(bounds),
+            duration_ns=times[0],
+            low_ns=times[1],
+            high_ns=times[2],
+            said_by=np.where(silent, -1, np.where(free, 0, said_by)).astype(np.int8),
+            bound=np.where(silent, -1, np.where(free, _FREE, bound)).astype(np.int8),
+        )
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """The time of one execution of each operation, by the first that covers it; models that need a graph
+        are passed over.
+        """
+        found = Diagnostics() if diagnostics is None else diagnostics
+        distinct, place = ops.distinct()
+        answer = _Answer.nothing(len(distinct))
+        panel = self._panel(device)
+        for last, wanted, who in panel.steps(distinct):
+            model = panel.models[who]
+            if isinstance(model, OperationModel):
+                missing = wanted & np.isnan(answer.times[0])
+                _ask(model, distinct, missing, (answer, who), (device, found, last))
+        return Prediction(
+            duration_ns=answer.times[0][place],
+            low_ns=answer.times[1][place],
+            high_ns=answer.times[2][place],
+            models=panel.names,
+            said_by=answer.said_by[place],
+        )
+
+    def _panel(self, device: Device) -> _Panel:
+        """Who is asked: what a user's own device file brings comes first, where nobody said."""
+        plan, spellings, models = self._plan, self._plan.spellings(), self._models
+        orders = {kind: plan.of(kind) for kind in KINDS}
+        if plan is _DEFAULT:
+            fitted = {fit.kind for fit in device.own_fits}
+            orders |= {kind: plan.default for kind in KINDS if kind in fitted}
+            learned = {cell.kind for _, card in cards_at(device.learned_models) for cell in card.cells}
+            # The learned estimator asks them first by itself.
+            first = [kind for kind in KINDS if kind in learned and "learned" not in orders[kind]]
+            orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
+            if first:
+                spellings = (*spellings, _OWN_MODELS)
+                models = (*models, _for_ranks(load_estimator(_OWN_MODELS), self.num_ranks))
+        return _Panel(spellings=spellings, models=models, of_kind=orders)
+
+
+def _for_ranks(model: Estimator, num_ranks: int) -> Estimator:
+    """A model that knows the number of ranks, if it wants to."""
+    candidate: object = model
+    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
+        return model
+    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
+
+
+def _ask(
+    model: OperationModel,
+    ops: Operations,
+    rows: BoolArray,
+    put: tuple[_Answer, int],
+    tell: tuple[Device, Diagnostics, bool],
+) -> None:
+    """Ask a model of operations about some of them."""
+    device, found, last = tell
+    asked = np.flatnonzero(rows)
+    if not len(asked):
+        return
+    heard = Diagnostics()
+    said = model.predict(ops.take(asked), device, heard)
+    times = np.full((3, len(ops)), np.nan)
+    times[:, asked] = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+    put[0].take(rows, times, put[1], _MODEL)
+    _pass_on(heard, found, last)
+
+
+def _ask_graph(
+    model: Estimator,
+    graph: OpGraph,
+    rows: BoolArray,
+    put: tuple[_Answer, int, list[str]],
+    tell: tuple[Device, Diagnostics, bool],
+) -> None:
+    """Ask a model of graphs, and keep what it says of some nodes."""
+    device, found, last = tell
+    answer, who, bounds = put
+    heard = Diagnostics()
+    said = model.estimate(graph, device, heard)
+    bounds += [name for name in said.bounds if name not in bounds]
+    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
+    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+    answer.take(rows, times, who, number[said.bound])
+    _pass_on(heard, found, last)
+
+
+def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:
+    """What a model says it lacks is no finding while others come after: it is then worth knowing, no more.
+    What it assumed of the answers it gave stays what it is.
+    """
+    if last:
+        found.extend(heard)
+        return
+    left = heard.counts()
+    waiting = Counter(each.code for each in heard)
+    for each in heard:
+        # A collector keeps the first few findings of a code and counts all: the rest goes with the last kept.
+        waiting[each.code] -= 1
+        count = 1 if waiting[each.code] else left[each.code]
+        left[each.code] -= count
+        keeps = each.severity is Severity.ERROR or each.code in _ASSUMED
+        severity = each.severity if keeps else Severity.INFO
+        found.add(each.code, severity, each.location, each.message, path=each.path, count=count)

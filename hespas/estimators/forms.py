@@ -1,0 +1,597 @@
+"""What a form of time is: positive parameters, columns made once of operations, and a pure function of both.
+
+Times are in ns, rates in FLOP/ns and bytes/ns. Forms see operations of one scheme at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+
+from hespas.estimators.rates import rate_flops_per_s
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device
+from hespas.operations import KINDS, MATRIX_KINDS, STRIDED, Operations, find_scheme
+
+__all__ = [
+    "CHIP_WIDE_KINDS",
+    "DECODE",
+    "FORMS",
+    "FORMS_OF_KIND",
+    "PREFILL",
+    "Columns",
+    "Form",
+    "Machine",
+    "Parameter",
+    "Values",
+    "form_time_ns",
+    "hit_share",
+    "machine_of",
+    "soft_max",
+]
+
+_VECTOR_BYTES = 16.0
+"""What a GPU's widest load takes."""
+
+Columns = Mapping[str, FloatArray]
+"""What a form needs of operations: arrays whose last axis is ``(ops,)``, or constants."""
+
+Values = Mapping[str, float]
+"""Parameters by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale).
+
+    ``varies`` is false for what is set by the data's nature and never moved. ``since``: fits made before the
+    parameter was known lack it, and mean ``start``.
+    """
+
+    name: str
+    start: float
+    low: float
+    high: float
+    varies: bool = True
+    since: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The rates of a device for one scheme; NaN where the device file does not say.
+
+    ``cache_bytes`` is the largest cache, bytes per element are those of the scheme. ``vector_elements`` is
+    what loads and matrix units take at once: shorter or unaligned rows waste a part of it.
+    """
+
+    flops_per_ns: float
+    bytes_per_ns: float
+    units: float
+    cache_bytes: float
+    activation_bytes: float
+    weight_bytes: float
+    output_bytes: float
+    vector_elements: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A function from sizes to time. ``columns`` is called once per data, ``time_ns`` once per trial of
+    parameters. ``dims`` are the dimensions that bound its support. ``choices`` are values of parameters that
+    do not vary, of which a fit takes the best.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    dims: tuple[str, ...]
+    columns: Callable[[Operations, Machine], Columns]
+    time_ns: Callable[[Values, Columns], FloatArray]
+    choices: tuple[Values, ...] = ({},)
+
+
+def machine_of(device: Device, kind: str, scheme: str) -> Machine:
+    """The rates that operations of a kind and scheme meet."""
+    rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
+    found = find_scheme(scheme)
+    caches = [memory.capacity_bytes for memory in device.memories if memory.level != "main"]
+    bits = (np.nan,) * 3
+    if found is not None:
+        bits = (found.activation_bits, found.weight_bits, found.output_bits)
+    return Machine(
+        flops_per_ns=rate / 1e9,
+        bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
+        units=float(device.units) if device.units > 0 else np.nan,
+        cache_bytes=float(max((size for size in caches if size > 0), default=0)),
+        activation_bytes=bits[0] / 8,
+        weight_bytes=bits[1] / 8,
+        output_bytes=bits[2] / 8,
+        vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
+    )
+
+
+def soft_max(sharpness: float, *times: FloatArray) -> FloatArray:
+    """At least the longest of the times, at most their sum: the part that does not overlap.
+
+    The norm of order ``1 + sharpness``: 0 adds them up, infinity takes the longest.
+    """
+    order = 1 + sharpness
+    scale = np.maximum(reduce(np.maximum, times), 1e-300)
+    total = sum(((each / scale) ** order for each in times), np.zeros_like(scale))
+    return scale * total ** (1 / order)
+
+
+def hit_share(working_set: FloatArray, cache_bytes: float, steepness: float) -> FloatArray:
+    """The share of a working set that a cache of that size still holds when it is read again."""
+    if not cache_bytes > 0:
+        return np.zeros_like(working_set)
+    return 1 / (1 + np.minimum(working_set / cache_bytes, 1e6) ** steepness)
+
+
+# Attention kernels: units work through (head, query block) or (head, key split) pieces, wave after wave.
+
+_ATTENTION_START = Parameter(name="t0_ns", start=10000.0, low=50.0, high=1e6)
+_ATTENTION_OVERLAP = Parameter(name="overlap", start=1.5, low=0.05, high=20.0)
+_QUERY_BLOCK = 128.0
+
+
+def _prefill_columns(ops: Operations, machine: Machine) -> Columns:
+    batch, length, heads, size = (ops.dim(name) for name in ("batch", "q_len", "heads", "head_dim"))
+    kv_heads, kv_len = ops.dim("kv_heads", heads), ops.dim("kv_len", length)
+    pairs = ops.dim("pairs", length * kv_len)
+    blocks = np.ceil(length / _QUERY_BLOCK)
+    filled = batch * heads * blocks / machine.units
+    # The diagonal blocks of a causal mask are computed whole.
+    whole = pairs + length * _QUERY_BLOCK / 2 * (pairs < length * kv_len)
+    unit = machine.flops_per_ns / machine.units
+    element_ns = size * machine.activation_bytes / machine.bytes_per_ns
+    return {
+        "filled": filled,
+        "waves": np.ceil(filled),
+        "block_ns": 4 * batch * heads * size * whole / machine.flops_per_ns / filled,
+        "scores_ns": 128 * batch * heads * whole / machine.flops_per_ns / filled,
+        "longest_ns": 4 * _QUERY_BLOCK * size * np.minimum(pairs / blocks * 2 / _QUERY_BLOCK, kv_len) / unit,
+        "query_ns": batch * length * heads * element_ns,
+        "key_ns": batch * np.minimum(length, kv_len) * kv_heads * element_ns,
+        "more_keys_ns": batch * np.maximum(kv_len - length, 0.0) * kv_heads * element_ns,
+        "blocks": blocks,
+        "of_cache": ops.bytes_moved / max(machine.cache_bytes, 1.0),
+        "tokens": batch * length,
+    }
+
+
+def _prefill_ns(values: Values, columns: Columns) -> FloatArray:
+    filled, waves = columns["filled"], columns["waves"]
+    paid = np.maximum(filled + values["wave_tail"] * (waves - filled), 1.0)
+    block = (columns["block_ns"] + values["score"] * columns["scores_ns"]) / values["compute"]
+    work = paid * (block + values["block_start_ns"])
+    longest = columns["longest_ns"] * values["chain"] / values["compute"]
+    share = hit_share(columns["of_cache"], values["cache_reach"], _CACHE_EDGE)
+    traffic = columns["query_ns"] * values["query_passes"] + columns["key_ns"] * values["key_passes"]
+    # Keys and values of earlier prompts, of which no fit has seen any: each block of queries reads both once.
+    most = max(values["key_passes"], 2.0)
+    traffic = traffic + columns["more_keys_ns"] * np.minimum(2 * columns["blocks"], most)
+    traffic = traffic / (1 + share * values["cache_gain"])
+    kernels = soft_max(values["overlap"], work, longest, traffic * values["fused"])
+    return (
+        values["t0_ns"] + kernels + traffic * (1 - values["fused"]) + values["token_ns"] * columns["tokens"]
+    )
+
+
+PREFILL = Form(
+    name="prefill",
+    parameters=(
+        _ATTENTION_START,
+        Parameter(name="compute", start=0.6, low=0.02, high=4.0),
+        _ATTENTION_OVERLAP,
+        Parameter(name="score", start=0.3, low=1e-3, high=50.0),
+        Parameter(name="block_start_ns", start=2000.0, low=1.0, high=1e5),
+        Parameter(name="wave_tail", start=0.3, low=1e-3, high=1.0),
+        Parameter(name="chain", start=0.5, low=1e-3, high=5.0),
+        Parameter(name="query_passes", start=4.0, low=0.05, high=100.0),
+        Parameter(name="key_passes", start=6.0, low=0.05, high=100.0),
+        Parameter(name="fused", start=0.2, low=1e-3, high=1.0),
+        Parameter(name="token_ns", start=0.01, low=1e-6, high=10.0),
+        Parameter(name="cache_gain", start=0.5, low=1e-3, high=50.0),
+        Parameter(name="cache_reach", start=0.7, low=0.02, high=3.0),
+    ),
+    dims=("batch", "q_len", "heads", "kv_heads", "head_dim"),
+    columns=_prefill_columns,
+    time_ns=_prefill_ns,
+)
+"""Whole prompts, causal or not, in blocks of 128 queries. ``score``: the exponential of a score in shares of
+128 FLOPs. ``query_passes``, ``key_passes``: how often queries and keys cross the memory, of which ``fused``
+overlaps.
+"""
+
+_HEAD = 128.0
+_GROUP = 8.0
+_CACHE_EDGE = 5.0
+_KEY_SPLITS = 2.0 ** np.arange(8)
+
+
+def _decode_columns(ops: Operations, machine: Machine) -> Columns:
+    batch, keys, heads, size = (ops.dim(name) for name in ("batch", "kv_len", "heads", "head_dim"))
+    kv_heads = ops.dim("kv_heads")
+    kv_bytes = np.maximum(ops.bytes_moved - 2 * batch * heads * size * machine.activation_bytes, 0.0)
+    return {
+        "heads": batch * heads / machine.units,
+        "kv_heads": batch * kv_heads / machine.units,
+        "group": heads / kv_heads,
+        "piece_keys": keys * size / _HEAD / _KEY_SPLITS[:, None],
+        "size": size / _HEAD,
+        "memory_ns": kv_bytes / machine.bytes_per_ns,
+        "io_ns": (ops.bytes_moved - kv_bytes) / machine.bytes_per_ns,
+        "of_cache": kv_bytes / max(machine.cache_bytes, 1.0),
+    }
+
+
+def _decode_ns(values: Values, columns: Columns) -> FloatArray:
+    group = columns["group"]
+    single = (group <= 1) | (group > values["group_limit"])
+    slower = np.maximum(group / _GROUP, 1.0) ** values["group_power"]
+    start = np.where(single, values["piece_start_ns"], values["group_start_ns"] * slower)
+    start = start * (1 + values["size_share"] * columns["size"])
+    key = np.where(single, values["key_ns"], values["group_key_ns"] * slower)
+    filled = np.where(single, columns["heads"], columns["kv_heads"]) * _KEY_SPLITS[:, None]
+    paid = np.maximum(filled + values["wave_tail"] * (np.ceil(filled) - filled), 1.0)
+    split = (np.log2(_KEY_SPLITS) * values["split_ns"])[:, None]
+    pieces = (paid * (start + key * columns["piece_keys"]) + split).min(axis=0)
+    share = hit_share(columns["of_cache"], values["cache_reach"], _CACHE_EDGE)
+    memory = columns["memory_ns"] / values["memory"] / (1 + share * values["cache_gain"])
+    total = soft_max(values["overlap"], pieces, memory)
+    begin = np.where(single, values["t0_ns"], values["group_t0_ns"])
+    return begin + total + values["io_passes"] * columns["io_ns"]
+
+
+DECODE = Form(
+    name="decode",
+    parameters=(
+        _ATTENTION_START,
+        Parameter(name="group_t0_ns", start=6000.0, low=50.0, high=1e6),
+        Parameter(name="memory", start=0.75, low=0.02, high=4.0),
+        _ATTENTION_OVERLAP,
+        Parameter(name="piece_start_ns", start=1000.0, low=1.0, high=1e5),
+        Parameter(name="key_ns", start=10.0, low=1e-3, high=1e3),
+        Parameter(name="group_start_ns", start=3000.0, low=1.0, high=1e5),
+        Parameter(name="group_key_ns", start=10.0, low=1e-3, high=1e3),
+        Parameter(name="group_power", start=0.3, low=1e-3, high=2.0),
+        Parameter(name="group_limit", start=32.0, low=1.0, high=1e6, varies=False),
+        Parameter(name="size_share", start=0.3, low=1e-3, high=10.0),
+        Parameter(name="split_ns", start=500.0, low=1.0, high=1e5),
+        Parameter(name="wave_tail", start=0.5, low=0.01, high=1.0),
+        Parameter(name="io_passes", start=1.0, low=1e-2, high=100.0),
+        Parameter(name="cache_gain", start=0.5, low=1e-3, high=20.0),
+        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0),
+    ),
+    dims=("batch", "kv_len", "heads", "kv_heads", "head_dim"),
+    columns=_decode_columns,
+    time_ns=_decode_ns,
+    choices=({"group_limit": 32.0}, {"group_limit": 1e6}),
+)
+"""One new token of each sequence. A piece is the keys, or a split of them, of one key head: ``key_ns`` is
+what a unit takes for one key of 128 elements, with a start per piece. Heads that share keys run in kernels of
+their own, slower by ``group_power`` once more than 8 do; more than ``group_limit`` run as if each had keys of
+its own.
+"""
+
+
+# The forms by name, and which one a kind of operation is fitted with.
+
+# Mixtures of experts: two grouped products whose experts each see a few tokens.
+
+_EXPERT_TILES = np.array([(16, 128), (32, 128), (64, 128), (64, 256), (128, 128), (128, 256)], np.float64)
+
+
+def _expert_columns(ops: Operations, machine: Machine) -> Columns:
+    tokens, hidden, topk, experts = (ops.dim(name) for name in ("tokens", "hidden", "topk", "experts"))
+    width = ops.dim("inter") / ops.dim("tensor_parallel")
+    local = experts / ops.dim("expert_parallel")
+    gates = ops.dim("matrices") - 1
+    pairs = tokens * topk / ops.dim("expert_parallel")
+    unit_flops = machine.flops_per_ns / machine.units
+    unit_bytes = machine.bytes_per_ns / machine.units
+    tile_m, tile_n = _EXPERT_TILES[:, :1], _EXPERT_TILES[:, 1:]
+    return {
+        "pairs": pairs,
+        "local": local,
+        "chance": topk / experts,
+        "tokens": tokens,
+        "in_tiles": np.ceil(width * gates / tile_n),
+        "out_tiles": np.ceil(hidden / tile_n),
+        "in_steps": hidden,
+        "out_steps": width,
+        "unit_flops_ns": 2 * tile_m * tile_n / unit_flops,
+        "unit_bytes_ns": (tile_m * machine.activation_bytes + tile_n * machine.weight_bytes) / unit_bytes,
+        "units": np.array(machine.units),
+        "expert_ns": ops.dim("matrices") * hidden * width * machine.weight_bytes / machine.bytes_per_ns,
+        "token_ns": pairs * hidden * machine.output_bytes / machine.bytes_per_ns,
+        "inner_ns": pairs * width * (gates + 1) * machine.output_bytes / machine.bytes_per_ns,
+        "k": hidden + width,
+    }
+
+
+def _expert_time_ns(values: Values, columns: Columns) -> FloatArray:
+    # Experts that see any token: independent draws, fewer where the draws are skewed.
+    drawn = columns["tokens"] ** values["spread"]
+    hit = columns["local"] * -np.expm1(drawn * np.log1p(-np.minimum(columns["chance"], 0.999999)))
+    hit = np.maximum(hit, np.minimum(columns["pairs"], 1.0))
+    rows = np.maximum(columns["pairs"] / hit, 1.0)
+    per_expert = np.ceil(rows * values["imbalance"] / _EXPERT_TILES[:, :1])
+    edges = 1 + values["tile_edge"] * (1 / _EXPERT_TILES[:, :1] + 1 / _EXPERT_TILES[:, 1:])
+    arithmetic = columns["unit_flops_ns"] * edges / values["compute"]
+    loads = columns["unit_bytes_ns"] / values["unit_load"]
+    step = (arithmetic**3 + loads**3) ** (1 / 3)
+    units = float(columns["units"])
+    total = np.zeros((len(_EXPERT_TILES), len(rows)))
+    for tiles, steps in (("in_tiles", "in_steps"), ("out_tiles", "out_steps")):
+        filled = hit * per_expert * columns[tiles] / units
+        paid = np.maximum(filled + values["wave_tail"] * (np.ceil(filled) - filled), 1.0)
+        total += paid * columns[steps] * step
+    tiled = total.min(axis=0)
+    weights = hit * columns["expert_ns"] / values["memory"]
+    kernels = soft_max(values["overlap"], tiled, weights)
+    moved = values["token_passes"] * columns["token_ns"] + values["inner_passes"] * columns["inner_ns"]
+    start = values["t0_ns"] + values["step_ns"] * columns["k"] + values["expert_start_ns"] * columns["local"]
+    return start + kernels + moved
+
+
+_EXPERTS = Form(
+    name="experts",
+    parameters=(
+        Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7),
+        Parameter(name="compute", start=0.6, low=0.02, high=6.0),
+        Parameter(name="memory", start=0.7, low=0.02, high=4.0),
+        Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
+        Parameter(name="unit_load", start=2.5, low=0.1, high=50.0),
+        Parameter(name="tile_edge", start=10.0, low=0.01, high=1000.0),
+        Parameter(name="wave_tail", start=0.5, low=0.01, high=1.0),
+        Parameter(name="imbalance", start=1.0, low=0.5, high=20.0),
+        Parameter(name="spread", start=0.95, low=0.3, high=1.0),
+        Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0),
+        Parameter(name="expert_start_ns", start=10.0, low=1e-3, high=1e4),
+        Parameter(name="token_passes", start=3.0, low=1e-2, high=100.0),
+        Parameter(name="inner_passes", start=1.0, low=1e-3, high=100.0),
+    ),
+    dims=("tokens", "hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel"),
+    columns=_expert_columns,
+    time_ns=_expert_time_ns,
+)
+"""Feed-forward layers of experts, routing and gathering included. ``imbalance``: tokens of the busiest
+experts over the mean; ``spread``: the exponent by which skewed routing hits fewer experts.
+"""
+
+
+# Operations that stream their data: arithmetic, traffic and a cost per row overlap, after a fixed start.
+
+_T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
+_COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=10.0)
+_MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=6.0)
+_OVERLAP = Parameter(name="overlap", start=2.0, low=0.05, high=20.0)
+_STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, since=True)
+"""How much longer traffic takes whose operands are not walked in the order of the result."""
+
+
+def _rates(ops: Operations, machine: Machine) -> Columns:
+    flops = ops.flops + 8.0 * np.nan_to_num(ops.transcendentals)
+    with np.errstate(invalid="ignore"):
+        arithmetic = np.where(flops == 0, 0.0, flops / machine.flops_per_ns)
+    return {
+        "arithmetic_ns": arithmetic,
+        "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
+        "strided": np.nan_to_num(ops.dim(STRIDED)),
+        "bytes": ops.bytes_moved,
+        "rows": ops.dim("rows"),
+        "columns": ops.dim("columns"),
+        "cache": np.array(machine.cache_bytes),
+    }
+
+
+def _traffic_ns(values: Values, columns: Columns) -> FloatArray:
+    slower = 1 + (values["strided"] - 1) * columns["strided"]
+    return columns["memory_ns"] * slower / values["memory"]
+
+
+def _roofline_ns(values: Values, columns: Columns) -> FloatArray:
+    arithmetic = columns["arithmetic_ns"] / values["compute"]
+    return values["t0_ns"] + soft_max(values["overlap"], arithmetic, _traffic_ns(values, columns))
+
+
+def _streams_ns(values: Values, columns: Columns) -> FloatArray:
+    share = hit_share(columns["bytes"], float(columns["cache"]) * values["cache_reach"], values["cache_edge"])
+    speed_up = 1 + share * values["cache_gain"]
+    memory = _traffic_ns(values, columns) / speed_up
+    arithmetic = columns["arithmetic_ns"] / values["compute"]
+    rows = columns["rows"] * (values["row_ns"] + values["row_step_ns"] * columns["columns"])
+    return values["t0_ns"] + soft_max(values["overlap"], arithmetic, memory, rows)
+
+
+_ROOFLINE = Form(
+    name="roofline",
+    parameters=(_T0, _COMPUTE, _MEMORY, _OVERLAP, _STRIDED),
+    dims=(),
+    columns=_rates,
+    time_ns=_roofline_ns,
+)
+"""Start, arithmetic and traffic, each at a share of its peak: what a whole chip is described by."""
+
+_STREAMS = Form(
+    name="streams",
+    parameters=(
+        *_ROOFLINE.parameters,
+        Parameter(name="row_ns", start=0.01, low=1e-6, high=1e3),
+        Parameter(name="row_step_ns", start=1e-5, low=1e-9, high=1.0),
+        Parameter(name="cache_gain", start=0.3, low=1e-3, high=20.0),
+        Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0),
+        Parameter(name="cache_edge", start=2.0, low=0.5, high=20.0),
+    ),
+    dims=("rows", "columns"),
+    columns=_rates,
+    time_ns=_streams_ns,
+)
+"""Vector, normalisation, pooling, gather and quantising operations. ``cache_gain``: how much faster traffic
+is that stays within ``cache_reach`` of the cache.
+"""
+
+
+# Products of matrices (and convolutions as the products they are): waves of tiles, and traffic.
+#
+# A kernel cuts (m, n) into tiles and k into splits and gives each to one unit of the device, wave after
+# wave. A step of k costs a unit its arithmetic or its loads, whichever is longer; the shape of tile and the
+# number of splits are the fastest of a few. Beside it runs the traffic to the main memory, less what caches
+# hold.
+
+_TILES = (
+    "256x128 128x256 256x256 128x128 64x256 128x64 64x128 64x64 128x32 64x32 32x32 128x8 16x128 16x64 8x64"
+)
+_SPLITS = (1, 2, 4, 8, 16)
+_WIDE_TILES = "128x128 128x256 256x128 256x256 256x512 512x256 512x512 512x1024 1024x512 1024x1024"
+_WIDE_SPLITS = (1, 2, 4)
+_WIDE = 64
+"""Elements taken at once from which matrix units are systolic arrays, with buffers for wide tiles."""
+_STEP = 32.0
+"""Elements of k that a kernel works on at once."""
+
+
+@cache
+def _candidates(wide: bool) -> FloatArray:
+    """Rows and columns of a tile and the number of splits, shape (3, candidates, 1)."""
+    tiles, splits = (_WIDE_TILES, _WIDE_SPLITS) if wide else (_TILES, _SPLITS)
+    every = [(*map(int, tile.split("x")), split) for tile, split in product(tiles.split(), splits)]
+    return np.array(every, np.float64).T[:, :, None]
+
+
+_PARAMETERS = (
+    Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
+    Parameter(name="compute", start=0.7, low=0.02, high=6.0),
+    Parameter(name="memory", start=0.75, low=0.02, high=4.0),
+    Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
+    Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0),
+    Parameter(name="unit_load", start=2.5, low=0.1, high=50.0),
+    Parameter(name="tile_edge", start=10.0, low=0.01, high=1000.0),
+    Parameter(name="fill", start=30.0, low=0.1, high=5000.0),
+    Parameter(name="split_ns", start=500.0, low=1.0, high=1e5),
+    Parameter(name="wave_tail", start=0.7, low=0.02, high=1.0),
+    Parameter(name="activations_cached", start=0.4, low=1e-3, high=1.0),
+    Parameter(name="cache_reach", start=0.5, low=0.02, high=2.0),
+    Parameter(name="cache_edge", start=4.0, low=0.5, high=40.0),
+    Parameter(name="ragged_k", start=0.1, low=1e-3, high=10.0),
+    Parameter(name="ragged_n", start=0.1, low=1e-3, high=10.0),
+    Parameter(name="weight_copies", start=5.0, low=1.0, high=5.0, varies=False),
+)
+"""``compute``, ``memory``: shares of the peaks. ``unit_load``: a unit's share of the bandwidth, in shares of
+bandwidth / units. ``tile_edge``: elements by which a tile's edge costs more than its area. ``fill``: steps of
+k that starting a tile and storing it take. ``wave_tail``: how much of the last, partly filled wave is paid.
+``ragged_k``, ``ragged_n``: what rows that do not fill whole vectors cost more, as shares.
+``weight_copies``: a benchmark turns through so many copies of the weights at most, until they exceed the
+cache.
+"""
+
+_PIPELINE = 3.0
+"""Arithmetic and loads of one step overlap: the norm of this order."""
+
+
+def _columns(ops: Operations, machine: Machine) -> Columns:
+    batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
+    tile_m, tile_n, split = _candidates(machine.vector_elements >= _WIDE)
+    filled = batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / machine.units
+    weights = batch * n * k * machine.weight_bytes
+    copies = np.ceil(machine.cache_bytes / np.maximum(weights, 1.0))
+    edge = tile_m * machine.activation_bytes + tile_n * machine.weight_bytes
+    area = 2 * tile_m * tile_n
+    return {
+        "filled": filled,
+        "waves": np.ceil(filled),
+        "steps": np.ceil(k / split / _STEP) * _STEP,
+        "edges": 1 / tile_m + 1 / tile_n,
+        "doublings": np.log2(split),
+        "unit_flops_ns": area / (machine.flops_per_ns / machine.units),
+        "unit_bytes_ns": edge / (machine.bytes_per_ns / machine.units),
+        "ragged_k": np.sign(k % machine.vector_elements),
+        "ragged_n": np.sign(n % machine.vector_elements),
+        "k": k,
+        "bytes": ops.bytes_moved,
+        "weights": weights,
+        "copies": copies,
+        "cache": np.array(machine.cache_bytes),
+        "bandwidth": np.array(machine.bytes_per_ns),
+    }
+
+
+def _time_ns(values: Values, columns: Columns) -> FloatArray:
+    edges = 1 + values["tile_edge"] * columns["edges"]
+    arithmetic = columns["unit_flops_ns"] * edges / values["compute"]
+    loads = columns["unit_bytes_ns"] / values["unit_load"]
+    step = (arithmetic**_PIPELINE + loads**_PIPELINE) ** (1 / _PIPELINE)
+    filled, waves = columns["filled"], columns["waves"]
+    paid = np.maximum(filled + values["wave_tail"] * (waves - filled), 1.0)
+    tiled = columns["steps"] + values["fill"]
+    tiled *= paid
+    tiled *= step
+    tiled += columns["doublings"] * values["split_ns"]
+    ragged = 1 + values["ragged_k"] * columns["ragged_k"] + values["ragged_n"] * columns["ragged_n"]
+    return _with_traffic(tiled.min(axis=0) * ragged, values, columns)
+
+
+def _with_traffic(tiled: FloatArray, values: Values, columns: Columns) -> FloatArray:
+    cache, weights = float(columns["cache"]), columns["weights"]
+    turned = np.minimum(columns["copies"], values["weight_copies"]) * weights
+    held = weights * hit_share(turned, cache * values["cache_reach"], values["cache_edge"])
+    held += np.minimum(columns["bytes"] - weights, 0.7 * cache) * values["activations_cached"]
+    traffic = (columns["bytes"] - held) / (values["memory"] * float(columns["bandwidth"]))
+    total = soft_max(values["overlap"], tiled, np.maximum(traffic, 0.0))
+    return values["t0_ns"] + values["step_ns"] * columns["k"] + total
+
+
+_PRODUCTS = Form(
+    name="tiles",
+    parameters=_PARAMETERS,
+    dims=("batch", "m", "n", "k"),
+    columns=_columns,
+    time_ns=_time_ns,
+    choices=({"weight_copies": 5.0}, {"weight_copies": 1.0}),
+)
+"""The form of products and convolutions."""
+
+
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, PREFILL, DECODE, _EXPERTS)}
+)
+"""Every form that a fit may name."""
+
+FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
+    {
+        "matmul": (_PRODUCTS,),
+        "convolution": (_PRODUCTS,),
+        "attention.context": (PREFILL,),
+        "attention.encoder": (PREFILL,),
+        "attention.generation": (DECODE,),
+        "moe": (_EXPERTS,),
+        **{kind: (_STREAMS,) for kind, dims in KINDS.items() if dims == _STREAMS.dims},
+    }
+)
+"""Kind -> the forms that a fit chooses from by its error on held-out shapes."""
+
+CHIP_WIDE_KINDS = frozenset(
+    {"matmul", "convolution", "vector", "reduction", "normalization", "pooling", "gather", "move"}
+)
+"""Kinds that are one kernel, which a whole chip's roofline may speak of."""
+
+_CHUNK = 2048
+
+
+def form_time_ns(form: Form, values: Values, ops: Operations, machine: Machine) -> FloatArray:
+    """The time of operations of one scheme [ns]; NaN where a size or a rate is unknown. O(ops), in chunks
+    that stay in the processor's cache.
+    """
+    found = np.empty(len(ops))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        for start in range(0, len(ops), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(ops)))
+            part = ops if len(rows) == len(ops) else ops.take(rows)
+            found[rows] = form.time_ns(values, form.columns(part, machine))
+    return np.where(np.isfinite(found), found, np.nan)

@@ -1,0 +1,461 @@
+"""Learned: gradient-boosted trees on the logarithm of time over a data-sheet time.
+
+    time = base(sizes, data sheet) x exp(sum of trees(log sizes, log ratios, device descriptors))
+
+Trees that never see what a device is called speak of devices that were not in the fit. The interval holds
+90 % of outcomes: fitted quantiles, widened until that was so on rows left out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.estimators.learned.ensemble import features_of
+from hespas.estimators.learned.serialization import (
+    Card,
+    Cell,
+    LearnedModel,
+    cards_at,
+    cards_in,
+    load_model,
+    shipped_folder,
+)
+from hespas.estimators.registry import Prediction, estimate_by_operation
+from hespas.graph import Diagnostics, Estimate, OpGraph
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.errors import FormatError, UsageError, clipped
+from hespas.hardware import Device
+from hespas.operations import Labels, Operations, timed_with_events
+
+__all__ = [
+    "FREE_OCTAVES",
+    "MOST_OCTAVES",
+    "WIDENING",
+    "Learned",
+    "ModelsAtHand",
+    "code_columns",
+    "distances",
+    "octaves_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """The models that the device's file names, and those that come with the package: of one operation and
+    number format the first of the device's own speaks. Fields are options:
+    ``models``: a folder of models that alone is asked; ``shipped``: whether those of the package are asked;
+    ``num_ranks``: size of collectives over all ranks where the graph does not say.
+    """
+
+    models: str = ""
+    num_ranks: int = -1
+    shipped: bool = True
+
+    @property
+    def name(self) -> str:
+        """``learned``."""
+        return "learned"
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """Time of each operation; NaN with a reason where no model covers its kind, number format or sizes.
+
+        O(ops x trees): about 2 us per operation and 300 trees. Raises ``FormatError`` for a model that is
+        damaged or gone, ``UsageError`` where there is none at all.
+        """
+        answer = _Answer.none(len(ops))
+        for library in self._libraries(device):
+            rows = np.flatnonzero(np.isnan(answer.duration_ns))
+            if not len(rows):
+                break
+            said = library.ask(ops.take(rows), device, diagnostics)
+            for column, heard in zip(_columns(answer), _columns(said), strict=True):
+                column[rows] = heard
+            answer.reasons.clear()  # who comes after may cover it
+            answer.reasons.update(said.reasons)
+        for reason, count in answer.reasons.items():
+            if diagnostics is not None and count:
+                diagnostics.warning("learned.refused", device.name, f"no duration, {reason}", count=count)
+        return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        """The time of one execution of each node; distinct operations are asked once."""
+        return estimate_by_operation(self, graph, device, diagnostics, num_ranks=self.num_ranks)
+
+    def _libraries(self, device: Device) -> list[_Library]:
+        """Who is asked, the first first: all together, then each part of what that leaves.
+
+        Together, so that the package's model of a number format comes before one of the device's own that
+        only stands in for it.
+        """
+        folder = Path(self.models) if self.models else shipped_folder()
+        own = () if self.models else cards_at(device.learned_models)
+        others = cards_in(folder) if self.models or self.shipped else ()
+        if not own and not others:
+            where = f"in {folder}" if self.models or self.shipped else f"named by the file of {device.name}"
+            raise UsageError(f"no learned model {where}", hint="name a folder of cards and trees")
+        together = _Library((*own, *others), ranked=len(own))
+        if not own or not others:
+            return [together]
+        return [together, _Library(own, ranked=len(own)), _Library(others)]
+
+
+def _columns(answer: _Answer) -> tuple[FloatArray, FloatArray, FloatArray]:
+    return answer.duration_ns, answer.low_ns, answer.high_ns
+
+
+# How far an operation is from all that a fit has seen, in octaves of its sizes.
+
+FREE_OCTAVES = 1
+"""As far from a seen size as two held-out shapes are from each other: no reason to widen."""
+MOST_OCTAVES = 3
+"""Further away trees repeat the edge of what they know: no prediction."""
+WIDENING = 0.25
+"""Octaves of time that the interval grows, on both sides, for each octave of size beyond the free one."""
+
+_DIFFERENCES_AT_ONCE = 1 << 17
+
+
+def octaves_of(dims: Sequence[str], ops: Operations) -> IntArray:
+    """log2 of each size, rounded; -1 where an operation has no such size. Shape (ops, dims)."""
+    columns = [np.round(np.log2(np.maximum(np.nan_to_num(ops.dim(name), nan=0.5), 0.5))) for name in dims]
+    return np.clip(np.stack(columns, axis=1), -1, 120).astype(np.int64)
+
+
+def distances(seen: NDArray[np.int8], octaves: IntArray) -> FloatArray:
+    """The largest difference in any size to the nearest octaves seen; shape (ops,). Equal ones count once."""
+    distinct, rows = np.unique(octaves, axis=0, return_inverse=True)
+    if not len(seen):
+        return np.full(len(octaves), np.inf)
+    nearest = np.zeros(len(distinct))
+    columns = [np.ascontiguousarray(column, np.int16) for column in seen.T]
+    room = np.empty((2, min(max(1, _DIFFERENCES_AT_ONCE // len(seen)), len(distinct)), len(seen)), np.int16)
+    for start in range(0, len(distinct), room.shape[1]):
+        some = distinct[start : start + room.shape[1]].astype(np.int16)
+        farthest, apart = room[:, : len(some)]
+        farthest[:] = 0
+        for place, column in enumerate(columns):
+            np.subtract(some[:, place, None], column, out=apart)
+            np.maximum(farthest, np.abs(apart, out=apart), out=farthest)
+        nearest[start : start + len(some)] = farthest.min(axis=1)
+    return nearest[rows.reshape(-1)]
+
+
+# Asking a set of learned models: which speaks for an operation, and what was refused or assumed.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Library:
+    """Models by the paths of their cards; the first ``ranked`` speak in their order before all others, where
+    they speak of the same. ``load`` is asked for the trees of those that speak.
+    """
+
+    cards: Sequence[tuple[Path, Card]]
+    ranked: int = 0
+    load: Callable[[Path], LearnedModel] = load_model
+
+    def ask(self, ops: Operations, device: Device, diagnostics: Diagnostics | None) -> _Answer:
+        """The time of each operation, and how many have none for which reason. O(ops x trees)."""
+        parts: dict[tuple[Path, bool], list[tuple[_Choice, IntArray]]] = {}
+        answer = _Answer.none(len(ops))
+        for wanted, rows in _by_label(ops):
+            choice = _choose(self.cards, wanted, device, ranked=self.ranked)
+            if isinstance(choice, str):
+                answer.reasons[choice] = answer.reasons.get(choice, 0) + len(rows)
+                continue
+            parts.setdefault((choice.path, choice.is_seen), []).append((choice, rows))
+            _tell_stand_in(wanted, choice, device, len(rows), diagnostics)
+        for (path, _), choices in parts.items():
+            _apply_model(self.load(path), choices, ops, device, answer)
+        return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelsAtHand:
+    """Models that are in no file (yet), as an estimator of operations."""
+
+    models: Sequence[LearnedModel]
+
+    @property
+    def name(self) -> str:
+        """``learned``."""
+        return "learned"
+
+    def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
+        """Time of each operation; NaN where no model covers it."""
+        by_path = {Path(f"{number:06d}.json"): model for number, model in enumerate(self.models)}
+        cards = [(path, model.card) for path, model in by_path.items()]
+        library = _Library(cards, load=by_path.__getitem__)
+        answer = library.ask(ops, device, diagnostics)
+        return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
+
+
+def _by_label(ops: Operations) -> list[tuple[_Wanted, IntArray]]:
+    """Rows of operations that share all their labels."""
+    labels = (ops.kind, ops.op, ops.scheme, ops.variant)
+    key = np.zeros(len(ops), np.int64)
+    for each in labels:
+        key = key * max(len(each.names), 1) + each.row
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    return [
+        (_Wanted(*(each[int(rows[0])] for each in labels)), rows)
+        for rows in np.split(order, starts[1:])
+        if len(rows)
+    ]
+
+
+def _tell_stand_in(
+    wanted: _Wanted, choice: _Choice, device: Device, count: int, diagnostics: Diagnostics | None
+) -> None:
+    """Say where another number format, operation or device speaks."""
+    if diagnostics is None:
+        return
+    cell = choice.cell
+    if (cell.op, cell.scheme) != (wanted.op, wanted.scheme) and (cell.op or wanted.op or cell.scheme):
+        text = f"{wanted.kind} {wanted.op} {wanted.scheme}: estimated as {cell.op} {cell.scheme}"
+        diagnostics.info("learned.stand-in", device.name, " ".join(text.split()), count=count)
+    if not wanted.variant and timed_with_events(cell.variant):
+        text = f"{wanted.kind} {wanted.scheme}: fitted on times taken with events, which hold the launch"
+        diagnostics.info("learned.event-times", device.name, text, count=count)
+    if not choice.is_seen:
+        text = f"{wanted.kind} {wanted.scheme}: the device was not in the fit, intervals are those of others"
+        diagnostics.info("learned.unseen-device", device.name, text, count=count)
+
+
+# Which stored model speaks for an operation on a device, and which of its variants.
+
+_TWINS: Mapping[str, tuple[str, ...]] = {
+    "f16": ("bf16",),
+    "bf16": ("f16",),
+    "f8E4M3FN": ("a8w8_fp8",),
+    "f8E4M3FNUZ": ("a8w8_fp8",),
+    "i8": ("a8w8",),
+}
+"""Schemes of the same width and rate, so that one's times stand for the other's. The ``fp8`` of serving
+libraries is none of float8's: it includes the kernels that quantise the activations.
+"""
+_VECTOR_TWINS: Mapping[str, tuple[str, ...]] = {**_TWINS, "f32": ("f32_full",), "f32_full": ("f32",)}
+_UNARY = frozenset(
+    {"abs", "neg", "negate", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "copy", "convert", "floor"}
+)
+_BINARY = frozenset({"sub", "max", "min", "and", "or", "compare", "eq", "ne", "lt", "gt", "le", "ge"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked of: names of the operation's labels."""
+
+    kind: str
+    op: str
+    scheme: str
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """``cell`` of the model whose card is at ``path``; ``is_seen`` where the fit had rows of the device."""
+
+    path: Path
+    card: Card
+    cell: Cell
+    is_seen: bool
+
+
+def _choose(
+    cards: Sequence[tuple[Path, Card]], wanted: _Wanted, device: Device, *, ranked: int = 0
+) -> _Choice | str:
+    """The choice, or why there is none.
+
+    An operation's own number format on this device comes first, then one of the same width and rate, then
+    other devices' rows. Of models that are alike in this, the first ``ranked`` speak in their order, before
+    all others. Without a variant the one with most rows is taken, but of other devices none that events
+    timed: what the host had to do with it is no property of a device.
+    """
+    found: list[tuple[tuple[int, ...], Path, Card, Cell]] = []
+    reason = f"no model of {wanted.kind} in {wanted.scheme or 'an unknown number format'}"
+    for place, (path, card) in enumerate(cards):
+        for cell in card.cells:
+            rank = _rank(cell, wanted)
+            if rank is None:
+                continue
+            if wanted.variant and cell.variant != wanted.variant:
+                reason = f"the model of {wanted.kind} has no variant {wanted.variant!r}"
+                continue
+            unseen = int(device.name not in cell.rows)
+            if unseen and not _may_transfer(card, device):
+                reason = f"the model of {wanted.kind} knows no device like it"
+                continue
+            if unseen and not wanted.variant and timed_with_events(cell.variant):
+                reason = f"the model of {wanted.kind} holds another host's launches, timed with events"
+                continue
+            seen = {each.name: each.vendor for each in card.devices}
+            foreign = int(device.vendor not in {seen.get(name, "") for name in cell.rows})
+            rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
+            found.append(((unseen, foreign, *rank, min(place, ranked), -rows), path, card, cell))
+    if not found:
+        return reason
+    order, path, card, cell = min(found, key=lambda each: (each[0], each[3].variant))
+    return _Choice(path, card, cell, order[0] == 0)
+
+
+def _rank(cell: Cell, wanted: _Wanted) -> tuple[int, int] | None:
+    """How far a cell is from what is wanted (operation, then scheme); None where it is something else."""
+    if cell.kind != wanted.kind:
+        return None
+    of_products = wanted.kind in ("matmul", "convolution") or wanted.kind.startswith("attention")
+    twins = (_TWINS if of_products else _VECTOR_TWINS).get(wanted.scheme, ())
+    if cell.scheme != wanted.scheme and cell.scheme not in twins:
+        return None
+    if cell.op == wanted.op or (wanted.kind == "moe" and not wanted.op and cell.op == "balanced"):
+        return 0, int(cell.scheme != wanted.scheme)
+    stand_in = (cell.op == "relu" and wanted.op in _UNARY) or (cell.op == "add" and wanted.op in _BINARY)
+    return (1, int(cell.scheme != wanted.scheme)) if stand_in and wanted.kind == "vector" else None
+
+
+def _may_transfer(card: Card, device: Device) -> bool:
+    """Whether the fit held devices of that kind, of two families at least: then transfer was tested."""
+    return card.unseen is not None and any(each.kind == device.kind for each in card.devices)
+
+
+# One stored model asked about operations.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """Columns of shape ``(ops,)`` [ns] to be filled in, and why some are not."""
+
+    duration_ns: FloatArray
+    low_ns: FloatArray
+    high_ns: FloatArray
+    reasons: dict[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def none(cls, count: int) -> _Answer:
+        """Nothing said yet."""
+        return cls(np.full(count, nan), np.full(count, nan), np.full(count, nan))
+
+
+def code_columns(
+    codes: Mapping[str, Mapping[str, float]], labels: Mapping[str, Labels]
+) -> dict[str, FloatArray]:
+    """The columns ``variant``, ``scheme`` and ``op``: the number of each label, NaN where it has none."""
+    found: dict[str, FloatArray] = {}
+    for name, numbers in codes.items():
+        each = labels[name]
+        found[name] = np.array([numbers.get(text, np.nan) for text in each.names])[each.row]
+    return found
+
+
+def _apply_model(
+    model: LearnedModel,
+    choices: Sequence[tuple[_Choice, IntArray]],
+    ops: Operations,
+    device: Device,
+    answer: _Answer,
+) -> None:
+    """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees.
+
+    Raises ``FormatError`` where the card names a column, a family or a label that there is not.
+    """
+    try:
+        _apply(model, choices, ops, device, answer)
+    except KeyError as error:
+        raise FormatError(
+            f"the card of {model.card.name!r} is damaged: nothing is called {clipped(str(error))}",
+            path=str(choices[0][0].path),
+            position="$.family, $.columns or $.codes",
+            hint="copy card and trees again, or fit the model again",
+        ) from error
+
+
+def _apply(
+    model: LearnedModel,
+    choices: Sequence[tuple[_Choice, IntArray]],
+    ops: Operations,
+    device: Device,
+    answer: _Answer,
+) -> None:
+    card = model.card
+    rows = np.concatenate([each for _, each in choices])
+    cell = np.repeat(np.arange(len(choices)), [len(each) for _, each in choices])
+    asked = _as_fitted(ops.take(rows), [choice.cell for choice, _ in choices], cell)
+    features = features_of(card.family, asked, device, overhead_ns=card.overhead_ns)
+    labels = {"variant": asked.variant, "scheme": asked.scheme, "op": asked.op}
+    columns = dict(zip(features.names, features.columns.T, strict=True))
+    columns |= {name: each.astype(np.float32) for name, each in code_columns(card.codes, labels).items()}
+    table = np.stack([columns[name] for name in card.columns], axis=1)
+    known = np.isfinite(table).all(axis=1)
+    distance = distances(model.octaves, octaves_of(card.support, asked))
+    near = known & (distance <= MOST_OCTAVES)
+    _count(answer, "sizes, FLOPs, bytes or the peak are unknown", int((~known).sum()))
+    _count(answer, "its sizes are far from all that was measured", int((known & ~near).sum()))
+    if not near.any():
+        return
+    if choices[0][0].is_seen:
+        middle, low, high = _said(model, table[near], asked.take(near.nonzero()[0]), device)
+    else:
+        transfer = np.stack([columns[name] for name in card.transfer_columns], axis=1)
+        middle, low, high = _said_of_unseen(model, transfer[near])
+    wider = WIDENING * np.log(2) * np.maximum(distance[near] - FREE_OCTAVES, 0)
+    place, base = rows[near], features.base_ns[near]
+    answer.duration_ns[place] = base * np.exp(middle)
+    answer.low_ns[place] = base * np.exp(middle + low - wider)
+    answer.high_ns[place] = base * np.exp(middle + high + wider)
+
+
+def _said(
+    model: LearnedModel, table: NDArray[np.float32], ops: Operations, device: Device
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Log time over the base, and how far its interval reaches below (negative) and above."""
+    middle = model.forests["main"].predict(table)
+    below, above = _margins(model.card, ops, device)
+    low = np.minimum(model.forests["low"].predict(table) - below, 0.0)
+    high = np.maximum(model.forests["high"].predict(table) + above, 0.0)
+    return middle, low, high
+
+
+def _said_of_unseen(
+    model: LearnedModel, table: NDArray[np.float32]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same on a device that was not in the fit."""
+    middle, unseen = model.forests["transfer"].predict(table), model.card.unseen
+    low, high = (nan, nan) if unseen is None else (unseen.low, unseen.high)
+    return middle, np.full(len(middle), low), np.full(len(middle), high)
+
+
+def _margins(card: Card, ops: Operations, device: Device) -> tuple[FloatArray, FloatArray]:
+    """What the fitted quantiles are widened by: of device, kind and scheme, else of the kind, else of all."""
+    table = {(row.hardware, row.kind, row.scheme): row for row in card.intervals}
+    schemes = len(ops.scheme.names)
+    rows = [
+        table.get((device.name, kind, scheme)) or table.get(("*", kind, "*")) or table[("*", "*", "*")]
+        for kind in ops.kind.names
+        for scheme in ops.scheme.names
+    ]
+    place = ops.kind.row.astype(np.int64) * schemes + ops.scheme.row
+    return np.array([row.low for row in rows])[place], np.array([row.high for row in rows])[place]
+
+
+def _as_fitted(ops: Operations, cells: Sequence[Cell], cell: IntArray) -> Operations:
+    """The operations under the labels of the cells that speak for them."""
+
+    def labelled(names: list[str]) -> Labels:
+        distinct = tuple(dict.fromkeys(names))
+        return Labels.choice(distinct, np.array([distinct.index(name) for name in names])[cell])
+
+    return replace(
+        ops,
+        op=labelled([each.op for each in cells]),
+        scheme=labelled([each.scheme for each in cells]),
+        variant=labelled([each.variant for each in cells]),
+    )
+
+
+def _count(answer: _Answer, reason: str, count: int) -> None:
+    answer.reasons[reason] = answer.reasons.get(reason, 0) + count

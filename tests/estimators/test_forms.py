@@ -1,0 +1,225 @@
+"""The forms of time: hand-computed cases, what must grow with what, and that chunks do not show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hespas.estimators.collectives import TUNED
+from hespas.estimators.forms import (
+    FORMS,
+    FORMS_OF_KIND,
+    Form,
+    Machine,
+    form_time_ns,
+    hit_share,
+    machine_of,
+    soft_max,
+)
+from hespas.hardware import load_device
+from hespas.hardware.forms import FORM_PARAMETERS, LATER_PARAMETERS
+from hespas.operations import KINDS, Labels, Operations, build
+
+MACHINE = Machine(
+    flops_per_ns=1e6,
+    bytes_per_ns=1e3,
+    units=100.0,
+    cache_bytes=5e7,
+    activation_bytes=2.0,
+    weight_bytes=2.0,
+    output_bytes=2.0,
+    vector_elements=8.0,
+)
+
+
+def starts(form: Form) -> dict[str, float]:
+    return {each.name: each.start for each in form.parameters}
+
+
+def matmuls(batch: float, m: float, n: float, k: float, count: int = 1) -> Operations:
+    sizes = (np.full(count, size, np.float64) for size in (batch, m, n, k))
+    batches, ms, ns, ks = sizes
+    return build.matmuls(Labels.constant("bf16", count), batch=batches, m=ms, n=ns, k=ks)
+
+
+def vectors(rows: float, columns: float) -> Operations:
+    return build.elementwise(
+        "vector",
+        Labels.constant("bf16", 1),
+        op=Labels.constant("add", 1),
+        rows=np.array([rows]),
+        columns=np.array([columns]),
+        passes=np.array([3.0]),
+        flops_per_element=np.ones(1),
+    )
+
+
+def decodes(batch: float, kv_len: float, heads: float, kv_heads: float) -> Operations:
+    return build.attention_generation(
+        Labels.constant("bf16", 1),
+        batch=np.array([batch]),
+        kv_len=np.array([kv_len]),
+        heads=np.array([heads]),
+        kv_heads=np.array([kv_heads]),
+        head_dim=np.array([128.0]),
+        kv_bytes=np.array([2.0]),
+    )
+
+
+def prefills(batch: float, length: float, heads: float) -> Operations:
+    return build.attention_context(
+        Labels.constant("bf16", 1),
+        batch=np.array([batch]),
+        length=np.array([length]),
+        heads=np.array([heads]),
+        kv_heads=np.array([heads]),
+        head_dim=np.array([128.0]),
+        window=np.zeros(1),
+        kv_bytes=np.array([2.0]),
+    )
+
+
+def experts(tokens: float, hidden: float) -> Operations:
+    one = np.ones(1)
+    return build.mixtures_of_experts(
+        Labels.constant("bf16", 1),
+        op=Labels.constant("balanced", 1),
+        tokens=one * tokens,
+        hidden=one * hidden,
+        inter=one * 2048,
+        topk=one * 8,
+        experts=one * 64,
+        tensor_parallel=one,
+        expert_parallel=one,
+        matrices=one * 3,
+    )
+
+
+@given(st.lists(st.floats(0, 1e9, allow_subnormal=False), min_size=2, max_size=4), st.floats(0.01, 20))
+def test_a_soft_maximum_lies_between_the_longest_and_the_sum(times: list[float], sharpness: float) -> None:
+    value = float(soft_max(sharpness, *(np.array([time]) for time in times))[0])
+    assert max(times) * (1 - 1e-9) <= value <= sum(times) * (1 + 1e-9)
+
+
+def test_a_soft_maximum_of_sharpness_zero_adds_up_and_of_much_takes_the_longest() -> None:
+    one, two = np.array([3.0]), np.array([4.0])
+    assert soft_max(0.0, one, two)[0] == pytest.approx(7.0)
+    assert soft_max(1.0, one, two)[0] == pytest.approx(5.0)
+    assert soft_max(200.0, one, two)[0] == pytest.approx(4.0)
+
+
+def test_a_cache_holds_half_of_what_is_as_large_as_it() -> None:
+    share = hit_share(np.array([1e3, 1e6, 1e9]), 1e6, 2.0)
+    assert share == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)
+    assert hit_share(np.array([1.0]), 0.0, 2.0).tolist() == [0.0]
+
+
+def test_the_time_of_a_product_by_hand() -> None:
+    # One 128 x 128 tile on one of 100 units: 4096 steps of k at 2 x 128 x 128 / (1e6 / 100) ns each.
+    values = starts(FORMS["tiles"]) | {
+        "t0_ns": 1000.0,
+        "compute": 1.0,
+        "memory": 1e6,
+        "overlap": 20.0,
+        "step_ns": 0.25,
+        "unit_load": 1e9,
+        "tile_edge": 1e-9,
+        "fill": 1e-9,
+        "split_ns": 1e12,
+        "wave_tail": 1.0,
+        "ragged_k": 1.0,
+        "ragged_n": 1.0,
+    }
+    time = form_time_ns(FORMS["tiles"], values, matmuls(1, 128, 128, 4096), MACHINE)
+    # Smaller tiles share the work between more units: 64 tiles of 16 x 128 ... the fastest is taken.
+    fastest = 4096 * 2 * 8 * 64 / 1e4
+    assert time[0] == pytest.approx(1000 + 0.25 * 4096 + fastest, rel=1e-6)
+    ragged = form_time_ns(FORMS["tiles"], values, matmuls(1, 128, 128, 4095), MACHINE)
+    assert ragged[0] == pytest.approx(1000 + 0.25 * 4095 + 2 * fastest, rel=1e-6)
+
+
+def test_a_wave_more_costs_a_wave_more() -> None:
+    values = starts(FORMS["tiles"]) | {"t0_ns": 50.0, "wave_tail": 1.0, "memory": 4.0}
+    full = form_time_ns(FORMS["tiles"], values, matmuls(100, 4096, 4096, 4096), MACHINE)[0]
+    half = form_time_ns(FORMS["tiles"], values, matmuls(50, 4096, 4096, 4096), MACHINE)[0]
+    assert full / half == pytest.approx(2, rel=0.05)
+
+
+def test_weights_within_the_cache_are_read_from_it() -> None:
+    values = starts(FORMS["tiles"]) | {"cache_reach": 1.0, "cache_edge": 20.0, "memory": 0.5}
+    form, small, large = FORMS["tiles"], matmuls(1, 1, 2048, 2048), matmuls(1, 1, 16384, 16384)
+    turned, kept = values | {"weight_copies": 5.0}, values | {"weight_copies": 1.0}
+    assert form_time_ns(form, turned, large, MACHINE) == pytest.approx(
+        form_time_ns(form, kept, large, MACHINE)
+    )
+    # 8 MB fit a cache of 50 MB five times over: turning through five copies changes nothing.
+    assert form_time_ns(form, turned, small, MACHINE) == pytest.approx(
+        form_time_ns(form, kept, small, MACHINE), rel=1e-3
+    )
+    # Of 32 MB, two copies do not.
+    middle = matmuls(1, 1, 4096, 4096)
+    assert form_time_ns(form, turned, middle, MACHINE) > 1.5 * form_time_ns(form, kept, middle, MACHINE)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 3))
+def test_twice_the_work_never_takes_less(size: int, other: int, times: int) -> None:
+    more = 2**times
+    for form, small, large in (
+        ("streams", vectors(size, other), vectors(size * more, other)),
+        ("decode", decodes(size, other, 8, 1), decodes(size * more, other, 8, 1)),
+        ("decode", decodes(size, other, 8, 1), decodes(size, other * more, 8, 1)),
+        ("prefill", prefills(size, other, 8), prefills(size * more, other, 8)),
+        ("experts", experts(size, 2048), experts(size * more, 2048)),
+    ):
+        values = starts(FORMS[form])
+        short, long = (form_time_ns(FORMS[form], values, each, MACHINE)[0] for each in (small, large))
+        assert long >= short * (1 - 1e-9), form
+
+
+def test_heads_with_keys_of_their_own_and_very_many_that_share_run_alike() -> None:
+    values = starts(FORMS["decode"]) | {"group_t0_ns": 1.0, "group_start_ns": 1.0, "group_key_ns": 0.001}
+    shared = form_time_ns(FORMS["decode"], values, decodes(64, 512, 32, 4), MACHINE)[0]
+    single = form_time_ns(FORMS["decode"], values, decodes(64, 512, 32, 32), MACHINE)[0]
+    crowd = form_time_ns(FORMS["decode"], values, decodes(64, 512, 64, 1), MACHINE)[0]
+    assert shared < single
+    assert shared < crowd
+
+
+def test_chunks_do_not_show() -> None:
+    generator = np.random.default_rng(5)
+    sizes = np.exp(generator.uniform(0, 9, (4, 20_000))).round()
+    ops = build.matmuls(Labels.constant("bf16", 20_000), batch=sizes[0], m=sizes[1], n=sizes[2], k=sizes[3])
+    form = FORMS["tiles"]
+    whole = form.time_ns(starts(form), form.columns(ops, MACHINE))
+    assert np.array_equal(form_time_ns(form, starts(form), ops, MACHINE), whole)
+
+
+def test_an_unknown_size_or_rate_is_an_unknown_time() -> None:
+    form = FORMS["tiles"]
+    assert np.isnan(form_time_ns(form, starts(form), matmuls(1, np.nan, 8, 8), MACHINE)).all()
+    unknown = machine_of(load_device("A100-SXM-80GB"), "matmul", "no such format")
+    assert np.isnan(unknown.flops_per_ns)
+    assert np.isnan(form_time_ns(form, starts(form), matmuls(1, 8, 8, 8), unknown)).all()
+
+
+def test_forms_are_listed_by_name_and_kinds_are_known() -> None:
+    assert all(form.name == name for name, form in FORMS.items())
+    assert set(FORMS_OF_KIND) <= set(KINDS)
+    for kind, forms in FORMS_OF_KIND.items():
+        for form in forms:
+            assert FORMS[form.name] is form
+            assert set(form.dims) <= {name for dims in KINDS.values() for name in dims}, kind
+            assert all(0 < each.low <= each.start <= each.high for each in form.parameters)
+
+
+def test_the_reader_of_device_files_knows_the_parameters_of_every_form() -> None:
+    for later, known in ((False, FORM_PARAMETERS), (True, LATER_PARAMETERS)):
+        own = {
+            name: {each.name for each in form.parameters if each.since is later}
+            for name, form in FORMS.items()
+        }
+        assert {name: set(known.get(name, ())) for name in own} == own
+    assert set(FORM_PARAMETERS) - set(FORMS) == {TUNED}

@@ -1,0 +1,56 @@
+"""The figures that ``docs/accuracy.md`` is made of, as ``docs/accuracy.json`` holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["FIGURES", "Errors", "Figures", "Row", "Section", "read_figures"]
+
+FIGURES = Path(__file__).parents[1] / "docs" / "accuracy.json"
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """Errors of one estimator on the ``n`` cases it covers; None is unknown."""
+
+    n: int
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    interval_coverage: float | None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One device and class (kind and number format) of a table or profile; ``errors`` by estimator."""
+
+    hardware: str
+    op_class: str
+    of: int
+    noise: float | None
+    errors: dict[str, Errors]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One table or profile."""
+
+    name: str
+    provenance: str
+    rows: list[Row]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Everything the page shows."""
+
+    schema: str
+    hespas_version: str
+    date: str
+    split: str
+    tables: list[Section]
+    profiles: list[Section]
+
+
+def read_figures(path: Path) -> Figures:
+    """The figures of a page, as :data:`FIGURES` holds them."""
+    return msgspec.json.decode(path.read_bytes(), type=Figures)

@@ -1,0 +1,191 @@
+"""Bring the documents up to date: ``python -m tools.generate``.
+
+``formats.md`` is made from the registry, the attribute contract, the checker's rules and the table of exit
+codes; the outputs in ``README.md`` and the other documents are those of their commands, run again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from hespas.converters import format_names, load_format
+from hespas.converters.chakra.contract import ATTRIBUTES
+from hespas.converters.format import Format
+from hespas.files.limits import VARIABLE, Limits
+from hespas.graph import Severity
+from hespas.graph.errors import EXIT_CODES
+from hespas.validators.checker import RULES
+from tools.examples import examples, refreshed, run
+
+__all__ = ["formats_document", "main"]
+
+ROOT = Path(__file__).parents[1]
+_INTRODUCTION = """# Formats and rules
+
+Made by `python -m tools.generate` from the registry, the attribute contract and the checker's rules; do not
+edit. How to add a row: [CONTRIBUTING](../CONTRIBUTING.md).
+"""
+_FORMAT_NOTES = """
+The format of an input is told by its content first and its suffix second; `--from` and `--to` override. A
+`.gz` after any suffix is looked through. A destination without a suffix is a folder of Chakra traces. *Flat*
+formats know neither loops, branches nor free operations: those are unrolled and folded on the way there.
+`hespas-convert --list-formats --json` prints the first table for scripts; other packages add rows through the
+entry point group `hespas.formats`.
+"""
+_ATTRIBUTE_NOTES = """
+Sizes are bytes, times ns, operations adds and multiplies. `tensor_size` is bytes read plus written,
+`bytes_written` the part written; `comm_size` is the shard of an all-gather and the whole buffer of any other
+collective. `duration_nanos` is exact; `duration_micros` of the node carries its remainder along the stream,
+from computation to computation and from communication to communication, so that sums of either are right
+within 1 us. Left out: `duration_nanos` where `duration_micros` says the same,
+`useful_ops` where it equals `num_ops`, `pg_name` where all ranks take part. Every other attribute that a
+trace had is kept, with its type and place.
+
+Traces run as they are under ASTRA-sim's `roofline-enabled` and `track-local-mem`, which its H100
+configurations turn on. A roofline never finishes a computation of 0 FLOPs or bytes, so 1 is stated there and
+`counted_ops` or `counted_bytes` is 0. `inputs` and `outputs` list, for every node, the tensors it reads and
+writes: each node writes one, named by the node's id, and reads those of the nodes it depends on. Weights and
+other inputs from outside the trace are not listed, so the tracker's peak is that of what the trace makes. A
+trace of another tool is written again with what it states, and `check` with `--system-config` says what it
+lacks (ET024, ET033).
+"""
+_RULE_NOTES = """
+`hespas-validate check PATH --profile chakra|astra-sim` applies the severities of that column. Rules that need
+a configuration are checked when it is given (`--system-config`, `--network-config`, `--memory-config`).
+"""
+
+
+_LIMIT_NOTES = f"""
+Inputs are regular files: a pipe, device or socket is refused (exit 3) when it is opened, except standard
+input as `-`. `--max-input-bytes N` of a command, or `{VARIABLE}=N` in the environment, says that
+inputs of N bytes are trusted: it raises every limit in bytes that is lower;
+a gzip stream may then expand to N bytes whatever its ratio, and a program gets the memory and time that one
+of N bytes would. What runs out of memory all the same, under a limit set on the process or not, ends with
+exit code 3 and the name of the input. Files are read, never mapped: one that is cut meanwhile is refused.
+"""
+_LIMITS: dict[str, tuple[str, str]] = {
+    "input_bytes": ("every format", "one file, decompressed"),
+    "trusted_bytes": ("every input", "treated as if it had at least so many bytes"),
+    "packed_free_bytes": ("every gzip stream", "decompressed, whatever the ratio"),
+    "packed_ratio": ("every gzip stream", "decompressed to compressed bytes read so far, beyond that"),
+    "compressed_packets_bytes": ("`perfetto`", "bytes of compressed packets"),
+    "compressed_packets_ratio": ("`perfetto`", "compressed packets to bytes of the file, beyond that"),
+    "configuration_bytes": ("system, network and memory configurations", "one file"),
+    "device_bytes": ("hardware, fits and orders of estimators (TOML)", "one file; keys at most 64 deep"),
+    "report_bytes": ("reports given to `compare`", "one file"),
+    "groups_bytes": ("`comm_group.json`", "one file"),
+    "table_bytes": ("tables of measured operations (`--table`)", "one file, decompressed"),
+    "table_free_bytes": ("Parquet: `--table`, `ops-table`", "columns, unpacked, whatever the ratio"),
+    "table_ratio": ("Parquet: `--table`, `ops-table`", "unpacked columns to bytes of the file, beyond that"),
+    "table_rows_bytes": ("Parquet: `--table`", "256 for each row, and 20 times the file"),
+    "table_columns": ("tables: `--table`, `ops-table`", "columns"),
+    "profile_rows_bytes": ("Parquet: `ops-table`", "80 for each row, and 20 times the file"),
+    "card_bytes": ("learned models", "card, and trees as they lie on disk"),
+    "model_bytes": ("learned models", "trees, unpacked"),
+    "model_trees": ("learned models", "trees of one forest"),
+    "model_sizes": ("learned models", "octaves of sizes that the fit has seen"),
+    "cell_bytes": ("`nsys`, `rocpd`", "one cell of a database"),
+    "text_workload_bytes": ("`astra-text`", "one file, decompressed"),
+    "node_fields": ("`chakra`", "fields of one node, or of the metadata"),
+    "parser_bytes": ("`stablehlo`, `hlo` (binary)", "memory of the native parser, and 64 times the program"),
+    "program_bytes": ("`stablehlo`, `hlo` (binary)", "memory of reading, and 20 times the program"),
+    "program_cpu_s": (
+        "`stablehlo`, `hlo` (binary)",
+        "CPU seconds, one more for every 200 kB; four times that and 20 s on the clock",
+    ),
+    "parser_cpu_s": ("`stablehlo`, `hlo` (binary)", "CPU seconds of the native parser, as above"),
+    "replayed_operations": ("writing `stablehlo` as a replay", "operations of the program (exit 4)"),
+    "replayed_edges": ("writing `stablehlo` as a replay", "dependencies, operands and results (exit 4)"),
+    "replayed_characters": ("writing `stablehlo` as a replay", "text of the program (exit 4)"),
+}
+
+
+def _limit_rows() -> Iterable[Sequence[str]]:
+    own = Limits()
+    for field in fields(own):
+        what, counted = _LIMITS[field.name]
+        raised = f"`{VARIABLE}`" if field.name.endswith("_bytes") else "-"
+        yield [what, counted, f"{getattr(own, field.name):,}", raised]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _format_row(entry: Format) -> list[str]:
+    verbs = [verb for verb, can in (("read", entry.read), ("write", entry.write)) if can]
+    suffixes = " ".join(f"`{suffix}`" for suffix in entry.suffixes)
+    extra = f"`hespas[{entry.extra}]`" if entry.extra else "-"
+    where = entry.specification
+    specification = f"<{where}>" if where.startswith("http") else f"`{where}`"
+    kind = "yes" if entry.flat else "no"
+    return [f"`{entry.name}`", entry.title, suffixes, ", ".join(verbs), kind, extra, specification]
+
+
+def _severity(severity: Severity | None) -> str:
+    return severity.value if severity else "-"
+
+
+def formats_document() -> str:
+    """``formats.md``."""
+    formats = _table(
+        ("format", "what", "suffixes", "can", "flat", "needs", "specification"),
+        (_format_row(load_format(name)) for name in format_names()),
+    )
+    attributes = _table(
+        ("attribute", "type"), ([f"`{name}`", f"`{kind.name.lower()}`"] for name, kind in ATTRIBUTES.items())
+    )
+    rules = _table(
+        ("code", "rule", "looks at", "always", "chakra", "astra-sim", "needs"),
+        (
+            [
+                rule.code,
+                rule.title,
+                rule.scope.value,
+                *(_severity(found) for found in (rule.plain, rule.chakra, rule.astra_sim)),
+                ", ".join(rule.needs) or "-",
+            ]
+            for rule in RULES
+        ),
+    )
+    codes = _table(
+        ("code", "error", "what"),
+        [
+            ["0", "-", "Done and valid."],
+            *(
+                [str(code), f"`{kind.__name__}`", (kind.__doc__ or "").partition("\n")[0]]
+                for kind, code in EXIT_CODES.items()
+            ),
+        ],
+    )
+    limits = _table(("input or output", "what is counted", "limit", "raised by"), _limit_rows())
+    return (
+        f"{_INTRODUCTION}\n## Formats\n\n{formats}{_FORMAT_NOTES}"
+        f"\n## Attributes of a Chakra node\n\n{attributes}{_ATTRIBUTE_NOTES}"
+        f"\n## Rules of the checker\n\n{rules}{_RULE_NOTES}"
+        f"\n## Limits\n\n{limits}{_LIMIT_NOTES}\n## Exit codes\n\n{codes}"
+    )
+
+
+def main() -> None:
+    """Write what has changed, and say which documents."""
+    documents = {ROOT / "docs" / "formats.md": formats_document()}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = documents.get(path) or path.read_text("utf-8")
+        shown = examples(text)
+        with tempfile.TemporaryDirectory() as folder:
+            documents[path] = refreshed(text, shown, run(shown, Path(folder), ROOT))
+    for path, text in documents.items():
+        same = path.is_file() and path.read_text("utf-8") == text
+        if not same:
+            path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {'as it was' if same else 'brought up to date'}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What was aimed at and what is reached, and what the cards of the learned models say of devices left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
+from tools.figures import Section
+
+__all__ = ["goals_section", "left_out_section", "shipped_cards"]
+
+_TEXT = """## Aimed at and reached
+
+MAPE unless it says otherwise: tables as the mean over their devices and number formats, profiles one by one,
+devices left out from the cards of the learned models.
+"""
+_PROFILES = """
+Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
+On the H100 these are a patch convolution, a soft-max over long rows and a layer normalisation, on the MI300X
+many tiny products, an arg-max over few long rows and a normalisation of short rows.
+"""
+_INTERVALS = (0.85, 0.95)
+_ON_OTHERS = "calibrated on the other profiles"
+_FEWEST_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Goal:
+    """``reached`` may be at most ``limit``; ``why`` is said where it is more."""
+
+    what: str
+    limit: float
+    reached: float | None
+    why: str = ""
+
+
+_NO_SIBLING = "the family left out was measured with other kernels"
+
+
+def goals_section(tables: Sequence[Section], profiles: Sequence[Section], cards: Iterable[Card]) -> str:
+    """The table of goals; empty where there are no figures."""
+    found = [*_of_tables(tables), *_of_cards(list(cards)), *_of_profiles(profiles)]
+    lines = [_line(goal) for goal in found if goal.reached is not None]
+    lines += _of_intervals(tables)
+    if not lines:
+        return ""
+    head = "| what | aimed at | reached | |\n| --- | --- | --- | --- |\n"
+    below = _PROFILES if any("see below" in line for line in lines) else ""
+    return "".join((_TEXT, "\n", head, *lines, below))
+
+
+def _line(goal: _Goal) -> str:
+    reached = goal.reached if goal.reached is not None else float("nan")
+    verdict = "" if reached <= goal.limit else f"missed: {goal.why}" if goal.why else "missed"
+    return f"| {goal.what} | {goal.limit:.1%} | {reached:.1%} | {verdict} |\n"
+
+
+def _of_tables(tables: Sequence[Section]) -> list[_Goal]:
+    gemm, attention = "aiconfigurator_gemm.", "aiconfigurator_attention_"
+    single, tpu = "neusight_perop.", "tpuv4_"
+
+    def mape(table: str, op_class: Callable[[str], bool], estimator: str) -> float | None:
+        rows = [row for each in tables if each.name.startswith(table) for row in each.rows]
+        known = [
+            row.errors[estimator].mape for row in rows if op_class(row.op_class) and estimator in row.errors
+        ]
+        figures = [value for value in known if value is not None]
+        return fmean(figures) if figures else None
+
+    def of(name: str) -> Callable[[str], bool]:
+        return lambda op_class: op_class == name
+
+    def every(op_class: str) -> bool:
+        return bool(op_class)
+
+    return [
+        _Goal("matmuls in bf16, calibrated", 0.13, mape(gemm, of("matmul bf16"), "calibrated")),
+        _Goal("matmuls in bf16, learned", 0.05, mape(gemm, of("matmul bf16"), "learned")),
+        _Goal("matmuls in fp8, calibrated", 0.14, mape(gemm, of("matmul fp8"), "calibrated")),
+        _Goal("matmuls in fp8, learned", 0.037, mape(gemm, of("matmul fp8"), "learned")),
+        _Goal("attention of prompts, learned", 0.033, mape(f"{attention}context", every, "learned")),
+        _Goal("attention of one token, learned", 0.07, mape(f"{attention}generation", every, "learned")),
+        _Goal(
+            "vector operations in f32, calibrated", 0.09, mape(single, of("vector f32_full"), "calibrated")
+        ),
+        _Goal("vector operations in f32, learned", 0.02, mape(single, of("vector f32_full"), "learned")),
+        _Goal("matmuls of a TPU v4, calibrated", 0.09, mape(f"{tpu}matmul", every, "calibrated")),
+        _Goal("matmuls of a TPU v4, learned", 0.05, mape(f"{tpu}matmul", every, "learned")),
+        _Goal("vector operations of a TPU v4, learned", 0.025, mape(tpu, of("vector f16"), "learned")),
+        _Goal("collectives, fitted", 0.11, mape("aiconfigurator_collectives", every, "collectives")),
+        _Goal("collectives of another source, fitted", 0.11, mape("vidur_network", every, "collectives")),
+        _Goal(
+            "collectives, interpolated",
+            0.05,
+            mape("aiconfigurator_collectives", every, "database"),
+            "the same bytes sent in two number formats do not take the same time either",
+        ),
+        _Goal("collectives of another source, interpolated", 0.05, mape("vidur_network", every, "database")),
+    ]
+
+
+def _of_cards(cards: Sequence[Card]) -> list[_Goal]:
+    rows = [row for card in cards if card.name == "gemm-bf16" for row in card.left_out]
+    beside = [row.mape for row in rows if row.siblings]
+    alone = [row.mape for row in rows if not row.siblings]
+    return [
+        _Goal("matmuls in bf16, the device left out", 0.08, fmean(beside) if beside else None),
+        _Goal(
+            "matmuls in bf16, its family left out (median)",
+            0.18,
+            median(alone) if alone else None,
+            _NO_SIBLING,
+        ),
+    ]
+
+
+def _of_profiles(profiles: Sequence[Section]) -> list[_Goal]:
+    limits = {"H100-SXM": 0.20, "MI300X": 0.30}
+    found: list[_Goal] = []
+    for section in profiles:
+        for row in section.rows:
+            errors = row.errors.get(_ON_OTHERS)
+            if errors is not None and errors.mape is not None and row.hardware in limits:
+                what = f"`{section.name}` by the other profiles"
+                why = "" if errors.median_ape is None else f"median {errors.median_ape:.1%}, see below"
+                found.append(_Goal(what, limits[row.hardware], errors.mape, why))
+    return found
+
+
+def _of_intervals(tables: Sequence[Section]) -> list[str]:
+    """How many measurements lie in 90 % intervals: of all rows, and how many classes are near 90 %."""
+    lines: list[str] = []
+    rows = [row for section in tables for row in section.rows]
+    low, high = _INTERVALS
+    for name in dict.fromkeys(name for row in rows for name in row.errors):
+        known = [
+            (errors.n, errors.interval_coverage)
+            for row in rows
+            if (errors := row.errors.get(name)) is not None and errors.interval_coverage is not None
+        ]
+        if not known:
+            continue
+        share = sum(n * held for n, held in known) / sum(n for n, _ in known)
+        large = [held for n, held in known if n >= _FEWEST_ROWS]
+        near = sum(low <= held <= high for held in large)
+        verdict = "" if low <= share <= high else "missed; "
+        lines.append(
+            f"| rows in 90 % intervals, {name} | {low:.0%} to {high:.0%} | {share:.1%} | {verdict}"
+            f"of {len(large)} classes on a device {near} by themselves |\n"
+        )
+    return lines
+
+
+_LEFT_OUT_TEXT = """Errors of `learned` on devices of which no row was in the fit, from the cards of the
+shipped models. A sibling is another device of the same family; where none was in the fit either, nothing like
+the device was known.
+"""
+
+
+def shipped_cards() -> list[Card]:
+    """The cards of the models that come with the package, by name."""
+    return sorted((card for _, card in cards_in(shipped_folder())), key=lambda card: card.name)
+
+
+def left_out_section(cards: Iterable[Card]) -> str:
+    """One line per model and devices left out of it; empty where no card tells of any."""
+    lines = [
+        f"| {card.name} | {', '.join(row.hardware)} | {'yes' if row.siblings else 'no'} | {row.n:,} "
+        f"| {row.mape:.1%} | {row.median_ape:.1%} | {row.bias:+.1%} |\n"
+        for card in cards
+        for row in card.left_out
+    ]
+    if not lines:
+        return ""
+    head = "| model | left out | siblings in the fit | rows | MAPE | median | bias |\n"
+    return "".join((_LEFT_OUT_TEXT, "\n", head, "| --- " * 7, "|\n", *lines))

@@ -1,0 +1,57 @@
+"""Fits the learned models on measured tables: ``python -m tools.learned --tables DIR``.
+
+Only rows of split ``calib`` enter a fit; their errors on ``devval`` go into the cards. The same tables, seed
+and version of scikit-learn give the same bytes. ``--only NAME`` fits one model, ``--out`` writes elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from hespas.estimators.learned import Learned
+from hespas.estimators.learned.serialization import forget_models, save_model, shipped_folder
+from hespas.measurements import Measurements, read_measurements
+from hespas.validators.calibration.learned import fit_learned, with_errors
+from hespas.validators.calibration.learned_parts import PARTS, Part
+
+__all__ = ["main"]
+
+
+def _table(folder: Path, part: Part) -> Measurements | None:
+    found = sorted(folder.glob(f"{part.table}.*"))
+    return read_measurements(found[0]) if found else None
+
+
+def main() -> int:
+    """Fit, save, score, save again; 1 where a table is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=shipped_folder())
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    missing = 0
+    for part in PARTS:
+        if options.only and part.name not in options.only:
+            continue
+        table = _table(options.tables, part)
+        if table is None:
+            sys.stderr.write(f"{part.name}: no table {part.table} in {options.tables}\n")
+            missing += 1
+            continue
+        started = time.monotonic()
+        model = fit_learned(part, table, seed=options.seed)
+        save_model(model, options.out)
+        forget_models()
+        save_model(with_errors(part, model, Learned(models=str(options.out)), table), options.out)
+        sys.stdout.write(
+            f"{part.name}: {model.card.training.rows} rows, {time.monotonic() - started:.0f} s\n"
+        )
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What every pair of formats keeps of ``fixtures/``: the page ``roundtrip.md`` and its test's golden file.
+
+``python -m tools.roundtrip`` writes both; look at the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hespas.validators.roundtrip import Cell, ColumnResult, Kept, RoundTrips, cell_text, roundtrip
+
+__all__ = ["GOLDEN", "golden_document", "main", "roundtrip_document"]
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "validators" / "roundtrip" / "matrix.json"
+_INTRODUCTION = """# Round trips
+
+Made by `python -m tools.roundtrip` from the files in `fixtures/`; do not edit. The same for other files:
+`hespas-validate roundtrip PATH... --html kept.html`.
+
+A row is the format a workload is in, a column the one it travels through and back (one way where the format
+of the row cannot be written). A cell counts the columns of the graph that are not the same afterwards:
+*lost* ones say nothing any more, of *changed* ones some rows do not. On the way to a flat format loops are
+unrolled and free operations folded, as in every conversion; what was given to its writer is what is
+compared. Everything named here is reported by the conversion that loses it.
+"""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _listed(columns: Iterable[ColumnResult]) -> str:
+    """``p2p`` for all columns of a table that fared alike, with the rows concerned."""
+    found: dict[str, int] = {}
+    for column in columns:
+        name = column.column.partition(".")[0]
+        found[name] = max(found.get(name, 0), column.changed)
+    return ", ".join(f"`{name}` {count:,}" for name, count in found.items()) or "-"
+
+
+def _details(cells: Iterable[Cell]) -> Iterable[Sequence[str]]:
+    for cell in cells:
+        if not (cell.lost or cell.changed or cell.refused):
+            continue
+        refused = "; ".join(f"{count}: {message}" for message, count in sorted(cell.refused.items())) or "-"
+        yield (cell.source, cell.via, str(cell.compared), _listed(cell.lost), _listed(cell.changed), refused)
+
+
+def roundtrip_document(done: RoundTrips) -> str:
+    """``roundtrip.md``."""
+    texts = {(cell.source, cell.via): cell_text(cell).text for cell in done.cells}
+    sources = list(dict.fromkeys(source for source, _ in texts))
+    targets = list(dict.fromkeys(via for _, via in texts))
+    matrix = _table(
+        ("from \\ through", *(f"`{via}`" for via in targets)),
+        ((f"`{source}`", *(texts.get((source, via), "") for via in targets)) for source in sources),
+    )
+    details = _table(
+        ("from", "through", "files", "lost, rows", "changed, rows", "files refused"), _details(done.cells)
+    )
+    return f"{_INTRODUCTION}\n{matrix}\n## What is not kept\n\n{details}"
+
+
+def golden_document(done: RoundTrips) -> str:
+    """Every cell and column that is not exact, for the test to compare: JSON."""
+    document = {
+        f"{cell.source} -> {cell.via}": {
+            "verdict": cell_text(cell).text,
+            "files": {"compared": cell.compared, "written": cell.written, "refused": cell.refused},
+            "not kept": {
+                column.column: f"{column.kept.value}: {column.changed} of {column.known}"
+                for column in cell.columns
+                if column.kept in {Kept.CHANGED, Kept.LOST}
+            },
+        }
+        for cell in done.cells
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def main() -> None:
+    """Write the page and the golden file."""
+    done = roundtrip([ROOT / "fixtures"], jobs=2)
+    documents = {ROOT / "docs" / "roundtrip.md": roundtrip_document(done), GOLDEN: golden_document(done)}
+    for path, text in documents.items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()
