@@ -16,12 +16,13 @@ __all__ = [
     "Conversion",
     "Dropped",
     "Granularity",
-    "Json",
     "KindTotals",
     "Missing",
     "NodeEstimates",
     "Preparation",
+    "Result",
     "SaidBy",
+    "SimulationResult",
     "Summary",
     "TableEstimates",
     "check_timeline",
@@ -29,7 +30,6 @@ __all__ = [
     "conversion_document",
     "convert",
     "devices_document",
-    "diagnostics_rows",
     "estimate",
     "estimate_document",
     "estimate_table",
@@ -45,6 +45,7 @@ __all__ = [
     "table_estimate_document",
     "total_duration_ns",
     "validate",
+    "view",
     "write",
     "write_estimates_csv",
     "write_json",
@@ -54,25 +55,19 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from hespas.api.conversion import Conversion, convert
-    from hespas.api.documents import (
-        Json,
-        conversion_document,
-        devices_document,
-        diagnostics_rows,
-        estimate_document,
-        estimators_document,
-        write_json,
-    )
+    from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
         NodeEstimates,
         SaidBy,
         class_totals,
         estimate,
+        estimate_document,
+        step_of,
         total_duration_ns,
+        write_estimates_csv,
     )
-    from hespas.api.io import read, read_profiles, write
+    from hespas.api.io import Result, read, read_profiles, write, write_json
     from hespas.api.preparation import (
         Conservation,
         Dropped,
@@ -82,14 +77,21 @@ if TYPE_CHECKING:
         graph_estimator,
     )
     from hespas.api.simulation import (
+        SimulationResult,
         check_timeline,
         simulate,
         simulation_document,
-        step_of,
         write_simulation_json,
         write_timeline,
     )
-    from hespas.api.summary import Summary, summarise, summary_document
+    from hespas.api.summary import (
+        Summary,
+        devices_document,
+        estimators_document,
+        summarise,
+        summary_document,
+        view,
+    )
     from hespas.api.table_estimation import (
         KindTotals,
         TableEstimates,
@@ -97,29 +99,22 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
-    from hespas.api.tables import write_estimates_csv
     from hespas.api.validation import CheckOptions, CheckResult, validate
 
-_HOMES = {
-    "hespas.api.conversion": ("Conversion", "convert"),
-    "hespas.api.documents": (
-        "Json",
-        "conversion_document",
-        "devices_document",
-        "diagnostics_rows",
-        "estimate_document",
-        "estimators_document",
-        "write_json",
-    ),
+_HOMES: dict[str, tuple[str, ...]] = {
+    "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
     "hespas.api.estimation": (
         "ClassTotals",
         "NodeEstimates",
         "SaidBy",
         "class_totals",
         "estimate",
+        "estimate_document",
+        "step_of",
         "total_duration_ns",
+        "write_estimates_csv",
     ),
-    "hespas.api.io": ("read", "read_profiles", "write"),
+    "hespas.api.io": ("Result", "read", "read_profiles", "write", "write_json"),
     "hespas.api.preparation": (
         "Conservation",
         "Dropped",
@@ -128,22 +123,28 @@ _HOMES = {
         "Preparation",
         "graph_estimator",
     ),
-    "hespas.api.summary": ("Summary", "summarise", "summary_document"),
+    "hespas.api.simulation": (
+        "SimulationResult",
+        "check_timeline",
+        "simulate",
+        "simulation_document",
+        "write_simulation_json",
+        "write_timeline",
+    ),
+    "hespas.api.summary": (
+        "Summary",
+        "devices_document",
+        "estimators_document",
+        "summarise",
+        "summary_document",
+        "view",
+    ),
     "hespas.api.table_estimation": (
         "KindTotals",
         "TableEstimates",
         "estimate_table",
         "table_estimate_document",
         "write_table_estimates",
-    ),
-    "hespas.api.tables": ("write_estimates_csv",),
-    "hespas.api.simulation": (
-        "check_timeline",
-        "simulate",
-        "simulation_document",
-        "step_of",
-        "write_simulation_json",
-        "write_timeline",
     ),
     "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
 }

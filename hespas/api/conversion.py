@@ -8,13 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from hespas.api.io import (
     STANDARD_STREAM,
+    Document,
+    Result,
     check_streams,
     check_version,
+    findings,
     read,
     spooled_input,
     spooled_output,
@@ -38,13 +44,17 @@ from hespas.converters import (
     format_for_output,
     is_flat,
 )
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.output import check_destination
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import Totals
 
-__all__ = ["Conversion", "EventConservation", "convert"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Conversion", "EventConservation", "conversion_document", "convert"]
 
 # The account of a profile that was converted: what of its events is in the file that was written.
 
@@ -148,8 +158,8 @@ _NOT_SUMMED = frozenset({"metadata", "attachments", "extra", "name_row", "source
 """Columns that no account sums."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Conversion(Result):
     """What a conversion did. ``value`` is what was written; ``bytes_written`` counts all its files.
     ``conservation`` is the account of a workload, ``events`` that of a profile.
     """
@@ -165,6 +175,26 @@ class Conversion:
     hardware: str = ""
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    def told(self) -> str:
+        """What became what."""
+        formats = f"{self.source_format} -> {self.destination} ({self.target_format})"
+        return f"{self.source}, {formats}, {self.bytes_written:,} bytes"
+
+    def to_json(self) -> bytes:
+        """The document of ``--log-json``: ``hespas.convert/1``."""
+        return document_bytes(conversion_document(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per figure that a conversion conserves: before, after."""
+        import pandas as pd
+
+        account = self.conservation or self.events
+        if account is None:
+            return pd.DataFrame(columns=["figure", "before", "after"])
+        before, after = asdict(account.before), asdict(account.after)
+        rows = [(name, figure, after[name]) for name, figure in before.items()]
+        return pd.DataFrame(rows, columns=["figure", "before", "after"])
 
 
 def convert(
@@ -465,3 +495,74 @@ def _sums_written(again: Workload, ranks: range | None, written: int) -> Totals:
     if len(again.classes) == 1:  # a program of all ranks need not say how many these are
         return rank_totals(again.classes, [written])
     return rank_totals(again.classes, again.sizes_within(ranks or range(again.num_ranks)))
+
+
+# --- The document
+
+
+class _InOut(msgspec.Struct, frozen=True, rename={"before": "in", "after": "out"}):
+    before: Figure | None
+    after: Figure | None
+
+
+class _Conservation(msgspec.Struct, frozen=True, kw_only=True):
+    events_in: Figure
+    events_out: Figure
+    device_time_ns_in: Figure
+    device_time_ns_out: Figure
+    flops: _InOut
+    bytes: _InOut
+    totals_in: dict[str, Figure]
+    totals_out: dict[str, Figure]
+    dropped: tuple[Dropped, ...]
+
+
+class _ConversionDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.convert/1"
+    output: str
+    source_format: str
+    target_format: str
+    hardware: str
+    estimator: str
+    bytes_written: int
+    num_ranks: int | UnsetType = UNSET
+    rank_classes: int | UnsetType = UNSET
+    conservation: _Conservation | UnsetType = UNSET
+
+
+def conversion_document(done: Conversion) -> msgspec.Struct:
+    """What a conversion did: ``hespas.convert/1``."""
+    account = done.conservation
+    return _ConversionDocument(
+        inputs=[done.source],
+        diagnostics=findings(done.diagnostics),
+        output=done.destination,
+        source_format=done.source_format,
+        target_format=done.target_format,
+        hardware=done.hardware,
+        estimator=done.estimator,
+        bytes_written=done.bytes_written,
+        num_ranks=account.num_ranks if account else UNSET,
+        rank_classes=account.rank_classes if account else UNSET,
+        conservation=_conservation(done),
+    )
+
+
+def _conservation(done: Conversion) -> _Conservation | UnsetType:
+    """The account of a workload or of a profile."""
+    account = done.conservation or done.events
+    if account is None:
+        return UNSET
+    before, after = asdict(account.before), asdict(account.after)
+    count = "ops" if done.conservation else "events"
+    return _Conservation(
+        events_in=before[count],
+        events_out=after[count],
+        device_time_ns_in=before["device_time_ns"],
+        device_time_ns_out=after["device_time_ns"],
+        flops=_InOut(before.get("flops"), after.get("flops")),
+        bytes=_InOut(before["bytes_moved"], after["bytes_moved"]),
+        totals_in=before,
+        totals_out=after,
+        dropped=account.dropped,
+    )

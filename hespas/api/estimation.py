@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf, isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
+from hespas.api.io import Document, Result, findings, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
+from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import for_job, with_option
+from hespas.files.cells import inert_cell
+from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.graph.errors import UsageError
+from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import GroupRegions, known_sum, with_durations
 from hespas.hardware import load_device
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hespas.simulator import Simulation
 
 __all__ = [
     "ClassTotals",
@@ -24,12 +38,15 @@ __all__ = [
     "SaidBy",
     "class_totals",
     "estimate",
+    "estimate_document",
+    "step_of",
     "total_duration_ns",
+    "write_estimates_csv",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEstimates:
+@dataclass(frozen=True, slots=True, repr=False)
+class NodeEstimates(Result):
     """The estimate of each rank class of a workload, in order of the classes, and the energy of a step.
 
     ``workload`` is what was estimated: its operations merged as ``granularity`` says (None: as they stood).
@@ -39,6 +56,28 @@ class NodeEstimates:
     estimates: tuple[Estimate, ...]
     energies: tuple[StepEnergy, ...]
     granularity: Granularity | None
+    source: str = ""
+    hardware: str = ""
+    estimator: str = ""
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    def told(self) -> str:
+        """Of what, on what, and how much of it."""
+        nodes = sum(map(len, self.estimates))
+        timed = sum(each.coverage * len(each) for each in self.estimates)
+        share = timed / nodes if nodes else 1.0
+        by = f"{self.source} on {self.hardware} by {self.estimator}"
+        return f"{by}, {nodes:,} operations, {share:.1%} with a time"
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.estimate/1``."""
+        return document_bytes(estimate_document(self, step_of(self)))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per operation of each rank class, as ``hespas estimate --out`` writes it."""
+        import pandas as pd
+
+        return pd.DataFrame(list(_node_rows(self)), columns=_HEADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +105,29 @@ class ClassTotals:
 
 
 def estimate(
-    workload: Workload | Profile,
+    source: str | Path | Workload | Profile,
     hardware: str,
     *,
     estimator: str = DEFAULT_ESTIMATOR,
     granularity: Granularity | None = None,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NodeEstimates:
     """What ``estimator`` says of each node of each rank class on ``hardware`` (a name or a TOML file).
 
+    ``source`` is a workload, or the path of one, read as ``format`` (else the one sniffed) with ``options``.
     ``granularity`` says which operations are one (by default an unoptimised program is fused first). Raises
-    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
+    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program; for a path
+    also what ``read`` raises.
     """
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    name, workload = opened(source, format, options, found)
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to estimate")
     device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
-    found = diagnostics if diagnostics is not None else Diagnostics()
     chosen = granularity_of(workload, granularity)
     workload = merged(workload, chosen, found)
     estimates: list[Estimate] = []
@@ -97,7 +141,24 @@ def estimate(
         step_energy(graph, device, total_duration_ns(class_totals(graph, each)))
         for graph, each in zip(workload.classes, estimates, strict=True)
     ]
-    return NodeEstimates(workload, tuple(estimates), tuple(energies), chosen)
+    return NodeEstimates(
+        workload, tuple(estimates), tuple(energies), chosen, name, hardware, estimator, found
+    )
+
+
+def step_of(done: NodeEstimates) -> Simulation | None:
+    """What the estimates alone add up to where operations overlap as the device lets them: times that the
+    workload brings along do not count. None where they cannot be scheduled (a time without end, a cycle),
+    which :func:`hespas.api.simulate` would say.
+    """
+    from hespas.simulator import simulate
+
+    graphs = done.workload.classes
+    bare = tuple(with_durations(graph, np.full(len(graph), np.nan)) for graph in graphs)
+    try:
+        return simulate(replace(done.workload, classes=bare), done.estimates)
+    except (UnsupportedError, FormatError):
+        return None
 
 
 def _grouped(workload: Workload, estimates: Sequence[Estimate], name: str) -> tuple[Workload, list[Estimate]]:
@@ -178,3 +239,130 @@ def _said_by(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterato
         mine = counted & (estimated.said_by == number)
         if mine.any():
             yield SaidBy(estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum()))
+
+
+# --- The table of operations, and the document
+
+_HEADER = (
+    "rank_class",
+    "node",
+    "name",
+    "op",
+    "op_class",
+    "executions",
+    "flops",
+    "useful_flops",
+    "transcendentals",
+    "bytes_read",
+    "bytes_written",
+    "duration_ns",
+    "low_ns",
+    "high_ns",
+    "estimator",
+    "bound",
+    "framework_op",
+    "source",
+)
+
+
+def write_estimates_csv(done: NodeEstimates, path: Path, *, overwrite: bool = False) -> None:
+    """Write all nodes of all rank classes, at once or not at all; unknown is an empty field, ``-`` is
+    standard output. Raises ``OutputError`` where the file exists already, without ``overwrite``.
+    """
+
+    def fill(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8", errors="replace") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(_HEADER)
+            writer.writerows([inert_cell(cell) for cell in row] for row in _node_rows(done))
+
+    put(path, fill, overwrite=overwrite)
+
+
+def _node_rows(done: NodeEstimates) -> Iterator[tuple[object, ...]]:
+    pairs = zip(done.workload.classes, done.estimates, strict=True)
+    return chain.from_iterable(_node_rows_of(index, *pair) for index, pair in enumerate(pairs))
+
+
+def _node_rows_of(index: int, graph: OpGraph, estimated: Estimate) -> Iterator[tuple[object, ...]]:
+    strings = list(graph.strings)
+    names: list[str] = [strings[row] for row in graph.name_row.tolist()]
+    ops: list[str] = [strings[row] for row in graph.op_row.tolist()]
+    classes = [OpClass(code).name.lower() for code in graph.op_class.tolist()]
+    numbers = (
+        graph.multiplicity,
+        graph.flops,
+        graph.useful_flops,
+        graph.transcendentals,
+        graph.bytes_read,
+        graph.bytes_written,
+        estimated.duration_ns,
+        estimated.low_ns,
+        estimated.high_ns,
+    )
+    figures = [[_cell(value) for value in column.tolist()] for column in numbers]
+    said = _named(estimated.said_by.tolist(), estimated.estimators)
+    bound = _named(estimated.bound.tolist(), estimated.bounds)
+    frameworks: list[str] = [strings[row] for row in graph.framework_row.tolist()]
+    sources: list[str] = [strings[row] for row in graph.source_row.tolist()]
+    for node, row in enumerate(
+        zip(names, ops, classes, *figures, said, bound, frameworks, sources, strict=True)
+    ):
+        yield (index, node, *row)
+
+
+def _named(codes: list[int], names: tuple[str, ...]) -> list[str]:
+    return [names[code] if code >= 0 else "" for code in codes]
+
+
+def _cell(value: float) -> float | str:
+    return value if value == value else ""  # noqa: PLR0124 # NaN is the only number unlike itself
+
+
+class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
+    rank_class: int
+    ranks: int
+    coverage: Figure
+    duration_ns: Figure
+    energy: StepEnergy
+    op_classes: tuple[ClassTotals, ...]
+
+
+class _EstimateDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.estimate/1"
+    hardware: str
+    estimator: str
+    granularity: str
+    step_ns: Figure | None
+    step_low_ns: Figure | None
+    step_high_ns: Figure | None
+    rank_classes: list[_EstimatedClass]
+
+
+def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.Struct:
+    """Times per operation class of each rank class, and the ``step`` they make: ``hespas.estimate/1``."""
+    classes: list[_EstimatedClass] = []
+    of_class = zip(done.workload.classes, done.estimates, done.energies, strict=True)
+    for index, (graph, estimated, energy) in enumerate(of_class):
+        rows = class_totals(graph, estimated)
+        classes.append(
+            _EstimatedClass(
+                rank_class=index,
+                ranks=int((done.workload.rank_class == index).sum()),
+                coverage=estimated.coverage,
+                duration_ns=total_duration_ns(rows),
+                energy=energy,
+                op_classes=rows,
+            )
+        )
+    return _EstimateDocument(
+        inputs=[done.source],
+        diagnostics=findings(done.diagnostics),
+        hardware=done.hardware,
+        estimator=done.estimator,
+        granularity=done.granularity or "",
+        step_ns=step.step_ns if step else None,
+        step_low_ns=step.low_ns if step else None,
+        step_high_ns=step.high_ns if step else None,
+        rank_classes=classes,
+    )

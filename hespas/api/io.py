@@ -8,12 +8,17 @@ import shutil
 import stat
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+import msgspec
+
+from hespas import __version__
 from hespas.converters import (
     ReadOptions,
     Value,
@@ -23,25 +28,43 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
+from hespas.files.documents import document_bytes
 from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
-from hespas.graph.errors import FormatError, InvariantError, OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import (
+    FormatError,
+    InvariantError,
+    OutputError,
+    UnsupportedError,
+    UsageError,
+    short_repr,
+)
 from hespas.graph.passes import with_default_dtype
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = [
     "STANDARD_STREAM",
+    "Document",
+    "Finding",
+    "Result",
     "check_document",
     "check_streams",
     "check_version",
+    "findings",
     "is_standard_output",
     "is_stream",
+    "opened",
     "put",
     "read",
     "read_profiles",
+    "row_of",
     "spooled_input",
     "spooled_output",
     "write",
+    "write_json",
 ]
 
 
@@ -76,6 +99,19 @@ def read(
         )
     value = chosen.read(source, settings, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
+
+
+def opened(
+    source: str | Path | Value,
+    format_name: str | None,
+    options: ReadOptions | None,
+    diagnostics: Diagnostics,
+) -> tuple[str, Value]:
+    """What the source of a command is called, and its value: it is one already, or the path of one."""
+    if isinstance(source, Workload | Profile):
+        return source.name, source
+    value = read(source, format=format_name, options=options, diagnostics=diagnostics, workload=True)
+    return str(source), value
 
 
 def _default_dtype(name: str) -> DType | None:
@@ -181,6 +217,8 @@ def _names_directory(given: str | Path, destination: Path) -> bool:
 
 # --- Standard input and output as files: formats are told by content, and a result goes out when it is whole
 
+_Row = TypeVar("_Row")
+_ROWS_SHOWN = 20
 STANDARD_STREAM = "-"
 _PIECE_BYTES = 1 << 20
 _BEGINNING_BYTES = 16 << 20
@@ -349,3 +387,97 @@ def _closed() -> OutputError:
     return OutputError(
         "standard output is closed", path=STANDARD_STREAM, hint="name a file, or pipe it somewhere"
     )
+
+
+# --- Results of commands, and the documents that scripts rely on
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A diagnostic in a document; ``count`` is the exact number of its code."""
+
+    code: str
+    severity: str
+    path: str
+    location: str
+    message: str
+    rank: int | None
+    node: int | None
+    count: int
+
+
+def findings(diagnostics: Diagnostics) -> list[Finding]:
+    """One row per kept finding."""
+    counts = diagnostics.counts()
+    return [
+        Finding(
+            code=each.code,
+            severity=each.severity.value,
+            path=each.path,
+            location=each.location,
+            message=each.message,
+            rank=each.rank,
+            node=each.node,
+            count=counts[each.code],
+        )
+        for each in diagnostics
+    ]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What every document begins with: its schema, who wrote it, from what, and what was found. Rows that a
+    document has of a value of ours are under the names of its attributes; unknown figures are null.
+    """
+
+    schema: str
+    hespas_version: str = __version__
+    inputs: list[str]
+    diagnostics: list[Finding]
+
+
+def row_of(kind: type[_Row], value: object) -> _Row:
+    """The attributes of a value that a row of a document has."""
+    return msgspec.convert(value, kind, from_attributes=True)
+
+
+class Result(ABC):
+    """What the function of a command gives: in a line, as a table, and as the document of ``--json``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def told(self) -> str:
+        """The answer in a few words."""
+
+    @abstractmethod
+    def to_json(self) -> bytes:
+        """The document that the command writes with ``--json``: indented UTF-8 that ends in a newline."""
+
+    @abstractmethod
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows of the answer as a table; unknown is NaN."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that the command writes with ``--json``, as Python values; unknown is None."""
+        document: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return document
+
+    def __repr__(self) -> str:
+        return short_repr(self, "", self.told())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer and the beginning of its table."""
+        rows = self.to_pandas()
+        more = f"<p>{len(rows) - _ROWS_SHOWN:,} more rows</p>" if len(rows) > _ROWS_SHOWN else ""
+        return f"<p>{escape(repr(self))}</p>{rows.head(_ROWS_SHOWN).to_html(index=False, border=0)}{more}"
+
+
+def write_json(document: object, path: Path, *, overwrite: bool = False) -> None:
+    """Write a document, or the JSON of one, at once or not at all; ``-`` is standard output. Raises
+    ``OutputError`` where it exists already, without ``overwrite``.
+    """
+    content = document if isinstance(document, bytes) else document_bytes(document)
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    put(path, fill, overwrite=overwrite)

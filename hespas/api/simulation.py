@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
-from hespas.api.documents import Json, diagnostics_rows, finite, header
-from hespas.api.estimation import NodeEstimates, estimate
-from hespas.api.io import put
+from hespas.api.estimation import estimate
+from hespas.api.io import Document, Result, findings, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
-from hespas.converters import WriteOptions, is_recognised
+from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.estimators import MissingPolicy
+from hespas.files.documents import Figure, document_bytes, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
-from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
-from hespas.graph.passes import with_durations
-from hespas.simulator import ClassResult, CriticalPath, Simulation, Simulator
+from hespas.graph.errors import OutputError, UsageError
+from hespas.simulator import ClassResult, Simulation, Simulator
 from hespas.simulator import simulate as run
 
+if TYPE_CHECKING:
+    import pandas
+
 __all__ = [
+    "SimulationResult",
     "aligned",
     "check_timeline",
     "simulate",
     "simulation_document",
-    "step_of",
     "write_simulation_json",
     "write_timeline",
 ]
@@ -41,26 +44,58 @@ __all__ = [
 _ROWS_AT_ONCE = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SimulationResult(Result, Simulation):
+    """A simulation, with what was asked: ``hardware`` is empty where the times are those of the source."""
+
+    source: str
+    hardware: str
+    estimator: str
+    diagnostics: Diagnostics
+
+    def told(self) -> str:
+        """How long a step takes."""
+        least = "at least " if self.is_lower_bound else ""
+        where = f" on {self.hardware}" if self.hardware else ""
+        ranks = sum(found.num_ranks for found in self.classes)
+        return f"{self.source}{where}, {least}{self.step_ns / 1e6:,.3f} ms per step of {ranks:,} ranks"
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.simulate/1``."""
+        return document_bytes(simulation_document(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per rank."""
+        import pandas as pd
+
+        rows = [astuple(row) for row in _rank_rows(self.timeline)]
+        return pd.DataFrame(rows, columns=list(_RankRow.__struct_fields__))
+
+
 def simulate(
-    workload: Workload | Profile,
+    source: str | Path | Workload | Profile,
     hardware: str | None = None,
     *,
     estimator: str = DEFAULT_ESTIMATOR,
     granularity: Granularity | None = None,
     simulator: Simulator | None = None,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
     missing: MissingPolicy = "warn",
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Simulation:
+) -> SimulationResult:
     """One step of every rank that is here: see :func:`hespas.simulator.simulate`.
 
-    With ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else
-    that of the workload itself. ``granularity`` is that of :func:`hespas.api.estimate`. Raises
-    ``UsageError`` for an unknown name, and for a profile, which holds measurements and no program.
+    ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
+    ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
+    of the workload itself. Raises ``UsageError`` for an unknown name, and for a profile, which holds
+    measurements and no program.
     """
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    name, workload = opened(source, format, options, found)
     if isinstance(workload, Profile):
         raise UsageError("a profile holds measured times; there is no program in it to simulate")
-    found = diagnostics if diagnostics is not None else Diagnostics()
     if missing == "error":
         refuse_global(workload)
     estimates = None
@@ -76,80 +111,124 @@ def simulate(
             progress=progress,
         )
         workload, estimates = done.workload, done.estimates
-    return run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
+    ran = run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
+    return SimulationResult(
+        source=name,
+        hardware=hardware or "",
+        estimator=estimator if hardware else "",
+        diagnostics=found,
+        **{column.name: getattr(ran, column.name) for column in fields(Simulation)},
+    )
 
 
-def step_of(done: NodeEstimates) -> Simulation | None:
-    """What the estimates alone add up to where operations overlap as the device lets them: times that the
-    workload brings along do not count. None where they cannot be scheduled (a time without end, a cycle),
-    which :func:`simulate` would say.
+class _Busy(msgspec.Struct, frozen=True):
+    resource: str
+    busy_ns: Figure
+    idle_ns: Figure
+
+
+class _OfClass(msgspec.Struct, frozen=True):
+    op_class: str
+    duration_ns: Figure
+
+
+class _OfResource(msgspec.Struct, frozen=True):
+    resource: str
+    duration_ns: Figure
+
+
+class _Path(msgspec.Struct, frozen=True):
+    spans: int
+    after_resource: int
+    op_classes: list[_OfClass]
+    resources: list[_OfResource]
+
+
+class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
+    rank_class: int
+    name: str
+    ranks: int
+    first_rank: int
+    finish_ns: Figure
+    exposed_comm_ns: Figure
+    unknown: int
+    kept: int
+    extrapolated_loops: int
+    resources: list[_Busy]
+    critical_path: _Path
+
+
+class _RankRow(msgspec.Struct, frozen=True):
+    rank: int
+    finish_ns: Figure
+    exposed_comm_ns: Figure
+    compute_ns: Figure
+    comm_ns: Figure
+
+
+class _SimulationDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.simulate/1"
+    hardware: str
+    estimator: str
+    simulator: str
+    num_ranks: int
+    step_ns: Figure
+    step_low_ns: Figure
+    step_high_ns: Figure
+    is_lower_bound: bool
+    is_mixed: bool
+    rank_classes: list[_SimulatedClass]
+    ranks: list[_RankRow]
+
+
+def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspec.Struct:
+    """The figures of a simulation: ``hespas.simulate/1``. Without ``ranks`` its rows are left out: those may
+    be many, and :func:`write_simulation_json` adds them as it writes.
     """
-    graphs = done.workload.classes
-    bare = tuple(with_durations(graph, np.full(len(graph), np.nan)) for graph in graphs)
-    try:
-        return run(replace(done.workload, classes=bare), done.estimates)
-    except (UnsupportedError, FormatError):
-        return None
+    return _SimulationDocument(
+        inputs=[done.source],
+        diagnostics=findings(done.diagnostics),
+        hardware=done.hardware,
+        estimator=done.estimator,
+        simulator=done.simulator,
+        num_ranks=sum(found.num_ranks for found in done.classes),
+        step_ns=done.step_ns,
+        step_low_ns=done.low_ns,
+        step_high_ns=done.high_ns,
+        is_lower_bound=done.is_lower_bound,
+        is_mixed=done.is_mixed,
+        rank_classes=[_simulated_class(found) for found in done.classes],
+        ranks=list(_rank_rows(done.timeline)) if ranks else [],
+    )
 
 
-def simulation_document(
-    done: Simulation, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
-) -> Mapping[str, Json]:
-    """The figures of a simulation, ``hespas.simulate/1``, less the rows of its ranks: those may be many, so
-    :func:`write_simulation_json` adds them as it writes.
-    """
-    document = header("simulate", [source])
-    document["diagnostics"] = diagnostics_rows(diagnostics)
-    document["hardware"] = hardware
-    document["estimator"] = estimator if hardware else ""
-    document["simulator"] = done.simulator
-    document["num_ranks"] = sum(found.num_ranks for found in done.classes)
-    document["step_ns"] = finite(done.step_ns)
-    document["step_low_ns"], document["step_high_ns"] = finite(done.low_ns), finite(done.high_ns)
-    document["is_lower_bound"] = done.is_lower_bound
-    document["is_mixed"] = done.is_mixed
-    document["rank_classes"] = [_class_row(found) for found in done.classes]
-    return document
-
-
-def _class_row(found: ClassResult) -> Mapping[str, Json]:
-    return {
-        "rank_class": found.rank_class,
-        "name": found.name,
-        "ranks": found.num_ranks,
-        "first_rank": found.rank,
-        "finish_ns": finite(found.finish_ns),
-        "exposed_comm_ns": finite(found.exposed_comm_ns),
-        "unknown": found.unknown,
-        "kept": found.kept,
-        "extrapolated_loops": found.extrapolated,
-        "resources": [
-            {
-                "resource": resource,
-                "busy_ns": finite(busy_ns),
-                "idle_ns": finite(max(found.finish_ns - busy_ns, 0.0)),
-            }
+def _simulated_class(found: ClassResult) -> _SimulatedClass:
+    path = found.critical_path
+    return _SimulatedClass(
+        rank_class=found.rank_class,
+        name=found.name,
+        ranks=found.num_ranks,
+        first_rank=found.rank,
+        finish_ns=found.finish_ns,
+        exposed_comm_ns=found.exposed_comm_ns,
+        unknown=found.unknown,
+        kept=found.kept,
+        extrapolated_loops=found.extrapolated,
+        resources=[
+            _Busy(resource, busy_ns, max(found.finish_ns - busy_ns, 0.0))
             for resource, busy_ns in found.busy_ns.items()
         ],
-        "critical_path": _path_row(found.critical_path),
-    }
+        critical_path=_Path(
+            path.spans,
+            path.after_resource,
+            [_OfClass(name, spent_ns) for name, spent_ns in path.class_ns.items()],
+            [_OfResource(name, spent_ns) for name, spent_ns in path.resource_ns.items()],
+        ),
+    )
 
 
-def _path_row(path: CriticalPath) -> Mapping[str, Json]:
-    return {
-        "spans": path.spans,
-        "after_resource": path.after_resource,
-        "op_classes": [
-            {"op_class": name, "duration_ns": finite(spent_ns)} for name, spent_ns in path.class_ns.items()
-        ],
-        "resources": [
-            {"resource": name, "duration_ns": finite(spent_ns)} for name, spent_ns in path.resource_ns.items()
-        ],
-    }
-
-
-def _rank_rows(timeline: Timeline) -> Iterator[str]:
-    """One JSON object per rank that is here, in order of the ranks."""
+def _rank_rows(timeline: Timeline) -> Iterator[_RankRow]:
+    """One row per rank that is here, in order of the ranks."""
     columns = (
         timeline.finish_ns,
         timeline.exposed_comm_ns,
@@ -157,41 +236,25 @@ def _rank_rows(timeline: Timeline) -> Iterator[str]:
         timeline.resource_ns("communication"),
     )
     figures = zip(timeline.shown_by.tolist(), *(column.tolist() for column in columns), strict=True)
-    for rank, (shown_by, finish_ns, exposed_ns, compute_ns, comm_ns) in enumerate(figures):
-        if shown_by < 0:
-            continue
-        row: Mapping[str, Json] = {
-            "rank": rank,
-            "finish_ns": finite(finish_ns),
-            "exposed_comm_ns": finite(exposed_ns),
-            "compute_ns": finite(compute_ns),
-            "comm_ns": finite(comm_ns),
-        }
-        yield json.dumps(row, allow_nan=False)
+    return (_RankRow(rank, *row) for rank, (shown_by, *row) in enumerate(figures) if shown_by >= 0)
 
 
-def write_simulation_json(
-    document: Mapping[str, Json], timeline: Timeline, path: Path, *, overwrite: bool = False
-) -> None:
-    """Write a document with ``ranks``, one row per rank, at once or not at all; ``-`` is standard output.
+def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool = False) -> None:
+    """Write the document of a simulation, one line per rank, at once or not at all; ``-`` is standard output.
     Raises ``OutputError`` where it exists already, without ``overwrite``.
     """
+    beginning = document_bytes(simulation_document(done, ranks=False))
 
     def fill(temporary: Path) -> None:
-        with temporary.open("w", encoding="utf-8") as stream:
-            _write(document, timeline, stream)
+        with temporary.open("wb") as stream:
+            stream.write(beginning.removesuffix(b"]\n}\n"))
+            rows, separator = _rank_rows(done.timeline), b"\n    "
+            while part := list(islice(rows, _ROWS_AT_ONCE)):
+                stream.write(separator + b",\n    ".join(map(encoded, part)))
+                separator = b",\n    "
+            stream.write(b"\n  ]\n}\n")
 
     put(path, fill, overwrite=overwrite)
-
-
-def _write(document: Mapping[str, Json], timeline: Timeline, stream: IO[str]) -> None:
-    head = json.dumps(document, indent=2, allow_nan=False)
-    stream.write(head.removesuffix("\n}") + ',\n  "ranks": [')
-    rows, separator = _rank_rows(timeline), "\n    "
-    while part := list(islice(rows, _ROWS_AT_ONCE)):
-        stream.write(separator + ",\n    ".join(part))
-        separator = ",\n    "
-    stream.write("\n  ]\n}\n")
 
 
 # --- When everything ran, as a file that a viewer or a spreadsheet opens
@@ -340,7 +403,7 @@ def _write_table(
     run: Simulated, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
 ) -> None:
     from hespas.converters.ops_table.writer import write_ops_table
-    from hespas.converters.tracks.listed import profile_of_run
+    from hespas.converters.tracks.simulated import profile_of_run
 
     write_ops_table(
         profile_of_run(run, f"{_SIMULATED_DEVICE} {hardware}".rstrip()), path, options, diagnostics

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.api.documents import Json, diagnostics_rows, header, plain
-from hespas.converters import Value
+from hespas.api.io import Document, Result, findings, read, row_of
+from hespas.converters import ReadOptions, Value, find_format
+from hespas.estimators.registry import ListedEstimator
+from hespas.files.documents import Figure, document_bytes
 from hespas.graph import (
     ACCUMULATOR_BITS,
     DTYPES,
@@ -30,6 +34,10 @@ from hespas.graph import (
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.groups import GroupSet
 from hespas.graph.passes import find_cycle, levels
+from hespas.hardware import Device
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = [
     "ClassSummary",
@@ -39,9 +47,12 @@ __all__ = [
     "ProfileSummary",
     "RegionRow",
     "Summary",
+    "devices_document",
+    "estimators_document",
     "product_rows",
     "summarise",
     "summary_document",
+    "view",
 ]
 
 # In which number formats a program multiplies: operands, accumulator, and what it states beside them.
@@ -216,8 +227,8 @@ class ProfileSummary:
     by_op: tuple[OpRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary(Result):
     """What a file holds. Exactly one of ``classes`` and ``profile`` says something."""
 
     name: str
@@ -226,6 +237,53 @@ class Summary:
     num_ranks: int
     classes: tuple[ClassSummary, ...]
     profile: ProfileSummary | None
+    source: str = ""
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    def told(self) -> str:
+        """What it is, and how much of it."""
+        name = f"{self.source or self.name} ({self.format})"
+        if self.profile is not None:
+            return f"{name}, {self.profile.events:,} events on {self.profile.device or 'an unnamed device'}"
+        nodes = sum(each.nodes for each in self.classes)
+        return f"{name}, {self.num_ranks:,} ranks in {len(self.classes):,} classes, {nodes:,} operations"
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.view/1``."""
+        return document_bytes(summary_document(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per operation (of a profile: of what ran), by name and rank class, the longest first."""
+        import pandas as pd
+
+        if self.profile is not None:
+            return pd.DataFrame([asdict(row) for row in self.profile.by_op])
+        rows = [
+            {"rank_class": number, **asdict(row)}
+            for number, each in enumerate(self.classes)
+            for row in each.by_op
+        ]
+        return pd.DataFrame(rows)
+
+
+def view(
+    source: str | Path | Value,
+    *,
+    format: str | None = None,  # noqa: A002 # the word users know
+    options: ReadOptions | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Summary:
+    """What a file, a folder of rank files or a value holds: ranks, operations, communication, loops.
+
+    A path is read as ``format`` (else the one sniffed) with ``options``. Raises what ``read`` does.
+    """
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    if isinstance(source, Workload | Profile):
+        name, value, form = source.name, source, source.metadata.get("format", "")
+    else:
+        form = find_format(Path(source), format).name
+        name, value = str(source), read(source, format=form, options=options, diagnostics=found)
+    return replace(summarise(value, form), source=name, diagnostics=found)
 
 
 def summarise(value: Value, format_name: str) -> Summary:
@@ -423,9 +481,85 @@ def _event_rows(profile: Profile, key: NDArray[np.int32], name: Callable[[int], 
     return tuple(sorted(rows, key=_weight))
 
 
-def summary_document(found: Summary, source: str | Path, diagnostics: Diagnostics) -> Mapping[str, Json]:
-    """The figures as ``hespas.view/1``; unknown is null."""
-    document = header("view", [str(source)])
-    document["diagnostics"] = diagnostics_rows(diagnostics)
-    document |= {name: plain(value) for name, value in asdict(found).items()}
-    return document
+class _SummaryDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.view/1"
+    name: str
+    format: str
+    metadata: Mapping[str, str]
+    num_ranks: int
+    classes: tuple[ClassSummary, ...]
+    profile: ProfileSummary | None
+
+
+def summary_document(found: Summary) -> msgspec.Struct:
+    """The figures as ``hespas.view/1``."""
+    return _SummaryDocument(
+        inputs=[found.source],
+        diagnostics=findings(found.diagnostics),
+        name=found.name,
+        format=found.format,
+        metadata=found.metadata,
+        num_ranks=found.num_ranks,
+        classes=found.classes,
+        profile=found.profile,
+    )
+
+
+class _EstimatorsDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.estimators/1"
+    estimators: list[ListedEstimator]
+
+
+def estimators_document(rows: Sequence[ListedEstimator]) -> msgspec.Struct:
+    """The list of estimators: ``hespas.estimators/1``."""
+    return _EstimatorsDocument(inputs=[], diagnostics=[], estimators=list(rows))
+
+
+class _Peak(msgspec.Struct, frozen=True):
+    unit: str
+    dtype: str
+    density: str
+    flops_per_s: Figure
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    level: str
+    name: str
+    capacity_bytes: int
+    bandwidth_bytes_per_s: Figure
+
+
+class _Link(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    bandwidth_bytes_per_s: Figure
+    latency_ns: Figure
+    links_per_device: int
+    devices_per_domain: int
+
+
+class _DeviceRow(msgspec.Struct, frozen=True):
+    name: str
+    vendor: str
+    family: str
+    kind: str
+    description: str
+    aliases: tuple[str, ...]
+    tdp_w: Figure
+    peaks: tuple[_Peak, ...]
+    memories: tuple[_Memory, ...]
+    links: tuple[_Link, ...]
+
+
+class _DevicesDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.devices/1"
+    devices: list[_DeviceRow]
+
+
+def devices_document(devices: Sequence[Device]) -> msgspec.Struct:
+    """The devices that ship with the package: ``hespas.devices/1``. A peak is per device, dense or sparse as
+    it says; ``hespas hardware show`` tells the sources.
+    """
+    return _DevicesDocument(
+        inputs=[], diagnostics=[], devices=[row_of(_DeviceRow, device) for device in devices]
+    )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
-from hespas.api.documents import Json, diagnostics_rows, finite, header
-from hespas.api.io import put
+from hespas.api.io import Document, Result, findings, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
 from hespas.files.cells import inert, inert_cell
+from hespas.files.documents import Figure, document_bytes
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError
@@ -24,6 +25,8 @@ from hespas.hardware import Device, load_device
 from hespas.operations import Operations
 
 if TYPE_CHECKING:
+    import pandas
+
     from hespas.measurements.read import AskedOperations
 
 __all__ = [
@@ -47,8 +50,8 @@ class _CountsCycles(Protocol):
     def cycles(self, ops: Operations, device: Device) -> FloatArray: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TableEstimates:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class TableEstimates(Result):
     """What a model says of each row of a table; columns of shape ``(rows,)``. ``totals`` are sums per kind
     and element type, in the order of the table; ``cycles`` is None for models that count none.
     """
@@ -58,6 +61,25 @@ class TableEstimates:
     totals: tuple[KindTotals, ...]
     prediction: Prediction
     cycles: FloatArray | None
+    estimator: str
+    diagnostics: Diagnostics
+
+    def told(self) -> str:
+        """Of what, on what, and how long one after another."""
+        total_ns = known_sum(np.array([row.duration_ns for row in self.totals]))
+        rows = len(self.prediction.duration_ns)
+        by = f"{self.path} on {self.hardware} by {self.estimator}"
+        return f"{by}, {rows:,} operations, {total_ns / 1e6:,.3f} ms"
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.estimate_table/1``."""
+        return document_bytes(table_estimate_document(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per row of the table: the columns that ``--out`` adds to it."""
+        import pandas as pd
+
+        return pd.DataFrame(dict(_gained(self, slice(None))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +128,7 @@ def estimate_table(
     if collected.assumed_dtype:
         text = f"no column dtype: taken to be {DEFAULT_DTYPE}"
         found.warning("table.no-dtype", collected.path.name, text, count=collected.rows)
-    return collected.done(device)
+    return collected.done(device, estimator, found)
 
 
 def _names_for_tables() -> list[str]:
@@ -188,7 +210,7 @@ class _Collected:
             flops, moved, time = (known_sum(column) for column in columns)
             sums.parts.append((flops, moved, time, counted))
 
-    def done(self, device: Device) -> TableEstimates:
+    def done(self, device: Device, estimator: str, diagnostics: Diagnostics) -> TableEstimates:
         """The answer."""
         return TableEstimates(
             path=self.path,
@@ -202,6 +224,8 @@ class _Collected:
                 said_by=np.concatenate([each.said_by for each in self.times]),
             ),
             cycles=np.concatenate(self.cycles) if self.cycles else None,
+            estimator=estimator,
+            diagnostics=diagnostics,
         )
 
 
@@ -239,23 +263,40 @@ def _of_all(said: Prediction, rows: IntArray, count: int) -> Prediction:
     )
 
 
-def table_estimate_document(
-    done: TableEstimates, estimator: str, diagnostics: Diagnostics
-) -> Mapping[str, Json]:
-    """Sums of the table per kind: ``hespas.estimate_table/1``."""
-    document = header("estimate_table", [str(done.path)])
-    totals = done.totals
-    document["hardware"] = done.hardware
-    document["estimator"] = estimator
-    document["diagnostics"] = diagnostics_rows(diagnostics)
-    document["operations"] = len(done.prediction.duration_ns)
-    document["unknown"] = sum(row.unknown for row in totals)
-    document["duration_ns"] = finite(known_sum(np.array([row.duration_ns for row in totals])))
-    document["kinds"] = [
-        {name: finite(value) if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in totals
-    ]
-    return document
+class _Kind(msgspec.Struct, frozen=True):
+    kind: str
+    dtype: str
+    operations: int
+    unknown: int
+    flops: Figure
+    bytes_moved: Figure
+    duration_ns: Figure
+    cycles: Figure
+    estimators: tuple[str, ...]
+
+
+class _TableDocument(Document, frozen=True, kw_only=True):
+    schema: str = "hespas.estimate_table/1"
+    hardware: str
+    estimator: str
+    operations: int
+    unknown: int
+    duration_ns: Figure
+    kinds: list[_Kind]
+
+
+def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
+    """Sums per kind of operation: ``hespas.estimate_table/1``."""
+    return _TableDocument(
+        inputs=[str(done.path)],
+        diagnostics=findings(done.diagnostics),
+        hardware=done.hardware,
+        estimator=done.estimator,
+        operations=len(done.prediction.duration_ns),
+        unknown=sum(row.unknown for row in done.totals),
+        duration_ns=known_sum(np.array([row.duration_ns for row in done.totals])),
+        kinds=[row_of(_Kind, row) for row in done.totals],
+    )
 
 
 def write_table_estimates(

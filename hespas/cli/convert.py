@@ -27,7 +27,7 @@ from hespas.graph.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hespas.api import Conversion, Json
+    from hespas.api import Conversion
     from hespas.api.conversion import EventConservation
 
 __all__ = ["app", "convert", "main"]
@@ -150,7 +150,7 @@ def _tell(done: Conversion, log_json: Path | None, *, overwrite: bool) -> None:
     from hespas import api
 
     if log_json:
-        api.write_json(api.conversion_document(done), log_json, overwrite=overwrite)
+        api.write_json(done.to_json(), log_json, overwrite=overwrite)
     _report(done)
 
 
@@ -184,7 +184,7 @@ def _list_formats(source: str, destination: str, *, as_json: bool, overwrite: bo
     json_file = list_file(Path(source) if source else None, as_json=as_json, overwrite=overwrite)
     formats = list(usable_formats())
     if json_file:
-        rows: list[Json] = [
+        rows = [
             {
                 "name": entry.name,
                 "title": entry.title,

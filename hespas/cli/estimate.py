@@ -156,18 +156,13 @@ def _estimate_program(
     diagnostics = asked.diagnostics
     source_format, num_devices, num_replicas = reading
     with progress_bar("estimating", progress) as callback:
-        value = api.read(
-            source,
-            format=source_format,
-            options=ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback),
-            diagnostics=diagnostics,
-            workload=True,
-        )
         done = api.estimate(
-            value,
+            source,
             asked.hardware,
             estimator=asked.estimator,
             granularity=granularity,
+            format=source_format,
+            options=ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback),
             diagnostics=diagnostics,
             progress=callback,
         )
@@ -175,14 +170,7 @@ def _estimate_program(
     if asked.out:
         api.write_estimates_csv(done, asked.out, overwrite=asked.overwrite)
     if asked.json_file:
-        document = api.estimate_document(
-            done,
-            step,
-            source=str(source),
-            hardware=asked.hardware,
-            estimator=asked.estimator,
-            diagnostics=diagnostics,
-        )
+        document = api.estimate_document(done, step)
         api.write_json(document, asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, source)
     if step is not None:
@@ -199,8 +187,7 @@ def _estimate_table(table: Path, asked: _Asked) -> None:
     if asked.out:
         api.write_table_estimates(done, asked.out, diagnostics, overwrite=asked.overwrite)
     if asked.json_file:
-        document = api.table_estimate_document(done, asked.estimator, diagnostics)
-        api.write_json(document, asked.json_file, overwrite=asked.overwrite)
+        api.write_json(done.to_json(), asked.json_file, overwrite=asked.overwrite)
     say_diagnostics(diagnostics, table)
     _show_table(done)
 

@@ -23,6 +23,7 @@ from hespas.cli.session import (
 from hespas.cli.text import counted, step_text, table_text, time_text
 
 if TYPE_CHECKING:
+    from hespas.api import SimulationResult
     from hespas.graph import Diagnostics, Profile
     from hespas.simulator import ClassResult, Simulation
 
@@ -82,21 +83,20 @@ def simulate(
         drawn.check(source, hardware)
         with progress_bar("simulating", progress) as callback:
             reading = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, progress=callback)
-            value = api.read(
-                source, format=source_format or None, options=reading, diagnostics=diagnostics, workload=True
-            )
             measured = drawn.measured(callback)
             done = api.simulate(
-                value,
+                source,
                 hardware or None,
                 estimator=estimator,
                 granularity=granularity,
+                format=source_format or None,
+                options=reading,
                 missing=missing,
                 diagnostics=diagnostics,
                 progress=callback,
             )
         drawn.write(done, measured, hardware, diagnostics)
-        drawn.write_json(done, str(source), hardware, estimator, diagnostics)
+        drawn.write_json(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
 
@@ -165,15 +165,12 @@ class _Drawn:
                 diagnostics=diagnostics,
             )
 
-    def write_json(
-        self, done: Simulation, source: str, hardware: str, estimator: str, diagnostics: Diagnostics
-    ) -> None:
+    def write_json(self, done: SimulationResult) -> None:
         """Write the document, if one is asked for."""
         from hespas import api
 
         if self.json_file:
-            document = api.simulation_document(done, source, hardware, estimator, diagnostics)
-            api.write_simulation_json(document, done.timeline, self.json_file, overwrite=self.overwrite)
+            api.write_simulation_json(done, self.json_file, overwrite=self.overwrite)
 
 
 def _show(done: Simulation, hardware: str) -> None:

@@ -26,7 +26,6 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.api import Json
     from hespas.validators.checker import CheckResult
     from hespas.validators.roundtrip import Cell, ColumnResult, RoundTrips
 
@@ -257,7 +256,7 @@ def _list_rules(json_file: Path | None, *, overwrite: bool) -> None:
         from hespas.api import write_json
 
         check_reports({"--json": json_file}, {}, overwrite=overwrite)
-        listed: list[Json] = [{"code": rule.code, "title": rule.title} for rule in RULES]
+        listed = [{"code": rule.code, "title": rule.title} for rule in RULES]
         write_json(listed, json_file, overwrite=overwrite)
         return
     rows = [(rule.code, rule.title) for rule in RULES]

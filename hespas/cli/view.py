@@ -63,19 +63,17 @@ def view(
     diagnostics = Diagnostics()
     with command_line(debug, diagnostics, str(source), documents=[json_file], reads=[source]):
         from hespas import api
-        from hespas.converters import ReadOptions, find_format
+        from hespas.converters import ReadOptions
 
         check_reports({"--json": json_file}, {"SRC": [source]}, overwrite=overwrite)
-        origin = find_format(source, source_format or None)
         with progress_bar("reading", progress) as callback:
             reading = ReadOptions(
                 num_devices=num_devices, num_replicas=num_replicas, progress=callback, lenient=False
             )
-            value = api.read(source, format=origin.name, options=reading, diagnostics=diagnostics)
-        found = api.summarise(value, origin.name)
+            found = api.view(source, format=source_format or None, options=reading, diagnostics=diagnostics)
         _check_class(found, rank_class)
         if json_file:
-            api.write_json(api.summary_document(found, source, diagnostics), json_file, overwrite=overwrite)
+            api.write_json(found.to_json(), json_file, overwrite=overwrite)
         say_diagnostics(diagnostics, source)
         _show(found, top, rank_class)
 

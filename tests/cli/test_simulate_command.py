@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hespas import api
 from hespas.cli.main import app
-from hespas.graph import Diagnostics, OpGraph, Workload
-from hespas.simulator import simulate
+from hespas.graph import OpGraph, Workload
 from tests.simulator.small_programs import Sketch
 
 ROOT = Path(__file__).parents[2]
@@ -160,9 +159,9 @@ def test_a_wrong_request_says_what_is_wrong(
 def test_many_ranks_are_one_row_each(tmp_path: Path) -> None:
     s = Sketch()
     s.add("compute", 5)
-    done = simulate(Workload.spmd(s.build(), 10_000))
-    document = api.simulation_document(done, "many", "", "", Diagnostics())
-    api.write_simulation_json(document, done.timeline, tmp_path / "s.json")
+    done = api.simulate(Workload.spmd(s.build(), 10_000))
+    api.write_simulation_json(done, tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_bytes()) == done.to_dict()
     rows = cast("list[dict[str, float]]", validated(tmp_path / "s.json")["ranks"])
     assert [row["rank"] for row in rows] == list(range(10_000))
     assert {row["finish_ns"] for row in rows} == {5}
@@ -175,8 +174,7 @@ def test_classes_that_do_not_wait_for_each_other_are_told(tmp_path: Path) -> Non
         s.add("compute", duration)
         graphs.append(s.build())
     workload = Workload(name="two", classes=tuple(graphs), rank_class=np.array([0, 1], np.int32))
-    done = simulate(workload)
-    document = api.simulation_document(done, "two", "", "", Diagnostics())
-    api.write_simulation_json(document, done.timeline, tmp_path / "s.json")
+    done = api.simulate(workload)
+    api.write_simulation_json(done, tmp_path / "s.json")
     rows = cast("list[dict[str, float]]", validated(tmp_path / "s.json")["ranks"])
     assert [row["finish_ns"] for row in rows] == [2000, 3000]

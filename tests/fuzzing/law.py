@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from hespas.api import estimate, estimate_document, simulate, step_of, summarise, summary_document
+from hespas.api import estimate, simulate, view
 from hespas.converters import ReadOptions, WriteOptions, is_flat, load_format
 from hespas.graph import Diagnostics, OpGraph, StringTable, Workload
 from hespas.graph.errors import HespasError, InvariantError
@@ -249,11 +249,7 @@ def used(workload: Workload, number: int) -> None:
     is_timed = (turn + turn // len(ESTIMATORS)) % 2  # so that each estimator is asked both ways
 
     def estimated() -> None:
-        done = estimate(workload, device, estimator=estimator)
-        document = estimate_document(
-            done, step_of(done), source="x", hardware=device, estimator=estimator, diagnostics=Diagnostics()
-        )
-        json.dumps(document, allow_nan=False)
+        estimate(workload, device, estimator=estimator).to_json()
 
     def simulated() -> None:
         if is_timed:
@@ -271,7 +267,7 @@ def used(workload: Workload, number: int) -> None:
 
 
 def _summed(workload: Workload) -> None:
-    json.dumps(summary_document(summarise(workload, "op-graph"), "x", Diagnostics()), allow_nan=False)
+    view(workload).to_json()
 
 
 def _checked(workload: Workload) -> None:

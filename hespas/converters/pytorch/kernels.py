@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from hespas.converters.linking import around_launch
 from hespas.converters.pytorch.communication import (
     Communication,
     Named,
@@ -17,7 +18,7 @@ from hespas.converters.pytorch.communication import (
     named,
 )
 from hespas.converters.pytorch.events import KinetoTrace
-from hespas.converters.pytorch.linking import Links, Nesting, thread_key
+from hespas.converters.pytorch.linking import Links, nesting_of, thread_key
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
 from hespas.graph.columns import IntArray
 
@@ -141,15 +142,14 @@ def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Said
     meanings = {row: named(text.partition(":")[2]) for row, text in texts.items() if _RANGE.match(text)}
     if not meanings or not len(trace.launch):
         return [None] * len(events)
-    nesting = Nesting.of(note)
+    nesting = nesting_of(note)
     names: list[int] = note.name_row.tolist()
     parents: list[int] = nesting.parent.tolist()
     source = [-1] * (len(note) + 1)  # the last is that of no range
     for place in nesting.order.tolist():
         source[place] = place if names[place] in meanings else source[parents[place]]
-    at = np.maximum(launch, 0)
-    inside = nesting.innermost(note, thread_key(trace.launch)[at], trace.launch.start_ns[at])
-    around: list[int] = np.where(launch >= 0, inside, -1).tolist()
+    calls = trace.launch
+    around: list[int] = around_launch(nesting, launch, thread_key(calls), calls.start_ns).tolist()
     places = [source[place] for place in around]
     said: dict[int, Said | None] = {-1: None}
     for place in places:

@@ -14,16 +14,16 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.graph.columns import IntArray, SmallIntArray
 
 __all__ = [
     "LinkedBy",
     "Links",
-    "Nesting",
-    "exclusive_ns",
     "host_steps_of",
     "link",
+    "nesting_of",
     "owner_with_shapes",
     "steps_of",
     "thread_key",
@@ -47,156 +47,31 @@ class Links:
     linked_by: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Nesting:
-    """Operations of each thread as a forest: ``parent`` encloses (-1: none); ``order`` sorts by thread and
-    start, an enclosing operation before those in it.
-    """
-
-    parent: IntArray
-    order: IntArray
-    key: IntArray
-    start_ns: IntArray
-
-    @classmethod
-    def of(cls, events: Events) -> Nesting:
-        """Nest by containment. O(n log n); the one loop is over events in order."""
-        key = thread_key(events)
-        order = np.lexsort((-events.duration_ns, events.start_ns, key))
-        threads: list[int] = key[order].tolist()
-        ends: list[int] = events.end_ns[order].tolist()
-        starts: list[int] = events.start_ns[order].tolist()
-        ends.append(np.iinfo(np.int64).max)  # place -1 encloses all: it is never left
-        parents: list[int] = []
-        stack = [-1]
-        last = None
-        for place, (thread, start, end) in enumerate(zip(threads, starts, ends, strict=False)):
-            if thread != last:
-                stack = [-1]
-                last = thread
-            while ends[stack[-1]] <= start and ends[stack[-1]] < end:
-                stack.pop()
-            parents.append(stack[-1])
-            stack.append(place)
-        found = np.array(parents, np.int64)
-        parent = np.full(len(order), -1, np.int64)
-        parent[order] = np.where(found >= 0, order[found], -1)
-        return cls(parent, order, key[order], events.start_ns[order])
-
-    def innermost(self, events: Events, key: IntArray, at_ns: IntArray) -> IntArray:
-        """The innermost event of thread ``key`` that is running ``at_ns``, -1 for none."""
-        if not len(self.order):
-            return np.full(len(at_ns), -1, np.int64)
-        place = _last_started(self, key, at_ns)
-        found = np.where(place >= 0, self.order[np.maximum(place, 0)], -1)
-        end_ns = events.end_ns
-        while True:
-            over = (found >= 0) & (end_ns[np.maximum(found, 0)] < at_ns)
-            if not over.any():
-                return found
-            found = np.where(over, self.parent[np.maximum(found, 0)], found)
-
-
 def thread_key(events: Events) -> IntArray:
     """One number per (process, thread)."""
     return (events.process.astype(np.int64) << 32) | events.thread
 
 
-def _last_started(nesting: Nesting, key: IntArray, at_ns: IntArray) -> IntArray:
-    """The place in order of the last event of the same thread that starts no later."""
-    keys, first = np.unique(nesting.key, return_index=True)
-    last = np.append(first[1:], len(nesting.key))
-    group = np.searchsorted(keys, key)
-    known = (group < len(keys)) & (keys[np.minimum(group, len(keys) - 1)] == key)
-    found = np.full(len(key), -1, np.int64)
-    for number in np.unique(group[known]).tolist():
-        rows = np.flatnonzero(known & (group == number))
-        begin, end = int(first[number]), int(last[number])
-        place = begin + np.searchsorted(nesting.start_ns[begin:end], at_ns[rows], side="right") - 1
-        found[rows] = np.where(place >= begin, place, -1)
-    return found
+def nesting_of(events: Events) -> Nesting:
+    """The events of each thread as a forest."""
+    return Nesting.of(thread_key(events), events.start_ns, events.end_ns)
 
 
 def link(trace: KinetoTrace, nesting: Nesting) -> Links:
     """Find the launch and the operation of every device event; ``nesting`` is that of the host's."""
-    launch = _matching(trace.launch.correlation, trace.device.correlation)
-    at = np.maximum(launch, 0)
-    has_launch = launch >= 0
-    if len(trace.launch):
-        key = thread_key(trace.launch)[at]
-        host = np.where(has_launch, nesting.innermost(trace.host, key, trace.launch.start_ns[at]), -1)
-    else:
-        host = np.full(len(launch), -1, np.int64)
-    by_id = _matching(trace.host.external_id, trace.device.external_id)
+    device, calls = trace.device, trace.launch
+    launch = match_rows((calls.correlation,), (device.correlation,))
+    host = around_launch(nesting, launch, thread_key(calls), calls.start_ns)
+    by_id = match_rows((trace.host.external_id,), (device.external_id,))
     fallback = (host < 0) & (by_id >= 0)
     linked_by = np.where(host >= 0, LinkedBy.CORRELATION, LinkedBy.NOTHING).astype(np.uint8)
     linked_by[fallback] = LinkedBy.EXTERNAL_ID
     return Links(launch, np.where(fallback, by_id, host), linked_by)
 
 
-def _matching(ids: IntArray, wanted: IntArray) -> IntArray:
-    """The first row with each wanted id, -1 where there is none or the id is not stated."""
-    if not len(ids):
-        return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    place = np.minimum(np.searchsorted(ordered, wanted), len(ids) - 1)
-    return np.where((ordered[place] == wanted) & (wanted >= 0), order[place], -1)
-
-
 def owner_with_shapes(host: HostEvents, nesting: Nesting, of: IntArray) -> IntArray:
     """From each operation (-1: none) outwards to the first whose input shapes are recorded, -1 for none."""
-    found = of.copy()
-    if not len(host):
-        return found
-    while True:
-        bare = (found >= 0) & (host.dims_row[np.maximum(found, 0)] == 0)
-        if not bare.any():
-            return found
-        found = np.where(bare, nesting.parent[np.maximum(found, 0)], found)
-
-
-# How long each operation of a thread ran itself: its time without that of the operations in it.
-
-
-def exclusive_ns(key: IntArray, start_ns: IntArray, end_ns: IntArray) -> IntArray:
-    """At every moment of a thread ``key`` the operation that started last and still runs owns the time.
-
-    The sum over a thread is the length of the union of its operations, to the ns, also where they overlap
-    without nesting. O(n log n).
-    """
-    order = np.lexsort((-end_ns, start_ns, key))
-    keys: list[int] = key[order].tolist()
-    starts: list[int] = start_ns[order].tolist()
-    ends: list[int] = end_ns[order].tolist()
-    own = [0] * len(keys)
-    stack: list[int] = []
-    now, thread = 0, -1
-    for place, start in enumerate(starts):
-        if keys[place] != thread:
-            _drain(stack, ends, own, now, None)
-            thread = keys[place]
-            now = start
-        now = _drain(stack, ends, own, now, start)
-        stack.append(place)
-    _drain(stack, ends, own, now, None)
-    found = np.zeros(len(keys), np.int64)
-    found[order] = own
-    return found
-
-
-def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: int | None) -> int:
-    """Give the time from ``now`` to ``until`` (None: the end) to what runs; returns where it got to."""
-    while stack:
-        top = stack[-1]
-        end = ends[top]
-        if until is not None and end > until:
-            own[top] += max(until - now, 0)
-            return max(now, until)
-        own[top] += max(end - now, 0)
-        now = max(now, end)
-        stack.pop()
-    return now if until is None else max(now, until)
+    return nearest(host.dims_row > 0, nesting.parent, of)
 
 
 # Which step of the training loop an event is part of: ranges that the profiler names ``ProfilerStep#N``.

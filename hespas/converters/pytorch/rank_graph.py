@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.converters.format import ReadOptions
+from hespas.converters.linking import exclusive
 from hespas.converters.measured_ops import RECORDED_STEPS, EventCosts, host_costs, recorded_steps
 from hespas.converters.pytorch.communication import Communication, Groups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft
@@ -19,7 +20,7 @@ from hespas.converters.pytorch.events import KinetoTrace, read_events
 from hespas.converters.pytorch.host_trace import HostTrace, read_host_trace
 from hespas.converters.pytorch.kernels import range_bytes
 from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
-from hespas.converters.pytorch.linking import Nesting, exclusive_ns, host_steps_of, link, steps_of
+from hespas.converters.pytorch.linking import host_steps_of, link, nesting_of, steps_of
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.sniffing import job_name
 from hespas.graph import Csr, Diagnostics, OpClass, OpGraph, StringTableBuilder
@@ -109,7 +110,7 @@ def _unmeasured(
 
 
 def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
-    nesting = Nesting.of(kineto.host)
+    nesting = nesting_of(kineto.host)
     events = HostColumns.of(kineto.host, kineto.annotation)
     return LinkedTrace(
         kineto=kineto,
@@ -168,7 +169,7 @@ def _host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: 
     kept = np.concatenate([np.arange(len(linked.kineto.host)), works])
     end_ns = events.start_ns + events.duration_ns
     own = np.zeros(len(events.name_row), np.int64)
-    own[kept] = exclusive_ns(events.key[kept], events.start_ns[kept], end_ns[kept])
+    own[kept] = exclusive(events.key[kept], events.start_ns[kept], end_ns[kept])
     merged_into = np.arange(len(own))
     for call, work in calls.work.items():
         if work != call and events.key[call] == events.key[work]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.converters.linking import enclosing, nearest
 from hespas.converters.xplane.lines import NUMBERS, TEXTS, Line, LineEvents, LineKind
 from hespas.graph.columns import BoolArray, IntArray
 
@@ -221,38 +222,16 @@ class _Nesting:
 
 
 def nest(start_ps: IntArray, duration_ps: IntArray, is_device: BoolArray) -> _Nesting:
-    """Nest the events of one line by containment. O(n log n); the loop is over events in order."""
-    count = len(start_ps)
+    """Nest the events of one line by containment. O(n log n)."""
+    nothing = np.full(len(start_ps), -1, np.int64)
     order = np.lexsort((-duration_ps, start_ps))
     start, end = start_ps[order], (start_ps + duration_ps)[order]
-    nothing = np.full(count, -1, np.int64)
-    if count < 2 or bool((start[1:] >= np.maximum.accumulate(end)[:-1]).all()):
+    if len(order) < 2 or bool((start[1:] >= np.maximum.accumulate(end)[:-1]).all()):
         return _Nesting(nothing, nothing, duration_ps, 0)
-    hosts, devices, overlapping = _sweep(start.tolist(), end.tolist(), is_device[order].tolist())
-    host, device = nothing.copy(), nothing.copy()
-    for into, found in ((host, np.array(hosts)), (device, np.array(devices))):
-        into[order] = np.where(found >= 0, order[found], -1)
+    parent, overtaken = enclosing(np.zeros(len(order), np.int64), start_ps, duration_ps)
+    host, device = nearest(~is_device, parent, parent), nearest(is_device, parent, parent)
     exclusive_ps = duration_ps.copy()
     inside = np.flatnonzero(is_device & (device >= 0))
     np.subtract.at(exclusive_ps, device[inside], duration_ps[inside])
-    return _Nesting(host, device, np.maximum(exclusive_ps, 0), overlapping)
-
-
-def _sweep(start: list[int], end: list[int], is_device: list[bool]) -> tuple[list[int], list[int], int]:
-    """Enclosing events by place in time order."""
-    count = len(start)
-    hosts, devices = [-1] * count, [-1] * count
-    stack: list[int] = []
-    overlapping = 0
-    for place in range(count):
-        while stack and end[stack[-1]] <= start[place]:
-            stack.pop()
-        while stack and end[stack[-1]] < end[place]:
-            overlapping += is_device[stack[-1]] and is_device[place]
-            stack.pop()
-        if stack:
-            around = stack[-1]
-            hosts[place] = hosts[around] if is_device[around] else around
-            devices[place] = around if is_device[around] else devices[around]
-        stack.append(place)
-    return hosts, devices, overlapping
+    cut = (overtaken >= 0) & is_device & is_device[overtaken]
+    return _Nesting(host, device, np.maximum(exclusive_ps, 0), int(cut.sum()))

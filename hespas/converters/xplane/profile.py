@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from hespas.converters.format import ReadOptions
+from hespas.converters.linking import match_rows
 from hespas.converters.xplane.collect import Collected, DeviceTable, HostTable, collect
 from hespas.converters.xplane.cores import Ranked, ranked
 from hespas.converters.xplane.labels import Labels, collective_kinds, labels_of
@@ -118,14 +119,7 @@ def _first_ns(collected: Collected, on: Ranked) -> int:
 
 def _launched(on: Ranked, host: HostTable) -> IntArray:
     """The operation around each device event, else the one that launched it: with its correlation id."""
-    ids = on.device.stats["correlation_id"]
-    calls = np.flatnonzero(host.launch != ABSENT)
-    if not len(calls):
-        return on.device.host
-    order = calls[np.argsort(host.launch[calls], kind="stable")]
-    known = host.launch[order]
-    place = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    by_id = np.where((known[place] == ids) & (ids != ABSENT), order[place], -1)
+    by_id = match_rows((host.launch,), (on.device.stats["correlation_id"],))
     return np.where(on.device.host >= 0, on.device.host, by_id)
 
 
