@@ -23,7 +23,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.validators.checker import CheckOptions, Profile, check_workload
-from tests.validators.small_jobs import Steps, job_of
+from tests.validators.checker.small_jobs import Steps, job_of
 
 PAIR = [[0, 1]]
 

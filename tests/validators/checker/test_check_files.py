@@ -13,9 +13,9 @@ from hespas.converters import WriteOptions, load_format
 from hespas.graph import Diagnostics, StridedGroups, Workload
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.checker import CheckOptions, check, check_json, check_workload
-from tests.validators.small_jobs import Steps, job_of
+from tests.validators.checker.small_jobs import Steps, job_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 ORACLE = REPOSITORY.parent / "shared" / "data" / "astra_oracle"
 SCHEMA = json.loads((REPOSITORY / "hespas" / "schemas" / "check.schema.json").read_text())
 CASES = sorted(path.parent for path in ORACLE.glob("*/w.0.et"))

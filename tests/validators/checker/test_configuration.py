@@ -22,7 +22,7 @@ from hespas.validators.checker.configuration import (
     read_system_config,
 )
 from hespas.validators.checker.job import Backend
-from tests.validators.small_jobs import Steps
+from tests.validators.checker.small_jobs import Steps
 
 Json = dict[str, int | float | str | list[str]]
 

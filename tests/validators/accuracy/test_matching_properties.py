@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hespas.graph import Diagnostics, OpClass
 from hespas.validators.accuracy.coverage import EventKey, coverage_of, group_keys
 from hespas.validators.accuracy.matching import match_program
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 NODES = 8
 LINKS = st.lists(st.lists(st.integers(0, NODES - 1), max_size=4, unique=True), max_size=8)

@@ -8,7 +8,7 @@ import pytest
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile
 from hespas.validators.accuracy.coverage import RULES, EventKey, Matching, coverage_of
 from hespas.validators.accuracy.matching import match_program
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 ELEMENTWISE, COLLECTIVE = OpClass.ELEMENTWISE, OpClass.COLLECTIVE
 

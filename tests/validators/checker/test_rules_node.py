@@ -23,7 +23,7 @@ from hespas.graph import (
     dtype,
 )
 from hespas.validators.checker import RULES, Profile, check_workload
-from tests.validators.small_jobs import Steps, job_of
+from tests.validators.checker.small_jobs import Steps, job_of
 
 
 def codes(job: Workload, profile: Profile | None = None) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ from hespas import api
 from hespas.graph import Diagnostics, OpClass, OpGraph, Profile, Workload
 from hespas.validators.accuracy.coverage import coverage_of, joins_of
 from hespas.validators.accuracy.matching import check_program, match_program
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 HLO = """HloModule jit_f, num_partitions=PARTS
 
