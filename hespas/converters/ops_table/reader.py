@@ -15,21 +15,18 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph import OpClass, StringTableBuilder
-from hespas.graph.columns import IntArray
+from hespas.converters.format import ReadOptions
+from hespas.files.documents import original
+from hespas.files.limits import limits
+from hespas.files.streams import open_input, read_bytes, refuse_special_files
+from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+from hespas.measurements import COLUMNS, DURATIONS, ColumnKind
 from hespas.measurements.columns import parquet_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-from hespas.converters.format import ReadOptions
-from hespas.files.cells import original
-from hespas.files.limits import limits
-from hespas.files.streams import open_input, read_bytes, refuse_special_files
-from hespas.graph import Diagnostics, HostOps, Profile
-from hespas.graph.columns import FloatArray, SmallIntArray
-from hespas.graph.errors import FormatError
-from hespas.measurements import COLUMNS, DURATIONS, ColumnKind
 
 __all__ = ["read_ops_table"]
 

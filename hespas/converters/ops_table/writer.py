@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.ops_table import SCHEMA_ID
-from hespas.files.cells import inert
+from hespas.files.documents import inert
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
