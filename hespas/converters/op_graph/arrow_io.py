@@ -1,16 +1,17 @@
-"""Arrow files as typed NumPy columns and back, without copies; layout in :mod:`.arrow_layout`."""
+"""Arrow files as typed NumPy columns and back, without copies; layout in :mod:`.arrow_layout`.
+
+pyarrow is imported when a file is read or written, never before.
+"""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,206 +21,10 @@ from hespas.files.streams import read_bytes
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 
-__all__ = ["ArrowColumns", "ArrowSource", "Binary", "Ragged", "load_arrow", "save_arrow"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-# The only module that imports pyarrow, and the part of its interface that is used here, typed.
-#
-# pyarrow is imported when a file is read or written, never before.
-
-
-class _ArrowType(Protocol):
-    """``pyarrow.DataType``."""
-
-    @property
-    def id(self) -> int:
-        """The code of the type."""
-        ...
-
-
-class _ArrowBuffer(Protocol):
-    """``pyarrow.Buffer``: memory that lives as long as anything made from it."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        ...
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
-
-class _ArrowArray(Protocol):
-    """``pyarrow.Array``; ``values`` exists on lists only."""
-
-    @property
-    def type(self) -> _ArrowType:
-        """What the items are."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """Where in the buffers the first item stands."""
-        ...
-
-    @property
-    def null_count(self) -> int:
-        """Missing items."""
-        ...
-
-    @property
-    def values(self) -> _ArrowArray:
-        """The items of all lists."""
-        ...
-
-    def buffers(self) -> list[_ArrowBuffer | None]:
-        """Validity, then offsets or data, then those of the children."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class _ArrowSchema(Protocol):
-    """``pyarrow.Schema``."""
-
-    @property
-    def metadata(self) -> dict[bytes, bytes] | None:
-        """What the file says of itself."""
-        ...
-
-    @property
-    def names(self) -> list[str]:
-        """Field names in order."""
-        ...
-
-    @property
-    def types(self) -> list[_ArrowType]:
-        """Field types in order."""
-        ...
-
-
-class _ArrowBatch(Protocol):
-    """``pyarrow.RecordBatch``."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows."""
-        ...
-
-    def column(self, i: int, /) -> _ArrowArray:
-        """One column."""
-        ...
-
-    def validate(self, *, full: bool) -> None:
-        """Check offsets and buffer sizes; raises ``ArrowException``."""
-        ...
-
-
-class _ArrowReader(Protocol):
-    """``pyarrow.ipc.RecordBatchFileReader``."""
-
-    @property
-    def schema(self) -> _ArrowSchema:
-        """Fields and metadata."""
-        ...
-
-    @property
-    def num_record_batches(self) -> int:
-        """Record batches in the file."""
-        ...
-
-    def get_batch(self, i: int, /) -> _ArrowBatch:
-        """One record batch, referring to the file's memory."""
-        ...
-
-
-class _ArrowWriter(Protocol):
-    """``pyarrow.ipc.RecordBatchFileWriter``."""
-
-    def write_batch(self, batch: _ArrowBatch, /) -> None:
-        """Append a record batch."""
-        ...
-
-
-class _ArrayFactory(Protocol):
-    def from_buffers(
-        self,
-        type: _ArrowType,  # noqa: A002 - pyarrow's name
-        length: int,
-        buffers: list[_ArrowBuffer | None],
-        *,
-        children: list[_ArrowArray] | None = None,
-    ) -> _ArrowArray: ...
-
-
-class _BatchFactory(Protocol):
-    def from_arrays(self, arrays: list[_ArrowArray], *, schema: _ArrowSchema) -> _ArrowBatch: ...
-
-
-class _Ipc(Protocol):
-    def new_file(self, sink: object, schema: _ArrowSchema) -> AbstractContextManager[_ArrowWriter]: ...
-
-    def open_file(self, source: _ArrowBuffer) -> _ArrowReader: ...
-
-
-class _Arrow(Protocol):
-    """The module ``pyarrow``."""
-
-    @property
-    def ArrowException(self) -> type[Exception]:  # noqa: N802 - pyarrow's name
-        """What pyarrow raises for a malformed file."""
-        ...
-
-    @property
-    def Array(self) -> _ArrayFactory:  # noqa: N802 - pyarrow's name
-        """Makes arrays of buffers."""
-        ...
-
-    @property
-    def RecordBatch(self) -> _BatchFactory:  # noqa: N802 - pyarrow's name
-        """Makes record batches of arrays."""
-        ...
-
-    @property
-    def ipc(self) -> _Ipc:
-        """Reads and writes files."""
-        ...
-
-    def int64(self) -> _ArrowType:
-        """64-bit integers."""
-        ...
-
-    def large_binary(self) -> _ArrowType:
-        """Byte strings with 64-bit offsets."""
-        ...
-
-    def large_list(self, items: _ArrowType, /) -> _ArrowType:
-        """Lists with 64-bit offsets."""
-        ...
-
-    def from_numpy_dtype(self, dtype: object, /) -> _ArrowType:
-        """The type of NumPy items."""
-        ...
-
-    def field(self, name: str, type: _ArrowType, *, nullable: bool) -> object:  # noqa: A002 - pyarrow's name
-        """A field of a schema."""
-        ...
-
-    def schema(self, fields: Sequence[object], *, metadata: Mapping[str, str] | None) -> _ArrowSchema:
-        """A schema."""
-        ...
-
-    def py_buffer(self, data: bytes | memoryview[int] | NDArray[np.generic]) -> _ArrowBuffer:
-        """A buffer over memory of ours."""
-        ...
-
-    def OSFile(self, path: bytes, mode: str) -> AbstractContextManager[object]:  # noqa: N802 - pyarrow's name
-        """A file to write."""
-        ...
-
-
-def load_arrow() -> _Arrow:
-    """The module pyarrow, imported now."""
-    return cast("_Arrow", import_module("pyarrow"))
-
+__all__ = ["ArrowColumns", "ArrowSource", "Binary", "Ragged", "save_arrow"]
 
 _SHOWN_CHARACTERS = 120
 
@@ -264,7 +69,9 @@ class ArrowColumns:
     binary: dict[str, Binary] = field(default_factory=dict[str, Binary])
 
 
-def _field_type(arrow: _Arrow, spec: ColumnSpec) -> _ArrowType:
+def _field_type(spec: ColumnSpec) -> pa.DataType:
+    import pyarrow as arrow
+
     items = arrow.from_numpy_dtype(np.dtype(spec.dtype))
     match spec.shape:
         case Shape.TEXT:
@@ -279,59 +86,70 @@ def _field_type(arrow: _Arrow, spec: ColumnSpec) -> _ArrowType:
             return arrow.large_list(arrow.large_binary())
 
 
-def _schema(arrow: _Arrow, metadata: Mapping[str, str] | None) -> _ArrowSchema:
-    fields = [arrow.field(spec.name, _field_type(arrow, spec), nullable=False) for spec in COLUMNS]
-    return arrow.schema(fields, metadata=metadata)
+def _schema(metadata: Mapping[str, str]) -> pa.Schema:
+    import pyarrow as arrow
+
+    fields = [arrow.field(spec.name, _field_type(spec), nullable=False) for spec in COLUMNS]
+    own: dict[str | bytes, str | bytes] = {key: text for key, text in metadata.items()}  # noqa: C416
+    return arrow.schema(fields, metadata=own)
 
 
 def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowColumns]) -> None:
     """Write one record batch per class. Raises ``OSError`` where the disk refuses."""
-    arrow = load_arrow()
-    schema = _schema(arrow, metadata)
-    maker = _ArrayMaker(arrow)
-    with arrow.OSFile(os.fsencode(path), "wb") as sink, arrow.ipc.new_file(sink, schema) as writer:
+    import pyarrow as arrow
+    from pyarrow import ipc
+
+    place = cast("str", os.fsencode(path))  # of a text pyarrow takes no bytes that are not UTF-8
+    schema, batches = _schema(metadata), cast("Any", arrow.RecordBatch)
+    with arrow.OSFile(place, "wb") as sink, ipc.new_file(sink, schema) as opened:
+        writer = cast("Any", opened)
         for columns in classes:
-            arrays = [maker.column(spec, columns) for spec in COLUMNS]
-            writer.write_batch(arrow.RecordBatch.from_arrays(arrays, schema=schema))
+            arrays = [_array(spec, columns) for spec in COLUMNS]
+            writer.write_batch(batches.from_arrays(arrays, schema=schema))
 
 
-@dataclass(frozen=True, slots=True)
-class _ArrayMaker:
-    """Arrow arrays over NumPy memory."""
+def _array(spec: ColumnSpec, columns: ArrowColumns) -> pa.Array[Any]:
+    """A column as an Arrow array over its memory."""
+    match spec.shape:
+        case Shape.TEXT:
+            return _binary_array(Binary.from_items([columns.texts[spec.name]]))
+        case Shape.COUNT:
+            return _flat_array(np.array([columns.counts[spec.name]]), spec)
+        case Shape.FLAT:
+            return _one_list(_flat_array(columns.flat[spec.name], spec))
+        case Shape.RAGGED:
+            ragged = columns.ragged[spec.name]
+            return _one_list(_lists(ragged.offsets, _flat_array(ragged.values, spec)))
+        case Shape.BINARY:
+            return _one_list(_binary_array(columns.binary[spec.name]))
 
-    arrow: _Arrow
 
-    def column(self, spec: ColumnSpec, columns: ArrowColumns) -> _ArrowArray:
-        match spec.shape:
-            case Shape.TEXT:
-                return self._binary(Binary.from_items([columns.texts[spec.name]]))
-            case Shape.COUNT:
-                return self._flat(np.array([columns.counts[spec.name]]), spec)
-            case Shape.FLAT:
-                return self._one_list(self._flat(columns.flat[spec.name], spec))
-            case Shape.RAGGED:
-                ragged = columns.ragged[spec.name]
-                return self._one_list(self._lists(ragged.offsets, self._flat(ragged.values, spec)))
-            case Shape.BINARY:
-                return self._one_list(self._binary(columns.binary[spec.name]))
+def _flat_array(values: NDArray[np.generic], spec: ColumnSpec) -> pa.Array[Any]:
+    import pyarrow as arrow
 
-    def _flat(self, values: NDArray[np.generic], spec: ColumnSpec) -> _ArrowArray:
-        items = np.ascontiguousarray(values, spec.dtype)
-        item_type = self.arrow.from_numpy_dtype(np.dtype(spec.dtype))
-        return self.arrow.Array.from_buffers(item_type, len(items), [None, self.arrow.py_buffer(items)])
+    items = np.ascontiguousarray(values, spec.dtype)
+    item_type = arrow.from_numpy_dtype(np.dtype(spec.dtype))
+    return arrow.Array.from_buffers(item_type, len(items), [None, arrow.py_buffer(items.data)])
 
-    def _lists(self, offsets: IntArray, items: _ArrowArray) -> _ArrowArray:
-        bounds = self.arrow.py_buffer(np.ascontiguousarray(offsets, np.int64))
-        list_type = self.arrow.large_list(items.type)
-        return self.arrow.Array.from_buffers(list_type, len(offsets) - 1, [None, bounds], children=[items])
 
-    def _binary(self, binary: Binary) -> _ArrowArray:
-        bounds = self.arrow.py_buffer(np.ascontiguousarray(binary.offsets, np.int64))
-        buffers: list[_ArrowBuffer | None] = [None, bounds, self.arrow.py_buffer(binary.data)]
-        return self.arrow.Array.from_buffers(self.arrow.large_binary(), len(binary.offsets) - 1, buffers)
+def _lists(offsets: IntArray, items: pa.Array[Any]) -> pa.Array[Any]:
+    import pyarrow as arrow
 
-    def _one_list(self, items: _ArrowArray) -> _ArrowArray:
-        return self._lists(np.array([0, len(items)], np.int64), items)
+    bounds = arrow.py_buffer(np.ascontiguousarray(offsets, np.int64).data)
+    list_type = arrow.large_list(items.type)
+    return arrow.Array.from_buffers(list_type, len(offsets) - 1, [None, bounds], children=[items])
+
+
+def _binary_array(binary: Binary) -> pa.Array[Any]:
+    import pyarrow as arrow
+
+    bounds = arrow.py_buffer(np.ascontiguousarray(binary.offsets, np.int64).data)
+    buffers = [None, bounds, arrow.py_buffer(binary.data)]
+    return arrow.Array.from_buffers(arrow.large_binary(), len(binary.offsets) - 1, buffers)
+
+
+def _one_list(items: pa.Array[Any]) -> pa.Array[Any]:
+    return _lists(np.array([0, len(items)], np.int64), items)
 
 
 class ArrowSource:
@@ -343,18 +161,20 @@ class ArrowSource:
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Read the file, gzipped or not and of at most ``max_bytes``, and check its schema."""
+        import pyarrow as arrow
+        from pyarrow import ipc
+
         self._path = str(path)
-        self._arrow = load_arrow()
-        buffer = self._arrow.py_buffer(read_bytes(path, max_bytes))
+        buffer = arrow.py_buffer(read_bytes(path, max_bytes))
         _check_footer(memoryview(buffer).cast("B"), self._path)
         try:
-            self._reader = self._arrow.ipc.open_file(buffer)
+            self._reader = ipc.open_file(buffer)
             self._schema = self._reader.schema
             self._names = self._schema.names
             self.metadata: dict[bytes, bytes] = self._schema.metadata or {}
         except MemoryError:  # Arrow's is one of its own errors, too
             raise
-        except (self._arrow.ArrowException, OSError, ValueError) as error:
+        except (arrow.ArrowException, OSError, ValueError) as error:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> FormatError:
@@ -368,7 +188,7 @@ class ArrowSource:
 
     def check_fields(self) -> None:
         """Check that the file has exactly the fields of the layout."""
-        expected = _schema(self._arrow, None)
+        expected = _schema({})
         if self._names != expected.names:
             unlike = sorted(set(self._names) ^ set(expected.names))[:3]
             shown = ", ".join(name[:_SHOWN_CHARACTERS] for name in unlike) or "their order"
@@ -390,23 +210,26 @@ class ArrowSource:
 
     def classes(self) -> Iterator[ArrowColumns]:
         """The columns of each class."""
+        from pyarrow import ArrowException
+
         for index in range(self._reader.num_record_batches):
             try:
                 batch = self._reader.get_batch(index)
                 batch.validate(full=True)
             except MemoryError:  # Arrow's is one of its own errors, too
                 raise
-            except (self._arrow.ArrowException, OSError) as error:
+            except (ArrowException, OSError) as error:
                 raise self._broken(error) from error
             if batch.num_rows != 1:
                 message = f"record batch {index} has {batch.num_rows} rows, expected 1"
                 raise self._unlike(message, "field 'name'")
             yield self._columns(batch)
 
-    def _columns(self, batch: _ArrowBatch) -> ArrowColumns:
+    def _columns(self, batch: pa.RecordBatch) -> ArrowColumns:
         columns = ArrowColumns()
         for index, spec in enumerate(COLUMNS):
-            array = self._full(batch.column(index), spec)
+            column: pa.Array[Any] = batch.column(index)
+            array = self._full(column, spec)
             match spec.shape:
                 case Shape.TEXT:
                     columns.texts[spec.name] = _binary(array).items()[0]
@@ -420,25 +243,38 @@ class ArrowSource:
                     columns.binary[spec.name] = _binary(self._items(array, spec))
         return columns
 
-    def _full(self, array: _ArrowArray, spec: ColumnSpec) -> _ArrowArray:
+    def _full(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
         if array.null_count:
             raise self._unlike("nulls", f"field {spec.name!r}")
         return array
 
-    def _items(self, array: _ArrowArray, spec: ColumnSpec) -> _ArrowArray:
+    def _items(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
         """The items of the one list of a field; it must span its child."""
         first, last = _offsets(array).tolist()
-        if (first, last) != (0, len(array.values)):
+        items = _values(array)
+        if (first, last) != (0, len(items)):
             raise self._unlike("items outside its list", f"field {spec.name!r}")
-        return self._full(array.values, spec)
+        return self._full(items, spec)
 
-    def _ragged(self, array: _ArrowArray, spec: ColumnSpec) -> Ragged:
+    def _ragged(self, array: pa.Array[Any], spec: ColumnSpec) -> Ragged:
         offsets = _offsets(array)
-        values = _flat(self._full(array.values, spec), spec.dtype)
+        values = _flat(self._full(_values(array), spec), spec.dtype)
         return Ragged(_from_zero(offsets), values[int(offsets[0]) : int(offsets[-1])])
 
 
-def _offsets(array: _ArrowArray) -> IntArray:
+class _Lists(Protocol):
+    """``pyarrow.LargeListArray``, whose stubs do not say of what its values are an array."""
+
+    @property
+    def values(self) -> pa.Array[Any]: ...
+
+
+def _values(lists: pa.Array[Any]) -> pa.Array[Any]:
+    """The items of all lists."""
+    return cast("_Lists", lists).values
+
+
+def _offsets(array: pa.Array[Any]) -> IntArray:
     """The offsets of a list or binary array, shape ``(len + 1,)``."""
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
@@ -450,14 +286,14 @@ def _from_zero(offsets: IntArray) -> IntArray:
     return offsets - offsets[0] if len(offsets) and offsets[0] else offsets
 
 
-def _flat(array: _ArrowArray, dtype: type[np.generic]) -> NDArray[np.generic]:
+def _flat(array: pa.Array[Any], dtype: type[np.generic]) -> NDArray[np.generic]:
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.empty(0, dtype)
     return np.frombuffer(memoryview(buffer), dtype, len(array), array.offset * np.dtype(dtype).itemsize)
 
 
-def _binary(array: _ArrowArray) -> Binary:
+def _binary(array: pa.Array[Any]) -> Binary:
     offsets = _offsets(array)
     buffer = array.buffers()[2]
     data = b"" if buffer is None else memoryview(buffer).cast("B")
