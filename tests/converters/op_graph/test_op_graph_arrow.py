@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from hespas.converters.format import ReadOptions, WriteOptions
-from hespas.converters.op_graph.arrow_io import (
+from hespas.converters.op_graph.arrow import check_columns, read_arrow, write_arrow
+from hespas.converters.op_graph.arrow_layout import (
+    COLUMNS,
     ArrowColumns,
     ArrowSource,
     Binary,
     Ragged,
     save_arrow,
 )
-from hespas.converters.op_graph.arrow_layout import COLUMNS
-from hespas.converters.op_graph.arrow_reader import check_columns, read_arrow
-from hespas.converters.op_graph.arrow_writer import write_arrow
 from hespas.graph import Diagnostics, GraphBuilder, OpClass, OpGraph, Workload
 from hespas.graph.errors import FormatError, OutputError, UnsupportedError, UsageError
 from hespas.graph.workload import workloads_equal
