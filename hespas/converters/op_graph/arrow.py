@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters.format import ReadOptions, Value, WriteOptions, say_whole_job
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,

@@ -1,5 +1,5 @@
-"""Checks that both spellings share: ranks are said once, ids are unique, dependencies have no cycle, costs are
-legal, tables fit each other, groups stay in the job.
+"""Checks that both spellings share: ids are unique, dependencies have no cycle, costs are legal,
+tables fit each other, groups stay in the job.
 
 A strict read raises. A lenient one goes on: the values stand in the graph for the rules to find.
 """
