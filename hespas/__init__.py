@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hespas._version import __version__
+
 __all__ = ["__version__", "convert", "estimate", "read", "simulate", "validate", "write"]
 
 if TYPE_CHECKING:
     from hespas.api import convert, estimate, read, simulate, validate, write
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

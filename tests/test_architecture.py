@@ -40,13 +40,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "schemas": frozenset(),
     "files": frozenset({"graph"}),
     "costs": frozenset({"graph"}),
+    "programs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
-    "converters": frozenset({"graph", "schemas", "files", "costs"}),
+    "converters": frozenset({"graph", "schemas", "files", "costs", "programs", "measurements"}),
     "generators": frozenset({"graph", "schemas", "files"}),
     "capture": frozenset({"graph", "schemas", "files", "converters"}),
     "operations": frozenset({"graph", "costs"}),
-    "measurements": frozenset({"graph", "files", "hardware", "operations"}),
-    "estimators": frozenset({"graph", "schemas", "files", "hardware", "costs", "operations", "measurements"}),
+    "measurements": frozenset({"graph", "files", "hardware", "operations", "costs"}),
+    "estimators": frozenset(
+        {"graph", "schemas", "files", "hardware", "costs", "programs", "operations", "measurements"}
+    ),
     "simulator": frozenset({"graph", "schemas", "files", "hardware", "estimators"}),
     "validators": frozenset(
         {

@@ -1,4 +1,9 @@
-"""One event of a trace, as its JSON says it."""
+"""Events of Chrome-trace JSON, decoded block by block: the container of Kineto's and JAX's traces.
+
+Memory is bounded by the block, not by the file. Microseconds become whole nanoseconds, without the loss of a
+float at epoch scale. Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+(Trace Event Format).
+"""
 
 from __future__ import annotations
 

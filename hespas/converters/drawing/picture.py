@@ -232,7 +232,7 @@ def _picture(value: Workload, index: int) -> Picture:
     return Picture(index, graph, f"{graph.name or value.name} ({told})")
 
 
-# --- Graphviz.
+# --- Graphviz: regions are clusters, colours classes, edges show what waits for what.
 
 _EDGE_STYLE = {CONTROL: ' [style=dashed, color="#777777"]', CARRIED: " [style=dotted, constraint=false]"}
 _LONGEST_LINE = 60
@@ -343,7 +343,9 @@ def _node(picture: Picture, node: int) -> str:
     return f"n{picture.index}_{node} [{', '.join(parts)}];"
 
 
-# --- GraphML.
+# --- GraphML: every column of a node as typed data, edges with their kind, regions by label.
+#
+# yEd, Gephi and networkx read it. One ``graph`` element per file; the class of a node is one of its data.
 
 _KEYS = {
     "label": "string",

@@ -15,7 +15,7 @@ from hespas.converters.pytorch.communication import C10D, Communication, communi
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
-from hespas.converters.pytorch.linking import Links, thread_key
+from hespas.converters.pytorch.kernels import Links, thread_key
 from hespas.converters.pytorch.profile import profile_of
 from hespas.graph import (
     MeasuredComms,

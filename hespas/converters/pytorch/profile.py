@@ -11,12 +11,12 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.linking import Nesting, exclusive
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
-from hespas.converters.pytorch.kernels import measured_comms
-from hespas.converters.pytorch.linking import (
+from hespas.converters.pytorch.kernels import (
     LinkedBy,
     Links,
     host_steps_of,
     link,
+    measured_comms,
     nesting_of,
     owner_with_shapes,
     steps_of,

@@ -1,4 +1,9 @@
-"""rocprofv3's JSON as a :class:`Profile`. As recorded most often it holds kernels and nothing of the host."""
+"""rocprofv3's JSON as a :class:`Profile`. As recorded most often it holds kernels and nothing of the host.
+
+What is read of it: ``source/lib/output/generateJSON.cpp`` and
+``source/include/rocprofiler-sdk/cxx/serialization`` of https://github.com/ROCm/rocprofiler-sdk. Times are
+nanoseconds; anything else is skipped.
+"""
 
 from __future__ import annotations
 

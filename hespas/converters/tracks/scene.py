@@ -246,7 +246,10 @@ def _renamed(tracks: Tracks, label: str) -> Tracks:
     )
 
 
-# --- Slices that run over each other on lanes of their own: on one track of a viewer they must nest.
+# --- Slices that run over each other, on lanes of their own: on one track of a viewer they must nest.
+#
+# Perfetto's viewer drops a complete slice that runs into the next one (its importer's statistic
+# ``slice_drop_overlapping_complete_event``), be it by 1 ns. So times are shown in whole ns, rounded alike.
 
 End = tuple[int, int, int]
 """When a slice ends, on which track, on which lane of it."""

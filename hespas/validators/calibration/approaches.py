@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.collectives import Collectives
 from hespas.estimators.learned.ensemble import FAMILIES

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hespas import api
-from hespas.files.cells import inert, inert_cell, original
+from hespas.files.documents import inert, inert_cell, original
 from hespas.graph import OpClass, Profile
 from hespas.graph.columns import StringTable
 
