@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,6 +39,7 @@ __all__ = [
     "accuracy",
     "calibrate",
     "check",
+    "check_measured",
     "check_recorded",
     "compare",
     "limit_of",
@@ -279,9 +280,7 @@ def accuracy(
         min_coverage=limit_of("min_coverage", min_coverage, most=1.0),
     )
     recorded, tables, devices, models = _sources(measured), _paths(table), _names(hardware), _names(estimator)
-    _refuse_unlike(recorded, tables, workload, split=split, limits=limits)
-    if recorded and not devices:
-        raise UsageError("which device was it measured on?", hint="give `hardware=NAME`: see hespas hardware")
+    check_measured(recorded, tables, devices, workload=workload, split=split, max_e2e=max_e2e)
     found = diagnostics if diagnostics is not None else Diagnostics()
     program = read_program(workload, found)
     names = [*([_name(workload)] if workload is not None else []), *map(_name, [*recorded, *tables])]
@@ -303,25 +302,28 @@ def accuracy(
     )
 
 
-def _refuse_unlike(
+def check_measured(
     measured: Sequence[object],
     tables: Sequence[object],
-    workload: object,
+    hardware: Sequence[str],
     *,
-    split: str,
-    limits: Thresholds,
+    workload: object = None,
+    split: str = "",
+    max_e2e: float | None = None,
 ) -> None:
-    """Refuse what contradicts itself before anything is read."""
+    """Refuse what contradicts itself before anything is read. Raises ``UsageError``."""
     if tables and (measured or workload is not None):
         raise UsageError(
             "a table states its operations itself", hint="give `table`, or `measured` with `workload`"
         )
-    if tables and not isnan(limits.max_e2e):
+    if tables and max_e2e is not None:
         raise UsageError("a table of operations has no step to time", hint="leave `max_e2e` out")
     if not tables and not measured:
         raise UsageError("nothing to compare with", hint="give `measured=PROFILE` or `table=TABLE`")
     if split and not tables:
         raise UsageError("`split` chooses rows of tables", hint="give the table with `table`")
+    if measured and not hardware:
+        raise UsageError("which device was it measured on?", hint="give `hardware=NAME`: see hespas hardware")
 
 
 def _name(source: object) -> str:

@@ -118,9 +118,13 @@ def accuracy(
             json_file=json_file,
             overwrite=overwrite,
         )
-        _check_files(asked)
-        from hespas.api import accuracy as run
+        from hespas.api.validation import accuracy as run
+        from hespas.api.validation import check_measured
 
+        check_measured(
+            asked.measured, asked.tables, asked.hardware, workload=workload, split=split, max_e2e=max_e2e
+        )
+        _check_files(asked)
         with progress_bar("reading", progress) as callback:
             done = run(
                 asked.measured,
