@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hespas._version import __version__
+
 __all__ = [
     "__version__",
     "accuracy",
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
         view,
         write,
     )
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -40,13 +40,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "schemas": frozenset(),
     "files": frozenset({"graph"}),
     "costs": frozenset({"graph"}),
+    "programs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
-    "converters": frozenset({"graph", "schemas", "files", "costs"}),
+    "converters": frozenset({"graph", "schemas", "files", "costs", "programs"}),
     "generators": frozenset({"graph", "schemas", "files"}),
     "capture": frozenset({"graph", "schemas", "files", "converters"}),
     "operations": frozenset({"graph", "costs"}),
     "measurements": frozenset({"graph", "files", "hardware", "operations"}),
-    "estimators": frozenset({"graph", "schemas", "files", "hardware", "costs", "operations", "measurements"}),
+    "estimators": frozenset(
+        {"graph", "schemas", "files", "hardware", "costs", "programs", "operations", "measurements"}
+    ),
     "simulator": frozenset({"graph", "schemas", "files", "hardware", "estimators"}),
     "validators": frozenset(
         {
@@ -69,6 +72,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 SHARED_CONVERTERS = frozenset(
     {
         "format",
+        "linking",
         "registry",
         "replica_groups",
         "chrome_events",

@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from hespas import __version__, api
+from hespas import api
+from hespas._version import __version__
 from hespas.estimators import estimator_names
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError

@@ -14,7 +14,7 @@ from threading import Event, Thread
 import msgspec
 
 from fixtures.make.untyped import jax
-from hespas import __version__
+from hespas._version import __version__
 from hespas.graph.errors import UsageError
 from hespas.hardware import find
 from hespas.hardware.measure import cpu_name

@@ -19,8 +19,7 @@ from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import for_job, with_option
-from hespas.files.cells import inert_cell
-from hespas.files.documents import Figure, document_bytes
+from hespas.files.documents import Figure, document_bytes, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError

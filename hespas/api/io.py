@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters import (
     ReadOptions,
     Value,

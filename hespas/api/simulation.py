@@ -403,7 +403,7 @@ def _write_table(
     run: Simulated, hardware: str, path: Path, options: WriteOptions, diagnostics: Diagnostics
 ) -> None:
     from hespas.converters.ops_table.writer import write_ops_table
-    from hespas.converters.tracks.listed import profile_of_run
+    from hespas.converters.tracks.simulated import profile_of_run
 
     write_ops_table(
         profile_of_run(run, f"{_SIMULATED_DEVICE} {hardware}".rstrip()), path, options, diagnostics

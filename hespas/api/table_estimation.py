@@ -15,8 +15,7 @@ from hespas.api.io import Document, Result, findings, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
-from hespas.files.cells import inert, inert_cell
-from hespas.files.documents import Figure, document_bytes
+from hespas.files.documents import Figure, document_bytes, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli import options
-from hespas.cli.accuracy_text import percent, show_summary, signed
+from hespas.cli.accuracy import percent, show_summary, signed
 from hespas.cli.session import (
     check_apart,
     check_once,

@@ -117,7 +117,7 @@ def _pointer(command: str, there: str) -> Callable[[typer.Context], None]:
 def version(show: bool) -> None:
     """Print the version and leave."""
     if show:
-        from hespas import __version__
+        from hespas._version import __version__
 
         with command_line(debug=False):
             emit(f"hespas {__version__}")

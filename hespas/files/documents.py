@@ -1,17 +1,18 @@
-"""JSON documents that scripts rely on: one encoder, and the types of their figures.
+"""What scripts and spreadsheets read: JSON documents by one encoder, and the cells of CSV files.
 
 A document is a ``msgspec.Struct``; its schema in ``hespas/schemas`` is generated from it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Count", "Figure", "document_bytes", "encoded"]
+__all__ = ["Count", "Figure", "document_bytes", "encoded", "inert", "inert_cell", "original"]
 
 Figure = Annotated[float, Meta(extra_json_schema={"type": ["number", "null"]})]
 """A number; NaN and the infinities, which JSON cannot spell, are null."""
@@ -44,3 +45,34 @@ def _writable(value: object) -> object:
             return {_writable(key): _writable(each) for key, each in cast("dict[str, object]", value).items()}
         case _:
             return value
+
+
+# --- Texts as cells of a CSV file: a spreadsheet takes some for formulas, and runs what a file's names say.
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_INERT = re.compile(r"'+[=+\-@\t\r]")
+
+
+def inert(text: str) -> str:
+    """A text that no spreadsheet calculates: an apostrophe stands before what would begin a formula, and
+    before one that stands there already, so that :func:`original` gives every text back. Numbers stay.
+    """
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def inert_cell(cell: object) -> object:
+    """The same of any cell: what is no text is a number or empty."""
+    return inert(cell) if isinstance(cell, str) else cell
+
+
+def original(cell: str) -> str:
+    """What :func:`inert` was given."""
+    return cell[1:] if _INERT.match(cell) and not _is_number(cell[1:]) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text[0] in "+-"

@@ -1,5 +1,7 @@
-"""Files as streams, gzip through isal: several times as fast as zlib. What is read is a regular file and
-bounded, and equal content makes equal files; this is the one place that knows isal's types.
+"""Files as streams: gzip is told by its magic and goes through isal, several times as fast as zlib.
+
+What is read is a regular file, its size is bounded before memory is taken, and errors name their position;
+what is written is equal for equal content. This is the one place that knows isal and its types.
 """
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from hespas.files.limits import VARIABLE, limits
 from hespas.graph.errors import FormatError, OutputError
@@ -37,15 +39,6 @@ GZIP_MAGIC = b"\x1f\x8b"
 _LEVEL = 2
 """Of isal's four: several times as fast as zlib, for a tenth more bytes."""
 _PIECE_BYTES = 4096
-
-
-class _Inflater(Protocol):
-    """A decompressor of isal."""
-
-    eof: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 def open_input(path: Path, buffering: int = -1) -> BinaryIO:
@@ -82,8 +75,7 @@ class PackedInput:
         self._path = path
         self._raw = stream
         self._raw.seek(0)
-        opener = cast("Callable[[BinaryIO, str], BinaryIO]", import_module("isal.igzip").open)
-        self._stream = opener(self._raw, "rb")
+        self._stream = cast("BinaryIO", _igzip().IGzipFile(fileobj=self._raw, mode="rb"))
         self._most = limits().input_bytes if max_bytes is None else max_bytes
         self._code = code
         self.done = 0
@@ -108,9 +100,9 @@ class PackedInput:
         """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what :meth:`read` had
         when it raised, and kept for itself. Decompresses from the start; nothing else can be read after.
         """
-        library = import_module("isal.isal_zlib")
-        make = cast("Callable[..., _Inflater]", library.decompressobj)
-        inflater, position = make(wbits=31), 0
+        from isal import isal_zlib
+
+        inflater, position = isal_zlib.decompressobj(wbits=31), 0
         found = bytearray()
         self._raw.seek(0)
         while len(found) < size and (packed := self._raw.read(_PIECE_BYTES)):
@@ -122,7 +114,7 @@ class PackedInput:
                 found += data[max(0, skip - position) :]
                 position += len(data)
                 packed = inflater.unused_data
-                inflater = make(wbits=31) if inflater.eof else inflater
+                inflater = isal_zlib.decompressobj(wbits=31) if inflater.eof else inflater
         return bytes(found[:size])
 
     def close(self) -> None:
@@ -137,10 +129,16 @@ class PackedInput:
         self.close()
 
 
+def _igzip() -> Any:
+    """isal's counterpart of ``gzip``, which has no types; it is loaded when needed."""
+    return import_module("isal.igzip")
+
+
 def damage_errors() -> tuple[type[Exception], ...]:
     """What :meth:`PackedInput.read` raises for a file that is damaged or cut off."""
-    broken = cast("type[Exception]", import_module("isal.isal_zlib").error)
-    return EOFError, OSError, ValueError, broken
+    from isal import isal_zlib
+
+    return EOFError, OSError, ValueError, cast("type[Exception]", isal_zlib.error)
 
 
 @contextmanager
@@ -154,11 +152,15 @@ def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
             if not packed:
                 yield raw
                 return
-            packer = cast("Callable[..., BinaryIO]", import_module("isal.igzip").IGzipFile)
+            packer = _igzip().IGzipFile
             with packer(filename="", mode="wb", fileobj=raw, compresslevel=_LEVEL, mtime=0) as stream:
-                yield stream
+                yield cast("BinaryIO", stream)
     except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
+        raise OutputError(
+            f"cannot be written: {error.strerror or error}",
+            path=str(path),
+            hint="free some space or choose another destination",
+        ) from error
 
 
 _CHUNK_BYTES = 1 << 20

@@ -14,7 +14,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, FloatArray, SmallIntArray, StringTableBuilder, constant
+from hespas.graph.columns import (
+    Csr,
+    FloatArray,
+    SmallIntArray,
+    StringTableBuilder,
+    constant,
+    constant_if_equal,
+)
 from hespas.graph.groups import GroupSet, Permutation
 from hespas.graph.opgraph import (
     CollectiveKind,
@@ -78,15 +85,6 @@ def _ints(buffer: Iterable[int]) -> SmallIntArray:
 
 def _floats(buffer: Iterable[float]) -> FloatArray:
     return np.array(buffer, np.float64)
-
-
-def _column(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """The same column, in constant memory where it holds one value (or only NaN)."""
-    if len(column) < 2:
-        return column
-    first = column[0]
-    same = np.isnan(column) if np.isnan(first) else column == first
-    return np.broadcast_to(first, column.shape) if same.all() else column
 
 
 class GraphBuilder:
@@ -245,9 +243,9 @@ class GraphBuilder:
     def build(self) -> OpGraph:
         """The finished graph. The builder must not be used afterwards."""
         nodes = len(self)
-        regions = self._build_regions()
-        region = _column(_ints(self._region))
-        flops = _column(_floats(self._flops))
+        regions = RegionTable.from_rows(self._regions, self._carried)
+        region = constant_if_equal(_ints(self._region))
+        flops = constant_if_equal(_floats(self._flops))
         sparse = self._sparse
         return OpGraph(
             name=self.name,
@@ -255,9 +253,9 @@ class GraphBuilder:
             permutations=tuple(self._permutations),
             id=self._build_ids(nodes),
             name_row=_ints(self._name_row),
-            op_row=_column(_ints(self._op_row)),
-            kind=_column(np.array(self._kind, np.uint8)),
-            op_class=_column(np.array(self._op_class, np.uint8)),
+            op_row=constant_if_equal(_ints(self._op_row)),
+            kind=constant_if_equal(np.array(self._kind, np.uint8)),
+            op_class=constant_if_equal(np.array(self._op_class, np.uint8)),
             resource=sparse["resource"].build(nodes, np.uint8),
             stream=sparse["stream"].build(nodes, np.int32),
             region=region,
@@ -266,20 +264,20 @@ class GraphBuilder:
             framework_row=sparse["framework_row"].build(nodes, np.int32),
             flops=flops,
             useful_flops=self._build_useful(flops),
-            transcendentals=_column(_floats(self._transcendentals)),
-            bytes_read=_column(_floats(self._bytes_read)),
-            bytes_written=_column(_floats(self._bytes_written)),
+            transcendentals=constant_if_equal(_floats(self._transcendentals)),
+            bytes_read=constant_if_equal(_floats(self._bytes_read)),
+            bytes_written=constant_if_equal(_floats(self._bytes_written)),
             duration_ns=sparse["duration_ns"].build(nodes, np.float64),
             multiplicity=region_multiplicity(regions, region),
             data_deps=self._data.build(),
             control_deps=self._control.build(),
             operands=self._operands.build(),
             results=self._results.build(),
-            collectives=self._build_collectives(),
-            p2p=self._build_p2p(),
-            contractions=self._build_contractions(),
+            collectives=CollectiveTable.from_rows(sorted(self._collectives)),
+            p2p=P2pTable.from_rows(sorted(self._p2p)),
+            contractions=ContractionTable.from_rows(sorted(self._contractions, key=lambda row: row[0])),
             regions=regions,
-            extra=self._build_extra(),
+            extra=ExtraTable.from_rows(sorted(self._extra, key=lambda row: row[0])),
             attachments=self.attachments,
             types=self.types.build(),
             strings=self.strings.build(),
@@ -298,69 +296,6 @@ class GraphBuilder:
         column = flops.copy()
         column[np.fromiter(overrides, np.int64)] = list(overrides.values())
         return column
-
-    def _build_regions(self) -> RegionTable:
-        carried = np.array(self._carried, np.int32).reshape(-1, 3)
-        return RegionTable(
-            parent=_ints([row[0] for row in self._regions]),
-            kind=np.array([row[1] for row in self._regions], np.uint8),
-            trips=_floats([row[2] for row in self._regions]),
-            label=_ints([row[3] for row in self._regions]),
-            carried_region=carried[:, 0],
-            carried_producer=carried[:, 1],
-            carried_consumer=carried[:, 2],
-        )
-
-    def _build_collectives(self) -> CollectiveTable:
-        rows = sorted(self._collectives)
-        return CollectiveTable(
-            node=_ints([row[0] for row in rows]),
-            kind=np.array([row[1] for row in rows], np.uint8),
-            group_set=_ints([row[2] for row in rows]),
-            comm_bytes=_floats([row[3] for row in rows]),
-            operand_bytes=_floats([row[4] for row in rows]),
-            result_bytes=_floats([row[5] for row in rows]),
-            channel=np.array([row[6] for row in rows], np.int64),
-            reduction=_ints([row[7] for row in rows]),
-        )
-
-    def _build_p2p(self) -> P2pTable:
-        rows = sorted(self._p2p)
-        return P2pTable(
-            node=_ints([row[0] for row in rows]),
-            permutation=_ints([row[1] for row in rows]),
-            comm_bytes=_floats([row[2] for row in rows]),
-            tag=np.array([row[3] for row in rows], np.int64),
-            host=np.array([row[4] for row in rows], np.bool_),
-        )
-
-    def _build_contractions(self) -> ContractionTable:
-        rows = sorted(self._contractions, key=lambda row: row[0])
-        return ContractionTable(
-            node=_ints([row[0] for row in rows]),
-            batch=np.array([row[1] for row in rows], np.int64),
-            m=np.array([row[2] for row in rows], np.int64),
-            n=np.array([row[3] for row in rows], np.int64),
-            k=np.array([row[4] for row in rows], np.int64),
-            flops=_floats([row[5] for row in rows]),
-            useful_flops=_floats([row[6] for row in rows]),
-            lhs=np.array([row[7] for row in rows], np.int16),
-            rhs=np.array([row[8] for row in rows], np.int16),
-            accumulator=np.array([row[9] for row in rows], np.int16),
-            products=np.array([row[10] for row in rows], np.uint8),
-        )
-
-    def _build_extra(self) -> ExtraTable:
-        rows = sorted(self._extra, key=lambda row: row[0])
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row[3]) for row in rows], out=offsets[1:])
-        return ExtraTable(
-            node=_ints([row[0] for row in rows]),
-            key=_ints([row[1] for row in rows]),
-            tag=np.array([row[2] for row in rows], np.int16),
-            offsets=offsets,
-            values=b"".join(row[3] for row in rows),
-        )
 
 
 def region_multiplicity(regions: RegionTable, region: SmallIntArray) -> FloatArray:

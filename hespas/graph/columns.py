@@ -22,6 +22,7 @@ __all__ = [
     "StringTable",
     "StringTableBuilder",
     "constant",
+    "constant_if_equal",
     "is_every_row",
     "is_one_value",
     "taken",
@@ -43,6 +44,15 @@ def constant(value: float, rows: int) -> FloatArray:
 def is_one_value(column: NDArray[np.generic]) -> bool:
     """Whether a column holds one value everywhere by its very form: see :func:`constant`."""
     return column.strides == (0,)
+
+
+def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """The same column, in constant memory where it holds one value (or only NaN)."""
+    if len(column) < 2:
+        return column
+    first = column[0]
+    same = np.isnan(column) if np.isnan(first) else column == first
+    return np.broadcast_to(first, column.shape) if same.all() else column
 
 
 def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:

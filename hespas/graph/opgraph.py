@@ -1,16 +1,18 @@
 """The hub: a program (of one rank class) as columns.
 
 Everything a reader learns about an operation is a column here, a row of a side table, or a verbatim attribute
-in ``extra``. Nodes stand in program order, which is a
-valid issue order unless a format's own order is kept and says otherwise (use
-:func:`hespas.graph.passes.topological_order`).
+in ``extra``. Nodes stand in program order, which is a valid issue order unless a format's own order is kept
+and says otherwise (use :func:`hespas.graph.passes.topological_order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from itertools import repeat
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ __all__ = [
     "ACCUMULATOR_BITS",
     "MAC_NOISE_SIGMA",
     "NODE_COLUMNS",
+    "NODE_DTYPES",
     "SOURCE_DTYPE",
     "CollectiveKind",
     "CollectiveTable",
@@ -153,20 +156,44 @@ in it: of products, and (``convert``) of the conversions themselves.
 """
 
 
-def _ints() -> SmallIntArray:
-    return np.empty(0, np.int32)
+class _Columns:
+    """Columns of one length, as ``node`` has. ``DTYPES`` lists them in order with their types."""
 
+    __slots__ = ()
+    DTYPES: ClassVar[Mapping[str, type[np.generic]]]
+    node: SmallIntArray
 
-def _longs() -> IntArray:
-    return np.empty(0, np.int64)
+    if TYPE_CHECKING:
 
+        def __init__(self, **columns: NDArray[Any]) -> None: ...
 
-def _floats() -> FloatArray:
-    return np.empty(0, np.float64)
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[float, ...]]) -> Self:
+        """A table of rows, each with its values in order of the columns."""
+        columns = zip(*rows, strict=True) if rows else repeat(())
+        return cls(
+            **{
+                name: np.array(column, dtype)
+                for (name, dtype), column in zip(cls.DTYPES.items(), columns, strict=False)
+            }
+        )
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A table without rows."""
+        return cls.from_rows(())
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
+        """Some rows, by number or by mask; ``node`` says which nodes they are of in another graph."""
+        columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
+        return type(self)(**columns if node is None else {**columns, "node": node})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CollectiveTable:
+class CollectiveTable(_Columns):
     """One row per collective node; at most one row a node.
 
     ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets
@@ -174,6 +201,19 @@ class CollectiveTable:
     all-reduce, reduce-scatter and all-to-all, shard for all-gather); ``operand_bytes`` and ``result_bytes``
     are what the program states; ``channel`` is -1 where absent; ``reduction`` is a string row (``add``).
     """
+
+    DTYPES = MappingProxyType(
+        {
+            "node": np.int32,
+            "kind": np.uint8,
+            "group_set": np.int32,
+            "comm_bytes": np.float64,
+            "operand_bytes": np.float64,
+            "result_bytes": np.float64,
+            "channel": np.int64,
+            "reduction": np.int32,
+        }
+    )
 
     node: SmallIntArray
     kind: NDArray[np.uint8]
@@ -184,26 +224,9 @@ class CollectiveTable:
     channel: IntArray
     reduction: SmallIntArray
 
-    @classmethod
-    def empty(cls) -> CollectiveTable:
-        """No collectives."""
-        return cls(
-            node=_ints(),
-            kind=np.empty(0, np.uint8),
-            group_set=_ints(),
-            comm_bytes=_floats(),
-            operand_bytes=_floats(),
-            result_bytes=_floats(),
-            channel=_longs(),
-            reduction=_ints(),
-        )
-
-    def __len__(self) -> int:
-        return len(self.node)
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class P2pTable:
+class P2pTable(_Columns):
     """One row per SEND, RECV or PERMUTE node.
 
     ``permutation`` indexes the graph's permutations, which map sources to targets whatever the direction
@@ -211,31 +234,47 @@ class P2pTable:
     transfer over the host link.
     """
 
+    DTYPES = MappingProxyType(
+        {
+            "node": np.int32,
+            "permutation": np.int32,
+            "comm_bytes": np.float64,
+            "tag": np.int64,
+            "host": np.bool_,
+        }
+    )
+
     node: SmallIntArray
     permutation: SmallIntArray
     comm_bytes: FloatArray
     tag: IntArray
     host: NDArray[np.bool_]
 
-    @classmethod
-    def empty(cls) -> P2pTable:
-        """No point-to-point messages."""
-        return cls(
-            node=_ints(), permutation=_ints(), comm_bytes=_floats(), tag=_longs(), host=np.empty(0, np.bool_)
-        )
-
-    def __len__(self) -> int:
-        return len(self.node)
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ContractionTable:
+class ContractionTable(_Columns):
     """Matrix products and convolutions as B x (M x K by K x N); a fusion may have several rows.
 
     ``flops`` is what the products cost by the specification and ``useful_flops`` without multiplications by
     padding or dilation zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes: together they are
     the rate key. ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
     """
+
+    DTYPES = MappingProxyType(
+        {
+            "node": np.int32,
+            "batch": np.int64,
+            "m": np.int64,
+            "n": np.int64,
+            "k": np.int64,
+            "flops": np.float64,
+            "useful_flops": np.float64,
+            "lhs": np.int16,
+            "rhs": np.int16,
+            "accumulator": np.int16,
+            "products": np.uint8,
+        }
+    )
 
     node: SmallIntArray
     batch: IntArray
@@ -248,26 +287,6 @@ class ContractionTable:
     rhs: NDArray[np.int16]
     accumulator: NDArray[np.int16]
     products: NDArray[np.uint8]
-
-    @classmethod
-    def empty(cls) -> ContractionTable:
-        """No contractions."""
-        return cls(
-            node=_ints(),
-            batch=_longs(),
-            m=_longs(),
-            n=_longs(),
-            k=_longs(),
-            flops=_floats(),
-            useful_flops=_floats(),
-            lhs=np.empty(0, np.int16),
-            rhs=np.empty(0, np.int16),
-            accumulator=np.empty(0, np.int16),
-            products=np.empty(0, np.uint8),
-        )
-
-    def __len__(self) -> int:
-        return len(self.node)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -291,17 +310,26 @@ class RegionTable:
     carried_consumer: SmallIntArray
 
     @classmethod
+    def from_rows(
+        cls, rows: Sequence[tuple[int, int, float, int]], carried: Sequence[Sequence[int]] | IntArray = ()
+    ) -> RegionTable:
+        """A table of rows of parent, kind, trips and label; ``carried`` has region, producer and consumer."""
+        parent, kind, trips, label = zip(*rows, strict=True) if rows else repeat((), 4)
+        edges = np.asarray(carried, np.int32).reshape(-1, 3)
+        return cls(
+            parent=np.array(parent, np.int32),
+            kind=np.array(kind, np.uint8),
+            trips=np.array(trips, np.float64),
+            label=np.array(label, np.int32),
+            carried_region=edges[:, 0],
+            carried_producer=edges[:, 1],
+            carried_consumer=edges[:, 2],
+        )
+
+    @classmethod
     def empty(cls) -> RegionTable:
         """A flat program."""
-        return cls(
-            parent=_ints(),
-            kind=np.empty(0, np.uint8),
-            trips=_floats(),
-            label=_ints(),
-            carried_region=_ints(),
-            carried_producer=_ints(),
-            carried_consumer=_ints(),
-        )
+        return cls.from_rows(())
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -324,11 +352,23 @@ class ExtraTable:
     values: bytes | memoryview[int]
 
     @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, int, int, bytes]]) -> ExtraTable:
+        """A table of rows of node, key, tag and value, in order of their nodes."""
+        node, key, tag, values = zip(*rows, strict=True) if rows else repeat((), 4)
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(value) for value in values], out=offsets[1:])
+        return cls(
+            node=np.array(node, np.int32),
+            key=np.array(key, np.int32),
+            tag=np.array(tag, np.int16),
+            offsets=offsets,
+            values=b"".join(values),
+        )
+
+    @classmethod
     def empty(cls) -> ExtraTable:
         """Nothing left over."""
-        return cls(
-            node=_ints(), key=_ints(), tag=np.empty(0, np.int16), offsets=np.zeros(1, np.int64), values=b""
-        )
+        return cls.from_rows(())
 
     def __len__(self) -> int:
         return len(self.node)
@@ -451,27 +491,32 @@ class OpGraph:
         return sum(_column_bytes(getattr(self, entry.name)) for entry in fields(self)) - shared
 
 
-NODE_COLUMNS: tuple[str, ...] = (
-    "id",
-    "name_row",
-    "op_row",
-    "kind",
-    "op_class",
-    "resource",
-    "stream",
-    "region",
-    "rate_dtype",
-    "source_row",
-    "framework_row",
-    "flops",
-    "useful_flops",
-    "transcendentals",
-    "bytes_read",
-    "bytes_written",
-    "duration_ns",
-    "multiplicity",
+NODE_DTYPES: Mapping[str, type[np.generic]] = MappingProxyType(
+    {
+        "id": np.uint64,
+        "name_row": np.int32,
+        "op_row": np.int32,
+        "kind": np.uint8,
+        "op_class": np.uint8,
+        "resource": np.uint8,
+        "stream": np.int32,
+        "region": np.int32,
+        "rate_dtype": np.int16,
+        "source_row": np.int32,
+        "framework_row": np.int32,
+        "flops": np.float64,
+        "useful_flops": np.float64,
+        "transcendentals": np.float64,
+        "bytes_read": np.float64,
+        "bytes_written": np.float64,
+        "duration_ns": np.float64,
+        "multiplicity": np.float64,
+    }
 )
-"""The flat per-node columns of :class:`OpGraph`, in the order in which writers list them."""
+"""The flat per-node columns of :class:`OpGraph` with their types, in the order in which writers list them."""
+
+NODE_COLUMNS: tuple[str, ...] = tuple(NODE_DTYPES)
+"""Their names."""
 
 
 def _column_bytes(value: object) -> int:

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from hespas.graph.columns import Csr, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet
-from hespas.graph.opgraph import NODE_COLUMNS, ExtraTable, OpGraph
+from hespas.graph.opgraph import (
+    NODE_COLUMNS,
+    CollectiveTable,
+    ContractionTable,
+    ExtraTable,
+    OpGraph,
+    P2pTable,
+)
 
 __all__ = [
     "ABSENT",
@@ -144,30 +151,9 @@ class Workload:
 
 _TEXT_COLUMNS = frozenset({"name_row", "op_row", "source_row", "framework_row"})
 _TABLES: dict[str, tuple[str, ...]] = {
-    "collectives": (
-        "node",
-        "kind",
-        "group_set",
-        "comm_bytes",
-        "operand_bytes",
-        "result_bytes",
-        "channel",
-        "reduction",
-    ),
-    "p2p": ("node", "permutation", "comm_bytes", "tag", "host"),
-    "contractions": (
-        "node",
-        "batch",
-        "m",
-        "n",
-        "k",
-        "flops",
-        "useful_flops",
-        "lhs",
-        "rhs",
-        "accumulator",
-        "products",
-    ),
+    "collectives": tuple(CollectiveTable.DTYPES),
+    "p2p": tuple(P2pTable.DTYPES),
+    "contractions": tuple(ContractionTable.DTYPES),
     "regions": (
         "parent",
         "kind",

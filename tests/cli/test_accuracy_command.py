@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from hespas import api
 from hespas.cli.validate import app
 from hespas.graph import OpClass, Workload
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "hespas" / "schemas"

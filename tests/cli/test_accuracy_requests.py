@@ -17,7 +17,7 @@ from hespas import api
 from hespas.cli import main, validate
 from hespas.graph import OpClass, Workload
 from hespas.hardware.library import DATA_FOLDER
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 PROGRAM = Path(__file__).parents[2] / "fixtures" / "stablehlo" / "mlp.mlir"
 ROW = (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from hespas import api
 from hespas.cli.validate import app
 from hespas.hardware import load_device
-from tests.validators.matching.small_profiles import Recording
+from tests.validators.accuracy.small_profiles import Recording
 from tests.validators.small_tables import vectors, write_table
 
 SCHEMAS = Path(__file__).parents[2] / "hespas" / "schemas"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from hespas import api
 from hespas.cli.validate import app
 from hespas.hardware import load_device
-from tests.validators.matching.small_profiles import Recording
+from tests.validators.accuracy.small_profiles import Recording
 
 ROWS = range(128, 128 * 21, 128)
 

@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.cli import convert, main, options, session, validate
 from hespas.converters import ReadOptions
 from hespas.files.limits import VARIABLE

@@ -23,14 +23,12 @@ from hespas.converters.chakra.wire import Bools, Longs
 from hespas.graph import (
     WHOLE_JOB,
     CollectiveKind,
-    CollectiveTable,
     Csr,
     Diagnostics,
     GraphBuilder,
     NodeKind,
     OpClass,
     OpGraph,
-    P2pTable,
     StringTableBuilder,
     Workload,
 )
@@ -162,33 +160,10 @@ def without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
     return replace(
         kept,
         kind=kind,
-        collectives=_live_collectives(kept.collectives, ~left[kept.collectives.node]),
-        p2p=_live_messages(kept.p2p, ~left[kept.p2p.node]),
+        collectives=kept.collectives.take(~left[kept.collectives.node]),
+        p2p=kept.p2p.take(~left[kept.p2p.node]),
         duration_ns=np.where(left, 0.0, kept.duration_ns),
         flops=np.where(left, 0.0, kept.flops),
-    )
-
-
-def _live_collectives(table: CollectiveTable, live: Bools) -> CollectiveTable:
-    return CollectiveTable(
-        node=table.node[live],
-        kind=table.kind[live],
-        group_set=table.group_set[live],
-        comm_bytes=table.comm_bytes[live],
-        operand_bytes=table.operand_bytes[live],
-        result_bytes=table.result_bytes[live],
-        channel=table.channel[live],
-        reduction=table.reduction[live],
-    )
-
-
-def _live_messages(table: P2pTable, live: Bools) -> P2pTable:
-    return P2pTable(
-        node=table.node[live],
-        permutation=table.permutation[live],
-        comm_bytes=table.comm_bytes[live],
-        tag=table.tag[live],
-        host=table.host[live],
     )
 
 
@@ -239,7 +214,7 @@ def host_transfers(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
         op_class=op_class,
         bytes_read=read,
         bytes_written=written,
-        p2p=_live_messages(table, ~over),
+        p2p=table.take(~over),
     )
 
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
-from hespas.converters.tracks.lanes import is_whole, lanes_of, shown_ns
-from hespas.converters.tracks.scene import Chunk, Label, Tracks, shown
+from hespas.converters.tracks.scene import Chunk, Label, Tracks, is_whole, lanes_of, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray

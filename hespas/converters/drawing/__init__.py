@@ -16,7 +16,7 @@ FORMAT_DOT = Format(
     title="Graphviz drawing",
     suffixes=(".dot", ".gv"),
     specification="https://graphviz.org/doc/info/lang.html",
-    write=lazily("hespas.converters.drawing.dot:write_dot"),
+    write=lazily("hespas.converters.drawing.picture:write_dot"),
     losses=_LOSSES,
 )
 FORMAT_GRAPHML = Format(
@@ -24,6 +24,6 @@ FORMAT_GRAPHML = Format(
     title="GraphML drawing",
     suffixes=(".graphml",),
     specification="http://graphml.graphdrawing.org/specification.html",
-    write=lazily("hespas.converters.drawing.graphml:write_graphml"),
+    write=lazily("hespas.converters.drawing.picture:write_graphml"),
     losses=_LOSSES,
 )

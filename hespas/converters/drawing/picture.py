@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, RegionKind, Workload
+from hespas.graph import (
+    CollectiveKind,
+    Diagnostics,
+    NodeKind,
+    OpClass,
+    OpGraph,
+    RegionKind,
+    Resource,
+    Workload,
+)
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
@@ -21,8 +34,11 @@ __all__ = [
     "Picture",
     "fill_of",
     "pictures",
+    "quoted",
     "shape_of",
     "type_text",
+    "write_dot",
+    "write_graphml",
 ]
 
 MAX_NODES = 20_000
@@ -214,3 +230,225 @@ def _picture(value: Workload, index: int) -> Picture:
     first, last = int(ranks[0]), int(ranks[-1])
     told = f"rank {first}" if len(ranks) == 1 else f"{len(ranks):,} ranks, {first} to {last}"
     return Picture(index, graph, f"{graph.name or value.name} ({told})")
+
+
+# --- Graphviz: regions are clusters, colours classes, edges show what waits for what.
+
+_EDGE_STYLE = {CONTROL: ' [style=dashed, color="#777777"]', CARRIED: " [style=dotted, constraint=false]"}
+_LONGEST_LINE = 60
+_QUICK_NODES = 1_500
+"""``dot`` lays out so many in some ten seconds; ``sfdp`` many more, without the order of a flow."""
+_LAYOUT = "nslimit=2, nslimit1=2, mclimit=0.1"
+"""How often ``dot`` tries to shorten edges: unbounded, it takes minutes for a few hundred operations."""
+
+
+def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    """Write one file; several rank classes stand side by side in it. Raises ``UnsupportedError`` where there
+    is too much to draw.
+    """
+    found = pictures(value, options, diagnostics)
+    for picture in found:
+        deep = sum(depth >= MAX_DEPTH for depth in picture.depths())
+        told = f"regions nested more than {MAX_DEPTH} deep have no outline"
+        diagnostics.info("drawing.depth", picture.graph.name, told, count=deep)
+    total = sum(len(picture.graph) for picture in found)
+    if total > _QUICK_NODES:
+        diagnostics.warning(
+            "drawing.layout",
+            value.name,
+            f"{total:,} operations take Graphviz's dot minutes: lay them out with sfdp -Goverlap=prism, "
+            "or draw fewer with --granularity fused or region",
+        )
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
+        stream.write(f"digraph {quoted(value.name)} {{\n")
+        stream.write('  node [style="filled,rounded", shape=box, fontname="sans-serif", fontsize=10];\n')
+        stream.write(f'  graph [fontname="sans-serif", compound=true, {_LAYOUT}];\n')
+        for picture in found:
+            for line in _drawn(picture):
+                stream.write(f"  {line}\n")
+        stream.write("}\n")
+
+
+def quoted(text: str) -> str:
+    """A quoted string: quotes, backslashes and the ampersands of entities mean something in one, control
+    characters nothing.
+    """
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") + '"'
+
+
+def _label(lines: Sequence[str]) -> str:
+    """Lines of a label, long ones cut in the middle."""
+    return '"' + "\\n".join(quoted(_cut(line))[1:-1] for line in lines) + '"'
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = _LONGEST_LINE // 2 - 1
+    return f"{line[:half]}\N{HORIZONTAL ELLIPSIS}{line[-half:]}"
+
+
+def _drawn(picture: Picture) -> Iterator[str]:
+    """A cluster of the class, with nested clusters of its regions, then the edges."""
+    graph = picture.graph
+    children: dict[int, list[int]] = {}
+    parents: list[int] = graph.regions.parent.tolist()
+    for region, parent in enumerate(parents):
+        children.setdefault(parent, []).append(region)
+    depth_of = picture.depths()
+    members: dict[int, list[int]] = {}
+    regions: list[int] = graph.region.tolist()
+    for node, region in enumerate(regions):
+        members.setdefault(region, []).append(node)
+    yield f"subgraph cluster_{picture.index} {{"
+    yield f"  label={quoted(picture.title)};"
+    # A stack instead of recursion: regions may be nested deeply. A negative number closes that cluster.
+    yield from (f"  {_node(picture, node)}" for node in members.get(-1, []))
+    stack = list(reversed(children.get(-1, [])))
+    while stack:
+        region = stack.pop()
+        if region < 0:
+            yield "  }"
+            continue
+        if depth_of[region] >= MAX_DEPTH:
+            yield from (f"    {_node(picture, node)}" for node in members.get(region, []))
+            stack += reversed(children.get(region, []))
+            continue
+        yield f"  subgraph cluster_{picture.index}_{region} {{"
+        yield f"    label={quoted(_cut(picture.region_label(region)))}; style=rounded;"
+        yield from (f"    {_node(picture, node)}" for node in members.get(region, []))
+        stack.append(-1)
+        stack += reversed(children.get(region, []))
+    yield "}"
+    for edge in picture.edges():
+        style = _EDGE_STYLE.get(edge.kind, "")
+        yield f"n{picture.index}_{edge.source} -> n{picture.index}_{edge.target}{style};"
+
+
+def _node(picture: Picture, node: int) -> str:
+    graph = picture.graph
+    fill, ink = fill_of(OpClass(int(graph.op_class[node])))
+    tips = [f"node {int(graph.id[node])}", graph.strings[int(graph.framework_row[node])]]
+    tips += [graph.strings[int(graph.source_row[node])], picture.collective_text(node)]
+    parts = [
+        f"label={_label(picture.label(node))}",
+        f'fillcolor="{fill}"',
+        f'fontcolor="{ink}"',
+        f"tooltip={_label([tip for tip in tips if tip])}",
+    ]
+    shape = shape_of(NodeKind(int(graph.kind[node])))
+    if shape != "box":
+        parts.append(f"shape={shape}")
+    return f"n{picture.index}_{node} [{', '.join(parts)}];"
+
+
+# --- GraphML: every column of a node as typed data, edges with their kind, regions by label.
+#
+# yEd, Gephi and networkx read it. One ``graph`` element per file; the class of a node is one of its data.
+
+_KEYS = {
+    "label": "string",
+    "class": "int",
+    "ranks": "string",
+    "id": "string",
+    "name": "string",
+    "op": "string",
+    "op_class": "string",
+    "kind": "string",
+    "resource": "string",
+    "stream": "int",
+    "region": "string",
+    "flops": "double",
+    "useful_flops": "double",
+    "transcendentals": "double",
+    "bytes_read": "double",
+    "bytes_written": "double",
+    "duration_ns": "double",
+    "multiplicity": "double",
+    "collective": "string",
+    "operands": "string",
+    "results": "string",
+    "framework_op": "string",
+    "source": "string",
+    "colour": "string",
+}
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_FIGURES = (
+    "flops",
+    "useful_flops",
+    "transcendentals",
+    "bytes_read",
+    "bytes_written",
+    "duration_ns",
+    "multiplicity",
+)
+
+
+def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    """Write one file. Raises ``UnsupportedError`` where there is too much to draw."""
+    found = pictures(value, options, diagnostics)
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write('<?xml version="1.0" encoding="UTF-8"?>\n')
+        stream.write('<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n')
+        for name, kind in _KEYS.items():
+            stream.write(f'<key id="{name}" for="node" attr.name="{name}" attr.type="{kind}"/>\n')
+        stream.write('<key id="edge" for="edge" attr.name="kind" attr.type="string"/>\n')
+        stream.write(f'<graph id={_attribute(value.name)} edgedefault="directed">\n')
+        for picture in found:
+            for line in _elements(picture):
+                stream.write(line)
+        stream.write("</graph>\n</graphml>\n")
+
+
+def _legal(text: str) -> str:
+    """XML 1.0 has no way to write some characters."""
+    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_legal(text))
+
+
+def _elements(picture: Picture) -> Iterator[str]:
+    graph = picture.graph
+    for node in range(len(graph)):
+        yield f'<node id="n{picture.index}_{node}">\n'
+        for key, text in _data(picture, node):
+            if text:
+                yield f'<data key="{key}">{escape(_legal(text))}</data>\n'
+        yield "</node>\n"
+    for edge in picture.edges():
+        ends = f'source="n{picture.index}_{edge.source}" target="n{picture.index}_{edge.target}"'
+        yield f'<edge {ends}><data key="edge">{edge.kind}</data></edge>\n'
+
+
+def _data(picture: Picture, node: int) -> Iterator[tuple[str, str]]:
+    graph = picture.graph
+    op_class = OpClass(int(graph.op_class[node]))
+    yield "label", "\n".join(picture.label(node))
+    yield "class", str(picture.index)
+    yield "ranks", picture.title
+    yield "id", str(int(graph.id[node]))
+    yield "name", graph.node_name(node)
+    yield "op", graph.op_name(node)
+    yield "op_class", op_class.name.lower()
+    yield "kind", NodeKind(int(graph.kind[node])).name.lower()
+    yield "resource", Resource(int(graph.resource[node])).name.lower()
+    yield "stream", str(int(graph.stream[node])) if graph.stream[node] >= 0 else ""
+    region = int(graph.region[node])
+    yield "region", f"{region}: {picture.region_label(region)}" if region >= 0 else ""
+    for name in _FIGURES:
+        figure = float(getattr(graph, name)[node])
+        yield name, "" if isnan(figure) else repr(figure)
+    yield "collective", picture.collective_text(node)
+    yield "operands", _types(graph, node, operands=True)
+    yield "results", _types(graph, node, operands=False)
+    yield "framework_op", graph.strings[int(graph.framework_row[node])]
+    yield "source", graph.strings[int(graph.source_row[node])]
+    yield "colour", fill_of(op_class)[0]
+
+
+def _types(graph: OpGraph, node: int, *, operands: bool) -> str:
+    rows: list[int] = (graph.operands if operands else graph.results).row(node).tolist()
+    return " ".join(type_text(graph, row) for row in rows)

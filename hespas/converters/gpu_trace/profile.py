@@ -11,8 +11,8 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
+from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import FormatError
@@ -22,6 +22,7 @@ __all__ = [
     "collective_in_kernel",
     "collective_in_range",
     "is_collective_kernel",
+    "nesting_of",
     "parse_range_text",
     "to_profile",
 ]
@@ -75,13 +76,13 @@ def to_profile(
             hint="did the profiler record anything? trace CUDA or HIP, and ranges (NVTX, roctx)",
         )
     _check_times(trace, path)
-    nesting, said = Nesting.of(trace.ranges), _Said.of(trace)
+    nesting, said = nesting_of(trace.ranges), _Said.of(trace)
     links = _link(trace, nesting)
     strings = trace.strings
     telling = (said.shapes_row > 0) | said.instruction
-    owner = _up_to(telling, nesting.parent, links.cause)
+    owner = nearest(telling, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
-    module = _up_to(said.module_row > 0, nesting.parent, cause)
+    module = nearest(said.module_row > 0, nesting.parent, cause)
     step = _steps(trace, links, nesting, said)
     work, base_ns = trace.work, _first_ns(trace)
     op_row = np.where(cause >= 0, _of(said.name_row, cause, 0), work.range_row)
@@ -151,13 +152,13 @@ def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, said: _Said) -> Int
     one of the same process that is running then, since backward passes have a thread of their own.
     """
     is_step = said.step >= 0
-    found = _up_to(is_step, nesting.parent, links.launched_in)
+    found = nearest(is_step, nesting.parent, links.launched_in)
     rest = np.flatnonzero((found < 0) & (links.launch >= 0))
     steps = np.flatnonzero(is_step & trace.ranges.nests)
     if not len(rest) or not len(steps):
         return found
     calls, at = trace.launches, links.launch[rest]
-    running = Nesting.of(trace.ranges.by_process(steps)).innermost(calls.process[at], calls.start_ns[at])
+    running = nesting_of(trace.ranges.by_process(steps)).innermost(calls.process[at], calls.start_ns[at])
     found[rest] = np.where(running >= 0, steps[np.maximum(running, 0)], -1)
     return found
 
@@ -188,7 +189,7 @@ def _ranks(work: DeviceWork, process: IntArray, source: str, diagnostics: Diagno
     place = np.minimum(np.searchsorted(processes, process), len(processes) - 1)
     of_process = np.where(processes[place] == process, first[place], 0)
     rank = of_process.astype(np.int64)
-    rank[known] = match_pairs((pairs[1], pairs[0]), (process[known], work.gpu[known]))
+    rank[known] = match_rows((pairs[1], pairs[0]), (process[known], work.gpu[known]))
     if pairs.shape[1] > 1:
         shown = [
             f"{number}: device {gpu} of process {owner & _OWN_BITS}"
@@ -241,7 +242,7 @@ def _comms(
         row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(said.name_row))
     }
     of_range = np.array([range_kinds[row] for row in listed(said.name_row)], np.int64)
-    around = _up_to(of_range > 0, nesting.parent, cause[event])
+    around = nearest(of_range > 0, nesting.parent, cause[event])
     kind = np.where(kind > 0, kind, _of(of_range, around, 0))
     count, unknown = len(event), np.full(len(event), -1, np.int32)
     return MeasuredComms(
@@ -379,15 +380,17 @@ class _Links:
 def _link(trace: GpuTrace, nesting: Nesting) -> _Links:
     """Find the launch and the range of all device work."""
     launch, ambiguous = _launches(trace.launches, trace.work)
-    at = np.maximum(launch, 0)
-    cause = np.full(len(launch), -1, np.int64)
-    if len(trace.launches):
-        calls = trace.launches
-        inside = nesting.innermost(calls.thread[at], calls.start_ns[at])
-        own = calls.range_place[at]
-        cause = np.where(launch >= 0, np.where(own >= 0, own, inside), -1)
+    calls = trace.launches
+    inside = around_launch(nesting, launch, calls.thread, calls.start_ns)
+    own = _of(calls.range_place, launch, -1)
+    cause = np.where(own >= 0, own, inside)
     made = _made_in(trace.nodes, trace.work, nesting)
     return _Links(launch, cause, np.where(made >= 0, made, cause), made >= 0, ambiguous)
+
+
+def nesting_of(ranges: Ranges) -> Nesting:
+    """The ranges that nest, as a forest per thread."""
+    return Nesting.of(ranges.thread, ranges.start_ns, ranges.end_ns, np.flatnonzero(ranges.nests))
 
 
 def _launches(launches: Launches, work: DeviceWork) -> tuple[IntArray, BoolArray]:
@@ -395,15 +398,14 @@ def _launches(launches: Launches, work: DeviceWork) -> tuple[IntArray, BoolArray
 
     Work that does not tell its process finds a launch where only one process uses the correlation.
     """
-    found = match_pairs((launches.process, launches.correlation), (work.process, work.correlation))
+    found = match_rows((launches.process, launches.correlation), (work.process, work.correlation))
     ambiguous = np.zeros(len(work), np.bool_)
     nameless = np.flatnonzero(work.process < 0)
     if not len(nameless) or not len(launches):
         return found, ambiguous
-    zeros, asked = np.zeros(len(launches), np.int64), np.zeros(len(nameless), np.int64)
-    wanted = (asked, work.correlation[nameless])
-    first = match_pairs((zeros, launches.correlation), wanted)
-    backwards = match_pairs((zeros, launches.correlation[::-1]), wanted)
+    wanted = (work.correlation[nameless],)
+    first = match_rows((launches.correlation,), wanted)
+    backwards = match_rows((launches.correlation[::-1],), wanted)
     last = np.where(backwards >= 0, len(launches) - 1 - backwards, -1)
     several = (first >= 0) & (launches.process[first] != launches.process[last])
     found[nameless] = np.where(several, -1, first)
@@ -417,24 +419,12 @@ def _made_in(nodes: GraphNodes, work: DeviceWork, nesting: Nesting) -> IntArray:
         return np.full(len(work), -1, np.int64)
     clones, node = np.flatnonzero(nodes.original >= 0), work.node
     for _ in range(_MOST_CLONES):
-        clone = match_pairs((nodes.process[clones], nodes.node[clones]), (work.process, node))
+        clone = match_rows((nodes.process[clones], nodes.node[clones]), (work.process, node))
         if not bool((clone >= 0).any()):
             break
         node = np.where(clone >= 0, nodes.original[clones[np.maximum(clone, 0)]], node)
-    at = match_pairs((nodes.process, nodes.node), (work.process, node))
-    row = np.maximum(at, 0)
-    return np.where(at >= 0, nesting.innermost(nodes.thread[row], nodes.start_ns[row]), -1)
-
-
-def _up_to(wanted: BoolArray, parent: IntArray, start: IntArray) -> IntArray:
-    """From each range (-1: none) outwards to the first that is ``wanted``, -1 for none."""
-    found = start.copy()
-    places = np.flatnonzero(found >= 0)
-    while len(places):
-        places = places[~wanted[found[places]]]
-        found[places] = parent[found[places]]
-        places = places[found[places] >= 0]
-    return found
+    at = match_rows((nodes.process, nodes.node), (work.process, node))
+    return around_launch(nesting, at, nodes.thread, nodes.start_ns)
 
 
 # What a range on the host says: an operation of PyTorch with its shapes, an instruction of XLA, or a name.

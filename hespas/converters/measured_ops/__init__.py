@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from hespas.converters.measured_ops.build import CostedOps, costed_ops
-from hespas.converters.measured_ops.host_costs import host_costs
-from hespas.converters.measured_ops.owners import resolve_owners
-from hespas.converters.measured_ops.recorded import (
+from hespas.converters.measured_ops.build import CostedOps, costed_ops, resolve_owners
+from hespas.converters.measured_ops.costs import (
     RECORDED_STEPS,
+    EventCosts,
     RecordedSteps,
+    event_costs,
+    host_costs,
     recorded_steps,
     recorded_steps_of,
 )
-from hespas.converters.measured_ops.spread import EventCosts, event_costs
 
 __all__ = [
     "RECORDED_STEPS",

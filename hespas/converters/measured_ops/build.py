@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from math import isnan, nan
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.converters.measured_ops.groups import EventGroups, Role, collective_kind, group_events
-from hespas.converters.measured_ops.owners import NOT_RECORDED
-from hespas.costs.aten import aten_cost, find_aten_rule
+from hespas.costs.aten import aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
 from hespas.costs.operation import Cost, Tensor
 from hespas.graph import (
@@ -20,16 +21,265 @@ from hespas.graph import (
     Diagnostics,
     DType,
     GraphBuilder,
+    HostOps,
     NodeKind,
     OpClass,
     OpGraph,
     Profile,
+    StringTable,
     compress_groups,
     find_dtype,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
-__all__ = ["CostedOps", "costed_ops"]
+__all__ = [
+    "NOT_RECORDED",
+    "CostedOps",
+    "EventGroups",
+    "Owners",
+    "Role",
+    "collective_kind",
+    "costed_ops",
+    "event_roles",
+    "group_events",
+    "resolve_owners",
+]
+
+# --- Device events sorted into nodes: one for each operation that answers, and what stands apart from it.
+#
+# Apart stand copies between host and device (another link), and communication kernels; events that nothing
+# explains are nodes of their own.
+
+
+class Role(IntEnum):
+    """What a device event is to its operation."""
+
+    WORK = 0
+    HOST_COPY = 1
+    COMMUNICATION = 2
+    DEVICE_COPY = 3
+    FILL = 4
+
+
+_HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH", "CopyHostToDevice", "CopyDeviceToHost")
+_COMMUNICATION = ("nccldevkernel", "ncclkernel", "rccl_generic", "rccldevkernel", "onerccl", "mscclkernel")
+_KINDS: tuple[tuple[str, CollectiveKind], ...] = (
+    ("allreduce", CollectiveKind.ALL_REDUCE),
+    ("allgather", CollectiveKind.ALL_GATHER),
+    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("alltoall", CollectiveKind.ALL_TO_ALL),
+    ("broadcast", CollectiveKind.BROADCAST),
+    ("barrier", CollectiveKind.BARRIER),
+    ("gather", CollectiveKind.GATHER),
+    ("scatter", CollectiveKind.SCATTER),
+    ("reduce", CollectiveKind.REDUCE),
+)
+"""Found in a name without separators, in this order."""
+
+
+def collective_kind(names: Iterable[str]) -> CollectiveKind:
+    """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
+    for name in names:
+        plain = name.lower().replace("_", "")
+        for part, kind in _KINDS:
+            if part in plain:
+                return kind
+    return CollectiveKind.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventGroups:
+    """``node`` of each event, nodes numbered by their first start; per node its ``role``, its host operation
+    (-1 none) and whether that answers for it, its longest event, its time.
+
+    ``busy_ns`` is the sum over the node's events, ``duration_ns`` the time during which any of them ran; an
+    event that ends before it starts counts as none.
+    """
+
+    node: SmallIntArray
+    role: NDArray[np.uint8]
+    host_op: IntArray
+    answers: BoolArray
+    longest: IntArray
+    stream: IntArray
+    busy_ns: FloatArray
+    duration_ns: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+
+def event_roles(profile: Profile) -> NDArray[np.uint8]:
+    """The role of each event, by kernel name and category; each distinct pair is looked at once."""
+    key = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
+    pairs, place = np.unique(key, return_inverse=True)
+    roles = [
+        _role(profile.strings[int(pair >> 32)], profile.strings[int(pair & 0xFFFFFFFF)])
+        for pair in pairs.tolist()
+    ]
+    return np.array(roles, np.uint8)[place] if len(pairs) else np.empty(0, np.uint8)
+
+
+def _role(kernel: str, category: str) -> Role:
+    if kernel.startswith(_HOST_COPIES):
+        return Role.HOST_COPY
+    if kernel.lower().startswith(_COMMUNICATION):
+        return Role.COMMUNICATION
+    if "memset" in category or kernel.startswith("Memset"):
+        return Role.FILL
+    if "memcpy" in category or kernel.startswith("Memcpy"):
+        return Role.DEVICE_COPY
+    return Role.WORK
+
+
+def group_events(profile: Profile) -> EventGroups:
+    """Sort the events into nodes. O(events log events)."""
+    count = len(profile)
+    role = event_roles(profile)
+    launched_by = profile.host_event.astype(np.int64)
+    owners = resolve_owners(profile.host, profile.strings, launched_by)
+    apart = role == Role.HOST_COPY
+    # A copy to or from the host belongs to the operation that copies, not to all that happens around it.
+    owner = np.where(apart, launched_by, owners.op)
+    alone = (owner < 0) | (role == Role.COMMUNICATION)
+    inside = (role == Role.DEVICE_COPY) | (role == Role.FILL)
+    kept = np.where(inside & ~alone, Role.WORK, role).astype(np.uint8)
+    # One number per node: of the operation and the role, or of the event itself.
+    number = np.where(alone, -1 - np.arange(count, dtype=np.int64), owner * 8 + kept)
+    _, first_seen, group = np.unique(number, return_index=True, return_inverse=True)
+    groups = len(first_seen)
+    starts = np.full(groups, np.inf)
+    np.fmin.at(starts, group, profile.start_ns)  # an unknown start says nothing
+    order = np.lexsort((first_seen, starts))
+    rank = np.empty(groups, np.int64)
+    rank[order] = np.arange(groups)
+    node = rank[group]
+    by_node = first_seen[order]
+    return _timed_groups(profile, node, kept[by_node], owner[by_node], owners.answers[by_node])
+
+
+def _timed_groups(
+    profile: Profile, node: IntArray, role: NDArray[np.uint8], host_op: IntArray, answers: BoolArray
+) -> EventGroups:
+    count = len(role)
+    ran_ns = np.maximum(profile.duration_ns, 0.0)
+    busy = np.bincount(node, ran_ns, count).astype(np.float64)
+    by_length = np.lexsort((profile.duration_ns, node))
+    last = np.flatnonzero(np.append(np.diff(node[by_length]) > 0, True)) if count else np.empty(0, np.int64)
+    longest = by_length[last]
+    order = np.lexsort((profile.start_ns, node))
+    sizes = np.bincount(node, minlength=count)
+    duration = busy.copy()
+    offsets = np.append(0, np.cumsum(sizes))
+    for at in np.flatnonzero(sizes > 1).tolist():
+        rows = order[offsets[at] : offsets[at + 1]]
+        duration[at] = _running_ns(profile.start_ns[rows], ran_ns[rows], float(busy[at]))
+    return EventGroups(
+        node=node.astype(np.int32),
+        role=role,
+        host_op=host_op,
+        answers=answers,
+        longest=longest,
+        stream=profile.stream[longest] if count else np.empty(0, np.int64),
+        busy_ns=busy,
+        duration_ns=duration,
+    )
+
+
+def _running_ns(start: FloatArray, duration: FloatArray, busy_ns: float) -> float:
+    """Time during which any of some events, sorted by start, ran: their sum where none overlap, or where a
+    start is not known.
+    """
+    if np.isnan(start).any():
+        return busy_ns
+    reached = np.maximum.accumulate(start + duration)
+    before = np.append(-np.inf, reached[:-1])
+    overlap = np.minimum(np.maximum(before - start, 0.0), duration)
+    return busy_ns - float(overlap.sum())
+
+
+# --- Which host operation answers for a piece of device work: the innermost whose cost is known as a whole.
+#
+# An operation of the cost table answers for all the work launched inside it, whatever it calls. So of two
+# such operations, one inside the other, of which both launched work themselves, the outer one answers for
+# both: nothing is costed twice. An operation that is costed by its parts answers only where none of them
+# does. Work of an operation that the table does not know is lifted to one around it that it knows, else it
+# stays where it is, unknown.
+
+NOT_RECORDED = (
+    "the trace lacks what the cost depends on (PyTorch's profiler keeps shapes with record_shapes=True)"
+)
+"""What is said of operations that the cost table has."""
+
+_DEEPEST = 256
+"""Real operations nest a few dozen deep; what stands deeper answers for itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """Of each piece of device work: the operation it belongs to (-1 none), and whether the cost of that
+    operation is the cost of this work; else nobody knows it.
+    """
+
+    op: IntArray
+    answers: BoolArray
+
+
+class _Forest:
+    """Host operations with what the table says of their names."""
+
+    def __init__(self, host: HostOps, strings: StringTable) -> None:
+        self.parents: list[int] = host.parent.tolist()
+        rows, place = np.unique(host.name_row, return_inverse=True)
+        names = [strings[int(row)] for row in rows]
+        known = np.array([find_aten_rule(name) is not None for name in names], np.bool_)
+        parts = np.array([is_composite(name) for name in names], np.bool_)
+        described = host.shapes_row != 0
+        self.whole: list[bool] = (known[place] & ~parts[place] & described).tolist()
+        self.by_parts: list[bool] = (known[place] & parts[place] & described).tolist()
+
+    def chain(self, op: int) -> list[int]:
+        """An operation and those around it, innermost first."""
+        found: list[int] = []
+        while 0 <= op < len(self.parents) and len(found) < _DEEPEST:
+            found.append(op)
+            op = self.parents[op]
+        return found
+
+
+def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> Owners:
+    """The owners of pieces of device work. ``launched_by`` is the operation that launched each (-1 unknown).
+
+    O(distinct launching operations x depth).
+    """
+    if not len(host):
+        return Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
+    forest = _Forest(host, strings)
+    launchers, place = np.unique(launched_by, return_inverse=True)
+    chains = {int(op): forest.chain(int(op)) for op in launchers if op >= 0}
+    whole = _claimed(chains, forest.whole, frozenset())
+    owner = {op: _outermost(chain, whole) for op, chain in chains.items()}
+    answered = {above for op, chain in chains.items() if owner[op] >= 0 for above in chain}
+    left = {op: chain for op, chain in chains.items() if owner[op] < 0}
+    by_parts = _claimed(left, forest.by_parts, answered)
+    for op, chain in left.items():
+        owner[op] = _outermost(chain, by_parts)
+    found = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
+    answers = found >= 0
+    return Owners(np.where(answers, found, launchers)[place], answers[place])
+
+
+def _claimed(
+    chains: dict[int, list[int]], answers: list[bool], refused: frozenset[int] | set[int]
+) -> frozenset[int]:
+    """Per chain the innermost operation that answers, unless it is refused."""
+    innermost = (next((op for op in chain if answers[op]), -1) for chain in chains.values())
+    return frozenset(op for op in innermost if op >= 0 and op not in refused)
+
+
+def _outermost(chain: list[int], claimed: frozenset[int]) -> int:
+    return next((op for op in reversed(chain) if op in claimed), -1)
+
 
 _LONGEST_PATH = 8
 _LONGEST_NAME = 200

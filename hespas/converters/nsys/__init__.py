@@ -7,7 +7,6 @@ Importing this module is cheap.
 from __future__ import annotations
 
 from hespas.converters.format import Format, Head, lazily
-from hespas.converters.gpu_trace.tables import has_table
 
 __all__ = ["FORMAT"]
 
@@ -21,7 +20,9 @@ def _is_wanted(table: str) -> bool:
 
 def _sniff(head: Head) -> int:
     """By the tables: all are optional, but a profile worth reading has one of these."""
-    return 95 if has_table(head, _is_wanted, _SIGNS) else 0
+    from hespas.files.sqlite import has_table
+
+    return 95 if has_table(head.path, head.data, _is_wanted, _SIGNS) else 0
 
 
 FORMAT = Format(

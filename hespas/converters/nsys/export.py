@@ -13,8 +13,12 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.gpu_trace.database import (
+from hespas.converters.gpu_trace.profile import to_profile
+from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
+from hespas.converters.linking import match_rows
+from hespas.files.sqlite import (
     MISSING,
+    SQLITE_MAGIC,
     Database,
     Table,
     folded,
@@ -22,17 +26,12 @@ from hespas.converters.gpu_trace.database import (
     opened,
     report_refused,
 )
-from hespas.converters.gpu_trace.nesting import match_pairs
-from hespas.converters.gpu_trace.profile import to_profile
-from hespas.converters.gpu_trace.tables import SQLITE_MAGIC
-from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
-from hespas.converters.nsys.strings import Strings
 from hespas.files.streams import open_input
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["read_nsys"]
+__all__ = ["Strings", "read_nsys"]
 
 _NEWEST_MAJOR = 3
 _LAUNCH_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
@@ -318,7 +317,7 @@ class _Reader:
         """Graphs recorded as a whole. Where their nodes were recorded too, those are the work."""
         part, columns = self.part("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "cuda_graph", ("graphId",))
         wanted = (part.process, part.correlation)
-        covered = match_pairs((others.process, others.correlation), wanted) >= 0
+        covered = match_rows((others.process, others.correlation), wanted) >= 0
         told = "CUDA graphs whose nodes are recorded too are left out: their time is that of the nodes"
         self.diagnostics.info(
             "nsys.graph-of-recorded-nodes", self.database.path, told, count=int(covered.sum())
@@ -383,3 +382,29 @@ def _or_unknown(column: IntArray) -> IntArray:
 
 def _picked(values: list[int], codes: IntArray) -> IntArray:
     return np.array(values, np.int64)[codes.reshape(-1)] if values else np.zeros(0, np.int64)
+
+
+class Strings:
+    """Table ``StringIds``. ``builder`` takes the texts that are asked for."""
+
+    def __init__(self, database: Database, builder: StringTableBuilder) -> None:
+        """Read the table; it may be missing."""
+        self.builder = builder
+        table = database.read("StringIds", ("id",), ("value",))
+        order = np.argsort(table.integers["id"], kind="stable")
+        self._ids = table.integers["id"][order]
+        self._places = table.texts["value"][order]
+        self._distinct = table.distinct
+
+    def text(self, number: int) -> str:
+        """One text, "" for a number that is not there."""
+        at = int(np.searchsorted(self._ids, number))
+        if number == MISSING or at >= len(self._ids) or self._ids[at] != number or self._places[at] < 0:
+            return ""
+        return self._distinct[int(self._places[at])].decode("utf-8", "replace")
+
+    def rows(self, numbers: IntArray) -> IntArray:
+        """The rows of texts by number in ``builder``, 0 for those that are not there."""
+        distinct, codes = np.unique(numbers, return_inverse=True)
+        rows = [self.builder.add(self.text(number)) for number in listed(distinct)]
+        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)

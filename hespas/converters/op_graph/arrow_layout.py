@@ -26,6 +26,7 @@ Codes are those of :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,11 +34,12 @@ import numpy as np
 from msgspec import Struct
 
 from hespas.converters.op_graph.document import Count, Row
+from hespas.graph import CollectiveTable, ContractionTable, P2pTable
+from hespas.graph.opgraph import NODE_DTYPES
 
 __all__ = [
     "ARROW_SCHEMA_ID",
     "COLUMNS",
-    "NODE_DTYPES",
     "RAGGED_NODE_COLUMNS",
     "TABLE_DTYPES",
     "ColumnSpec",
@@ -75,59 +77,10 @@ class Header(Struct, kw_only=True, forbid_unknown_fields=True):
     rank_class: tuple[tuple[Row, Count], ...]
 
 
-NODE_DTYPES: dict[str, type[np.generic]] = {
-    "id": np.uint64,
-    "name_row": np.int32,
-    "op_row": np.int32,
-    "kind": np.uint8,
-    "op_class": np.uint8,
-    "resource": np.uint8,
-    "stream": np.int32,
-    "region": np.int32,
-    "rate_dtype": np.int16,
-    "source_row": np.int32,
-    "framework_row": np.int32,
-    "flops": np.float64,
-    "useful_flops": np.float64,
-    "transcendentals": np.float64,
-    "bytes_read": np.float64,
-    "bytes_written": np.float64,
-    "duration_ns": np.float64,
-    "multiplicity": np.float64,
-}
-"""The node columns of :data:`hespas.graph.NODE_COLUMNS`."""
-
-TABLE_DTYPES: dict[str, dict[str, type[np.generic]]] = {
-    "collectives": {
-        "node": np.int32,
-        "kind": np.uint8,
-        "group_set": np.int32,
-        "comm_bytes": np.float64,
-        "operand_bytes": np.float64,
-        "result_bytes": np.float64,
-        "channel": np.int64,
-        "reduction": np.int32,
-    },
-    "p2p": {
-        "node": np.int32,
-        "permutation": np.int32,
-        "comm_bytes": np.float64,
-        "tag": np.int64,
-        "host": np.uint8,
-    },
-    "contractions": {
-        "node": np.int32,
-        "batch": np.int64,
-        "m": np.int64,
-        "n": np.int64,
-        "k": np.int64,
-        "flops": np.float64,
-        "useful_flops": np.float64,
-        "lhs": np.int16,
-        "rhs": np.int16,
-        "accumulator": np.int16,
-        "products": np.uint8,
-    },
+TABLE_DTYPES: dict[str, Mapping[str, type[np.generic]]] = {
+    "collectives": CollectiveTable.DTYPES,
+    "p2p": {**P2pTable.DTYPES, "host": np.uint8},
+    "contractions": ContractionTable.DTYPES,
     "regions": {"parent": np.int32, "kind": np.uint8, "trips": np.float64, "label": np.int32},
     "carried": {"region": np.int32, "producer": np.int32, "consumer": np.int32},
     "extra": {"node": np.int32, "key": np.int32, "tag": np.int16},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,7 +19,6 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.op_graph.arrow_io import ArrowColumns, ArrowSource, Binary
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,
-    NODE_DTYPES,
     RAGGED_NODE_COLUMNS,
     TABLE_DTYPES,
     Header,
@@ -50,8 +49,9 @@ from hespas.graph import (
     TensorTypes,
     Workload,
 )
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
+from hespas.graph.opgraph import NODE_DTYPES
 
 __all__ = ["check_columns", "read_arrow"]
 
@@ -140,7 +140,7 @@ class _ClassReader:
     def _flat(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
         return self._columns.flat[name].astype(dtype, copy=False)
 
-    def _node(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
+    def _node(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
         column = self._flat(name, dtype)
         if len(column) == self._nodes:
             return column
@@ -160,106 +160,38 @@ class _ClassReader:
             types=self._types(),
             group_sets=self._group_sets(),
             permutations=self._permutations(),
-            id=self._node("id", np.uint64),
-            name_row=self._node("name_row", np.int32),
-            op_row=self._node("op_row", np.int32),
-            kind=self._node("kind", np.uint8),
-            op_class=self._node("op_class", np.uint8),
-            resource=self._node("resource", np.uint8),
-            stream=self._node("stream", np.int32),
-            region=self._node("region", np.int32),
-            rate_dtype=self._node("rate_dtype", np.int16),
-            source_row=self._node("source_row", np.int32),
-            framework_row=self._node("framework_row", np.int32),
-            flops=self._node("flops", np.float64),
-            useful_flops=self._node("useful_flops", np.float64),
-            transcendentals=self._node("transcendentals", np.float64),
-            bytes_read=self._node("bytes_read", np.float64),
-            bytes_written=self._node("bytes_written", np.float64),
-            duration_ns=self._node("duration_ns", np.float64),
-            multiplicity=self._node("multiplicity", np.float64),
+            **{name: self._node(name, dtype) for name, dtype in NODE_DTYPES.items()},
             data_deps=self._rows("data_deps"),
             control_deps=self._rows("control_deps"),
             operands=self._rows("operands"),
             results=self._rows("results"),
-            collectives=self._collectives(),
-            p2p=self._p2p(),
-            contractions=self._contractions(),
-            regions=self._regions(),
+            collectives=CollectiveTable(**self._table("collectives")),
+            p2p=P2pTable(**self._table("p2p")),
+            contractions=ContractionTable(**self._table("contractions")),
+            regions=RegionTable(
+                **self._table("regions"),
+                **{f"carried_{name}": column for name, column in self._table("carried").items()},
+            ),
             extra=self._extra(),
             attachments=self._attachments(),
         )
 
-    def _ints(self, name: str) -> SmallIntArray:
-        return self._flat(name, np.int32)
-
     def _types(self) -> TensorTypes:
         dims = self._columns.ragged["types.dims"]
         return TensorTypes(
-            dtype=self._flat("types.dtype", np.int16),
-            dim_offsets=dims.offsets,
-            dims=dims.values.astype(np.int64, copy=False),
-            bytes=self._flat("types.bytes", np.float64),
-            bounded=self._flat("types.bounded", np.uint8).view(np.bool_),
-            encoding=self._ints("types.encoding"),
+            **self._table("types"), dim_offsets=dims.offsets, dims=dims.values.astype(np.int64, copy=False)
         )
 
-    def _collectives(self) -> CollectiveTable:
-        return CollectiveTable(
-            node=self._ints("collectives.node"),
-            kind=self._flat("collectives.kind", np.uint8),
-            group_set=self._ints("collectives.group_set"),
-            comm_bytes=self._flat("collectives.comm_bytes", np.float64),
-            operand_bytes=self._flat("collectives.operand_bytes", np.float64),
-            result_bytes=self._flat("collectives.result_bytes", np.float64),
-            channel=self._flat("collectives.channel", np.int64),
-            reduction=self._ints("collectives.reduction"),
-        )
-
-    def _p2p(self) -> P2pTable:
-        return P2pTable(
-            node=self._ints("p2p.node"),
-            permutation=self._ints("p2p.permutation"),
-            comm_bytes=self._flat("p2p.comm_bytes", np.float64),
-            tag=self._flat("p2p.tag", np.int64),
-            host=self._flat("p2p.host", np.uint8).view(np.bool_),
-        )
-
-    def _contractions(self) -> ContractionTable:
-        return ContractionTable(
-            node=self._ints("contractions.node"),
-            batch=self._flat("contractions.batch", np.int64),
-            m=self._flat("contractions.m", np.int64),
-            n=self._flat("contractions.n", np.int64),
-            k=self._flat("contractions.k", np.int64),
-            flops=self._flat("contractions.flops", np.float64),
-            useful_flops=self._flat("contractions.useful_flops", np.float64),
-            lhs=self._flat("contractions.lhs", np.int16),
-            rhs=self._flat("contractions.rhs", np.int16),
-            accumulator=self._flat("contractions.accumulator", np.int16),
-            products=self._flat("contractions.products", np.uint8),
-        )
-
-    def _regions(self) -> RegionTable:
-        return RegionTable(
-            parent=self._ints("regions.parent"),
-            kind=self._flat("regions.kind", np.uint8),
-            trips=self._flat("regions.trips", np.float64),
-            label=self._ints("regions.label"),
-            carried_region=self._ints("carried.region"),
-            carried_producer=self._ints("carried.producer"),
-            carried_consumer=self._ints("carried.consumer"),
-        )
+    def _table(self, table: str) -> dict[str, NDArray[Any]]:
+        """The columns of a side table by name, with the hub's types."""
+        return {
+            name: self._flat(f"{table}.{name}", np.bool_ if f"{table}.{name}" in _TRUTHS else dtype)
+            for name, dtype in TABLE_DTYPES[table].items()
+        }
 
     def _extra(self) -> ExtraTable:
         values = self._columns.binary["extra.value"]
-        return ExtraTable(
-            node=self._ints("extra.node"),
-            key=self._ints("extra.key"),
-            tag=self._flat("extra.tag", np.int16),
-            offsets=values.offsets,
-            values=values.data,
-        )
+        return ExtraTable(**self._table("extra"), offsets=values.offsets, values=values.data)
 
     def _attachments(self) -> dict[str, bytes]:
         names = map(self._text, self._columns.binary["attachments.name"].items())
@@ -301,14 +233,14 @@ class _ClassReader:
 _MAX_NODES = 2**31 - 1
 _TEXT_CHUNK_BYTES = 1 << 20
 
+_TRUTHS = ("types.bounded", "p2p.host")
 _CODES = {
     "kind": len(NodeKind),
     "op_class": len(OpClass),
     "resource": len(Resource),
     "collectives.kind": len(CollectiveKind),
     "regions.kind": len(RegionKind),
-    "types.bounded": 2,
-    "p2p.host": 2,
+    **dict.fromkeys(_TRUTHS, 2),
 }
 """Columns of codes 0 .. n - 1."""
 

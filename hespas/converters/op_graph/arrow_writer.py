@@ -9,12 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.arrow_io import ArrowColumns, Binary, Ragged, save_arrow
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,
-    NODE_DTYPES,
     RAGGED_NODE_COLUMNS,
     TABLE_DTYPES,
     Header,
@@ -24,6 +23,7 @@ from hespas.converters.op_graph.ranks import encode_ranks
 from hespas.converters.op_graph.spelling import escape_text, spell_groups, spell_permutation
 from hespas.graph import Csr, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import OutputError, UsageError
+from hespas.graph.opgraph import NODE_DTYPES
 
 __all__ = ["write_arrow"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from math import isnan
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET
@@ -60,13 +59,13 @@ from hespas.graph import (
     compress_groups,
 )
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray, IntArray, constant_if_equal
 from hespas.graph.errors import InvariantError
+from hespas.graph.opgraph import NODE_DTYPES
 
 __all__ = ["NodeColumns"]
 
-_Scalar = TypeVar("_Scalar", np.float64, np.int32, np.int16, np.uint8, np.uint64)
-
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 _Entry = TypeVar("_Entry")
 _Parsed = TypeVar("_Parsed")
 
@@ -181,41 +180,28 @@ class NodeColumns:
         data_deps = self._resolve("data_deps", lookup)
         control_deps = self._resolve("control_deps", lookup)
         regions = _build_regions(self._fields.regions, self._texts, self._carried(lookup))
-        region = _column(self._integers["region"], np.int32)
-        flops = _constant_if(_column(self._costs["flops"], np.float64))
+        buffers: dict[str, array[int] | array[float]] = {**self._integers, **self._costs}
+        columns: dict[str, NDArray[Any]] = {
+            name: constant_if_equal(_column(buffer, NODE_DTYPES[name])) for name, buffer in buffers.items()
+        }
+        columns |= {"id": ids, "useful_flops": _same_or(columns["flops"], columns["useful_flops"])}
         tables = self._tables
         attachments = {unescape_text(key): value for key, value in self._fields.attachments.items()}
         return OpGraph(
             name=unescape_text(self._fields.name),
             group_sets=tuple(tables.group_sets),
             permutations=tuple(tables.permutations),
-            id=ids,
-            name_row=_column(self._integers["name_row"], np.int32),
-            op_row=_column(self._integers["op_row"], np.int32),
-            kind=_column(self._integers["kind"], np.uint8),
-            op_class=_column(self._integers["op_class"], np.uint8),
-            resource=_constant_if(_column(self._integers["resource"], np.uint8)),
-            stream=_constant_if(_column(self._integers["stream"], np.int32)),
-            region=_constant_if(region),
-            rate_dtype=_constant_if(_column(self._integers["rate_dtype"], np.int16)),
-            source_row=_constant_if(_column(self._integers["source_row"], np.int32)),
-            framework_row=_constant_if(_column(self._integers["framework_row"], np.int32)),
-            flops=flops,
-            useful_flops=_same_or(flops, _column(self._costs["useful_flops"], np.float64)),
-            transcendentals=_constant_if(_column(self._costs["transcendentals"], np.float64)),
-            bytes_read=_constant_if(_column(self._costs["bytes_read"], np.float64)),
-            bytes_written=_constant_if(_column(self._costs["bytes_written"], np.float64)),
-            duration_ns=_constant_if(_column(self._costs["duration_ns"], np.float64)),
-            multiplicity=self._build_multiplicity(region_multiplicity(regions, region)),
+            **columns,
+            multiplicity=self._build_multiplicity(region_multiplicity(regions, columns["region"])),
             data_deps=data_deps,
             control_deps=control_deps,
             operands=self._rows("operands"),
             results=self._rows("results"),
-            collectives=tables.build_collectives(),
-            p2p=tables.build_p2p(),
-            contractions=tables.build_contractions(),
+            collectives=CollectiveTable.from_rows(tables.collectives),
+            p2p=P2pTable.from_rows(tables.p2p),
+            contractions=ContractionTable.from_rows(tables.contractions),
             regions=regions,
-            extra=tables.build_extra(),
+            extra=ExtraTable.from_rows(tables.extra),
             attachments=attachments,
             types=self._types.build(),
             strings=self._texts.build(),
@@ -328,18 +314,9 @@ def _column(buffer: array[int] | array[float], dtype: type[_Scalar]) -> NDArray[
     return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
 
 
-def _constant_if(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """The same column in constant memory where all rows are equal."""
-    if not len(column):
-        return column
-    first = column[0]
-    same = np.isnan(column) if isnan(first) else column == first
-    return np.broadcast_to(first, column.shape) if bool(same.all()) else column
-
-
 def _same_or(column: FloatArray, other: FloatArray) -> FloatArray:
     """``column`` itself where ``other`` holds the same values."""
-    return column if np.array_equal(column, other, equal_nan=True) else _constant_if(other)
+    return column if np.array_equal(column, other, equal_nan=True) else other
 
 
 # Collects the tables of one rank class while its JSON nodes are decoded: types, sets, side tables.
@@ -444,14 +421,14 @@ class _SideTables:
             self._group_rows.setdefault(groups, row)
         for row, permutation in enumerate(permutations):
             self._permutation_rows.setdefault(permutation, row)
-        self._collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
-        self._p2p: list[tuple[int, int, float, int, bool]] = []
-        self._contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
-        self._extra: list[tuple[int, int, int, bytes]] = []
+        self.collectives: list[tuple[int, int, int, float, float, float, int, int]] = []
+        self.p2p: list[tuple[int, int, float, int, bool]] = []
+        self.contractions: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
+        self.extra: list[tuple[int, int, int, bytes]] = []
 
     def add_collective(self, node: int, entry: Collective) -> None:
         """A node's ``collective``."""
-        self._collectives.append(
+        self.collectives.append(
             (
                 node,
                 parse_enum(CollectiveKind, entry.kind),
@@ -481,7 +458,7 @@ class _SideTables:
     def add_p2p(self, node: int, entry: P2p) -> None:
         """A node's ``p2p``."""
         row = self._permutation_row(entry)
-        self._p2p.append((node, row, parse_number(entry.comm_bytes), entry.tag, entry.host))
+        self.p2p.append((node, row, parse_number(entry.comm_bytes), entry.tag, entry.host))
 
     def _permutation_row(self, entry: P2p) -> int:
         if entry.pairs is None:
@@ -501,7 +478,7 @@ class _SideTables:
         useful_flops = flops if entry.useful_flops is UNSET else parse_number(entry.useful_flops)
         types = (parse_dtype(entry.lhs), parse_dtype(entry.rhs), parse_dtype(entry.accumulator))
         sizes = (entry.batch, entry.m, entry.n, entry.k)
-        self._contractions.append((node, *sizes, flops, useful_flops, *types, entry.products))
+        self.contractions.append((node, *sizes, flops, useful_flops, *types, entry.products))
 
     def add_extra(self, node: int, entry: Extra) -> None:
         """One of a node's, or of the file's (-1), verbatim attributes. Raises ``ValueError`` for two
@@ -509,60 +486,7 @@ class _SideTables:
         """
         if entry.text and entry.value:
             raise ValueError(f"extra {entry.key[:60]!r} has both text and value")
-        self._extra.append((node, self._texts.add(entry.key), entry.tag, entry.text.encode() or entry.value))
-
-    def build_collectives(self) -> CollectiveTable:
-        """The finished table."""
-        rows = self._collectives
-        return CollectiveTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            kind=np.array([row[1] for row in rows], np.uint8),
-            group_set=np.array([row[2] for row in rows], np.int32),
-            comm_bytes=np.array([row[3] for row in rows], np.float64),
-            operand_bytes=np.array([row[4] for row in rows], np.float64),
-            result_bytes=np.array([row[5] for row in rows], np.float64),
-            channel=np.array([row[6] for row in rows], np.int64),
-            reduction=np.array([row[7] for row in rows], np.int32),
-        )
-
-    def build_p2p(self) -> P2pTable:
-        """The finished table."""
-        rows = self._p2p
-        return P2pTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            permutation=np.array([row[1] for row in rows], np.int32),
-            comm_bytes=np.array([row[2] for row in rows], np.float64),
-            tag=np.array([row[3] for row in rows], np.int64),
-            host=np.array([row[4] for row in rows], np.bool_),
-        )
-
-    def build_contractions(self) -> ContractionTable:
-        """The finished table."""
-        rows = self._contractions
-        return ContractionTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            batch=np.array([row[1] for row in rows], np.int64),
-            m=np.array([row[2] for row in rows], np.int64),
-            n=np.array([row[3] for row in rows], np.int64),
-            k=np.array([row[4] for row in rows], np.int64),
-            flops=np.array([row[5] for row in rows], np.float64),
-            useful_flops=np.array([row[6] for row in rows], np.float64),
-            lhs=np.array([row[7] for row in rows], np.int16),
-            rhs=np.array([row[8] for row in rows], np.int16),
-            accumulator=np.array([row[9] for row in rows], np.int16),
-            products=np.array([row[10] for row in rows], np.uint8),
-        )
-
-    def build_extra(self) -> ExtraTable:
-        """The finished table."""
-        rows = self._extra
-        return ExtraTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            key=np.array([row[1] for row in rows], np.int32),
-            tag=np.array([row[2] for row in rows], np.int16),
-            offsets=np.concatenate([[0], np.cumsum([len(row[3]) for row in rows])]).astype(np.int64),
-            values=b"".join(row[3] for row in rows),
-        )
+        self.extra.append((node, self._texts.add(entry.key), entry.tag, entry.text.encode() or entry.value))
 
 
 def _build_regions(
@@ -575,15 +499,7 @@ def _build_regions(
     ]
     for row, (parent, *_) in enumerate(rows):
         _checked(f"regions[{row}].parent", parent, -1, row)
-    return RegionTable(
-        parent=np.array([row[0] for row in rows], np.int32),
-        kind=np.array([row[1] for row in rows], np.uint8),
-        trips=np.array([row[2] for row in rows], np.float64),
-        label=np.array([row[3] for row in rows], np.int32),
-        carried_region=carried[0].astype(np.int32),
-        carried_producer=carried[1].astype(np.int32),
-        carried_consumer=carried[2].astype(np.int32),
-    )
+    return RegionTable.from_rows(rows, np.stack(carried, axis=1))
 
 
 def _checked(name: str, row: int, low: int, high: int) -> int:

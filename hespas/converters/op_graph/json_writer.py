@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
@@ -42,6 +41,7 @@ from hespas.converters.op_graph.spelling import (
     spell_type,
 )
 from hespas.converters.op_graph.structure import repeated_ids
+from hespas.files.streams import open_output
 from hespas.graph import (
     CollectiveKind,
     Csr,
@@ -56,7 +56,7 @@ from hespas.graph import (
 )
 from hespas.graph.builder import region_multiplicity
 from hespas.graph.columns import FloatArray, SmallIntArray
-from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 
 __all__ = ["check_writable", "write_json"]
 
@@ -110,21 +110,8 @@ def write_json(value: Value, path: Path, options: WriteOptions, diagnostics: Dia
     """
     del diagnostics  # nothing is lost: every column has a field
     workload = check_writable(value, path, options)
-    try:
-        with ExitStack() as stack:
-            stream: BinaryIO = stack.enter_context(path.open("wb"))
-            if options.name.endswith(".gz"):
-                stream = stack.enter_context(_packed(stream))
-            _Writer(stream, options.progress).workload(workload)
-    except OSError as error:
-        raise OutputError(error.strerror or str(error), path=str(path), hint="check the disk") from error
-
-
-def _packed(raw: BinaryIO) -> BinaryIO:
-    """A gzip stream into ``raw`` without name and time: equal graphs are equal files."""
-    import gzip
-
-    return cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0))
+    with open_output(path, packed=options.name.endswith(".gz")) as stream:
+        _Writer(stream, options.progress).workload(workload)
 
 
 class _Writer:

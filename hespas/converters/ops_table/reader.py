@@ -28,7 +28,7 @@ from hespas.converters.ops_table.arrow_binding import (
 )
 from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED, Kind
 from hespas.converters.ops_table.rows import Collected
-from hespas.files.cells import original
+from hespas.files.documents import original
 from hespas.files.limits import limits
 from hespas.files.streams import open_input, read_bytes, refuse_special_files, same_file
 from hespas.graph import Diagnostics, HostOps, Profile

@@ -21,7 +21,7 @@ from hespas.converters.ops_table.arrow_binding import (
     load_parquet,
 )
 from hespas.converters.ops_table.layout import COLUMNS, SCHEMA_ID, Kind
-from hespas.files.cells import inert
+from hespas.files.documents import inert
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray

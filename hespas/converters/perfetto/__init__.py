@@ -13,7 +13,7 @@ __all__ = ["FORMAT"]
 def _sniff(head: Head) -> int:
     if head.is_directory or not head.data.startswith(b"\x0a"):
         return 0
-    from hespas.converters.perfetto.telling import likelihood
+    from hespas.converters.perfetto.packets import likelihood
 
     return likelihood(head.data)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hespas.files.limits import limits
 from hespas.files.wire import BYTES, VARINT, WireError, fields
 from hespas.graph.errors import UnsupportedError
-from hespas.schemas.perfetto.tables import (
+from hespas.schemas.perfetto import (
+    BuiltinClock,
+    ClockField,
+    ClockSnapshotField,
     ComputeKernelField,
     EventField,
     InternedDataField,
@@ -19,7 +23,17 @@ from hespas.schemas.perfetto.tables import (
     TraceField,
 )
 
-__all__ = ["Packet", "Sequence", "packets", "text"]
+__all__ = [
+    "LARGEST_NS",
+    "MOVED_BY",
+    "SCHEMA_ID",
+    "Clocks",
+    "Packet",
+    "Sequence",
+    "likelihood",
+    "packets",
+    "text",
+]
 
 _INTERNED = frozenset(int(member) for member in InternedDataField)
 _DEMANGLED = (InternedDataField.COMPUTE_KERNELS, ComputeKernelField.DEMANGLED_NAME)
@@ -170,3 +184,147 @@ class Sequence:
                 for inner, kind, track, _ in fields(data, value, after):
                     if inner == EventField.TRACK_UUID and kind == VARINT:
                         self.track = track
+
+
+# --- Clocks: https://perfetto.dev/docs/concepts/clock-sync.
+
+_Key = tuple[int, int]
+"""The packet sequence a clock belongs to (0: all) and its number."""
+LARGEST_NS = (1 << 61) - 1
+"""73 years; sums of two such times fit 64 bits."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    unit_ns: int = 1
+    incremental: bool = False
+    last: int = 0
+    offset_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Clocks:
+    """What the snapshots so far say of each clock. ``unknown`` counts times of clocks that none mentions."""
+
+    primary: int = int(BuiltinClock.BOOTTIME)
+    unknown: int = 0
+    _clocks: dict[_Key, _Clock] = field(default_factory=dict[_Key, _Clock])
+
+    def time_ns(self, sequence: int, clock: int | None, value: int, position: int) -> int:
+        """A time as the trace's clock shows it. Raises ``WireError`` where it does not fit 64 bits."""
+        number = self.primary if clock is None else clock
+        known = self._clocks.get(_key(sequence, number))
+        if known is None:
+            known = self._clocks[_key(sequence, number)] = _Clock()
+        if known.incremental:
+            value = known.last = known.last + value
+        if known.offset_ns is None and number != self.primary:
+            self.unknown += 1
+        found = value * known.unit_ns + (known.offset_ns or 0)
+        if abs(found) > LARGEST_NS:
+            raise WireError("a time is too large for 64 bits of nanoseconds", position)
+        return found
+
+    def snapshot(self, sequence: int, data: bytes, start: int, end: int) -> None:
+        """Several clocks read at one moment."""
+        read: list[tuple[_Key, int]] = []
+        for number, wire, value, after in fields(data, start, end):
+            if number == ClockSnapshotField.CLOCKS and wire == BYTES:
+                read.append(self._one(sequence, data, value, after))
+            elif number == ClockSnapshotField.PRIMARY_TRACE_CLOCK and wire != BYTES:
+                self.primary = value
+        if not read:
+            return
+        moment_ns = self._moment_ns(read)
+        for key, shown in read:
+            clock = self._clocks[key]
+            clock.offset_ns = moment_ns - shown * clock.unit_ns
+            clock.last = shown
+
+    def _moment_ns(self, read: list[tuple[_Key, int]]) -> int:
+        """The moment on the trace's clock: as that shows it, else as the first clock known before."""
+        for key, shown in read:
+            if key == (0, self.primary):
+                return shown * self._clocks[key].unit_ns
+        for key, shown in read:
+            clock = self._clocks[key]
+            if clock.offset_ns is not None:
+                return shown * clock.unit_ns + clock.offset_ns
+        key, shown = read[0]
+        return shown * self._clocks[key].unit_ns
+
+    def _one(self, sequence: int, data: bytes, start: int, end: int) -> tuple[_Key, int]:
+        values = {number: value for number, wire, value, _ in fields(data, start, end) if wire != BYTES}
+        key = _key(sequence, values.get(ClockField.CLOCK_ID, 0))
+        clock = self._clocks.setdefault(key, _Clock())
+        clock.unit_ns = values.get(ClockField.UNIT_MULTIPLIER_NS, 1) or 1
+        clock.incremental = bool(values.get(ClockField.IS_INCREMENTAL, 0))
+        return key, values.get(ClockField.TIMESTAMP, 0)
+
+
+def _key(sequence: int, clock: int) -> _Key:
+    of_sequence = BuiltinClock.LAST < clock <= BuiltinClock.LAST_OF_SEQUENCE
+    return (sequence if of_sequence else 0, clock)
+
+
+# --- Whether bytes are a trace.
+
+SCHEMA_ID = "hespas.perfetto/1"
+"""What our writer notes among the attributes of a trace."""
+
+MOVED_BY = "moved_by_ns"
+"""The attribute that says by how much our writer moved times, which a trace cannot have below 0."""
+
+_WIRES: MappingProxyType[int, int] = MappingProxyType(
+    {
+        PacketField.CLOCK_SNAPSHOT: BYTES,
+        PacketField.TIMESTAMP: VARINT,
+        PacketField.TRUSTED_PACKET_SEQUENCE_ID: VARINT,
+        PacketField.TRACK_EVENT: BYTES,
+        PacketField.INTERNED_DATA: BYTES,
+        PacketField.SEQUENCE_FLAGS: VARINT,
+        PacketField.TIMESTAMP_CLOCK_ID: VARINT,
+        PacketField.TRACK_DESCRIPTOR: BYTES,
+        PacketField.GPU_RENDER_STAGE_EVENT: BYTES,
+        PacketField.TRACE_PACKET_DEFAULTS: BYTES,
+        PacketField.TRACE_ATTRIBUTES: BYTES,
+        PacketField.COMPRESSED_PACKETS: BYTES,
+    }
+)
+_PAYLOADS = frozenset(
+    {
+        PacketField.TRACK_EVENT,
+        PacketField.TRACK_DESCRIPTOR,
+        PacketField.GPU_RENDER_STAGE_EVENT,
+        PacketField.TRACE_ATTRIBUTES,
+        PacketField.COMPRESSED_PACKETS,
+    }
+)
+_MOST_PACKETS = 64
+
+
+def likelihood(data: bytes) -> int:
+    """0..100 from the start of a file. Protobuf names nothing, so other messages may look alike: a packet
+    tells itself by a time or a sequence number beside an event or a description of a track.
+    """
+    if SCHEMA_ID.encode() in data:
+        return 100
+    packets, telling = 0, 0
+    try:
+        for number, wire, start, end in fields(data, 0, len(data)):
+            if number != TraceField.PACKET or wire != BYTES:
+                return 0
+            seen = {field: kind for field, kind, _, _ in fields(data, start, end)}
+            if any(_WIRES.get(field, kind) != kind for field, kind in seen.items()):
+                return 0
+            packets += 1
+            timed = PacketField.TIMESTAMP in seen or PacketField.TRUSTED_PACKET_SEQUENCE_ID in seen
+            telling += timed and not _PAYLOADS.isdisjoint(seen)
+            telling += seen.keys() == {PacketField.COMPRESSED_PACKETS}
+            if packets >= _MOST_PACKETS:
+                break
+    except WireError:
+        pass  # the start of a file ends in the middle of a packet
+    if not telling:
+        return 0
+    return 95 if telling * 4 >= packets else 60

@@ -15,19 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.perfetto.clocks import Clocks
-from hespas.converters.perfetto.events import EventColumns, EventKind
-from hespas.converters.perfetto.packets import Packet, Sequence, packets, text
-from hespas.converters.perfetto.places import Descriptions, Place
-from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
-from hespas.converters.tracks.measured import HOST_CATEGORY
-from hespas.converters.tracks.pairs import enclosing, overlapping, pair
+from hespas.converters.linking import enclosing, overlapping, pair
+from hespas.converters.perfetto.events import Descriptions, EventColumns, EventKind, Place
+from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID, Clocks, Packet, Sequence, packets, text
+from hespas.converters.tracks.scene import HOST_CATEGORY
 from hespas.files.streams import read_bytes
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError, UnsupportedError
-from hespas.schemas.perfetto.tables import AttributeField, PacketField, ThreadField
+from hespas.schemas.perfetto import AttributeField, PacketField, ThreadField
 
 __all__ = ["read_perfetto"]
 
@@ -339,7 +336,7 @@ def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns
     return HostOps(
         name_row=_column(columns.name_row)[host.event].astype(np.int32),
         thread_row=labels[host.track] if len(host) else nothing,
-        parent=enclosing(host.track, host.start_ns, host.duration_ns).astype(np.int32),
+        parent=enclosing(host.track, host.start_ns, host.duration_ns)[0].astype(np.int32),
         start_ns=told.start_ns((host.start_ns - base_ns).astype(np.float64)),
         duration_ns=told.duration_ns(host.duration_ns.astype(np.float64)),
         sequence=np.full(len(host), -1, np.int64),

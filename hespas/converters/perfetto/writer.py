@@ -16,15 +16,14 @@ from typing import BinaryIO
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.perfetto.telling import MOVED_BY, SCHEMA_ID
+from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID
 from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
-from hespas.converters.tracks.lanes import End, Lanes, shown_ns
-from hespas.converters.tracks.scene import Chunk, Label, shown
+from hespas.converters.tracks.scene import Chunk, End, Label, Lanes, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint, field_bytes, fixed64
 from hespas.graph import Csr, Diagnostics
 from hespas.graph.errors import UnsupportedError
-from hespas.schemas.perfetto.tables import (
+from hespas.schemas.perfetto import (
     AnnotationField,
     AttributeField,
     ChildOrdering,

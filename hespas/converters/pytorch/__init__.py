@@ -27,7 +27,7 @@ FORMAT_KINETO = Format(
     title="PyTorch profiler trace (Kineto)",
     suffixes=(".pt.trace.json", ".trace.json"),
     specification="https://github.com/pytorch/kineto",
-    sniff=lazily("hespas.converters.pytorch.sniffing:score_profile"),
+    sniff=lazily("hespas.converters.pytorch.records:score_profile"),
     read=lazily("hespas.converters.pytorch.profile:read_kineto"),
     as_workload="pytorch",
 )
@@ -37,8 +37,8 @@ FORMAT_ET = Format(
     title="PyTorch host execution trace",
     suffixes=(".et.json",),
     specification="https://github.com/pytorch/pytorch",
-    sniff=lazily("hespas.converters.pytorch.sniffing:score_execution_trace"),
-    read=lazily("hespas.converters.pytorch.et_graph:read_execution_trace"),
+    sniff=lazily("hespas.converters.pytorch.records:score_execution_trace"),
+    read=lazily("hespas.converters.pytorch.host_trace:read_execution_trace"),
     read_versions=_ET_SCHEMAS,
 )
 
@@ -47,7 +47,7 @@ FORMAT = Format(
     title="PyTorch profiles and execution traces of all ranks, linked",
     suffixes=(),
     specification="https://github.com/pytorch/kineto",
-    sniff=lazily("hespas.converters.pytorch.sniffing:score_folder"),
+    sniff=lazily("hespas.converters.pytorch.records:score_folder"),
     read=lazily("hespas.converters.pytorch.folder:read_folder"),
     read_versions=_ET_SCHEMAS,
 )

@@ -18,9 +18,14 @@ from hespas.converters.measured_ops import EventCosts, event_costs
 from hespas.converters.pytorch.communication import Communication, Named, merged
 from hespas.converters.pytorch.draft import Draft, Edges, Work, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
-from hespas.converters.pytorch.kernels import communication_kernels, said_around, stated_communication
+from hespas.converters.pytorch.kernels import (
+    communication_kernels,
+    owner_with_shapes,
+    said_around,
+    stated_communication,
+    thread_key,
+)
 from hespas.converters.pytorch.linked import LinkedTrace, climb
-from hespas.converters.pytorch.linking import owner_with_shapes, thread_key
 from hespas.graph import CollectiveKind, Csr, Diagnostics, NodeKind
 from hespas.graph.columns import FloatArray, IntArray
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import NamedTuple, Self, TypeVar
 
@@ -207,18 +207,14 @@ class Work:
             self,
             op_class=np.where(nodes, int(OpClass.FREE), self.op_class).astype(np.uint8),
             rate_dtype=np.where(nodes, -1, self.rate_dtype).astype(np.int16),
-            contractions=_rows_of(self.contractions, kept),
+            contractions=self.contractions.take(kept),
             **{name: np.where(nodes, 0.0, getattr(self, name)) for name in _FIGURES},
         )
 
 
 def _kept(table: ContractionTable) -> ContractionTable:
     """Products of nodes that are there, in order of their nodes."""
-    return _rows_of(table, np.argsort(table.node, kind="stable")[int((table.node < 0).sum()) :])
-
-
-def _rows_of(table: ContractionTable, rows: NDArray[np.int64] | BoolArray) -> ContractionTable:
-    return ContractionTable(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
+    return table.take(np.argsort(table.node, kind="stable")[int((table.node < 0).sum()) :])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -7,19 +7,406 @@ are of. Each rank is a class: measured times differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from hespas.converters.format import HEAD_BYTES, ReadOptions
-from hespas.converters.pytorch.et_graph import asked_devices, ranks_here, ranks_of_one
-from hespas.converters.pytorch.rank_graph import RankFiles, read_rank
-from hespas.converters.pytorch.sniffing import is_execution_trace, is_profile, rank_in_name
+from hespas.converters.linking import exclusive
+from hespas.converters.measured_ops import RECORDED_STEPS, EventCosts, host_costs, recorded_steps
+from hespas.converters.pytorch.communication import Communication, Groups, listed_groups
+from hespas.converters.pytorch.device_graph import device_draft
+from hespas.converters.pytorch.draft import Draft, Edges, Rank, Work, assembled, chain, flow_of
+from hespas.converters.pytorch.events import KinetoTrace, read_events
+from hespas.converters.pytorch.host_trace import (
+    HostTrace,
+    asked_devices,
+    host_trace_graph,
+    ranks_here,
+    ranks_of_one,
+    read_host_trace,
+)
+from hespas.converters.pytorch.kernels import host_steps_of, link, nesting_of, range_bytes, steps_of
+from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
+from hespas.converters.pytorch.profile import report_links, trace_metadata
+from hespas.converters.pytorch.records import is_execution_trace, is_profile, job_name, rank_in_name
 from hespas.files.streams import first_bytes
-from hespas.graph import CollectiveKind, Diagnostics, OpGraph, Workload
-from hespas.graph.errors import FormatError
+from hespas.graph import CollectiveKind, Csr, Diagnostics, OpClass, OpGraph, StringTableBuilder, Workload
+from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.errors import FormatError, InvariantError
 
-__all__ = ["read_folder"]
+__all__ = ["RankFiles", "RankGraph", "read_folder", "read_rank"]
+
+# --- One rank's files as a graph: of its device work, of its host operations, or of its execution trace.
+
+
+class RankFiles(NamedTuple):
+    """The files of one rank; at least one of them."""
+
+    profile: Path | None
+    trace: Path | None
+
+
+class RankGraph(NamedTuple):
+    """A rank's graph, and what its files say of the run."""
+
+    graph: OpGraph
+    metadata: Mapping[str, str]
+
+
+def read_rank(
+    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> RankGraph:
+    """Read and link the files of one rank of ``world``. Raises what their readers raise."""
+    if files.profile is None:
+        return _unmeasured(files, number, world, options, diagnostics)
+    kineto = read_events(files.profile, options.max_bytes)
+    path = str(files.profile)
+    if not len(kineto.device) and not len(kineto.host):
+        raise FormatError(
+            "the trace holds neither device events nor host operations", path=path,
+            position="list 'traceEvents'",
+            hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
+        )  # fmt: skip
+    strings = StringTableBuilder(kineto.strings)
+    trace = read_host_trace(files.trace, options.max_bytes, strings, options.version) if files.trace else None
+    linked = _linked(kineto, trace, strings)
+    report_links(kineto, linked.links, diagnostics, path)
+    if linked.join:
+        _report(linked.join, diagnostics, path)
+    distributed = kineto.header.distributed
+    listed = trace.groups if trace and trace.groups else ()
+    if not listed and distributed:
+        listed = listed_groups(bytes(distributed.groups))
+    stated = distributed.world_size if distributed else None
+    world = max(world, number + 1, stated if isinstance(stated, int) and stated < 1 << 20 else 1)
+    rank = Rank(number, Groups.of(listed, world), path)
+    name = job_name(files.profile.name)
+    make = device_draft if len(kineto.device) else _host_draft
+    graph = _with_steps(assembled(make(linked, name, diagnostics, path), rank, diagnostics), linked)
+    metadata = trace_metadata(kineto)
+    devices = linked.profile(name).devices
+    if len(devices) == 1 and devices[0]:
+        metadata["device"] = devices[0]
+    if trace:
+        metadata["schema"] = trace.schema
+    return RankGraph(graph, metadata)
+
+
+def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
+    """The graph with how long its steps took: those of the device, of the host where there is no device."""
+    kineto, device = linked.kineto, linked.kineto.device
+    if len(device):
+        steps = recorded_steps(device.start_ns, device.duration_ns, steps_of(kineto, linked.links))
+    else:
+        rows = np.concatenate([np.arange(len(kineto.host)), _works_of(linked)])
+        start_ns = linked.events.start_ns[rows]
+        steps = recorded_steps(start_ns, linked.events.duration_ns[rows], host_steps_of(kineto, start_ns))
+    return (
+        graph if steps is None else replace(graph, attachments={RECORDED_STEPS: steps.of(graph).document()})
+    )
+
+
+def _unmeasured(
+    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> RankGraph:
+    if files.trace is None:
+        raise InvariantError(f"rank {number} has no file")
+    trace = read_host_trace(files.trace, options.max_bytes, StringTableBuilder(), options.version)
+    rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
+    graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)
+    stated = {"world_size": str(rank.groups.world)} if trace.groups else {}
+    return RankGraph(graph, {"schema": trace.schema, **stated})
+
+
+def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
+    nesting = nesting_of(kineto.host)
+    events = HostColumns.of(kineto.host, kineto.annotation)
+    return LinkedTrace(
+        kineto=kineto,
+        nesting=nesting,
+        links=link(kineto, nesting),
+        events=events,
+        trace=trace,
+        join=join(events, trace) if trace else None,
+        strings=strings,
+    )
+
+
+def _report(found: Join, diagnostics: Diagnostics, path: str) -> None:
+    """How operations of the two records were matched."""
+    for code, count, message in (
+        (
+            "pytorch.linked-by-record-id",
+            found.by_record_id,
+            "operations matched by record function id and name",
+        ),
+        ("pytorch.linked-by-external-id", found.by_external_id, "operations matched by External id and name"),
+        (
+            "pytorch.linked-by-order",
+            found.by_order,
+            "operations matched by the order of names on their thread",
+        ),
+    ):
+        diagnostics.info(code, path, message, count=count)
+    message = "operations of the execution trace are not in the profile"
+    diagnostics.warning("pytorch.not-in-profile", path, message, count=found.unmatched)
+
+
+# The graph of a run without a device: the operations of the host, each with the time that is its own.
+#
+# Operations of a thread follow each other in order of start. A communication of Gloo is two records: the
+# call (``c10d::allreduce_``), and its work, named ``gloo:all_reduce``, mostly on a thread of its own. The
+# work is the communication; what it communicates stands in the call, since Gloo runs a reduce-scatter under
+# the name of an all-reduce. Where both are on one thread they are one node, with the time of both.
+
+_WORK = "gloo:"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calls:
+    """Communications: per call (event) its work (event, or the call itself) and what it communicates."""
+
+    work: dict[int, int]
+    talks: dict[int, Communication]
+
+
+def _host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
+    """The nodes and dependencies of all operations. Time is that of the union of each thread's, to the ns."""
+    events = linked.events
+    works = _works_of(linked)
+    calls = _calls(linked, works)
+    kept = np.concatenate([np.arange(len(linked.kineto.host)), works])
+    end_ns = events.start_ns + events.duration_ns
+    own = np.zeros(len(events.name_row), np.int64)
+    own[kept] = exclusive(events.key[kept], events.start_ns[kept], end_ns[kept])
+    merged_into = np.arange(len(own))
+    for call, work in calls.work.items():
+        if work != call and events.key[call] == events.key[work]:
+            merged_into[call] = work
+    own += np.bincount(merged_into, weights=np.where(merged_into != np.arange(len(own)), own, 0),
+                       minlength=len(own)).astype(np.int64)  # fmt: skip
+    start_ns = events.start_ns.copy()
+    joined = np.flatnonzero(merged_into != np.arange(len(own)))
+    start_ns[merged_into[joined]] = events.start_ns[joined]
+    kept = kept[merged_into[kept] == kept]
+    order = kept[np.lexsort((-end_ns[kept], start_ns[kept]))]
+    node_of = np.full(len(own), -1, np.int64)
+    node_of[order] = np.arange(len(order))
+    node_of[joined] = node_of[merged_into[joined]]
+    _report_merged(calls, works, merged_into, diagnostics, path)
+    costs = _costs(linked, calls, diagnostics, path)
+    return _draft(linked, _Frame(order, node_of, own, start_ns, end_ns), calls, costs, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frame:
+    """``order``: the event of each node; ``node_of``: the node of each event (-1: none); times by event."""
+
+    order: IntArray
+    node_of: IntArray
+    own_ns: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+
+
+def _works_of(linked: LinkedTrace) -> IntArray:
+    """Named ranges that are the work of a communication, as rows of all events."""
+    note = linked.kineto.annotation
+    rows = np.unique(note.name_row)
+    named = [row for row in rows.tolist() if linked.kineto.strings[row].startswith(_WORK)]
+    return len(linked.kineto.host) + np.flatnonzero(np.isin(note.name_row, named))
+
+
+def _calls(linked: LinkedTrace, works: IntArray) -> _Calls:
+    """Give each work to the last call before it, in the order of record ids (without those, of starts)."""
+    talks = linked.communications()
+    events = linked.events
+    calls = np.array(sorted(talks), np.int64)
+    both = np.concatenate([calls, works])
+    ids = events.record_id[both]
+    by_id = bool((ids > 0).all()) and len(np.unique(ids)) == len(ids)
+    order = both[np.argsort(ids if by_id else events.start_ns[both], kind="stable")]
+    is_call = np.isin(order, calls)
+    work_of = {int(call): int(call) for call in calls.tolist()}
+    last = -1
+    for event, starts in zip(order.tolist(), is_call.tolist(), strict=True):
+        if starts:
+            last = event
+        elif last >= 0 and work_of[last] == last:
+            work_of[last] = event
+    return _Calls(work_of, {call: _sized(linked, talk, work_of[call]) for call, talk in talks.items()})
+
+
+def _sized(linked: LinkedTrace, talk: Communication, work: int) -> Communication:
+    """The communication with the size its work states, where the call states none."""
+    place = work - len(linked.kineto.host)
+    return talk if place < 0 else talk.with_size(range_bytes(linked.kineto, place))
+
+
+def _report_merged(
+    calls: _Calls, works: IntArray, merged_into: IntArray, diagnostics: Diagnostics, path: str
+) -> None:
+    alone = sum(work == call for call, work in calls.work.items())
+    diagnostics.info(
+        "pytorch.communication-without-work", path,
+        "communications of which only the call is recorded; they have its time", count=alone,
+    )  # fmt: skip
+    diagnostics.warning(
+        "pytorch.work-without-call", path, "works of communications whose call is not recorded",
+        count=len(works) - len(calls.work) + alone,
+    )  # fmt: skip
+    both = int((merged_into != np.arange(len(merged_into))).sum())
+    diagnostics.info(
+        "pytorch.blocking-communication",
+        path,
+        "calls that do their communication on their own thread",
+        count=both,
+    )
+
+
+def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts, name: str) -> Draft:
+    order, events = frame.order, linked.events
+    count = len(order)
+    nodes = {int(frame.node_of[calls.work[call]]): talk for call, talk in calls.talks.items()}
+    stream = np.unique(events.key[order], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    own = frame.own_ns[order].astype(np.float64)
+    is_talk = np.zeros(count, np.bool_)
+    is_talk[list(nodes)] = True
+    rows = linked.rows[order]
+    data, later, operands, results = _dataflow(linked, frame, calls, rows)
+    control = Edges.joined(chain(stream), _waits(frame, calls, events.key), later)
+    rows_of_host = np.flatnonzero(order < len(linked.kineto.host))
+    work = Work.placed(costs, order[rows_of_host], rows_of_host, count)
+    apart = np.zeros(count, np.bool_)
+    apart[[frame.node_of[call] for call in calls.talks]] = True
+    work = work.without(~is_talk & (work.op_class == int(OpClass.UNKNOWN)) & (apart | (own == 0)))
+    if linked.trace is None:
+        operands, results = (
+            Csr.from_pairs(frame.node_of[side.row_ids], side.values, count)
+            for side in (costs.operands, costs.results)
+        )
+    return Draft(
+        name=name,
+        strings=linked.strings.build(),
+        types=linked.types if linked.trace else costs.types,
+        id=np.arange(count, dtype=np.uint64),
+        name_row=events.name_row[order].astype(np.int32),
+        op_row=_call_names(frame, calls, events.name_row).astype(np.int32),
+        framework_row=_outer_names(linked, order).astype(np.int32),
+        work=work,
+        stream=stream,
+        queue=stream,
+        duration_ns=own,
+        operands=operands,
+        results=results,
+        data=data,
+        control=control,
+        talks=nodes,
+    )
+
+
+def _costs(linked: LinkedTrace, calls: _Calls, diagnostics: Diagnostics, path: str) -> EventCosts:
+    """What operations of the host cost; calls of communications are communications here."""
+    profile = linked.profile(path)
+    talks = np.zeros(len(profile.host), np.bool_)
+    talks[[call for call in calls.talks if call < len(talks)]] = True
+    return host_costs(profile.host, profile.strings, diagnostics, path, communicates=talks)
+
+
+def _call_names(frame: _Frame, calls: _Calls, name_row: IntArray) -> IntArray:
+    """The operation of each node: the call's, for the work of one."""
+    rows = name_row[frame.order].copy()
+    for call, work in calls.work.items():
+        rows[frame.node_of[work]] = name_row[call]
+    return rows
+
+
+def _outer_names(linked: LinkedTrace, order: IntArray) -> IntArray:
+    """The name of the operation around each, its own where there is none."""
+    host = len(linked.kineto.host)
+    parent = (
+        np.where(order < host, linked.nesting.parent[np.minimum(order, max(host - 1, 0))], -1)
+        if host
+        else order * 0 - 1
+    )
+    return linked.events.name_row[np.where(parent >= 0, parent, order)]
+
+
+def _waits(frame: _Frame, calls: _Calls, key: IntArray) -> Edges:
+    """Work waits for its call; the caller of a blocking one goes on when the work has ended."""
+    pairs: list[tuple[int, int]] = []
+    by_thread: dict[int, IntArray] = {}
+    ordered_key, ordered_start = key[frame.order], frame.start_ns[frame.order]
+    for call, work in calls.work.items():
+        if work == call or frame.node_of[call] == frame.node_of[work]:
+            continue
+        pairs.append((int(frame.node_of[work]), int(frame.node_of[call])))
+        if not calls.talks[call].waits:
+            continue
+        thread = int(key[call])
+        if thread not in by_thread:
+            by_thread[thread] = np.flatnonzero(ordered_key == thread)
+        nodes = by_thread[thread]
+        following = int(np.searchsorted(ordered_start[nodes], int(frame.end_ns[work])))
+        if following < len(nodes):
+            pairs.append((int(nodes[following]), _last_in(frame, key, work)))
+    found = np.array(pairs, np.int64).reshape(-1, 2)
+    return Edges(found[:, 0], found[:, 1])
+
+
+def _last_in(frame: _Frame, key: IntArray, work: int) -> int:
+    """The last node of a work's thread that starts before the work ends: its own, or of one in it."""
+    node = int(frame.node_of[work])
+    thread, end = key[work], frame.end_ns[work]
+    at = node + 1
+    while at < len(frame.order) and frame.start_ns[frame.order[at]] < end:
+        if key[frame.order[at]] == thread:
+            node = at
+        at += 1
+    return node
+
+
+def _dataflow(
+    linked: LinkedTrace, frame: _Frame, calls: _Calls, rows: IntArray
+) -> tuple[Edges, Edges, Csr, Csr]:
+    """Dependencies through storages, in order of start; between threads only where times allow them."""
+    count, trace = len(rows), linked.trace
+    if trace is None:
+        return Edges.empty(), Edges.empty(), Csr.empty(count), Csr.empty(count)
+    used, silent = rows.copy(), np.zeros(count, np.bool_)
+    for call, work in calls.work.items():
+        used[frame.node_of[work]] = linked.rows[call]
+        if frame.node_of[call] != frame.node_of[work]:
+            silent[frame.node_of[call]] = True
+    known = np.flatnonzero((used >= 0) & ~silent)
+    flow = flow_of(trace.reads.take(used[known]), trace.writes.take(used[known]))
+    operands, results = (
+        _placed(column, used[known], known, count) for column in (trace.operands, trace.results)
+    )
+    stream = linked.events.key[frame.order]
+    start, end = frame.start_ns[frame.order], frame.end_ns[frame.order]
+    edges: list[Edges] = []
+    for part in flow:
+        found = Edges(known[part.consumer], known[part.producer])
+        edges.append(found.where(_possible(found, stream, start, end)))
+    order = edges[1]
+    return edges[0], order.where(stream[order.consumer] != stream[order.producer]), operands, results
+
+
+def _possible(edges: Edges, stream: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
+    same = stream[edges.consumer] == stream[edges.producer]
+    possible: BoolArray = same | (end_ns[edges.producer] <= start_ns[edges.consumer])
+    return possible
+
+
+def _placed(types: Csr, rows: IntArray, nodes: IntArray, count: int) -> Csr:
+    taken = types.take(rows)
+    return Csr.from_pairs(nodes[taken.row_ids], taken.values, count)
+
 
 _MOST_FILES = 1 << 17
 _MOST_DIGITS = 10

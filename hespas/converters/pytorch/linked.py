@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from hespas.converters.linking import Nesting
 from hespas.converters.pytorch.communication import C10D, Communication, communication_of, merged
 from hespas.converters.pytorch.et_records import COMMUNICATION_RECORD, EtNode, Values, is_list
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace
 from hespas.converters.pytorch.host_trace import HostTrace
-from hespas.converters.pytorch.linking import Links, Nesting, thread_key
+from hespas.converters.pytorch.kernels import Links, thread_key
 from hespas.converters.pytorch.profile import profile_of
 from hespas.graph import (
     MeasuredComms,

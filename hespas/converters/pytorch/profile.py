@@ -9,15 +9,15 @@ from typing import TypeGuard
 import numpy as np
 
 from hespas.converters.format import ReadOptions
+from hespas.converters.linking import Nesting, exclusive
 from hespas.converters.pytorch.events import HostEvents, KinetoTrace, read_events
-from hespas.converters.pytorch.kernels import measured_comms
-from hespas.converters.pytorch.linking import (
+from hespas.converters.pytorch.kernels import (
     LinkedBy,
     Links,
-    Nesting,
-    exclusive_ns,
     host_steps_of,
     link,
+    measured_comms,
+    nesting_of,
     owner_with_shapes,
     steps_of,
     thread_key,
@@ -49,7 +49,7 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
         )
-    nesting = Nesting.of(trace.host)
+    nesting = nesting_of(trace.host)
     links = link(trace, nesting)
     report_links(trace, links, diagnostics, str(path))
     _report_ranks(trace, diagnostics, str(path))
@@ -110,7 +110,7 @@ def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile
     """
     host, base = trace.host, _Base.of(trace)
     key = thread_key(host)
-    own_ns = exclusive_ns(key, host.start_ns, host.end_ns)
+    own_ns = exclusive(key, host.start_ns, host.end_ns)
     ran = np.flatnonzero(own_ns > 0)
     cause = owner_with_shapes(host, nesting, np.arange(len(host)))
     cause = np.where(cause >= 0, cause, np.arange(len(host)))[ran]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 
 from hespas.converters.format import Format, Head, lazily
-from hespas.converters.gpu_trace.tables import has_table
 
 __all__ = ["FORMAT", "FORMAT_JSON"]
 
@@ -19,8 +18,12 @@ _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 
 def _sniff(head: Head) -> int:
     """By the names of tables, which may carry the recording's number behind."""
+    from hespas.files.sqlite import has_table
+
     signs = (b"`rocpd_", b'"rocpd_', b"TABLE rocpd_", b"EXISTS rocpd_")
-    return 95 if has_table(head, lambda table: table.lower().startswith("rocpd_"), signs) else 0
+    return (
+        95 if has_table(head.path, head.data, lambda table: table.lower().startswith("rocpd_"), signs) else 0
+    )
 
 
 def _sniff_json(head: Head) -> int:

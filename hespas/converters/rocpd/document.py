@@ -1,4 +1,9 @@
-"""rocprofv3's JSON as a :class:`Profile`. As recorded most often it holds kernels and nothing of the host."""
+"""rocprofv3's JSON as a :class:`Profile`. As recorded most often it holds kernels and nothing of the host.
+
+What is read of it: ``source/lib/output/generateJSON.cpp`` and
+``source/include/rocprofiler-sdk/cxx/serialization`` of https://github.com/ROCm/rocprofiler-sdk. Times are
+nanoseconds; anything else is skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,25 +19,168 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
-from hespas.converters.rocpd.assembly import Agent, Agents, Assembly, Calls, Work
-from hespas.converters.rocpd.records import (
-    AgentRecord,
-    Api,
-    Copy,
-    Correlation,
-    Counted,
-    Dispatch,
-    Entry,
-    Kind,
-    Process,
-    Symbol,
-)
+from hespas.converters.rocpd.recording import Agent, Agents, Assembly, Calls, Work
+from hespas.files.json_text import BracketScan
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 
-__all__ = ["array_elements", "read_rocprofv3"]
+__all__ = [
+    "AgentRecord",
+    "Api",
+    "Copy",
+    "Correlation",
+    "Counted",
+    "Dispatch",
+    "DispatchInfo",
+    "Entry",
+    "Handle",
+    "Kind",
+    "Process",
+    "Symbol",
+    "array_elements",
+    "read_rocprofv3",
+]
+
+_NOTHING = msgspec.Raw(b"[]")
+_Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+
+
+class Handle(msgspec.Struct, gc=False):
+    """A number of the runtime; 64 bits, without sign."""
+
+    handle: int = -1
+
+
+class Correlation(msgspec.Struct, gc=False):
+    """Joins work to the call that enqueued it. ``external`` is the number of a text, or a set of facts."""
+
+    internal: int = -1
+    external: int | msgspec.UnsetType | dict[str, int] = msgspec.UNSET
+
+
+class DispatchInfo(msgspec.Struct, gc=False):
+    """What a kernel runs on."""
+
+    kernel_id: int
+    agent_id: Handle = msgspec.field(default_factory=Handle)
+    queue_id: Handle = msgspec.field(default_factory=Handle)
+
+
+class Dispatch(msgspec.Struct, gc=False):
+    """A kernel."""
+
+    start_timestamp: _Time
+    end_timestamp: _Time
+    dispatch_info: DispatchInfo
+    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
+    stream_id: Handle = msgspec.field(default_factory=Handle)
+    thread_id: int = -1
+
+
+class Counted(msgspec.Struct, gc=False):
+    """A kernel whose counters were read; recorded so where nothing else is."""
+
+    dispatch_data: Dispatch
+
+
+class Copy(msgspec.Struct, gc=False):
+    """A copy."""
+
+    start_timestamp: _Time
+    end_timestamp: _Time
+    kind: int = -1
+    operation: int = -1
+    bytes: int = -1
+    src_agent_id: Handle = msgspec.field(default_factory=Handle)
+    dst_agent_id: Handle = msgspec.field(default_factory=Handle)
+    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
+    stream_id: Handle = msgspec.field(default_factory=Handle)
+
+
+class Api(msgspec.Struct, gc=False):
+    """A call or a range on the host."""
+
+    start_timestamp: _Time
+    end_timestamp: _Time
+    kind: int = -1
+    operation: int = -1
+    thread_id: int = -1
+    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
+
+
+class AgentRecord(msgspec.Struct, gc=False):
+    """A CPU (type 1) or a GPU (type 2)."""
+
+    id: Handle
+    type: int = 0
+    name: str = ""
+    product_name: str = ""
+    node_id: int = -1
+    logical_node_type_id: int = -1
+
+
+class Symbol(msgspec.Struct, gc=False):
+    """A kernel's names."""
+
+    kernel_id: int
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+class Kind(msgspec.Struct, gc=False):
+    """The name of a kind of record, and of its operations."""
+
+    kind: str
+    operations: list[str] = msgspec.field(default_factory=list[str])
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A text by number."""
+
+    key: int
+    value: str = ""
+
+
+class _External(msgspec.Struct):
+    external: msgspec.Raw = _NOTHING
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: msgspec.Raw = _NOTHING
+    marker_api: msgspec.Raw = _NOTHING
+    correlation_id: _External = msgspec.field(default_factory=_External)
+
+
+class _Buffers(msgspec.Struct):
+    kernel_dispatch: msgspec.Raw = _NOTHING
+    memory_copy: msgspec.Raw = _NOTHING
+    hip_api: msgspec.Raw = _NOTHING
+    hsa_api: msgspec.Raw = _NOTHING
+    marker_api: msgspec.Raw = _NOTHING
+    rccl_api: msgspec.Raw = _NOTHING
+
+
+class _Callbacks(msgspec.Struct):
+    counter_collection: msgspec.Raw = _NOTHING
+
+
+class _Metadata(msgspec.Struct):
+    pid: int = 0
+
+
+class Process(msgspec.Struct):
+    """One process. Lists stay text until they are read piece by piece."""
+
+    buffer_records: _Buffers
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: msgspec.Raw = _NOTHING
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    kernel_symbols: msgspec.Raw = _NOTHING
+    callback_records: _Callbacks = msgspec.field(default_factory=_Callbacks)
+
 
 _GPU = 2
 _MOST_ENTRIES = 1 << 16
@@ -330,39 +478,9 @@ def _fit(number: int) -> int:
 
 _BLOCK_BYTES = 1 << 20
 _FAULT_PLACE = re.compile(r" - at `\$\[(\d+)\](.*)`$", re.DOTALL)
-_QUOTE, _BACKSLASH, _COMMA = ord('"'), ord("\\"), ord(",")
-_STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
+_COMMA = ord(",")
 
 _Member = TypeVar("_Member")
-
-
-@dataclass(slots=True)
-class _Scan:
-    """Where a scan stands: inside a string or not, behind a lone backslash or not, and how deep."""
-
-    inside: bool = False
-    escaped: bool = False
-    depth: int = 0
-
-    def commas(self, data: NDArray[np.uint8]) -> NDArray[np.intp]:
-        """The positions of commas between elements of the array; goes on from the last piece."""
-        quotes = data == _QUOTE
-        slashes = data == _BACKSLASH
-        if self.escaped or slashes.any():
-            quotes &= ~self._behind_a_backslash(slashes)
-        inside = (np.cumsum(quotes, dtype=np.int32) + self.inside) % 2 == 1
-        depth = np.cumsum(np.where(inside, 0, _STEP[data]), dtype=np.int32) + self.depth
-        found = np.flatnonzero((data == _COMMA) & ~inside & (depth == 0))
-        self.inside, self.depth = bool(inside[-1]), int(depth[-1])
-        return found
-
-    def _behind_a_backslash(self, slashes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which characters follow an odd number of backslashes."""
-        place = np.arange(len(slashes))
-        last_other = np.maximum.accumulate(np.where(slashes, -1 - int(self.escaped), place))
-        odd = slashes & ((place - last_other) % 2 == 1)
-        before, self.escaped = self.escaped, bool(odd[-1])
-        return np.concatenate(([before], odd[:-1]))
 
 
 def array_elements(
@@ -378,11 +496,12 @@ def array_elements(
         raise FormatError(
             "a list is missing", path=path, position=where, hint="record again with --output-format json"
         )
-    begin, scan, count = opened + 1, _Scan(), 0
+    begin, scan, count = opened + 1, BracketScan(), 0
     end = len(data) - 1 - _first_of(data[::-1])
     for start in range(begin, end, _BLOCK_BYTES):
         piece = data[start : min(start + _BLOCK_BYTES, end)]
-        commas = scan.commas(piece)
+        found = scan.scan(piece)
+        commas = np.flatnonzero((piece == _COMMA) & ~found.inside & (found.depth == 0))
         if len(commas):
             cut = start + int(commas[-1])
             part = _decoded(text[begin:cut], decoder, path, (where, count))

@@ -39,7 +39,7 @@ def _writes_directory(value: Value, options: WriteOptions) -> bool:
     return len(chosen_classes(value, options)) > 1
 
 
-_VERSIONS = ("0.9.0", *(f"1.{minor}.0" for minor in range(18)))
+_VERSIONS = ("0.9.0", *map("1.{}.0".format, range(18)))
 """Versions of the portable artifact: the oldest that is read, and all since it is stable."""
 
 _LOSSES = {

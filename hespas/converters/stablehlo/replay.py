@@ -1,7 +1,7 @@
 """A graph as a StableHLO program that does the same work in the same order: a replay, not the program.
 
 Every node becomes operations on tensors of its types; what a node waits for flows into its operands
-(:mod:`.replay_emit`), FLOPs are made up to what the graph says (:mod:`.replay_products`), and results that
+(:mod:`.replay_emit`), FLOPs are made up to what the graph says (:mod:`.replay_recipes`), and results that
 nothing uses are results of ``@main``. The graph is flat. All ranks run the program as replicas.
 """
 
@@ -15,19 +15,7 @@ from math import isnan
 
 import numpy as np
 
-from hespas.converters.stablehlo.replay_emit import (
-    F32,
-    Binder,
-    Contraction,
-    Emitter,
-    Node,
-    Recipe,
-    Tensor,
-    Value,
-    too_large,
-)
-from hespas.converters.stablehlo.replay_exchange import (
-    ARITHMETIC,
+from hespas.converters.stablehlo.replay_collectives import (
     SUBSTITUTES,
     Groups,
     Link,
@@ -39,13 +27,25 @@ from hespas.converters.stablehlo.replay_exchange import (
     permute,
     ranks_of,
 )
-from hespas.converters.stablehlo.replay_moves import MOVES, TensorList, made_from, passed_on, synthesised
-from hespas.converters.stablehlo.replay_products import (
+from hespas.converters.stablehlo.replay_emit import (
+    F32,
+    Binder,
+    Contraction,
+    Emitter,
+    Node,
+    TensorList,
+    too_large,
+)
+from hespas.converters.stablehlo.replay_recipes import (
     MOST_PASSES,
+    RECIPES,
     complete,
     convolution,
-    fused_products,
-    single_product,
+    fused_matmuls,
+    made_from,
+    passed_on,
+    single_matmul,
+    synthesised,
 )
 from hespas.costs.table import canonical_name
 from hespas.files.limits import limits
@@ -53,10 +53,10 @@ from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, HespasError
 from hespas.graph.passes import all_deps, known_sum, topological_order
+from hespas.programs.text import Tensor, Value
 
 __all__ = ["Replayed", "compare", "quoted_text", "replay"]
 
-_RECIPES: dict[str, Recipe] = {**ARITHMETIC, **MOVES}
 _VIEWS = {int(OpClass.FREE), int(OpClass.CONTROL)}
 _NO_WORK = {NodeKind.METADATA, NodeKind.INVALID}
 _LONGEST_ROW = 1 << 28
@@ -199,16 +199,16 @@ class _Writer:
         return f" loc({place})" if place else ""
 
     def _computation(self, node: Node, kind: NodeKind, op_class: int) -> list[Value]:
-        recipe = _RECIPES.get(node.op)
+        recipe = RECIPES.get(node.op)
         made = recipe(node) if recipe else None
         if made is None and node.contractions:
-            made = single_product(node) or convolution(node)
+            made = single_matmul(node) or convolution(node)
         if made is not None:
             return made
         if op_class in _VIEWS or kind in _NO_WORK:
             return passed_on(node)
         self.done.synthesised[node.op or "operations without name"] += 1
-        return fused_products(node) or synthesised(node)
+        return fused_matmuls(node) or synthesised(node)
 
     def _collective(self, node: Node, row: int) -> list[Value]:
         table = self.graph.collectives

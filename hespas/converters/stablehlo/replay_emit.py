@@ -7,14 +7,17 @@ what is still to be done of the work a node stands for.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import isnan, prod
 from typing import NamedTuple
 
 from hespas.files.limits import limits
-from hespas.graph import DType, DTypeKind
+from hespas.graph import DTYPES, DType, DTypeKind, OpGraph
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.tensors import dtype
+from hespas.programs.operations import broadcast_axes
+from hespas.programs.text import Tensor, Value, pretty, reduction
 
 __all__ = [
     "F32",
@@ -23,83 +26,14 @@ __all__ = [
     "Emitter",
     "Node",
     "Recipe",
-    "Tensor",
-    "Value",
-    "broadcast_axes",
+    "TensorList",
+    "stand_in",
     "too_large",
 ]
 
 F32 = dtype("f32")
 _SEEDS = 1024
 _NAME = re.compile(r"%\w+(?:#\d+)?")
-
-
-class Tensor(NamedTuple):
-    """A tensor type of known extents."""
-
-    element: DType
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Storage in bytes."""
-        return self.element.storage_bytes(self.elements)
-
-    @property
-    def is_float(self) -> bool:
-        """Whether elements are real floating-point numbers."""
-        return self.element.kind is DTypeKind.FLOAT
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether elements are integers, signed or not."""
-        return self.element.kind in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}
-
-    @property
-    def is_bool(self) -> bool:
-        """Whether elements are truth values."""
-        return self.element.kind is DTypeKind.BOOL
-
-    @property
-    def is_complex(self) -> bool:
-        """Whether elements are complex numbers."""
-        return self.element.kind is DTypeKind.COMPLEX
-
-    def reshaped(self, shape: Sequence[int]) -> Tensor:
-        """The same elements with other extents."""
-        return Tensor(self.element, tuple(shape))
-
-    def __str__(self) -> str:
-        return f"tensor<{''.join(f'{extent}x' for extent in self.shape)}{self.element.name}>"
-
-
-class Value(NamedTuple):
-    """An SSA value."""
-
-    name: str
-    type: Tensor
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def broadcast_axes(part: Sequence[int], whole: Sequence[int]) -> list[int] | None:
-    """Which dimension of ``whole`` each of ``part`` becomes, as early as may be; None for no way."""
-    axes: list[int] = []
-    place = 0
-    for extent in part:
-        while place < len(whole) and extent not in {1, whole[place]}:
-            place += 1
-        if place == len(whole):
-            return None
-        axes.append(place)
-        place += 1
-    return axes
 
 
 def too_large(what: str, position: str | None = None) -> UnsupportedError:
@@ -205,16 +139,16 @@ class Emitter:
         if self._seed_argument is None or place == 0:
             self._seed_argument = self.argument(Tensor(F32, (_SEEDS,)))
         self._seeds += 1
-        taken = f"stablehlo.slice {self._seed_argument} [{place}:{place + 1}]"
         one = Tensor(F32, (1,))
-        return self.reshape(self.share(f"{taken} : ({self._seed_argument.type}) -> {one}", one), ())
+        text = pretty("slice", [self._seed_argument], one, f" [{place}:{place + 1}]")
+        return self.reshape(self.share(text, one), ())
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         """The same elements in another shape."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
-        return self.share(f"stablehlo.reshape {value} : ({value.type}) -> {result}", result)
+        return self.share(pretty("reshape", [value], result), result)
 
     def front(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
         """The leading part of each dimension; with ``shared`` that of another operation may do."""
@@ -222,7 +156,7 @@ class Emitter:
         if result == value.type:
             return value
         ranges = ", ".join(f"0:{extent}" for extent in shape)
-        text = f"stablehlo.slice {value} [{ranges}] : ({value.type}) -> {result}"
+        text = pretty("slice", [value], result, f" [{ranges}]")
         return self.share(text, result) if shared else self.add(text, result)
 
     def stretched(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
@@ -232,11 +166,11 @@ class Emitter:
         axes = broadcast_axes(value.type.shape, shape)
         if axes is not None:
             result = value.type.reshaped(shape)
-            text = f"stablehlo.broadcast_in_dim {value}, dims = {axes} : ({value.type}) -> {result}"
+            text = pretty("broadcast_in_dim", [value], result, f", dims = {axes}")
             return self.share(text, result) if shared else self.add(text, result)
         flat = self.reshape(value, (value.type.elements,))
         wide = flat.type.reshaped((prod(shape) // value.type.elements, value.type.elements))
-        text = f"stablehlo.broadcast_in_dim {flat}, dims = [1] : ({flat.type}) -> {wide}"
+        text = pretty("broadcast_in_dim", [flat], wide, ", dims = [1]")
         return self.reshape(self.share(text, wide) if shared else self.add(text, wide), shape)
 
     def first(self, value: Value) -> Value:
@@ -250,13 +184,13 @@ class Emitter:
         count = value.type.elements
         if value.type.is_complex:
             part = Tensor(dtype("f32" if value.type.element.bits == 64 else "f64"), value.type.shape)
-            real = self.share(f"stablehlo.real {value} : ({value.type}) -> {part}", part, flops=count)
+            real = self.share(pretty("real", [value], part), part, flops=count)
             return self.converted(real, element)
         result = Tensor(element, value.type.shape)
         if result.is_complex:
             both = self.converted(value, dtype("f32" if element.bits == 64 else "f64"))
             return self.share(f"stablehlo.complex {both}, {both} : {result}", result, flops=count)
-        return self.share(f"stablehlo.convert {value} : ({value.type}) -> {result}", result, flops=count)
+        return self.share(pretty("convert", [value], result), result, flops=count)
 
     def unary(self, op: str, value: Value) -> Value:
         """An operation of one operand that keeps its type."""
@@ -283,13 +217,9 @@ class Emitter:
 
     def overwrite(self, target: Value, update: Value) -> Value:
         """``target`` with its leading part replaced."""
-        rank = len(target.type.shape)
-        places, kinds = ", ".join(["%zero"] * rank), ", ".join(["tensor<i32>"] * rank)
-        return self.share(
-            f"stablehlo.dynamic_update_slice {target}, {update}, {places} : "
-            f"({target.type}, {update.type}, {kinds}) -> {target.type}",
-            target.type,
-        )
+        places = [Value("%zero", Tensor(dtype("i32"), ()))] * target.type.rank
+        text = pretty("dynamic_update_slice", [target, update, *places], target.type)
+        return self.share(text, target.type)
 
     def largest(self, value: Value) -> Value:
         """A scalar that takes all elements to know. ``value`` is real and has elements."""
@@ -297,13 +227,9 @@ class Emitter:
         flat = self.reshape(value, (count,))
         if count == 1:
             return self.reshape(flat, ())
-        scalar = value.type.reshaped(())
+        scalar = value.type.scalar
         start = self.reshape(self.front(flat, (1,)), ())
-        text = (
-            f"stablehlo.reduce({flat} init: {start}) applies stablehlo.maximum across dimensions = [0] : "
-            f"({flat.type}, {scalar}) -> {scalar}"
-        )
-        return self.share(text, scalar, flops=count - 1)
+        return self.share(reduction("maximum", flat, start, [0], scalar), scalar, flops=count - 1)
 
     def joined(self, scalars: Iterable[Value], element: DType) -> Value:
         """One scalar that waits for all of ``scalars``."""
@@ -312,9 +238,7 @@ class Emitter:
             return parts[0]
         ones = [self.reshape(part, (1,)) for part in parts]
         row = Tensor(element, (len(ones),))
-        kinds = ", ".join(str(one.type) for one in ones)
-        text = f"stablehlo.concatenate {', '.join(map(str, ones))}, dim = 0 : ({kinds}) -> {row}"
-        return self.largest(self.share(text, row))
+        return self.largest(self.share(pretty("concatenate", ones, row, ", dim = 0"), row))
 
 
 # What a recipe gets: one node of the graph in terms of a replay.
@@ -559,3 +483,77 @@ def _stretches(made: Tensor, wanted: Tensor) -> bool:
 
 def _smallest(producer: Sequence[Value]) -> Value:
     return min(producer, key=lambda value: (not value.type.elements, value.type.size_bytes))
+
+
+# Tensor types of a graph as those of a program that runs: extents known, element types StableHLO has.
+
+_LARGEST = 1 << 48
+"""Elements of a tensor that any machine could hold."""
+
+_STAND_INS: dict[str, str] = {
+    "tf32": "f32",
+    "f6E2M3FN": "f8E4M3FN",
+    "f6E3M2FN": "f8E4M3FN",
+    "mxfp8": "f8E4M3FN",
+    "mxfp6": "f8E4M3FN",
+    "mxfp4": "f4E2M1FN",
+    "mxint8": "i8",
+    "nvfp4": "f4E2M1FN",
+}
+"""Types that StableHLO lacks, and those of 6 bits, which XLA:CPU does not compile."""
+
+_VALUELESS = {DTypeKind.TOKEN, DTypeKind.OPAQUE}
+
+
+class TensorList:
+    """The types of a graph by row. ``changed`` counts the uses of those that are not what the graph says."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.changed: Counter[str] = Counter()
+        self._graph = graph
+        self._rows: dict[int, tuple[Tensor | None, tuple[str, ...]]] = {}
+
+    def of(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """The types of some rows without tokens. Raises ``UnsupportedError`` for one past all memory."""
+        found: list[Tensor] = []
+        for row in rows:
+            if row not in self._rows:
+                self._rows[row] = self._tensor(row)
+            tensor, changes = self._rows[row]
+            self.changed.update(changes)
+            if tensor is not None:
+                found.append(tensor)
+        return tuple(found)
+
+    def _tensor(self, row: int) -> tuple[Tensor | None, tuple[str, ...]]:
+        types = self._graph.types
+        changes: list[str] = []
+        element = self._element(int(types.dtype[row]), changes)
+        if element.kind in _VALUELESS:
+            return None, ("tokens",)
+        extents = types.shape(row)
+        if any(extent < 0 for extent in extents):
+            changes.append("extents known at run time only, taken as 1")
+        if self._graph.strings[int(types.encoding[row])]:
+            changes.append("layouts and encodings")
+        tensor = Tensor(element, tuple(extent if extent >= 0 else 1 for extent in extents))
+        if tensor.elements > _LARGEST:
+            raise UnsupportedError(
+                f"a tensor of {tensor.elements:,} elements", position=str(tensor), hint="correct the shape"
+            )
+        return tensor, tuple(changes)
+
+    def _element(self, code: int, changes: list[str]) -> DType:
+        element = stand_in(code)
+        if code < 0:
+            changes.append("unknown element types, taken as f32")
+        elif element.code != code:
+            changes.append(f"{DTYPES[code].name}, taken as {element.name}")
+        return element
+
+
+def stand_in(code: int) -> DType:
+    """The element type that a program has for one of the hub's: itself where XLA compiles it."""
+    if code < 0:
+        return F32
+    return dtype(_STAND_INS.get(DTYPES[code].name, DTYPES[code].name))

@@ -5,7 +5,6 @@ One file is the program of one rank class; several classes are a folder of ``NAM
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,9 @@ from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, replay
 from hespas.files.limits import limits
+from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
-from hespas.graph.errors import FormatError, HespasError, OutputError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops
 from hespas.graph.workload import graphs_equal
 
@@ -80,14 +80,8 @@ def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnost
 
 
 def _put(path: Path, content: bytes, *, packed: bool) -> None:
-    try:
-        path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
-    except OSError as error:
-        raise OutputError(
-            f"cannot be written: {error.strerror or error}",
-            path=str(path),
-            hint="free some space or choose another destination",
-        ) from error
+    with open_output(path, packed=packed) as stream:
+        stream.write(content)
 
 
 class _Program(NamedTuple):

@@ -5,8 +5,22 @@ A :class:`Scene` is made of a measured profile or of a simulated run; several sc
 
 from __future__ import annotations
 
-from hespas.converters.tracks.displayed import Displayed, Simulated, measured_scene, scene_of, scenes_beside
-from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks, side_by_side
+from collections.abc import Sequence
+from pathlib import Path
+
+from hespas.converters.format import Value, WriteOptions
+from hespas.converters.tracks.scene import (
+    Argument,
+    Flows,
+    Scene,
+    TextColumn,
+    Tracks,
+    scene_of_profile,
+    side_by_side,
+)
+from hespas.converters.tracks.simulated import Simulated, scene_of_timeline
+from hespas.graph import Diagnostics, Profile
+from hespas.graph.errors import UsageError
 
 __all__ = [
     "Argument",
@@ -21,3 +35,35 @@ __all__ = [
     "scenes_beside",
     "side_by_side",
 ]
+
+Displayed = Profile | Simulated
+
+
+def scene_of(value: Displayed, diagnostics: Diagnostics, *, arrows: bool = True) -> Scene:
+    """The tracks of a value: one process per rank (and device), one track per stream or resource.
+
+    Arrows go from host operations to the device work they caused, or along dependencies, messages and
+    collectives; ``arrows`` false leaves them out. Raises ``UsageError`` where a timeline does not fit its
+    workload. O(events log events), vectorised but for communication.
+    """
+    if isinstance(value, Profile):
+        return scene_of_profile(value, diagnostics, arrows=arrows)
+    return scene_of_timeline(value.timeline, value.workload, diagnostics, arrows=arrows)
+
+
+def measured_scene(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> Scene:
+    """The tracks of a profile that is written to ``path``. Raises ``UsageError`` for a workload."""
+    if isinstance(value, Profile):
+        return scene_of(value, diagnostics)
+    raise UsageError(
+        "a timeline shows when things ran, and a workload does not say",
+        path=options.name or str(path),
+        hint="run it first: hespas simulate SOURCE --timeline FILE",
+    )
+
+
+def scenes_beside(
+    values: Sequence[tuple[str, Displayed]], diagnostics: Diagnostics, *, arrows: bool = True
+) -> Scene:
+    """Several values side by side, each under its label; raises as :func:`scene_of` does."""
+    return side_by_side([(label, scene_of(value, diagnostics, arrows=arrows)) for label, value in values])

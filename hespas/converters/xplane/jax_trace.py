@@ -24,6 +24,7 @@ from hespas.converters.xplane.lines import (
     Line,
     LineEvents,
     LineKind,
+    Texts,
     device_clock,
     device_rows,
     has_devices,
@@ -31,9 +32,7 @@ from hespas.converters.xplane.lines import (
     truth_of,
 )
 from hespas.converters.xplane.profile import Recorded, profile_of
-from hespas.converters.xplane.space import SpaceFacts
-from hespas.converters.xplane.stats import to_integer
-from hespas.converters.xplane.texts import Texts
+from hespas.converters.xplane.space import SpaceFacts, to_integer
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError

@@ -27,6 +27,7 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
+from hespas.graph import StringTable
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.schemas.xplane import (
     ASYNC_LINES,
@@ -52,6 +53,7 @@ __all__ = [
     "LineEvents",
     "LineKind",
     "Program",
+    "Texts",
     "Truth",
     "device_clock",
     "device_rows",
@@ -227,3 +229,31 @@ def split_module_name(text: str) -> tuple[str, int]:
         return text, -1
     number = int(digits) & ((1 << 64) - 1)
     return name, number - (1 << 64) if number >= 1 << 63 else number
+
+
+# --- The texts of a trace while it is read.
+
+
+class Texts:
+    """Interns texts as a profile's string table does, and tells them again; row 0 is the empty one."""
+
+    __slots__ = ("_rows", "_texts")
+
+    def __init__(self) -> None:
+        """Hold the empty text."""
+        self._texts: list[str] = [""]
+        self._rows: dict[str, int] = {"": 0}
+
+    def add(self, text: str) -> int:
+        """The row of ``text``, new or old."""
+        row = self._rows.setdefault(text, len(self._texts))
+        if row == len(self._texts):
+            self._texts.append(text)
+        return row
+
+    def __getitem__(self, row: int) -> str:
+        return self._texts[row]
+
+    def build(self) -> StringTable:
+        """The finished table."""
+        return StringTable.from_strings(self._texts)

@@ -17,14 +17,13 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from hespas.estimators.compiled.messages import Job, Machine, Timing
-from hespas.estimators.compiled.programs import Unit, baseline_of, loop_text
-from hespas.estimators.compiled.values import Tensor
+from hespas.estimators.compiled.units import Unit, baseline_of, loop_text
 from hespas.estimators.result_cache import ResultCache, cache_folder, content_key
 from hespas.files.sandbox import ROOT, clean_environment, isolated_python
 from hespas.graph.errors import UnsupportedError
+from hespas.programs.text import Tensor
 
-__all__ = ["Measured", "Measuring", "Progress", "Session", "worker_command"]
+__all__ = ["Job", "Machine", "Measured", "Measuring", "Progress", "Session", "Timing", "worker_command"]
 
 Progress = Callable[[int, int], None]
 """Told how many of how many units are measured."""
@@ -243,3 +242,48 @@ def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
                     answers.put(line)
     finally:
         answers.put(b"")
+
+
+# --- What the measuring process is asked and answers: one JSON document a line.
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Programs to time: the loop with the work and the one without, and the types of their arguments."""
+
+    program: str
+    baseline: str
+    arguments: tuple[tuple[str, tuple[int, ...]], ...]
+    baseline_arguments: tuple[tuple[str, tuple[int, ...]], ...]
+    repeats: int
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Who measures: a compiler with its version, on a device with its processor and flags."""
+
+    compiler: str
+    platform: str
+    device: str
+    flags: str
+    fault: str = ""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one turn [ns], or why nothing was (``fault``: the compiler's message).
+
+    ``clock_mhz`` is the processor's frequency meanwhile (0: not known), ``turns`` how many a sample had,
+    ``samples`` their number.
+    """
+
+    duration_ns: float = -1.0
+    low_ns: float = -1.0
+    high_ns: float = -1.0
+    turns: int = 0
+    samples: int = 0
+    clock_mhz: float = 0.0
+    fault: str = ""
+    when: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a time: positive and finite."""
+        return not self.fault and 0 < self.duration_ns < float("inf")

@@ -7,20 +7,24 @@ crash, hang or take all memory, and takes nobody with it.
 from __future__ import annotations
 
 import os
+import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter_ns
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
 
-from hespas.estimators.compiled.clock import Slope, slope_of, timing_of
-from hespas.estimators.compiled.messages import Job, Machine, Timing
-from hespas.estimators.compiled.toolchains import TOOLCHAINS, Toolchain
+from hespas.estimators.compiled.measuring import Job, Machine, Timing
 
-__all__ = ["main", "serve"]
+__all__ = ["TOOLCHAINS", "Array", "Slope", "Toolchain", "clock_mhz", "main", "serve", "slope_of", "timing_of"]
 
 _LONGEST = 4000
 _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
@@ -93,3 +97,173 @@ def main() -> int:
         return 0
     serve(toolchain, sys.stdin.buffer, answers)
     return 0
+
+
+# --- How long one turn of a loop takes: medians of differences between a long loop and a short one.
+
+
+_SAMPLE_NS = 10e6
+_MOST_TURNS = 1 << 20
+_TICK_NS = 1.0
+
+
+class Slope(NamedTuple):
+    """Nanoseconds of one turn, sample by sample, and how many turns a sample had."""
+
+    samples_ns: list[float]
+    turns: int
+
+
+def slope_of(run: Callable[[int], object], repeats: int) -> Slope:
+    """Time ``run(turns)``, which returns when done; the first runs warm up."""
+    run(1)
+    turns = 2
+    while (spent_ns := _spent_ns(run, turns)) < _SAMPLE_NS / 2 and turns < _MOST_TURNS:
+        turns = min(turns * max(2, min(16, int(_SAMPLE_NS / max(spent_ns, 1.0)))), _MOST_TURNS)
+    samples = [(_spent_ns(run, turns) - _spent_ns(run, 1)) / (turns - 1) for _ in range(repeats)]
+    return Slope(samples, turns)
+
+
+def _spent_ns(run: Callable[[int], object], turns: int) -> float:
+    start = perf_counter_ns()
+    run(turns)
+    return float(perf_counter_ns() - start)
+
+
+def timing_of(work: Slope, empty: Slope) -> Timing:
+    """One turn's work without the loop around it: median, and the 5th and 95th percentile of samples."""
+    loop_ns = max(median(empty.samples_ns), 0.0)
+    samples = [sample - loop_ns for sample in work.samples_ns]
+    low, high = (
+        (quantiles(samples, n=20)[place] for place in (0, -1)) if len(samples) > 1 else (samples[0],) * 2
+    )
+    # What the clock cannot tell from nothing still took a tick.
+    duration = max(median(samples), _TICK_NS)
+    return Timing(
+        duration_ns=duration,
+        low_ns=min(max(low, 0.0), duration),
+        high_ns=max(high, duration),
+        turns=work.turns,
+        samples=len(samples),
+        clock_mhz=clock_mhz(),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def clock_mhz() -> float:
+    """The mean frequency of the processors that Linux tells of, 0 where nobody does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    except (OSError, ValueError):
+        return 0.0
+    return sum(told) / len(told) if told else 0.0
+
+
+# --- The compilers, as the measuring process sees them: untyped packages behind one typed protocol.
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Toolchain(Protocol):
+    """A compiler and the device it compiles for."""
+
+    def machine(self) -> Machine:
+        """Who measures."""
+        ...
+
+    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
+        """A function that runs the program so many turns and returns when it is done."""
+        ...
+
+
+def _processor() -> str:
+    """The processor's name and how many of its threads may be used."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {threads} threads"
+
+
+class _Xla:
+    """XLA through jaxlib, on JAX's default device."""
+
+    def __init__(self) -> None:
+        self.jax: Any = import_module("jax")
+        self.jax.config.update("jax_enable_x64", True)
+        self.client: Any = import_module("jaxlib.xla_client")
+        self.device: Any = self.jax.devices()[0]
+
+    def machine(self) -> Machine:
+        """JAX's device; a CPU by its own name."""
+        is_cpu = self.device.platform == "cpu"
+        return Machine(
+            compiler=f"jaxlib {version('jaxlib')}",
+            platform=str(self.device.platform),
+            device=_processor() if is_cpu else str(self.device.device_kind),
+            flags=os.environ.get("XLA_FLAGS", ""),
+        )
+
+    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
+        """One executable; arguments are put on the device once."""
+        backend, xla = self.device.client, self.client
+        loaded = backend.compile_and_load(
+            program.encode(), xla.DeviceList((self.device,)), xla.CompileOptions()
+        )
+        buffers = [self.jax.device_put(each, self.device) for each in arguments]
+        counts: dict[int, Any] = {}
+
+        def run(turns: int) -> object:
+            count = counts.get(turns)
+            if count is None:
+                count = counts[turns] = self.jax.device_put(np.int32(turns), self.device)
+            results = loaded.execute_sharded([count, *buffers]).disassemble_into_single_device_arrays()
+            return self.jax.block_until_ready(results)
+
+        return run
+
+
+class _Iree:
+    """IREE's own compiler and runtime, on the CPU."""
+
+    def __init__(self) -> None:
+        self.compiler: Any = import_module("iree.compiler")
+        self.runtime: Any = import_module("iree.runtime")
+
+    def machine(self) -> Machine:
+        """The processor."""
+        return Machine(
+            compiler=f"iree {version('iree-base-compiler')}",
+            platform="local-task",
+            device=_processor(),
+            flags="llvm-cpu host",
+        )
+
+    def compile(self, program: str, arguments: Sequence[Array]) -> Callable[[int], object]:
+        """One module of the virtual machine."""
+        runtime = self.runtime
+        made = self.compiler.compile_str(
+            program,
+            input_type="stablehlo",
+            target_backends=["llvm-cpu"],
+            extra_args=["--iree-llvmcpu-target-cpu=host"],
+        )
+        config = runtime.Config("local-task")
+        module = runtime.load_vm_module(runtime.VmModule.copy_buffer(config.vm_instance, made), config)
+        buffers = [runtime.asdevicearray(config.device, each) for each in arguments]
+
+        def run(turns: int) -> object:
+            results: Any = module.main(np.int32(turns), *buffers)
+            parts: Sequence[Any] = (results,) if hasattr(results, "to_host") else results
+            # The whole waits for one: to fetch a result.
+            return cast("object", parts[0].to_host())
+
+        return run
+
+
+TOOLCHAINS: Mapping[str, Callable[[], Toolchain]] = MappingProxyType({"xla": _Xla, "iree": _Iree})

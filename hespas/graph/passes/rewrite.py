@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray, taken
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import (
-    CollectiveTable,
-    ContractionTable,
+    NODE_COLUMNS,
     ExtraTable,
     NodeKind,
     OpClass,
     OpGraph,
-    P2pTable,
     RegionTable,
 )
 from hespas.graph.tensors import UNKNOWN_DTYPE
@@ -118,8 +116,6 @@ def levels(graph: OpGraph, step: list[int]) -> list[int]:
     return level
 
 
-_Scalar = TypeVar("_Scalar", bound=np.generic)
-
 _MAX_BYPASS_EDGES = 256
 """A dropped join of many producers and many consumers would square its edges; past this it stays."""
 
@@ -149,43 +145,20 @@ def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr
 
     A row may come several times (a loop unrolled). Side tables follow their nodes, in new node order.
     """
+    columns: dict[str, Any] = {name: taken(getattr(graph, name), rows) for name in NODE_COLUMNS}
     return replace(
         graph,
-        id=_take(graph.id, rows),
-        name_row=_take(graph.name_row, rows),
-        op_row=_take(graph.op_row, rows),
-        kind=_take(graph.kind, rows),
-        op_class=_take(graph.op_class, rows),
-        resource=_take(graph.resource, rows),
-        stream=_take(graph.stream, rows),
-        region=_take(graph.region, rows),
-        rate_dtype=_take(graph.rate_dtype, rows),
-        source_row=_take(graph.source_row, rows),
-        framework_row=_take(graph.framework_row, rows),
-        flops=_take(graph.flops, rows),
-        useful_flops=_take(graph.useful_flops, rows),
-        transcendentals=_take(graph.transcendentals, rows),
-        bytes_read=_take(graph.bytes_read, rows),
-        bytes_written=_take(graph.bytes_written, rows),
-        duration_ns=_take(graph.duration_ns, rows),
-        multiplicity=_take(graph.multiplicity, rows),
+        **columns,
         data_deps=data_deps,
         control_deps=control_deps,
         operands=graph.operands.take(rows) if len(graph.operands.values) else Csr.empty(len(rows)),
         results=graph.results.take(rows) if len(graph.results.values) else Csr.empty(len(rows)),
-        collectives=_take_collectives(graph.collectives, rows),
-        p2p=_take_p2p(graph.p2p, rows),
-        contractions=_take_contractions(graph.contractions, rows),
+        collectives=graph.collectives.take(*_matches(graph.collectives.node, rows)),
+        p2p=graph.p2p.take(*_matches(graph.p2p.node, rows)),
+        contractions=graph.contractions.take(*_matches(graph.contractions.node, rows)),
         extra=_take_extra(graph.extra, rows),
         regions=_take_carried(graph.regions, rows, len(graph)),
     )
-
-
-def _take(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
-    """Rows of a column; a constant column stays one that takes no memory."""
-    if column.strides == (0,) and len(column):
-        return np.broadcast_to(column[0], (len(rows),))
-    return column[rows]
 
 
 def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, SmallIntArray]:
@@ -195,48 +168,6 @@ def _matches(table_nodes: SmallIntArray, rows: IntArray) -> tuple[IntArray, Smal
     new_nodes = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
     firsts = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     return firsts + np.arange(len(new_nodes), dtype=np.int64), new_nodes
-
-
-def _take_collectives(table: CollectiveTable, rows: IntArray) -> CollectiveTable:
-    old, node = _matches(table.node, rows)
-    return CollectiveTable(
-        node=node,
-        kind=table.kind[old],
-        group_set=table.group_set[old],
-        comm_bytes=table.comm_bytes[old],
-        operand_bytes=table.operand_bytes[old],
-        result_bytes=table.result_bytes[old],
-        channel=table.channel[old],
-        reduction=table.reduction[old],
-    )
-
-
-def _take_p2p(table: P2pTable, rows: IntArray) -> P2pTable:
-    old, node = _matches(table.node, rows)
-    return P2pTable(
-        node=node,
-        permutation=table.permutation[old],
-        comm_bytes=table.comm_bytes[old],
-        tag=table.tag[old],
-        host=table.host[old],
-    )
-
-
-def _take_contractions(table: ContractionTable, rows: IntArray) -> ContractionTable:
-    old, node = _matches(table.node, rows)
-    return ContractionTable(
-        node=node,
-        batch=table.batch[old],
-        m=table.m[old],
-        n=table.n[old],
-        k=table.k[old],
-        flops=table.flops[old],
-        useful_flops=table.useful_flops[old],
-        lhs=table.lhs[old],
-        rhs=table.rhs[old],
-        accumulator=table.accumulator[old],
-        products=table.products[old],
-    )
 
 
 def _take_extra(table: ExtraTable, rows: IntArray) -> ExtraTable:

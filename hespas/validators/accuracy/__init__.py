@@ -1,12 +1,12 @@
-"""How far estimates are from measurements: per operation, per class, end to end, across devices."""
+"""How far estimates are from measurements: per operation, per class, end to end, across devices.
+
+Names are loaded on first use: a comparison of reports needs no estimators, one of profiles no tables.
+"""
 
 from __future__ import annotations
 
-from hespas.validators.accuracy.compare import Comparison, compare_reports, comparison_json
-from hespas.validators.accuracy.document import accuracy_json
-from hespas.validators.accuracy.result import Accuracy, Thresholds
-from hespas.validators.accuracy.run import accuracy
-from hespas.validators.accuracy.tables import accuracy_of_tables
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = [
     "Accuracy",
@@ -18,3 +18,25 @@ __all__ = [
     "compare_reports",
     "comparison_json",
 ]
+
+if TYPE_CHECKING:
+    from hespas.validators.accuracy.compare import Comparison, compare_reports, comparison_json
+    from hespas.validators.accuracy.document import accuracy_json
+    from hespas.validators.accuracy.result import Accuracy, Thresholds
+    from hespas.validators.accuracy.run import accuracy
+    from hespas.validators.accuracy.tables import accuracy_of_tables
+
+_MODULES = {
+    "compare": ("Comparison", "compare_reports", "comparison_json"),
+    "document": ("accuracy_json",),
+    "result": ("Accuracy", "Thresholds"),
+    "run": ("accuracy",),
+    "tables": ("accuracy_of_tables",),
+}
+
+
+def __getattr__(name: str) -> object:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from math import isnan, nan
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,9 @@ from hespas.graph import DTYPES, OpClass, OpGraph, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.fuse import merge_nodes
-from hespas.validators.accuracy.coverage import Matching
+
+if TYPE_CHECKING:
+    from hespas.validators.accuracy.coverage import Matching
 
 __all__ = [
     "CLASS_NAMES",

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.files.documents import document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document

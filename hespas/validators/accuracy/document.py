@@ -8,7 +8,7 @@ from math import nan
 import msgspec
 import numpy as np
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostics
 from hespas.validators.accuracy.coverage import Coverage

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
+from typing import TYPE_CHECKING
 
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.accuracy.cases import Cases
-from hespas.validators.accuracy.coverage import Coverage, Join
 from hespas.validators.accuracy.lint import LintFinding
 from hespas.validators.accuracy.statistics import ErrorSummary, NoiseFloor
+
+if TYPE_CHECKING:
+    from hespas.validators.accuracy.coverage import Coverage, Join
 
 __all__ = [
     "LEAST_OF_A_STEP",
@@ -167,7 +170,7 @@ class Accuracy:
     coverage: Mapping[str, Coverage]
     lint: tuple[LintFinding, ...]
     diagnostics: Diagnostics
-    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, tuple[Join, ...]])
+    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict)
     steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
     programs: Mapping[str, Workload] = field(default_factory=dict[str, Workload])
 

@@ -18,11 +18,9 @@ from hespas.hardware import Device, load_device
 from hespas.simulator import simulate
 from hespas.validators.accuracy.baselines import fitted_baselines, naive_ns
 from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
-from hespas.validators.accuracy.devices import by_device
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
-from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Step
-from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, sources_of
+from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, by_device, sources_of
 from hespas.validators.accuracy.summaries import contributions, noise_of, speed_ups, summaries, trends
 
 __all__ = ["accuracy", "busy_ns", "end_to_end", "span_ns"]
@@ -95,6 +93,8 @@ def _nothing_compared(
             hint="give it with --workload, and the profile of its run with --measured",
         )
     if any(source.coverage is not None for source in sources) or not sources:
+        from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES
+
         hint = HOLDS_NO_PROGRAM if NO_MODULE in found.counts() else "is it the program that ran?"
         if NO_NAMES in found.counts():
             hint = f"its operations have no names: {WITH_NAMES}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.estimators.learned.serialization import Cell, LearnedModel, forget_models, load_model, save_model
 from hespas.files.documents import document_bytes
 from hespas.files.output import check_destination, write_atomically

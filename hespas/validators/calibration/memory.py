@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.estimators.learned.serialization import LearnedModel, model_bytes, read_model
 from hespas.files.output import placed_at_once, write_atomically
 from hespas.graph.errors import FormatError, OutputError

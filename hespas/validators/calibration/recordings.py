@@ -22,8 +22,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
-from hespas.validators.accuracy.devices import by_device
-from hespas.validators.accuracy.sources import Source, sources_of
+from hespas.validators.accuracy.sources import Source, by_device, sources_of
 from hespas.validators.calibration.fit_class import Solution, Trial, bands_of, error_of, rounded, solve
 
 __all__ = ["fit_recordings", "measurements_of"]
@@ -276,7 +275,7 @@ def measurements_of(
     Operations are those of ``workload``, of the compiled programs that the profile brings along, or of its
     own costed operations: see :func:`~hespas.validators.accuracy.sources.sources_of`. They name no variant:
     they are what a program on ``hardware`` runs. Events of other devices are left out where the profile names
-    several, as :func:`~hespas.validators.accuracy.devices.by_device` does. Raises ``UsageError`` for a
+    several, as :func:`~hespas.validators.accuracy.sources.by_device` does. Raises ``UsageError`` for a
     profile without any operation.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.files.documents import document_bytes
 from hespas.graph import Diagnostic, Diagnostics, Severity
 from hespas.graph.errors import HespasError, exit_code

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
 from hespas.files.documents import document_bytes
 from hespas.files.sandbox import die_with_parent, safe_spawning

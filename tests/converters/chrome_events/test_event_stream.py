@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chrome_events import EventStream, event_times
-from hespas.converters.chrome_events.stream import array_cut, likely_cut
+from hespas.converters.chrome_events import EventStream, event_times, likely_cut
+from hespas.files.json_text import array_cut
 from hespas.graph.errors import FormatError
 
 _NAMES = st.text(st.sampled_from('ab{}[],:"\\ \n\té\U0001f600'), max_size=12)
@@ -119,8 +119,7 @@ def test_times_keep_their_nanoseconds_at_epoch_scale(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, (1 << 62) // 1000), min_size=1, max_size=20))
 def test_any_time_in_whole_nanoseconds_is_exact(values_ns: list[int]) -> None:
-    from hespas.converters.chrome_events.events import TraceEvent
-    from hespas.converters.chrome_events.times import nanoseconds
+    from hespas.converters.chrome_events import TraceEvent, nanoseconds
 
     texts = [f"{value // 1000}.{value % 1000:03d}" for value in values_ns]
     assert nanoseconds([text.encode() for text in texts]).tolist() == values_ns

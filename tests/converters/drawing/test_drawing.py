@@ -73,7 +73,7 @@ def test_graphviz_takes_hostile_names_for_text(name: str, tmp_path: Path) -> Non
 
 @given(st.text(max_size=20))
 def test_names_never_leave_their_quotes(name: str) -> None:
-    from hespas.converters.drawing.dot import quoted
+    from hespas.converters.drawing.picture import quoted
 
     text = quoted(name)
     assert text.startswith('"')

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.converters.gpu_trace.nesting import Nesting, match_pairs
 from hespas.converters.gpu_trace.profile import (
     RangeText,
     collective_in_kernel,
     collective_in_range,
     is_collective_kernel,
+    nesting_of,
     parse_range_text,
 )
 from hespas.converters.gpu_trace.trace import Ranges
+from hespas.converters.linking import match_rows
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def forests(draw: st.DrawFn) -> Spans:
 
 @given(forests(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40)), max_size=12))
 def test_the_innermost_range_is_the_shortest_around(spans: Spans, asked: list[tuple[int, int]]) -> None:
-    nesting = Nesting.of(ranges_of(spans))
+    nesting = nesting_of(ranges_of(spans))
     thread, at = np.array(asked, np.int64).reshape(-1, 2).T
     found = nesting.innermost(thread, at).tolist()
     for place, (wanted, time) in zip(found, asked, strict=True):
@@ -142,6 +143,6 @@ pairs = st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4)), max_size=20)
 @given(pairs, pairs)
 def test_pairs_are_matched_to_the_first(known: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
     columns = [tuple(np.array(part, np.int64).reshape(-1, 2).T) for part in (known, asked)]
-    found = match_pairs((columns[0][0], columns[0][1]), (columns[1][0], columns[1][1]))
+    found = match_rows((columns[0][0], columns[0][1]), (columns[1][0], columns[1][1]))
     expected = [known.index(pair) if pair in known and pair[1] >= 0 else -1 for pair in asked]
     assert found.tolist() == expected

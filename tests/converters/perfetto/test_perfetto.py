@@ -18,7 +18,7 @@ from hespas.api import read as read_any
 from hespas.converters import sniff
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.perfetto import FORMAT
-from hespas.converters.perfetto.telling import likelihood
+from hespas.converters.perfetto.packets import likelihood
 from hespas.converters.perfetto.writer import write_displayed
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.graph import Diagnostics, Profile, StringTable, Workload

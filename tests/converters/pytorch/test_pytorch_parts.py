@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hespas.converters.linking import exclusive
 from hespas.converters.pytorch.communication import is_communication_kernel, kernel_operation, named
 from hespas.converters.pytorch.draft import Edges, flow_of
 from hespas.converters.pytorch.events import Rows, integer, integers, read_events
+from hespas.converters.pytorch.kernels import nesting_of
 from hespas.converters.pytorch.linked import common_order
-from hespas.converters.pytorch.linking import Nesting, exclusive_ns
-from hespas.converters.pytorch.records import Number
-from hespas.converters.pytorch.sniffing import job_name, rank_in_name
+from hespas.converters.pytorch.records import Number, job_name, rank_in_name
 from hespas.graph import CollectiveKind, Csr, NodeKind
 from tests.converters.pytorch.traces import (
     Json,
@@ -72,7 +72,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0,
 @given(SPANS)
 def test_every_moment_belongs_to_the_operation_that_started_last(spans: list[tuple[int, int, int]]) -> None:
     key, start, length = (np.array([span[part] for span in spans], np.int64) for part in range(3))
-    own = exclusive_ns(key, start, start + length)
+    own = exclusive(key, start, start + length)
     for thread in (0, 1):
         for_thread = [place for place, span in enumerate(spans) if span[0] == thread]
         running = {
@@ -146,7 +146,7 @@ def test_the_parent_is_the_last_started_that_still_runs(spans: list[tuple[int, i
     events = [host("op", start, length, tid=thread) for thread, start, length in spans]
     with TemporaryDirectory() as folder:
         trace = read_events(write_kineto(Path(folder) / "a.json", events), 1 << 30)
-    parent = Nesting.of(trace.host).parent.tolist()
+    parent = nesting_of(trace.host).parent.tolist()
     order = sorted(range(len(spans)), key=lambda row: (spans[row][1], -spans[row][2]))
     for thread in (1, 2):
         running: list[int] = []

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hespas import api
+from hespas.converters.linking import enclosing, overlapping, pair
 from hespas.converters.tracks import Scene, Simulated, scene_of, side_by_side
-from hespas.converters.tracks.pairs import enclosing, overlapping, pair
 from hespas.converters.tracks.scene import Label
 from hespas.graph import (
     CollectiveKind,
@@ -194,7 +194,7 @@ def test_pairs_and_nesting_are_of_one_track() -> None:
     track, start = np.array([0, 0, 0, 1]), np.array([0, 2, 20, 2])
     duration = np.array([10, 3, 5, 1])
     assert overlapping(track, start, duration).tolist() == [False, True, False, False]
-    assert enclosing(track, start, duration).tolist() == [-1, 0, -1, -1]
+    assert enclosing(track, start, duration)[0].tolist() == [-1, 0, -1, -1]
 
 
 @pytest.mark.parametrize("form", ["perfetto", "chrome-trace"])

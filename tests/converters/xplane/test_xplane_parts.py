@@ -7,8 +7,8 @@ import pytest
 
 from hespas.converters.xplane.collect import nest
 from hespas.converters.xplane.lines import ABSENT, LineKind, Truth, line_kind, split_module_name, truth_of
-from hespas.converters.xplane.programs import Modules, run_numbers
-from hespas.converters.xplane.stats import to_integer
+from hespas.converters.xplane.profile import Modules, run_numbers
+from hespas.converters.xplane.space import to_integer
 from hespas.graph.columns import IntArray
 
 

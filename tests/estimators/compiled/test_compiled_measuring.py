@@ -18,13 +18,9 @@ from hespas.api import estimate, graph_estimator
 from hespas.estimators import load_estimator
 from hespas.estimators.compiled import Iree, Xla
 from hespas.estimators.compiled import model as compiled_model
-from hespas.estimators.compiled.clock import Slope, slope_of, timing_of
-from hespas.estimators.compiled.measuring import Measuring, Session
-from hespas.estimators.compiled.messages import Job, Machine, Timing
-from hespas.estimators.compiled.programs import Unit
-from hespas.estimators.compiled.toolchains import Array
-from hespas.estimators.compiled.values import Tensor, Value
-from hespas.estimators.compiled.worker import serve
+from hespas.estimators.compiled.measuring import Job, Machine, Measuring, Session, Timing
+from hespas.estimators.compiled.units import Unit
+from hespas.estimators.compiled.worker import Array, Slope, serve, slope_of, timing_of
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
@@ -32,6 +28,7 @@ from hespas.graph.tensors import dtype
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations
 from hespas.operations.build import matmuls
+from hespas.programs.text import Tensor, Value
 
 # Answers each job with its count; programs of some sizes crash, hang, or fail to compile.
 STUB = """
@@ -343,7 +340,7 @@ def test_a_slope_warms_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ran.append(turns)
         now[0] += 1_000_000 + 500 * turns
 
-    monkeypatch.setattr("hespas.estimators.compiled.clock.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("hespas.estimators.compiled.worker.perf_counter_ns", lambda: now[0])
     slope = slope_of(run, 5)
     assert ran[0] == 1
     assert slope.samples_ns == [500.0] * 5

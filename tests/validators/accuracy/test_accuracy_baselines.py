@@ -14,7 +14,7 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.validators.accuracy.baselines import BASELINES, fitted_baselines, naive_ns
 from hespas.validators.accuracy.cases import Cases
-from tests.validators.matching.small_profiles import Program
+from tests.validators.accuracy.small_profiles import Program
 
 DOT, ADD = int(OpClass.CONTRACTION), int(OpClass.ELEMENTWISE)
 

@@ -24,7 +24,7 @@ from hespas.validators.accuracy.cases import (
     shared_shapes,
 )
 from hespas.validators.accuracy.matching import match_program
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 ELEMENTWISE, COLLECTIVE = OpClass.ELEMENTWISE, OpClass.COLLECTIVE
 

@@ -12,10 +12,10 @@ import pytest
 
 from hespas.graph import CollectiveKind, Diagnostics, OpClass, OpGraph, Profile, Workload
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json
+from hespas.validators.accuracy.programs import step_rows
 from hespas.validators.accuracy.report import accuracy_csv, accuracy_html, accuracy_markdown
 from hespas.validators.accuracy.result import SummaryRow
-from hespas.validators.accuracy.sources import step_rows
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 H100 = ["H100-SXM"]
 SQUARE = [(256, 256), (256, 256)]

@@ -13,7 +13,7 @@ from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.errors import UsageError
 from hespas.hardware import load_device, write_device
 from hespas.validators.accuracy import Accuracy, accuracy
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 OTHER = "accuracy.other-device"
 

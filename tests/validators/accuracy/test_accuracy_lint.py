@@ -12,7 +12,7 @@ from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding, lint_cases, lint_profile
-from tests.validators.matching.small_profiles import Recording
+from tests.validators.accuracy.small_profiles import Recording
 
 
 def _found(recording: Recording) -> dict[str, LintFinding]:

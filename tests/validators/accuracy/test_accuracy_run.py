@@ -15,7 +15,7 @@ from hespas.graph import Diagnostics, HostOps, OpClass, OpGraph, Profile, Worklo
 from hespas.graph.errors import UsageError
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json
 from hespas.validators.accuracy.run import busy_ns, span_ns
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 H100 = ["H100-SXM"]
 SQUARE = [(256, 256), (256, 256)]

@@ -10,7 +10,7 @@ import pytest
 from hespas.converters import ReadOptions, load_format
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.validators.accuracy.sources import Source, sources_of
-from tests.validators.matching.small_profiles import Program, Recording
+from tests.validators.accuracy.small_profiles import Program, Recording
 
 COLUMNS = "op,dtype,shapes,duration_ns"
 SHAPES = '"[[128,64],[64,32]]"'

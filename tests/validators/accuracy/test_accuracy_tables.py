@@ -161,7 +161,7 @@ def test_a_spread_is_the_noise_and_operations_without_cost_are_not_covered(tmp_p
 
 
 def test_the_roofline_of_a_table_is_that_of_a_graph(tmp_path: Path) -> None:
-    from tests.validators.matching.small_profiles import Program
+    from tests.validators.accuracy.small_profiles import Program
 
     made = Program()
     for extent in (64, 512, 4096):

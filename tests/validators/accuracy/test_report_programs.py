@@ -12,7 +12,7 @@ import pytest
 from hespas.graph import Profile
 from hespas.validators.accuracy import Thresholds, accuracy
 from hespas.validators.accuracy.report.folder import write_report
-from tests.validators.matching.small_profiles import Recording
+from tests.validators.accuracy.small_profiles import Recording
 
 NONE = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
 

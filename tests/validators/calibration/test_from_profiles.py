@@ -12,7 +12,7 @@ from hespas.graph.errors import UsageError
 from hespas.hardware import load_device
 from hespas.measurements import LeftOut, joined
 from hespas.validators.calibration import measurements_of
-from tests.validators.matching.small_profiles import Recording
+from tests.validators.accuracy.small_profiles import Recording
 
 
 def recorded(name: str, extents: tuple[int, ...], times_us: tuple[float, ...]) -> Recording:

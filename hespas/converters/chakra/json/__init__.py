@@ -25,8 +25,9 @@ from hespas.converters.chakra.json.nodes import (
     message_bytes,
 )
 from hespas.converters.chakra.sniff import JSON_SCHEMA
-from hespas.converters.chakra.wire import Bools, Bytes, Longs
+from hespas.converters.chakra.wire import Longs
 from hespas.converters.chakra.wire.decode import CutOffError, open_trace
+from hespas.files.json_text import BracketScan
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra.tables import GLOBAL_METADATA, NODE
@@ -252,11 +253,9 @@ NODE_LIST = "workload_graph"
 _BLOCK_BYTES = 1 << 20
 _LARGEST_OBJECT = 64 << 20
 _LIST_START = re.compile(rb'(?<!\\)"workload_graph"\s*:\s*\[')
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _DAMAGED = "the file is damaged or cut off; write or copy it again"
-_STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
 
 
 class _TextObject(NamedTuple):
@@ -277,11 +276,7 @@ class _Objects(NamedTuple):
 
 def whole_objects(text: bytes) -> _Objects:
     """The outermost objects of a text that starts between two of them. O(len(text)), vectorised."""
-    data: Bytes = np.frombuffer(_ESCAPE.sub(b"__", text) if b"\\" in text else text, np.uint8)
-    quoted: Bools = (np.cumsum(data == ord('"'), dtype=np.int32) & 1).astype(np.bool_)
-    step = _STEP[data]
-    step[quoted] = 0
-    depth = np.cumsum(step, dtype=np.int32)
+    _, step, depth = BracketScan().scan(text)
     below: Longs = np.flatnonzero(depth < 0)
     closed = int(below[0]) if len(below) else -1
     if len(below):

@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Protocol, cast
 
-from hespas import __version__
+from hespas._version import __version__
 from hespas.files.documents import encoded
 from hespas.files.streams import open_input
 from hespas.graph import DTypeKind, Profile, Timeline, Workload, find_dtype

@@ -12,8 +12,8 @@ from math import isnan
 
 import numpy as np
 
-from hespas import __version__
-from hespas.files.cells import inert_cell
+from hespas._version import __version__
+from hespas.files.documents import inert_cell
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases, Prediction

@@ -1,0 +1,515 @@
+"""Costs of operations on the device events they caused: each operation once, whatever it launched.
+
+Kernels of an operation share its figures as they share its time, in whole FLOPs and bytes that add up to
+those of the operation. A matrix product or convolution cannot be cut by time: all of it stands on the longest
+kernel, and the others, which prepare or finish it, cost nothing of their own. Fills and copies beside kernels
+are not what the operation is for: they cost what the profiler says they touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isclose
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hespas.converters.linking import nearest
+from hespas.converters.measured_ops.build import NOT_RECORDED, CostedOps, Role, costed_ops, event_roles
+from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
+from hespas.costs.aten.call import AtenCost
+from hespas.costs.operation import Contraction
+from hespas.graph import (
+    ContractionTable,
+    Csr,
+    Diagnostics,
+    HostOps,
+    OpClass,
+    OpGraph,
+    Profile,
+    StringTable,
+    TensorTypes,
+    TensorTypesBuilder,
+)
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.errors import FormatError
+
+__all__ = [
+    "RECORDED_STEPS",
+    "EventCosts",
+    "RecordedSteps",
+    "event_costs",
+    "host_costs",
+    "recorded_steps",
+    "recorded_steps_of",
+]
+
+_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EventCosts:
+    """Columns of shape ``(events,)`` as those of :class:`hespas.graph.OpGraph`; NaN is unknown. Events are
+    those of a device, or operations of the host that are the work themselves.
+
+    ``contractions.node`` is the row of an event. Operands are on the first event of an operation, results on
+    its last; ``types`` holds their types.
+    """
+
+    op_class: NDArray[np.uint8]
+    flops: FloatArray
+    useful_flops: FloatArray
+    transcendentals: FloatArray
+    bytes_read: FloatArray
+    bytes_written: FloatArray
+    rate_dtype: NDArray[np.int16]
+    contractions: ContractionTable
+    types: TensorTypes
+    operands: Csr
+    results: Csr
+
+
+def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
+    """The cost of each device event of a profile with host operations. O(events log events).
+
+    Sums over the events of an operation are those of :func:`.costed_ops`, but for fills and copies beside its
+    kernels, which come on top. Diagnostics say what has no cost, and how many operations share theirs.
+    """
+    found = costed_ops(profile, diagnostics)
+    graph, node = found.graph, found.node
+    roles = event_roles(profile)
+    bears = _bearers(found, roles)
+    whole = np.bincount(graph.contractions.node, minlength=len(graph)) > 0
+    main = _longest(node, bears, profile.duration_ns, len(graph))
+    shares = _Shares.of(node, bears, main, whole, profile.duration_ns)
+    figures = {name: shares.split(getattr(graph, name)) for name in _FIGURES}
+    stated = ((roles == Role.DEVICE_COPY) | (roles == Role.FILL)) & ~found.costed[node]
+    for name in ("flops", "useful_flops", "transcendentals"):
+        figures[name][stated] = 0.0
+    _own_traffic(profile, roles, ~bears | stated | (roles == Role.HOST_COPY), figures)
+    op_class = np.where(bears & ~stated, graph.op_class[node], _own_class(roles)).astype(np.uint8)
+    op_class[roles == Role.COMMUNICATION] = int(OpClass.UNKNOWN)
+    table = graph.contractions
+    _report(profile, found, bears, whole, diagnostics)
+    return EventCosts(
+        op_class=op_class,
+        rate_dtype=np.where(bears, graph.rate_dtype[node], -1).astype(np.int16),
+        contractions=replace(table, node=main[table.node].astype(np.int32)),
+        types=graph.types,
+        operands=_placed(graph.operands, _end_events(profile, found, first=True), len(profile)),
+        results=_placed(graph.results, _end_events(profile, found, first=False), len(profile)),
+        **figures,
+    )
+
+
+def _bearers(found: CostedOps, roles: NDArray[np.uint8]) -> BoolArray:
+    """Which events stand for their operation: its kernels; without any, its fills and copies."""
+    kernel = roles == Role.WORK
+    has_kernel = np.bincount(found.node[kernel], minlength=len(found.graph)) > 0
+    bears: BoolArray = kernel | ~has_kernel[found.node]
+    return bears
+
+
+def _longest(node: NDArray[np.integer], bears: BoolArray, duration_ns: FloatArray, count: int) -> IntArray:
+    """The longest of the events that stand for each node, the first of equal ones."""
+    rows = np.flatnonzero(bears)
+    order = rows[np.lexsort((-rows, duration_ns[rows], node[rows]))]
+    main = np.zeros(count, np.int64)
+    main[node[order]] = order
+    return main
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shares:
+    """How events divide the figures of their nodes; ``main`` is the event that takes what is left over."""
+
+    node: NDArray[np.integer]
+    bears: BoolArray
+    main: IntArray
+    share: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        node: NDArray[np.integer],
+        bears: BoolArray,
+        main: IntArray,
+        whole: BoolArray,
+        duration_ns: FloatArray,
+    ) -> _Shares:
+        """By measured time; nothing but to the main event where nodes are kept ``whole``."""
+        is_main = main[node] == np.arange(len(node))
+        weight = np.where(bears & (is_main | ~whole[node]), np.fmax(duration_ns, 0.0), 0.0)
+        total = np.bincount(node, weight, len(main))[node]
+        share = np.divide(weight, total, out=np.zeros(len(node)), where=total > 0)
+        return cls(node, bears, main, share)
+
+    def split(self, column: FloatArray) -> FloatArray:
+        """One figure of all nodes by event: whole numbers that add up to it, 0 beside those that bear it."""
+        figure = column[self.node]
+        with np.errstate(invalid="ignore"):
+            parts = np.where(self.bears, np.floor(figure * self.share), 0.0)
+        parts[self.main] = 0.0
+        known = np.where(np.isnan(parts), 0.0, parts)
+        parts[self.main] = column - np.bincount(self.node, known, len(self.main))
+        return np.where(self.bears & np.isnan(figure), np.nan, parts)
+
+
+def _own_class(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    own = np.full(len(Role), int(OpClass.UNKNOWN), np.uint8)
+    own[Role.DEVICE_COPY], own[Role.FILL] = OpClass.MOVE, OpClass.GENERATE
+    return own[roles]
+
+
+def _own_traffic(
+    profile: Profile, roles: NDArray[np.uint8], apart: BoolArray, figures: dict[str, FloatArray]
+) -> None:
+    """Put in what copies and fills touched by themselves, where the profiler says it."""
+    moved = profile.bytes_moved
+    rows = np.flatnonzero(apart & ((roles != Role.HOST_COPY) | ~np.isnan(moved)))
+    kernels, place = np.unique(profile.kernel_row[rows], return_inverse=True)
+    names = [profile.strings[int(row)] for row in kernels]
+    to_device = np.array([_is_to_device(name) for name in names], np.bool_)[place.reshape(-1)]
+    role = roles[rows]
+    writes_only = (role == Role.FILL) | ((role == Role.HOST_COPY) & to_device)
+    reads_only = (role == Role.HOST_COPY) & ~to_device
+    figures["bytes_read"][rows] = np.where(writes_only, 0.0, moved[rows])
+    figures["bytes_written"][rows] = np.where(reads_only, 0.0, moved[rows])
+
+
+def _is_to_device(kernel: str) -> bool:
+    return "HtoD" in kernel or "HostToDevice" in kernel
+
+
+def _end_events(profile: Profile, found: CostedOps, *, first: bool) -> IntArray:
+    """The event of each node that starts first, or last."""
+    order = np.lexsort((profile.start_ns, found.node))
+    if first:
+        order = order[::-1]
+    ends = np.zeros(len(found.graph), np.int64)
+    ends[found.node[order]] = order
+    return ends
+
+
+def _placed(types: Csr, events: IntArray, count: int) -> Csr:
+    return Csr.from_pairs(events[types.row_ids], types.values, count)
+
+
+def _report(
+    profile: Profile, found: CostedOps, bears: BoolArray, whole: BoolArray, diagnostics: Diagnostics
+) -> None:
+    kernels = np.bincount(found.node[bears], minlength=len(found.graph))
+    for mask, code, message in (
+        (~whole, "measured-ops.shared-cost", "operations of several kernels, which share its cost by time"),
+        (whole, "measured-ops.main-kernel", "products of several kernels; all their cost is on the longest"),
+    ):
+        diagnostics.info(code, profile.name, message, count=int(((kernels > 1) & mask & found.costed).sum()))
+
+
+# --- Costs of operations of the host, where those are the work: a run without a device, or an execution
+# trace.
+#
+# Every call is recorded, the outer ones too, so each cost stands once, on the operation that answers for it:
+# of those that the table costs with all they call, the outermost; of those it costs by their parts, the
+# innermost where no part has a cost. What is called inside them costs nothing of its own, nor do views, the
+# bookkeeping of the autograd engine, and calls around operations with a cost. Any other operation is unknown.
+
+_BOOKKEEPING = re.compile(
+    r"autograd::engine::.*|torch::autograd::\w+|\w+Backward\d+|detach_?|\[pytorch\|.*|## .* ##", re.DOTALL
+)
+_BY_PARTS_ALONE = frozenset({"aten::to", "aten::contiguous", "aten::dropout"})
+"""Operations that do nothing, or call what does it; recorded without that, they did nothing."""
+
+_LARGEST_INT64 = (1 << 63) - 1
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Roles:
+    """Which operations bear a cost, cost nothing of their own, and communicate; of others nobody knows.
+
+    ``undescribed`` are in the table, and the trace does not say what they were given.
+    """
+
+    bears: BoolArray
+    idle: BoolArray
+    communicates: BoolArray
+    undescribed: BoolArray
+
+
+def host_costs(
+    host: HostOps,
+    strings: StringTable,
+    diagnostics: Diagnostics,
+    where: str,
+    *,
+    communicates: BoolArray,
+    touches: BoolArray | None = None,
+) -> EventCosts:
+    """The cost of each operation of the host, shape ``(operations,)``; NaN where it is unknown.
+
+    ``communicates`` marks operations whose time is the network's: nothing is known of them, and nothing is
+    done around or inside them. ``touches`` marks those that have tensors, where that is known: others do
+    nothing. Diagnostics say what has no cost. O(operations log depth).
+    """
+    roles = _roles(host, strings, communicates, touches)
+    bears, idle = roles.bears, roles.idle
+    rows = np.flatnonzero(bears)
+    columns = (host.name_row, host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
+    keys = np.stack([column[rows].astype(np.int64) for column in columns])
+    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    priced: list[AtenCost] = []
+    for name, shapes, types, strides, values in distinct.T.tolist():
+        texts = strings[strides], strings[values]
+        priced.append(
+            aten_cost(strings[name], strings[shapes], strings[types], strides=texts[0], values=texts[1])
+        )
+    found = _host_columns(len(host), rows, place, priced, idle)
+    _report_host(host, strings, roles, found, (diagnostics, where))
+    return found
+
+
+def _roles(host: HostOps, strings: StringTable, communicates: BoolArray, touches: BoolArray | None) -> _Roles:
+    names, place = np.unique(host.name_row, return_inverse=True)
+    texts = [strings[int(row)] for row in names]
+
+    def named(flags: Sequence[bool]) -> BoolArray:
+        found: BoolArray = np.array(flags, np.bool_)[place.reshape(-1)]
+        return found
+
+    in_table = named([find_aten_rule(text) is not None for text in texts]) & ~communicates
+    by_parts = in_table & named([is_composite(text) for text in texts])
+    described = host.shapes_row != 0
+    whole = in_table & ~by_parts & described
+    whole &= ~_inside(host.parent, whole)
+    answered = _inside(host.parent, whole)
+    parts = by_parts & described & ~answered & ~_around(host.parent, whole)
+    parts &= ~named([text in _BY_PARTS_ALONE for text in texts])
+    parts &= ~_around(host.parent, parts)
+    bears = whole | parts
+    answered |= _inside(host.parent, parts)
+    calls = bears | communicates
+    wraps = (~in_table | by_parts) & (_around(host.parent, calls) | _inside(host.parent, communicates))
+    kept = named([text in VIEWS or _BOOKKEEPING.fullmatch(text) is not None for text in texts])
+    copies = named([text in _BY_PARTS_ALONE for text in texts])
+    if touches is not None:
+        kept |= ~touches & ~in_table
+    idle = ~bears & ~communicates & (answered | wraps | kept | copies)
+    return _Roles(bears=bears, idle=idle, communicates=communicates, undescribed=in_table & ~described)
+
+
+def _inside(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
+    """What is called, directly or not, by something marked."""
+    outer = parent.astype(np.int64)
+    return nearest(marked, outer, outer) >= 0
+
+
+def _around(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
+    """What calls, directly or not, something marked."""
+    found = np.zeros(len(parent), np.bool_)
+    found[parent[marked & (parent >= 0)]] = True
+    jump = parent.astype(np.int64)
+    while (jump >= 0).any():
+        found[jump[found & (jump >= 0)]] = True
+        jump = np.where(jump >= 0, jump[np.maximum(jump, 0)], -1)
+    return found
+
+
+def _host_columns(
+    count: int, rows: IntArray, place: IntArray, priced: Sequence[AtenCost], idle: BoolArray
+) -> EventCosts:
+    """Columns of all operations, from the costs of the distinct ones."""
+    nothing = np.where(idle, 0.0, np.nan)
+
+    def figures(name: str) -> FloatArray:
+        column = nothing.copy()
+        column[rows] = np.array([getattr(each.cost, name) for each in priced], np.float64)[place]
+        return column
+
+    op_class = np.where(idle, int(OpClass.FREE), int(OpClass.UNKNOWN)).astype(np.uint8)
+    op_class[rows] = np.array([each.cost.op_class for each in priced], np.uint8)[place]
+    rate = np.full(count, -1, np.int16)
+    rate[rows] = np.array([each.cost.rate_dtype for each in priced], np.int16)[place]
+    types = TensorTypesBuilder()
+    ends = [
+        Csr.from_lists([[types.add(each.dtype, each.shape) for each in side] for side in sides])
+        for sides in ([each.operands for each in priced], [each.results for each in priced])
+    ]
+    operands, results = (_on_operations(side.take(place), rows, count) for side in ends)
+    return EventCosts(
+        op_class=op_class,
+        flops=figures("flops"),
+        useful_flops=figures("useful_flops"),
+        transcendentals=figures("transcendentals"),
+        bytes_read=figures("bytes_read"),
+        bytes_written=figures("bytes_written"),
+        rate_dtype=rate,
+        contractions=_contractions_of(rows, place, priced),
+        types=types.build(),
+        operands=operands,
+        results=results,
+    )
+
+
+def _on_operations(sides: Csr, rows: IntArray, count: int) -> Csr:
+    return Csr.from_pairs(rows[sides.row_ids], sides.values, count)
+
+
+def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]) -> ContractionTable:
+    """The matrix products of all operations."""
+    listed: list[Contraction] = []
+    of_key: list[list[int]] = []
+    for each in priced:
+        rows_of = each.cost.contractions
+        fitting = [row for row in rows_of if max(row.batch, row.m, row.n, row.k) <= _LARGEST_INT64]
+        of_key.append(list(range(len(listed), len(listed) + len(fitting))))
+        listed.extend(fitting)
+    chosen = Csr.from_lists(of_key).take(place)
+    empty = ContractionTable.empty()
+    columns = {
+        name: np.array([getattr(row, name) for row in listed], getattr(empty, name).dtype)[chosen.values]
+        for name in ("batch", "m", "n", "k", "flops", "useful_flops", "lhs", "rhs", "accumulator", "products")
+    }
+    return replace(empty, node=rows[chosen.row_ids].astype(np.int32), **columns)
+
+
+def _report_host(
+    host: HostOps, strings: StringTable, roles: _Roles, found: EventCosts, told: tuple[Diagnostics, str]
+) -> None:
+    """Say what has no cost, and what was taken to have none of its own."""
+    diagnostics, where = told
+    unknown = ~roles.bears & ~roles.idle & ~roles.communicates
+    unclear = roles.bears & np.isnan(found.flops + found.bytes_read + found.bytes_written)
+    unclear |= unknown & roles.undescribed
+    for mask, code, message in (
+        (unknown & ~unclear, "measured-ops.unknown-op", "operations without a row in the cost table"),
+        (unclear, "measured-ops.inputs-not-recorded", NOT_RECORDED),
+    ):
+        named = _most_frequent(host, strings, mask)
+        diagnostics.warning(code, where, f"{message}: {named}", count=int(mask.sum()))
+    diagnostics.info(
+        "measured-ops.calls", where,
+        "calls around operations with a cost, parts of them, views and bookkeeping cost nothing themselves",
+        count=int(roles.idle.sum()),
+    )  # fmt: skip
+
+
+def _most_frequent(host: HostOps, strings: StringTable, mask: BoolArray) -> str:
+    rows, counts = np.unique(host.name_row[mask], return_counts=True)
+    top = np.argsort(-counts, kind="stable")[:_MOST_NAMED].tolist()
+    return ", ".join(f"{strings[int(rows[at])][:80]} {int(counts[at]):,} x" for at in top)
+
+
+# --- How long the steps of a recording took: a document that stays with the graph made of it, whose nodes
+# have times but no starts.
+
+RECORDED_STEPS = "measured/steps.json"
+"""The name of the document among the attachments of a graph."""
+
+_LONGEST_NS = 2.0**65
+"""From the first start that 64 bits hold to the last end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSteps:
+    """Per step of one rank the time from first start to last end, and that during which anything ran. Without
+    annotated steps the whole recording is one. ``inside`` is the share of its device time in steps, 0..1.
+    ``times_ns`` is the sum of the times in the graph that they stay with, -1 unknown.
+    """
+
+    span_ns: list[float]
+    busy_ns: list[float]
+    inside: float
+    times_ns: float = -1.0
+
+    def of(self, graph: OpGraph) -> RecordedSteps:
+        """The same, to stay with a graph of what was recorded."""
+        return replace(self, times_ns=_known_ns(graph))
+
+    def describes(self, graph: OpGraph) -> bool:
+        """Whether a graph still has the times that were recorded, and not those of an estimate."""
+        return self.times_ns < 0 or isclose(self.times_ns, _known_ns(graph), rel_tol=1e-9)
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return len(self.span_ns)
+
+    def document(self) -> bytes:
+        """The steps as JSON."""
+        return msgspec.json.encode(self)
+
+
+def _known_ns(graph: OpGraph) -> float:
+    """The sum of all times that are known."""
+    return float(np.nansum(graph.duration_ns * graph.multiplicity))
+
+
+def recorded_steps(
+    start_ns: FloatArray | IntArray, duration_ns: FloatArray | IntArray, step: SmallIntArray
+) -> RecordedSteps | None:
+    """The steps of one rank's events, None without any. ``step`` numbers them, -1 is outside; what lies
+    outside counts only where there is no step. O(events log events).
+    """
+    if not len(start_ns):
+        return None
+    length = np.maximum(duration_ns, 0).astype(np.float64)
+    begin = _since_first(start_ns)
+    inside = step >= 0
+    rows = np.flatnonzero(inside) if inside.any() else np.arange(len(step))
+    order = rows[np.lexsort((begin[rows], step[rows]))]
+    first = np.flatnonzero(np.append(True, np.diff(step[order]) != 0))
+    spans: list[float] = []
+    busy: list[float] = []
+    for part in np.split(order, first[1:]):
+        reached = np.maximum.accumulate(begin[part] + length[part])
+        before = np.append(begin[part][0], reached[:-1])
+        idle = float(np.maximum(begin[part] - before, 0.0).sum())
+        spans.append(float(reached[-1] - begin[part][0]))
+        busy.append(max(0.0, spans[-1] - idle))
+    total = float(length.sum())
+    share = float(length[rows].sum()) / total if total else 1.0
+    return RecordedSteps(span_ns=spans, busy_ns=busy, inside=min(share, 1.0))
+
+
+def _since_first(start_ns: FloatArray | IntArray) -> FloatArray:
+    """Time since the first start, also where whole numbers lie further apart than fit their type."""
+    since: FloatArray
+    if start_ns.dtype.kind == "f":
+        since = (start_ns - start_ns.min()).astype(np.float64)
+    else:
+        whole = start_ns.astype(np.int64)
+        since = (whole.view(np.uint64) - whole.min().view(np.uint64)).astype(np.float64)
+    return since
+
+
+def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSteps | None:
+    """The steps that stayed with a graph ``name``, None where there are none. Raises ``FormatError`` for a
+    document that is none of ours.
+    """
+    document = attachments.get(RECORDED_STEPS)
+    if document is None:
+        return None
+    try:
+        found = msgspec.json.decode(document, type=RecordedSteps)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _broken(name, str(error)) from error
+    times = [*found.span_ns, *found.busy_ns]
+    if not found.span_ns or len(found.span_ns) != len(found.busy_ns) or not 0 <= found.inside <= 1:
+        raise _broken(name, "spans, busy times and their share do not fit together")
+    if not all(0 <= each <= _LONGEST_NS for each in times):
+        raise _broken(name, "a time is negative, or longer than any")
+    if any(busy > span for span, busy in zip(found.span_ns, found.busy_ns, strict=True)):
+        raise _broken(name, "a step is busy for longer than it is")
+    return found
+
+
+def _broken(name: str, why: str) -> FormatError:
+    return FormatError(
+        f"the recorded steps are malformed: {why}", path=name, position=f"attachment {RECORDED_STEPS}",
+        hint="convert the traces again",
+    )  # fmt: skip

@@ -1,0 +1,351 @@
+"""Recipes of collectives and messages: same kind, groups and bytes; every rank is a replica of the program.
+
+Group members and peers are global device ids, which with one partition are replica ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.converters.replica_groups import highest_id
+from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node
+from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import UnsupportedError
+from hespas.graph.tensors import dtype
+from hespas.programs.text import Tensor, Value
+
+__all__ = [
+    "SUBSTITUTES",
+    "Groups",
+    "Link",
+    "applied_reduction",
+    "collective",
+    "devices_for",
+    "pairs_of",
+    "payload_bytes",
+    "permute",
+    "ranks_of",
+]
+
+SUBSTITUTES: dict[CollectiveKind, CollectiveKind] = {
+    CollectiveKind.REDUCE: CollectiveKind.ALL_REDUCE,
+    CollectiveKind.GATHER: CollectiveKind.ALL_GATHER,
+    CollectiveKind.SCATTER: CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.RAGGED_ALL_TO_ALL: CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.REDUCE_SCATTER_BLOCK: CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.UNKNOWN: CollectiveKind.ALL_REDUCE,
+}
+"""What stands for kinds that StableHLO does not have, or that no rank runs alone."""
+
+_WITH_GLOBAL_IDS = {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER}
+"""Kinds whose channel does not turn replica ids into partition ids."""
+
+_REDUCING = {CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER}
+
+_REDUCTIONS = {
+    "add": "add",
+    "sum": "add",
+    "multiply": "multiply",
+    "mul": "multiply",
+    "maximum": "maximum",
+    "max": "maximum",
+    "minimum": "minimum",
+    "min": "minimum",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+}
+_MOST_LISTED = 1 << 24
+_BYTE = dtype("ui8")
+
+
+class Groups(NamedTuple):
+    """Groups as StableHLO writes them. ``size`` is that of the largest; ``even``: all have it."""
+
+    attribute: str
+    size: int
+    even: bool
+
+
+class Link(NamedTuple):
+    """What a collective says beside its types; ``comm_bytes`` is NaN where unknown, ``channel`` -1."""
+
+    kind: CollectiveKind
+    groups: Groups
+    comm_bytes: float
+    channel: int
+    reduction: str
+
+
+def devices_for(graph: OpGraph, num_ranks: int) -> int:
+    """Devices a replay runs on: the job's ranks, or as many as its groups and messages name, since a trace
+    of one rank alone names others.
+
+    Raises ``UnsupportedError`` where listing groups and messages would take more than 2**24 ids.
+    """
+    named = [1 + highest_id(groups) for groups in graph.group_sets]
+    devices = max([num_ranks, *named, *(way.num_ranks for way in graph.permutations)])
+    lists = 1 + len(graph.group_sets) + len(graph.permutations)
+    if devices * lists > _MOST_LISTED:
+        raise UnsupportedError(
+            f"{graph.name}: groups and messages of {devices:,} devices are too many to list {lists:,} times",
+            position="all group sets and permutations",
+            hint="StableHLO lists them rank by rank; keep jobs of this size as op graphs",
+        )
+    return devices
+
+
+def ranks_of(groups: GroupSet | None, num_ranks: int, emitter: Emitter) -> Groups:
+    """A group set with all ranks in it: those it leaves out form groups of their own.
+
+    Raises ``ValueError`` where a rank is outside the job or in two groups.
+    """
+    rows = [list(range(num_ranks))] if groups is None else [row.tolist() for row in groups if len(row)]
+    listed = [rank for row in rows for rank in row]
+    if listed and not 0 <= min(listed) <= max(listed) < num_ranks:
+        raise ValueError(f"groups name rank {max(listed)} of {num_ranks}")
+    if len(set(listed)) < len(listed):
+        raise ValueError("a rank is in two groups")
+    present = set(listed)
+    rest = [rank for rank in range(num_ranks) if rank not in present]
+    size = max(map(len, rows), default=1)
+    step = size if len(rest) % size == 0 else 1
+    rows += [rest[start : start + step] for start in range(0, len(rest), step)]
+    table = np.full((len(rows), size), -1, np.int64)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    attribute = emitter.alias("groups", _dense(table))
+    return Groups(attribute, size, all(len(row) == size for row in rows))
+
+
+def _dense(table: IntArray) -> str:
+    rows = ", ".join(f"[{', '.join(map(str, row))}]" for row in table.tolist())
+    return f"dense<[{rows}]> : tensor<{'x'.join(map(str, table.shape))}xi64>"
+
+
+def _modes(link: Link, *extra: str) -> str:
+    """The attributes of a collective, sorted by name as MLIR prints them."""
+    parts = [f"replica_groups = {link.groups.attribute}", *extra]
+    if link.channel > 0 and link.kind in _WITH_GLOBAL_IDS:
+        parts.append(f"channel_handle = #stablehlo.channel_handle<handle = {link.channel}, type = 1>")
+        parts.append("use_global_device_ids")
+    return f"<{{{', '.join(sorted(parts))}}}>"
+
+
+def collective(node: Node, link: Link) -> list[Value]:
+    """A collective of the node's own types where these fit its kind, else of a row of its size."""
+    if link.kind is CollectiveKind.BARRIER:
+        return _all_reduce(node, link, (Tensor(F32, ()),)) or []
+    operands = node.operands[: len(node.results)] if node.results else node.operands
+    if operands:
+        made = _typed(node, link, operands)
+        if made is not None:
+            return made
+    return _sized(node, link)
+
+
+def _typed(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
+    results = node.results
+    if link.kind is CollectiveKind.ALL_REDUCE:
+        return _all_reduce(node, link, operands) if results == operands else None
+    pairs = [
+        pair for pair in zip(operands, results, strict=False) if pair[0].elements and not pair[0].is_complex
+    ]
+    if not link.groups.even or not pairs or len(pairs) != max(len(operands), len(results)):
+        return None
+    if link.kind is CollectiveKind.ALL_GATHER:
+        return _all_gather(node, link, operands)
+    return _single(node, link, *pairs[0]) if len(pairs) == 1 else None
+
+
+def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
+    """Kinds of one operand and one result."""
+    if link.kind is CollectiveKind.ALL_TO_ALL:
+        return _all_to_all(node, link, operand, result)
+    if link.kind is CollectiveKind.REDUCE_SCATTER:
+        axis = _scaled_axis(result, operand, link.groups.size)
+        return None if axis is None else [_reduce_scatter(node, link, operand, axis)]
+    if link.kind is CollectiveKind.BROADCAST and operand == result:
+        return _region_free(node, link, "collective_broadcast", ([operand], [result]))
+    return None
+
+
+def _region_free(
+    node: Node,
+    link: Link,
+    op: str,
+    types: tuple[Sequence[Tensor], Sequence[Tensor]],
+    *attributes: str,
+) -> list[Value]:
+    """A collective without a reducer; ``types`` are those of operands and of results."""
+    operands, results = types
+    bound = node.bound(operands)
+    names, kinds = ", ".join(map(str, bound)), ", ".join(str(value.type) for value in bound)
+    made = ", ".join(map(str, results))
+    text = f'"stablehlo.{op}"({names}) {_modes(link, *attributes)} : ({kinds}) -> '
+    if len(results) == 1:
+        return [node.emitter.add(f"{text}{made}", results[0])]
+    return node.emitter.add_many(f"{text}({made})", results)
+
+
+def _kind_written(link: Link) -> CollectiveKind:
+    """The kind that the program has: groups of different sizes only reduce, and so does a barrier."""
+    if link.kind is CollectiveKind.BARRIER or not link.groups.even:
+        return CollectiveKind.ALL_REDUCE
+    return link.kind
+
+
+def payload_bytes(link: Link, made: Sequence[Value]) -> float:
+    """The payload of a collective that was written: the bytes of its operands."""
+    results = float(sum(value.type.size_bytes for value in made))
+    match _kind_written(link):
+        case CollectiveKind.ALL_GATHER:
+            return results / link.groups.size
+        case CollectiveKind.REDUCE_SCATTER:
+            return results * link.groups.size
+        case _:
+            return results
+
+
+def applied_reduction(link: Link, made: Sequence[Value]) -> str:
+    """What a collective that was written does with its elements, empty where it is as stated: sums where the
+    reduction is unknown or the type does not have it.
+    """
+    if link.kind not in _REDUCING or not made:
+        return ""
+    stated = link.reduction.rpartition(".")[2]
+    used = _reduction(link, made[0].type)
+    if _REDUCTIONS.get(stated) == used:
+        return ""
+    return f"{stated or 'unknown'} as {used}"
+
+
+def _reduction(link: Link, element: Tensor) -> str:
+    op = _REDUCTIONS.get(link.reduction.rpartition(".")[2], "add")
+    logical = element.is_integer or element.is_bool
+    if (op in {"and", "or", "xor"} and not logical) or (op in {"maximum", "minimum"} and element.is_complex):
+        return "add"
+    return op
+
+
+def _reducer(link: Link, element: Tensor) -> str:
+    op = _reduction(link, element)
+    scalar = element.scalar
+    return (
+        f"({{\n    ^bb0(%x: {scalar}, %y: {scalar}):\n      %z = stablehlo.{op} %x, %y : {scalar}\n"
+        f"      stablehlo.return %z : {scalar}\n    }})"
+    )
+
+
+def _all_reduce(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
+    """None for tensors of several element types, which cannot share a reducer."""
+    if len({tensor.element for tensor in operands}) > 1:
+        return None
+    bound = node.bound(operands)
+    names, kinds = ", ".join(map(str, bound)), ", ".join(map(str, operands))
+    text = f'"stablehlo.all_reduce"({names}) {_modes(link)} {_reducer(link, operands[0])} : ({kinds}) -> '
+    node.emitter.work(flops=sum(tensor.elements for tensor in operands))
+    if len(operands) == 1:
+        return [node.emitter.add(f"{text}{kinds}", operands[0])]
+    return node.emitter.add_many(f"{text}({kinds})", operands)
+
+
+def _scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
+    """The dimension along which one type is ``factor`` times the other."""
+    if small.element is not large.element or len(small.shape) != len(large.shape):
+        return None
+    for axis, (less, more) in enumerate(zip(small.shape, large.shape, strict=True)):
+        rest = small.shape[:axis] + small.shape[axis + 1 :] == large.shape[:axis] + large.shape[axis + 1 :]
+        if rest and less * factor == more:
+            return axis
+    return None
+
+
+def _all_gather(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Value] | None:
+    axes = [_scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)]
+    if axes[0] is None or set(axes) != {axes[0]}:
+        return None
+    attribute = f"all_gather_dim = {axes[0]} : i64"
+    return _region_free(node, link, "all_gather", (operands, node.results), attribute)
+
+
+def _reduce_scatter(node: Node, link: Link, operand: Tensor, axis: int) -> Value:
+    shape = list(operand.shape)
+    shape[axis] //= link.groups.size
+    result = operand.reshaped(shape)
+    value = node.bound([operand])[0]
+    node.emitter.work(flops=result.elements)
+    attributes = _modes(link, f"scatter_dimension = {axis} : i64")
+    text = f'"stablehlo.reduce_scatter"({value}) {attributes} {_reducer(link, operand)} : '
+    return node.emitter.add(f"{text}({operand}) -> {result}", result)
+
+
+def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
+    axes = _exchanged_axes(operand, result, link.groups.size)
+    if axes is None:
+        return None
+    attributes = (
+        f"split_dimension = {axes[0]} : i64",
+        f"concat_dimension = {axes[1]} : i64",
+        f"split_count = {link.groups.size} : i64",
+    )
+    return _region_free(node, link, "all_to_all", ([operand], [result]), *attributes)
+
+
+def _exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
+    """The dimension that is split and the one that is concatenated."""
+    if operand.element is not result.element or len(operand.shape) != len(result.shape):
+        return None
+    for split, extent in enumerate(operand.shape):
+        for joined in range(len(operand.shape)):
+            shape = list(operand.shape)
+            if extent % count == 0:
+                shape[split] //= count
+                shape[joined] *= count
+                if tuple(shape) == result.shape:
+                    return split, joined
+    return None
+
+
+def _sized(node: Node, link: Link) -> list[Value]:
+    """A collective of a row as long as ``comm_bytes``, or the operands, say; results are views of its own."""
+    size = link.groups.size
+    stated = sum(tensor.size_bytes for tensor in node.operands) or F32.storage_bytes(1)
+    count = int(link.comm_bytes) if link.comm_bytes > 0 else stated
+    is_whole = link.kind in {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST}
+    parts = 1 if is_whole else size
+    element = F32 if count % (F32.storage_bytes(1) * parts) == 0 else _BYTE
+    length = -(-max(1, count // element.storage_bytes(1)) // parts) * parts
+    row = Tensor(element, (length,))
+    if link.kind is CollectiveKind.ALL_REDUCE or not link.groups.even:
+        return _all_reduce(node, link, (row,)) or []
+    if link.kind is CollectiveKind.ALL_GATHER:
+        whole = row.reshaped((length * size,))
+        return _region_free(node, link, "all_gather", ([row], [whole]), "all_gather_dim = 0 : i64")
+    if link.kind is CollectiveKind.BROADCAST:
+        return _region_free(node, link, "collective_broadcast", ([row], [row]))
+    if link.kind is CollectiveKind.REDUCE_SCATTER:
+        return [_reduce_scatter(node, link, row, 0)]
+    return _all_to_all(node, link, row, row) or []
+
+
+def pairs_of(permutation: Permutation, emitter: Emitter) -> str:
+    """The attribute that lists the pairs of a permutation."""
+    pairs = np.array(list(permutation), np.int64).reshape(-1, 2)
+    return emitter.alias("pairs", _dense(pairs) if len(pairs) else "dense<> : tensor<0x2xi64>")
+
+
+def permute(node: Node, pairs: str, comm_bytes: float) -> list[Value]:
+    """A message along a permutation: of the node's own type where it has one, else of a row of bytes."""
+    operand = node.operands[0] if len(node.operands) == 1 and node.operands == node.results else None
+    if operand is None:
+        count = max(1, int(comm_bytes)) if comm_bytes > 0 else 1
+        element = F32 if count % F32.storage_bytes(1) == 0 else _BYTE
+        operand = Tensor(element, (count // element.storage_bytes(1),))
+    value = node.bound([operand])[0]
+    text = f'"stablehlo.collective_permute"({value}) <{{source_target_pairs = {pairs}}}>'
+    return [node.emitter.add(f"{text} : ({operand}) -> {operand}", operand)]

@@ -1,1 +1,0 @@
-"""Perfetto's trace packets, as far as device timelines need them: :mod:`.tables`."""

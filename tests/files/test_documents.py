@@ -1,0 +1,59 @@
+"""Cells that no spreadsheet calculates, and that give back what they were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hespas import api
+from hespas.files.documents import inert, inert_cell, original
+from hespas.graph import OpClass, Profile
+from hespas.graph.columns import StringTable
+
+HARMFUL = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\rx", "'=1", "''@x", "=", "-x")
+
+
+@pytest.mark.parametrize("text", HARMFUL)
+def test_what_begins_a_formula_is_text(text: str) -> None:
+    assert inert(text) == f"'{text}"
+    assert original(inert(text)) == text
+
+
+@pytest.mark.parametrize("text", ["-5", "+1.5", "-1e-9", "-inf", "aten::mm", "", "'quoted'", "a=b", " =x"])
+def test_numbers_and_other_texts_stay(text: str) -> None:
+    assert inert(text) == text == original(text)
+
+
+def test_other_cells_stay() -> None:
+    assert [inert_cell(cell) for cell in (-1, 2.5, None, "=x")] == [-1, 2.5, None, "'=x"]
+
+
+@given(st.text(alphabet="'=+-@\t\r1.e x", max_size=6))
+def test_every_text_comes_back(text: str) -> None:
+    assert original(inert(text)) == text
+    assert inert(text)[:1] not in {"=", "@", "\t", "\r"}
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+def test_a_table_of_events_gives_names_back(name: str, tmp_path: Path) -> None:
+    texts = ("", *HARMFUL)
+    count = len(HARMFUL)
+    rows = np.arange(1, count + 1, dtype=np.int32)
+    profile = Profile.of(
+        "t", ("=DEVICE()",), StringTable.from_strings(texts),
+        start_ns=np.arange(count, dtype=np.float64), duration_ns=np.ones(count), op_row=rows, kernel_row=rows,
+        op_class=np.full(count, int(OpClass.UNKNOWN), np.int8), device_index=np.zeros(count, np.int32),
+    )  # fmt: skip
+    api.write(profile, tmp_path / name)
+    again = api.read(tmp_path / name)
+    assert isinstance(again, Profile)
+    assert [again.strings[row] for row in again.op_row.tolist()] == list(HARMFUL)
+    assert [again.strings[row] for row in again.kernel_row.tolist()] == list(HARMFUL)
+    assert again.devices == ("=DEVICE()",)
+    if name == "t.csv":
+        cells = (tmp_path / name).read_text().split(",")
+        assert not [cell for cell in cells if cell.strip('"')[:1] in {"=", "@", "+"}]
