@@ -17,6 +17,7 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, clipped
+from hespas.measurements import DURATIONS, OF_OPERATIONS
 from hespas.measurements.columns import Columns
 from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 
@@ -146,8 +147,7 @@ def usual_passes(op: Labels) -> FloatArray:
 
 _AGREEING = 0.01
 """Share by which two columns of times may differ and still mean the same: that of two or three digits."""
-_UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling", "quantize")
+_ELEMENTWISE = tuple(kind for kind, dims in KINDS.items() if dims == ("rows", "columns"))
 _LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
 
 
@@ -162,12 +162,7 @@ class _Times:
 
 def _times(columns: Columns) -> _Times:
     """Of several columns of times the finest that a row states, if the others agree with it."""
-    stated = [
-        (f"{stem}_{unit}", factor)
-        for unit, factor in _UNITS_US.items()
-        for stem in ("duration", "latency")
-        if f"{stem}_{unit}" in columns.names
-    ]
+    stated = [(name, factor_ns / 1e3) for name, factor_ns in DURATIONS.items() if name in columns.names]
     if not stated:
         raise FormatError(
             "no column of times",
@@ -334,7 +329,7 @@ def _tidy(columns: Columns) -> Made:
 TIDY = (
     Dialect(
         title="a tidy table",
-        marks=frozenset({"hardware", "kind", "dtype"}),
+        marks=OF_OPERATIONS,
         make=_tidy,
         provenance="the table itself",
     ),

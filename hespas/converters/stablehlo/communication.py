@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 
 if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._sdy import MeshAttr, MeshAxisAttr
+    from jaxlib.mlir._mlir_libs._stablehlo import AxisRefAttr, SubAxisInfoAttr
+
     from hespas.converters.stablehlo.module import Frame
     from hespas.converters.stablehlo.template import Template
 
@@ -110,26 +113,6 @@ class Mesh(NamedTuple):
 
     axes: tuple[tuple[str, int], ...]
     device_ids: tuple[int, ...] = ()
-
-
-class _Axis(Protocol):
-    name: str
-    size: int
-
-
-class _MeshAttribute(Protocol):
-    axes: Sequence[Attribute]
-    device_ids: Sequence[int] | Attribute | None
-
-
-class _SubAxis(Protocol):
-    pre_size: int
-    size: int
-
-
-class _AxisReference(Protocol):
-    name: str
-    sub_axis_info: Attribute | None
 
 
 class ExchangeReader:
@@ -253,12 +236,12 @@ class ExchangeReader:
         names = [name for name, _ in mesh.axes]
         axes: list[tuple[int, int, int]] = []
         for each in cast("Sequence[Attribute]", stated.axes):
-            reference = cast("_AxisReference", dialect.AxisRefAttr(each))
+            reference = cast("AxisRefAttr", dialect.AxisRefAttr(each))
             if reference.name not in names:
                 raise ValueError(f"the mesh has no axis {reference.name!r}")
             place = names.index(reference.name)
             part = reference.sub_axis_info
-            sub = None if part is None else cast("_SubAxis", dialect.SubAxisInfoAttr(part))
+            sub = None if part is None else cast("SubAxisInfoAttr", dialect.SubAxisInfoAttr(part))
             pre, size = (1, mesh.axes[place][1]) if sub is None else (sub.pre_size, sub.size)
             axes.append((place, pre, size))
         ids = np.array(mesh.device_ids, np.int64) if mesh.device_ids else None
@@ -277,9 +260,9 @@ def _check_ids(exchange: Exchange) -> None:
 
 def read_mesh(attribute: Attribute, dialect: ModuleType) -> Mesh:
     """A ``#sdy.mesh`` or ``#stablehlo.mesh`` attribute."""
-    stated = cast("_MeshAttribute", dialect.MeshAttr(attribute))
-    axes = [cast("_Axis", dialect.MeshAxisAttr(axis)) for axis in stated.axes]
-    listed = stated.device_ids
+    stated = cast("MeshAttr", dialect.MeshAttr(attribute))
+    axes = [cast("MeshAxisAttr", dialect.MeshAxisAttr(axis)) for axis in stated.axes]
+    listed = cast("object", stated.device_ids)  # that of StableHLO may be None
     ids = () if listed is None else tuple(np.array(listed).astype(np.int64).reshape(-1).tolist())
     return Mesh(tuple((axis.name, axis.size) for axis in axes), ids)
 

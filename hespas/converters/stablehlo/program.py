@@ -313,7 +313,6 @@ _BEFORE_OTHERS = re.compile(rb"(?:[(\[<,]|(?<![\w!#%@$.-])at)\s*\Z|@\Z")
 """What stands before names of locations, types and symbols, which parentheses may follow as well."""
 
 _LOOK_BACK = 64
-_NEWLINE = b"\n"
 
 
 def undecodable_place(text: bytes) -> str:

@@ -453,7 +453,7 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, locations=locations)
     bytecode = bindings.bytecode(parsed.module)
     try:
-        read_here(data, "-", options, Diagnostics(), parse=lambda *_: parsed)
+        read_here(data, "-", options, Diagnostics(), parse=lambda data, path, bindings: parsed)
     except HespasError as error:  # is told, with all that comes before it, where it is read for good
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None

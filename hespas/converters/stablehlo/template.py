@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.replica_groups import IdMode, left_out, normalise_groups, normalise_pairs
+from hespas.converters.replica_groups import IdMode, normalise_groups, normalise_pairs
 from hespas.converters.stablehlo.communication import Collective, Exchange, Message
 from hespas.converters.stablehlo.types import Signature
 from hespas.graph import (
@@ -528,7 +528,7 @@ class _Links:
             made = normalise_groups(stated.groups, stated.mode, devices.num_replicas, devices.num_partitions)
         except ValueError as error:
             raise self._refused(node, stated.kind.name.lower(), error) from error
-        missing = left_out(made, devices.num_devices)
+        missing = devices.num_devices - made.num_ranks
         if missing:
             message = (
                 f"{missing} of {devices.num_devices} devices are in no group of {stated.kind.name.lower()}"
