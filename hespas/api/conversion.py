@@ -224,10 +224,9 @@ def convert(
     """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations (by default those of an unoptimised program that gets times); ``missing`` is what to do about
-    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions. ``..._version`` is that
-    of a format; ``recover`` keeps the records before a cut. Findings go to ``diagnostics`` also where it
-    fails: what :func:`hespas.api.read` and ``write`` raise, nothing written.
+    operations (default: those of an unoptimised program that gets times); ``missing`` is what to do about
+    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions; ``recover`` keeps the
+    records before a cut. Raises what ``read`` and ``write`` do; then nothing is written.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     name = source.name if isinstance(source, Workload | Profile) else str(source)
