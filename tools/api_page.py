@@ -29,8 +29,9 @@ Made by `python -m tools.api_page` from the docstrings; do not edit.
 There is one function per command. It takes paths, or values that were read already, and gives one result,
 which tells itself in a line (`repr`), as a table (`to_pandas()`) and as the document that the command writes
 with `--json` (`to_json()` and `to_dict()`); a notebook shows the line and the beginning of the table. Errors
-are those of `hespas.graph.errors`: what is at fault, where, and what to do. What is found on the way is added to
-`diagnostics`, a `hespas.graph.Diagnostics`; `options` of readers and writers are those of `hespas.converters`.
+are those of `hespas.graph.errors`: what is at fault, where, and what to do. What is found on the way is added
+to `diagnostics`, a `hespas.graph.Diagnostics`; `options` of readers and writers are those of
+`hespas.converters`.
 
 ```python
 import hespas
