@@ -36,13 +36,13 @@ to `diagnostics`, a `hespas.graph.Diagnostics`; `options` of readers and writers
 ```python
 import hespas
 
-hespas.check("step.mlir")                                # <CheckReport: step.mlir, valid, 0 violations>
-workload = hespas.read("step.mlir")                      # a value: read once, used often
+hespas.check("step.mlir")  # <CheckReport: step.mlir, valid, 0 violations>
+workload = hespas.read("step.mlir")  # a value: read once, used often
 hespas.simulate(workload, "H100-SXM").step_ns
-hespas.estimate(workload, "H100-SXM").to_pandas()        # one row per operation
+hespas.estimate(workload, "H100-SXM").to_pandas()  # one row per operation
 hespas.convert(workload, "traces/", hardware="H100-SXM")
 report = hespas.accuracy("trace.json.gz", hardware="H100-SXM")
-report.write("out")                                      # report.html, .json, .csv and .md
+report.write("out")  # report.html, .json, .csv and .md
 hespas.calibrate("H100-SXM", table="measured.csv").write("my-h100.toml")
 ```
 """
