@@ -422,8 +422,8 @@ def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> Sandboxed:
 
 
 def parse_in_child(data: bytes, parser_bytes: int, settings: str) -> bytes:
-    """A :class:`Sandboxed`, in the child. The parser gets ``parser_bytes`` of memory; then the program is read
-    as it will be outside, so that what that takes is bounded too.
+    """In the child: a :class:`Sandboxed`. The parser gets ``parser_bytes`` of memory; then the program is
+    read as it will be outside, so that what that takes is bounded too.
     """
     num_devices, num_replicas, locations, dims = msgspec.json.decode(
         settings, type=tuple[int | None, int | None, bool, dict[str, int]]
