@@ -48,8 +48,7 @@ from hespas.converters import (
 )
 from hespas.files.documents import Figure, document_bytes
 from hespas.files.output import check_destination
-from hespas.graph import Diagnostics, Profile, Workload
-from hespas.graph.diagnostics import Severity
+from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import Totals
 
@@ -360,21 +359,12 @@ class _Findings(Diagnostics):
         super().__init__(keep)
         self._path, self._name = path, name
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        location: str,
-        message: str,
-        *,
-        path: str = "",
-        rank: int | None = None,
-        node: int | None = None,
-        count: int = 1,
-    ) -> None:
+    def record(self, diagnostic: Diagnostic, count: int) -> None:
         """Record findings under the name that users know."""
-        location, path = (text.replace(self._path, self._name) for text in (location, path))
-        super().add(code, severity, location, message, path=path, rank=rank, node=node, count=count)
+        location, path = (
+            text.replace(self._path, self._name) for text in (diagnostic.location, diagnostic.path)
+        )
+        super().record(replace(diagnostic, location=location, path=path), count)
 
 
 def _read_named(
