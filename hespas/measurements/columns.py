@@ -72,6 +72,12 @@ class Columns:
         """Some rows."""
         return Columns(self.path, self._frame.iloc[rows])
 
+    def with_rows_of(self, others: Iterable[Columns]) -> Columns:
+        """These rows and those of others, as one table."""
+        import pandas as pd
+
+        return Columns(self.path, pd.concat([self._frame, *(each._frame for each in others)]))
+
     def folded(self) -> Columns:
         """The same columns, their names without case and outer blanks. Raises ``FormatError`` where two then
         have one name.

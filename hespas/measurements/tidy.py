@@ -56,7 +56,7 @@ class Made:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One table. ``marks`` are columns that together no other table has; ``left_out`` says what rows without
-    an operation are.
+    an operation are. ``is_recording``: rows are events of a program that ran, and belong together.
     """
 
     title: str
@@ -65,6 +65,7 @@ class Dialect:
     provenance: str
     hardware_column: str = "hardware"
     left_out: str = "no operation of a known kind"
+    is_recording: bool = False
 
 
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "max", "min"})

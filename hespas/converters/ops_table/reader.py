@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from hespas.converters.format import ReadOptions
 from hespas.files.documents import original
 from hespas.files.limits import limits
-from hespas.files.streams import open_input, read_bytes, refuse_special_files
+from hespas.files.streams import first_bytes, open_input, read_bytes, refuse_special_files
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
-from hespas.measurements import COLUMNS, DURATIONS, ColumnKind
+from hespas.measurements import COLUMNS, DURATIONS, OF_OPERATIONS, ColumnKind, read_measurements
 from hespas.measurements.columns import parquet_batches
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class _Chosen:
 
 
 def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a table, which may be of several devices. Columns that say nothing of ours are reported.
+    """Read a table, which may be of several devices: of events, or of operations by kind and sizes, which are
+    then an event each. Columns that say nothing of ours are reported.
 
     Raises ``FormatError`` with the line (CSV) or column (Parquet) of what makes no sense, and where no column
     tells durations or operations.
@@ -63,6 +64,8 @@ def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
 
     is_parquet = _is_parquet(path)
     collected = _Collected(str(path), str if is_parquet else original)
+    if _column_names(path, is_parquet) >= OF_OPERATIONS:
+        return _of_operations(path, collected, diagnostics)
     batches = _parquet_batches if is_parquet else _csv_batches
     for batch in batches(path, options, choose):
         collected.add(batch)
@@ -75,6 +78,33 @@ def _is_parquet(path: Path) -> bool:
             return stream.read(len(_PARQUET)) == _PARQUET
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
+
+
+def _column_names(path: Path, is_parquet: bool) -> set[str]:
+    """The names of all columns; none where they cannot be told, which whoever reads the table says."""
+    if not is_parquet:
+        return set(_csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path)))
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return {str(name) for name in read_schema(path).names}
+    except (ArrowException, OSError, ValueError):
+        return set()
+
+
+def _of_operations(path: Path, collected: _Collected, diagnostics: Diagnostics) -> Profile:
+    """A table of operations by kind and sizes; rows that are none are reported."""
+    import pyarrow as pa
+
+    from hespas.measurements.events import event_columns
+
+    found = read_measurements(path)
+    for each in found.left_out:
+        diagnostics.warning("ops-table.left-out-row", str(path), f"rows left out: {each}", count=each.count)
+    columns = event_columns(found)
+    collected.add(pa.record_batch(list(map(pa.array, columns.values())), names=list(columns)))
+    return _profile(path, _Chosen((*columns, "values"), "duration_ns"), collected, diagnostics)
 
 
 def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _Chosen:
