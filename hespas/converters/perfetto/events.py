@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from hespas.converters.perfetto.packets import LARGEST_NS, Clocks, Packet, Sequence, text
+from hespas.converters.tracks.reading import rank_and_device, stream_in_name
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import StringTableBuilder
 from hespas.schemas.perfetto import (
@@ -339,9 +340,6 @@ _DEVICE = re.compile(
     r"(?<![a-z])(gpus?|tpus?|npus?|xpus?|cuda|hip|rocm|device|streams?|(hw )?queues?|nccl|rccl|kernels?"
     r"|memcpy|memset|compute|communication|copy)(?![a-z])"
 )
-_RANK = re.compile(r"(?:\A|\s)(?:rank (\d{1,9})|unknown rank)(?:: (.*))?\Z", re.DOTALL)
-_STREAM = re.compile(r"(?i:\bstream) #?(\d{1,18})(?!\w)")
-_NO_STREAM = "no stream"
 _DEEPEST = 64
 """Tracks within tracks; more are a circle, or as good as one."""
 _NAMES = frozenset({DescriptorField.NAME, DescriptorField.STATIC_NAME, DescriptorField.ATRACE_NAME})
@@ -429,12 +427,12 @@ class Descriptions:
             return Place(label, name or f"GPU {which}", 0, _stream([str(queue)], number), is_device=True)
         names = list(self._names(which))
         process = names[-1] if names else ""
-        told = next((found for found in map(_RANK.search, reversed(names)) if found), None)
-        device = (told[2] or "") if told else (process or "")
+        ranks = map(rank_and_device, reversed(names))
+        rank, device = next((found for found in ranks if found is not None), (0, process or ""))
         return Place(
             "/".join(reversed([name for name in names if name])) or f"track {which}",
             device,
-            int(told[1] or -1) if told else 0,
+            rank,
             _stream(names, number),
             is_device=any(_DEVICE.search(name.lower()) for name in names) and not _host(names),
             is_host=_host(names),
@@ -464,13 +462,8 @@ def _host(names: list[str]) -> bool:
 
 
 def _stream(names: list[str], number: int) -> int:
-    for name in names:
-        if name == _NO_STREAM:
-            return -1
-        told = _STREAM.search(name)
-        if told:
-            return int(told[1])
-    return number
+    stated = (stream_in_name(name) for name in names)
+    return next((stream for stream in stated if stream is not None), number)
 
 
 def _name(data: bytes, start: int, end: int, which: int) -> str:

@@ -33,8 +33,8 @@ from hespas.converters.xplane.lines import (
     split_module_name,
 )
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
-from hespas.converters.xplane.wire import WireFault
 from hespas.files.streams import read_bytes
+from hespas.files.wire import WireError
 from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
@@ -229,9 +229,9 @@ def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     reader = SpaceReader(data, strings, options.recover)
     try:
         collected = collect(reader.lines())
-    except WireFault as fault:
+    except WireError as fault:
         raise FormatError(
-            f"no XSpace: {fault}", path=str(path), position=f"byte {fault.byte}",
+            f"no XSpace: {fault}", path=str(path), position=f"byte {fault.position}",
             hint="was the profiler interrupted? record again, or read whole planes with --recover",
         ) from fault  # fmt: skip
     return profile_of(Recorded("xplane", collected, reader.facts, strings), path, options, diagnostics)

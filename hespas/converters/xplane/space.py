@@ -26,7 +26,8 @@ from hespas.converters.xplane.lines import (
     split_module_name,
     truth_of,
 )
-from hespas.converters.xplane.wire import Bytes, Fields, WireFault, split
+from hespas.converters.xplane.wire import Bytes, Fields, split
+from hespas.files.wire import WireError
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.schemas.xplane import (
     ENVIRONMENT_PLANE,
@@ -255,7 +256,7 @@ class _Kinds:
 
 
 class SpaceReader:
-    """Reads a document once. Raises :class:`WireFault` with the byte of what makes no sense."""
+    """Reads a document once. Raises :class:`WireError` with the byte of what makes no sense."""
 
     def __init__(self, raw: bytes, strings: Texts, recover: bool) -> None:
         """Read nothing yet."""
@@ -276,7 +277,7 @@ class SpaceReader:
         filled: list[int] = np.unique(fields.owner[np.isin(fields.number, _CONTENT)]).tolist()
         if len(filled) > _MOST_PLANES:
             byte = int(planes.start[filled[_MOST_PLANES]])
-            raise WireFault(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
+            raise WireError(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
         self._has_devices = has_devices(names[place] for place in filled)
         for place in filled:
             yield from self._opened(names[place], fields.of(place))
@@ -301,10 +302,10 @@ class SpaceReader:
         whole = np.array([0]), np.array([len(self.data)])
         try:
             fields = split(self.data, *whole)
-        except WireFault as fault:
+        except WireError as fault:
             if not self._recover:
                 raise
-            fields = split(self.data, whole[0], np.array([fault.byte]))
+            fields = split(self.data, whole[0], np.array([fault.position]))
             self.facts.cut_planes = 1
         self.facts.errors = int(np.isin(fields.number, (SpaceField.ERRORS, SpaceField.WARNINGS)).sum())
         return fields.messages(SpaceField.PLANES)
@@ -327,7 +328,7 @@ class SpaceReader:
         self._lines += len(filled)
         if self._lines > _MOST_LINES:
             byte = int(spans.start[filled[-1]])
-            raise WireFault(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
+            raise WireError(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
         for place in filled:
             name, events = names[place], all_events.of(place)
             kind = line_kind(plane, name, truth)
@@ -345,7 +346,7 @@ class SpaceReader:
             self.facts.base_ns = timestamp_ns
         shift_ps = (timestamp_ns - self.facts.base_ns) * 1000
         if abs(shift_ps) > LARGEST_PS:
-            raise WireFault("a line begins more than 26 days from the others", int(events.start[0]))
+            raise WireError("a line begins more than 26 days from the others", int(events.start[0]))
         return shift_ps
 
     def _kinds(self, entries: Fields, stats: StatReader) -> _Kinds:
@@ -404,7 +405,7 @@ class SpaceReader:
         duration_ps = fields.numbers(EventField.DURATION_PS, count)
         beyond = np.flatnonzero(_is_beyond(offset_ps) | _is_beyond(duration_ps))
         if len(beyond):
-            raise WireFault("an event lies more than 26 days from the others", int(start[beyond[0]]))
+            raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(EventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
         at, known = np.maximum(kind, 0), kind >= 0
