@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -107,8 +108,8 @@ class Collected:
     start_part_ns: FloatArray
     duration_ns: IntArray
     duration_part_ns: FloatArray
-    told_start_ns: FloatArray
-    told_duration_ns: FloatArray
+    stated_start_ns: FloatArray
+    stated_duration_ns: FloatArray
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
@@ -121,10 +122,25 @@ class Collected:
         return replace(self, arguments=arguments, **columns)
 
 
-_COLUMNS = (
-    "track", "name_row", "category_row", "op_class", "run", "bytes_moved", "start_ns", "start_part_ns",
-    "duration_ns", "duration_part_ns", "told_start_ns", "told_duration_ns",
-)  # fmt: skip
+_KEPT = (
+    "name_row",
+    "category_row",
+    "op_class",
+    "run",
+    "bytes_moved",
+    "stated_start_ns",
+    "stated_duration_ns",
+)
+_COLUMNS = (*_KEPT, "track", "start_ns", "start_part_ns", "duration_ns", "duration_part_ns")
+_TYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("kind", "op_class"), np.int8),
+    **dict.fromkeys(("track", "start_ns", "duration_ns", "number"), np.int64),
+    **dict.fromkeys(
+        ("start_part_ns", "duration_part_ns", "bytes_moved", "stated_start_ns", "stated_duration_ns"),
+        np.float64,
+    ),
+}
+"""Of columns that are no rows of texts and no numbers of runs."""
 
 
 class Collector:
@@ -162,9 +178,11 @@ class Collector:
         for event, place in zip(slices, chosen, strict=True):
             if event.ts is None:
                 raise FormatError(
-                    f"{event.name[:40]!r} has no start", path=self._path,
-                    position=f"event {self._seen + place + 1}, field 'ts'", hint="export the trace again",
-                )  # fmt: skip
+                    f"{event.name[:40]!r} has no start",
+                    path=self._path,
+                    position=f"event {self._seen + place + 1}, field 'ts'",
+                    hint="export the trace again",
+                )
 
     def _skip(self, event: TraceEvent) -> None:
         what = f"phase {event.ph[:1] or '?'}"
@@ -200,22 +218,25 @@ class Collector:
         args = [self._decoded(event) for event in slices]
         add, number = self._strings.add, self._tracks
         tracks = [number.setdefault((_key(event.pid), _key(event.tid)), len(number)) for event in slices]
-        self._keep("kind", np.array(kinds, np.int8))
-        self._keep("start_ns", start)
-        self._keep("start_part_ns", start_part)
-        self._keep("duration_ns", duration)
-        self._keep("duration_part_ns", duration_part)
-        self._keep("track", np.array(tracks, np.int64))
-        self._keep("name", np.array([add(event.name) for event in slices], np.int32))
-        self._keep("category", np.array([add(event.cat) for event in slices], np.int32))
-        for key in _TEXTS:
-            self._keep(key, np.array([add(getattr(each, key)) for each in args], np.int32))
-        self._keep("op_class", np.array([OP_CLASSES.get(each.op_class, 0) for each in args], np.int8))
-        self._keep("number", np.array([_number(event.id) for event in slices], np.int64))
-        self._keep("run", np.array([_run(each.run) for each in args], np.int32))
-        self._keep("bytes", np.array([_size(each.bytes) for each in args], np.float64))
-        self._keep("told_start_ns", np.array([_size(each.start_ns) for each in args], np.float64))
-        self._keep("told_duration_ns", np.array([_size(each.duration_ns) for each in args], np.float64))
+        columns: dict[str, Sequence[float] | NDArray[np.generic]] = {
+            "kind": kinds,
+            "start_ns": start,
+            "start_part_ns": start_part,
+            "duration_ns": duration,
+            "duration_part_ns": duration_part,
+            "track": tracks,
+            "name_row": [add(event.name) for event in slices],
+            "category_row": [add(event.cat) for event in slices],
+            **{key: [add(getattr(each, key)) for each in args] for key in _TEXTS},
+            "op_class": [OP_CLASSES.get(each.op_class, 0) for each in args],
+            "number": [_number(event.id) for event in slices],
+            "run": [_run(each.run) for each in args],
+            "bytes_moved": [_size(each.bytes) for each in args],
+            "stated_start_ns": [_size(each.start_ns) for each in args],
+            "stated_duration_ns": [_size(each.duration_ns) for each in args],
+        }
+        for name, values in columns.items():
+            self._parts.setdefault(name, []).append(np.asarray(values, _TYPES.get(name, np.int32)))
 
     @staticmethod
     def _decoded(event: TraceEvent) -> _Args:
@@ -226,23 +247,17 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _NOTHING  # another writer's words
 
-    def _keep(self, name: str, values: NDArray[np.generic]) -> None:
-        self._parts.setdefault(name, []).append(values)
-
-    def _column(self, name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
+    def _column(self, name: str) -> NDArray[Any]:
         parts = self._parts.pop(name, [])
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+        return np.concatenate(parts) if parts else np.empty(0, _TYPES.get(name, np.int32))
 
     def finish(self) -> Collected:
         """All slices: those that were whole, then the pairs."""
-        kind = self._column("kind", np.int8).astype(np.int8)
+        kind, track = self._column("kind"), self._column("track")
         whole = np.flatnonzero(kind == _WHOLE)
         halves = np.flatnonzero((kind != _WHOLE) & (kind < _SOURCE))
-        start_ns = self._column("start_ns", np.int64).astype(np.int64)
-        part_ns = self._column("start_part_ns", np.float64).astype(np.float64)
-        track = self._column("track", np.int64).astype(np.int64)
-        duration_ns = self._column("duration_ns", np.int64).astype(np.int64)
-        duration_part_ns = self._column("duration_part_ns", np.float64).astype(np.float64)
+        start_ns, part_ns = self._column("start_ns"), self._column("start_part_ns")
+        duration_ns, duration_part_ns = self._column("duration_ns"), self._column("duration_part_ns")
         pairs = pair(track, start_ns, kind == _BEGIN, halves)
         begin, ended = pairs.begin, pairs.end >= 0
         last_ns = int((start_ns + duration_ns).max()) if len(kind) else 0
@@ -255,18 +270,12 @@ class Collector:
             process_names=self._processes,
             thread_names=self._threads,
             track=track[row],
-            name_row=self._column("name", np.int32)[row].astype(np.int32),
-            category_row=self._column("category", np.int32)[row].astype(np.int32),
-            arguments={key: self._column(key, np.int32)[row].astype(np.int32) for key in _TEXTS},
-            op_class=self._column("op_class", np.int8)[row].astype(np.int8),
-            run=self._column("run", np.int32)[row].astype(np.int32),
-            bytes_moved=self._column("bytes", np.float64)[row].astype(np.float64),
+            arguments={key: self._column(key)[row] for key in _TEXTS},
+            **{name: self._column(name)[row] for name in _KEPT},
             start_ns=start_ns[row],
             start_part_ns=part_ns[row],
             duration_ns=np.concatenate([duration_ns[whole], end_ns - start_ns[begin]]),
             duration_part_ns=np.concatenate([duration_part_ns[whole], end_part_ns - part_ns[begin]]),
-            told_start_ns=self._column("told_start_ns", np.float64)[row].astype(np.float64),
-            told_duration_ns=self._column("told_duration_ns", np.float64)[row].astype(np.float64),
             skipped=self._skipped,
             unfinished=int((~ended).sum()),
             orphans=pairs.orphans,
@@ -275,7 +284,7 @@ class Collector:
 
     def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> Arrows:
         """Pairs of ends of the same number."""
-        number = self._column("number", np.int64).astype(np.int64)
+        number = self._column("number")
         source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
         _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
         source, target = source[first], target[second]
@@ -351,9 +360,11 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
         other = msgspec.json.decode(header, type=_Header).otherData
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"what stands beside the events is no JSON object: {error}", path=path, position="header",
+            f"what stands beside the events is no JSON object: {error}",
+            path=path,
+            position="header",
             hint="was the file cut off? export the trace again",
-        ) from error  # fmt: skip
+        ) from error
     try:
         found = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -404,8 +415,8 @@ def _times(found: Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, F
     duration_ns = _joined(found.duration_ns, found.duration_part_ns)
     if not ours:
         return start_ns, duration_ns
-    exact = (start_ns, found.told_start_ns), (duration_ns, found.told_duration_ns)
-    start_ns, duration_ns = (np.where(agreeing(told, shown), told, shown) for shown, told in exact)
+    exact = (start_ns, found.stated_start_ns), (duration_ns, found.stated_duration_ns)
+    start_ns, duration_ns = (np.where(agreeing(stated, shown), stated, shown) for shown, stated in exact)
     return start_ns, duration_ns
 
 
@@ -513,8 +524,8 @@ class _Places:
         used = set(np.unique(found.track).tolist())
         for number, (pid, tid) in enumerate(found.tracks):
             known = found.process_names.get(pid, "")
-            told = rank_and_device(known)
-            number_of_rank, name = (0, known or f"process {pid}") if told is None else told
+            stated = rank_and_device(known)
+            number_of_rank, name = (0, known or f"process {pid}") if stated is None else stated
             rank.append(number_of_rank)
             device.append(devices.setdefault(name, len(devices)) if number in used else 0)
             stream.append(_stream(found.thread_names.get((pid, tid), ""), tid, number))

@@ -51,9 +51,11 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
                 options.progress(packet.start, len(data))
     except WireError as error:
         raise FormatError(
-            f"no Perfetto trace: {error}", path=str(path), position=f"byte {error.position}",
+            f"no Perfetto trace: {error}",
+            path=str(path),
+            position=f"byte {error.position}",
             hint="was the recording interrupted? record it again",
-        ) from error  # fmt: skip
+        ) from error
     except UnsupportedError as error:
         error.path = str(path)
         raise
@@ -108,13 +110,13 @@ class _Reader:
         for number, wire, value, after in fields(data, start, end):
             if number != _ATTRIBUTE or wire != BYTES:
                 continue
-            key, told = "", ""
+            key, stated = "", ""
             for inner, kind, place, behind in fields(data, value, after):
                 if inner == AttributeField.KEY and kind == BYTES:
                     key = text(data, place, behind)
                 elif inner == AttributeField.STRING_VALUE and kind == BYTES:
-                    told = text(data, place, behind)
-            self.attributes[key] = told
+                    stated = text(data, place, behind)
+            self.attributes[key] = stated
 
     def report(self, diagnostics: Diagnostics, path: str) -> None:
         """Say what could not be used."""
@@ -252,29 +254,30 @@ def _profile(
     ours = attributes.pop("schema", "") == SCHEMA_ID
     base_ns = _first_ns(attributes, device, host, ours=ours)
     name = attributes.pop("name", "") if ours else ""
-    told = _Told.of(columns, device.event)
+    stated = _Stated.of(columns, device.event)
     devices, device_index = _devices(places, device)
     name_row = _column(columns.name_row)[device.event].astype(np.int32)
-    op_row, kernel_row = ops_and_kernels(name_row, told.text("op"), told.text("kernel"), ours=ours)
+    op_row, kernel_row = ops_and_kernels(name_row, stated.text("op"), stated.text("kernel"), ours=ours)
+    module_row, shapes_row, dtype_row = (stated.text(key) for key in ("module", "shapes", "dtype"))
     host_ops = _host_ops(columns, host, places, base_ns)
     return Profile.of(
         name or facts.path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
         columns.strings.build(),
-        start_ns=told.start_ns((device.start_ns - base_ns).astype(np.float64)),
-        duration_ns=told.duration_ns(device.duration_ns.astype(np.float64)),
+        start_ns=stated.start_ns((device.start_ns - base_ns).astype(np.float64)),
+        duration_ns=stated.duration_ns(device.duration_ns.astype(np.float64)),
         op_row=op_row,
         kernel_row=kernel_row,
-        module_row=told.text("module"),
-        shapes_row=told.text("shapes"),
-        dtype_row=told.text("dtype"),
+        module_row=module_row,
+        shapes_row=shapes_row,
+        dtype_row=dtype_row,
         category_row=_column(columns.category_row)[device.event].astype(np.int32),
-        op_class=told.op_class(),
+        op_class=stated.op_class(),
         device_index=device_index,
         rank=np.array([place.rank for place in places], np.int32)[device.track],
         stream=np.array([place.stream for place in places], np.int64)[device.track],
-        run=told.run(),
-        bytes_moved=told.exact("bytes", np.full(len(device), np.nan)),
+        run=stated.run(),
+        bytes_moved=stated.exact("bytes", np.full(len(device), np.nan)),
         host_event=_causes(columns, device, host),
         host=host_ops,
         metadata=attributes if ours else {"format": "perfetto", "first_event_ns": str(base_ns)},
@@ -300,18 +303,18 @@ def _devices(places: list[Place], device: _Slices) -> tuple[tuple[str, ...], Sma
 
 
 def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns: int) -> HostOps:
-    told = _Told.of(columns, host.event)
+    stated = _Stated.of(columns, host.event)
     labels = np.array([columns.strings.add(place.label) for place in places], np.int32)
     nothing = np.zeros(len(host), np.int32)
     return HostOps(
         name_row=_column(columns.name_row)[host.event].astype(np.int32),
         thread_row=labels[host.track] if len(host) else nothing,
         parent=enclosing(host.track, host.start_ns, host.duration_ns)[0].astype(np.int32),
-        start_ns=told.start_ns((host.start_ns - base_ns).astype(np.float64)),
-        duration_ns=told.duration_ns(host.duration_ns.astype(np.float64)),
+        start_ns=stated.start_ns((host.start_ns - base_ns).astype(np.float64)),
+        duration_ns=stated.duration_ns(host.duration_ns.astype(np.float64)),
         sequence=np.full(len(host), -1, np.int64),
-        shapes_row=told.text("shapes"),
-        dtype_row=told.text("dtype"),
+        shapes_row=stated.text("shapes"),
+        dtype_row=stated.text("dtype"),
         strides_row=nothing,
         values_row=nothing,
     )
@@ -348,7 +351,7 @@ _TOO_LARGE = 1e300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
+class _Stated:
     """``rows`` says which of ``arguments`` each event has."""
 
     arguments: tuple[dict[str, str | float], ...]
@@ -356,21 +359,21 @@ class _Told:
     strings: StringTableBuilder
 
     @classmethod
-    def of(cls, columns: EventColumns, event: IntArray) -> _Told:
+    def of(cls, columns: EventColumns, event: IntArray) -> _Stated:
         """What was told of the given events."""
         rows = np.array(columns.argument, np.int64)[event]
-        return cls(tuple(dict(told) for told in columns.arguments), rows, columns.strings)
+        return cls(tuple(dict(stated) for stated in columns.arguments), rows, columns.strings)
 
     def text(self, key: str) -> SmallIntArray:
         """String rows, 0 where nothing is told."""
-        texts = [told.get(key, "") for told in self.arguments]
+        texts = [stated.get(key, "") for stated in self.arguments]
         rows = [self.strings.add(text) if isinstance(text, str) else 0 for text in texts]
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
         """Numbers, ``otherwise`` where none is told that may be one."""
-        told = self._numbers(key)
-        return np.where(np.abs(told) < _TOO_LARGE, told, otherwise)
+        stated = self._numbers(key)
+        return np.where(np.abs(stated) < _TOO_LARGE, stated, otherwise)
 
     def start_ns(self, shown_ns: FloatArray) -> FloatArray:
         """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
@@ -384,7 +387,7 @@ class _Told:
         return np.where(agrees & ~np.isinf(told_ns), told_ns, shown_ns)
 
     def _numbers(self, key: str, nothing: float = np.nan) -> FloatArray:
-        values = [told.get(key) for told in self.arguments]
+        values = [stated.get(key) for stated in self.arguments]
         numbers = [value if isinstance(value, float) else nothing for value in values]
         return np.array(numbers, np.float64)[self.rows]
 
@@ -395,5 +398,5 @@ class _Told:
 
     def op_class(self) -> NDArray[np.int8]:
         """Codes of operation classes, 0 for unknown ones."""
-        codes = [OP_CLASSES.get(str(told.get("op_class", "")), 0) for told in self.arguments]
+        codes = [OP_CLASSES.get(str(stated.get("op_class", "")), 0) for stated in self.arguments]
         return np.array(codes, np.int8)[self.rows]

@@ -336,9 +336,11 @@ class _Reader:
             wrong = (place for place, event in pairs if not _makes_sense(decoder, event))
             number = next(wrong, places[0])
             raise FormatError(
-                f"the args of an event make no sense: {error}", path=self.path,
-                position=f"event {self.seen + number + 1}, field 'args'", hint="export the trace again",
-            ) from error  # fmt: skip
+                f"the args of an event make no sense: {error}",
+                path=self.path,
+                position=f"event {self.seen + number + 1}, field 'args'",
+                hint="export the trace again",
+            ) from error
 
     def _collective(self, args: DeviceArgs) -> int:
         """What a kernel says of the collective it is part of, as a text; row 0 for nothing."""
