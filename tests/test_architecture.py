@@ -42,11 +42,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "costs": frozenset({"graph"}),
     "programs": frozenset({"graph"}),
     "hardware": frozenset({"graph", "schemas", "files"}),
-    "converters": frozenset({"graph", "schemas", "files", "costs", "programs"}),
+    "converters": frozenset({"graph", "schemas", "files", "costs", "programs", "measurements"}),
     "generators": frozenset({"graph", "schemas", "files"}),
     "capture": frozenset({"graph", "schemas", "files", "converters"}),
     "operations": frozenset({"graph", "costs"}),
-    "measurements": frozenset({"graph", "files", "hardware", "operations"}),
+    "measurements": frozenset({"graph", "files", "hardware", "operations", "costs"}),
     "estimators": frozenset(
         {"graph", "schemas", "files", "hardware", "costs", "programs", "operations", "measurements"}
     ),

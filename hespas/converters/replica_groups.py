@@ -23,7 +23,6 @@ __all__ = [
     "dense_groups",
     "group_mode",
     "highest_id",
-    "left_out",
     "mesh_groups",
     "normalise_groups",
     "normalise_pairs",
@@ -149,10 +148,7 @@ def normalise_groups(
     of range or named twice, and for a missing list in flattened mode on more than one device.
     """
     everyone = num_replicas * num_partitions
-    counted = {
-        IdMode.CROSS_PARTITION: num_partitions,
-        IdMode.FLATTENED_IDS: everyone,
-    }.get(mode, num_replicas)
+    counted = {IdMode.CROSS_PARTITION: num_partitions, IdMode.FLATTENED_IDS: everyone}.get(mode, num_replicas)
     if groups is None:
         groups = StridedGroups.all_ranks(counted)
     check_groups(groups, counted)
@@ -228,11 +224,6 @@ def highest_id(groups: GroupSet | None) -> int:
     if isinstance(groups, StridedGroups):
         return groups.base + groups.num_ranks - 1
     return max((rank for row in groups.rows for rank in row), default=0)
-
-
-def left_out(groups: GroupSet, num_devices: int) -> int:
-    """How many devices are in no group."""
-    return num_devices - groups.num_ranks
 
 
 def normalise_pairs(

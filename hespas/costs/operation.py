@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from math import isnan, nan, prod
 from typing import NamedTuple
 
-from hespas.graph import ACCUMULATOR_BITS, DTYPES, DYNAMIC, MAC_NOISE_SIGMA, DType, DTypeKind, OpClass
+from hespas.graph import (
+    ACCUMULATOR_BITS,
+    DTYPES,
+    DYNAMIC,
+    MAC_NOISE_SIGMA,
+    DType,
+    DTypeKind,
+    GraphBuilder,
+    NodeKind,
+    OpClass,
+)
 
 __all__ = [
     "FREE",
@@ -42,6 +52,7 @@ __all__ = [
     "UpdateFacts",
     "WindowDim",
     "WindowFacts",
+    "add_costed",
     "arithmetic_dtype",
     "branch_ns",
     "is_complex",
@@ -370,6 +381,64 @@ class Cost:
         """Whether no figure is NaN."""
         total = self.flops + self.transcendentals + self.bytes_read + self.bytes_written
         return not isnan(total)
+
+
+_LARGEST_INT64 = (1 << 63) - 1
+
+
+def add_costed(
+    graph: GraphBuilder,
+    name: str,
+    cost: Cost,
+    *,
+    operands: tuple[Tensor, ...] = (),
+    results: tuple[Tensor, ...] = (),
+    op: str = "",
+    kind: NodeKind = NodeKind.COMPUTE,
+    control_deps: tuple[int, ...] = (),
+) -> int:
+    """The node of one operation with its cost; ``op`` is ``name`` where it is empty. A product with an extent
+    beyond 63 bits is not listed.
+    """
+    strings, types = graph.strings, graph.types
+    name_row, op_row = strings.add(name), strings.add(op or name)
+    rows = [
+        [types.add(each.dtype, each.shape, encoding=strings.add(each.layout)) for each in tensors]
+        for tensors in (operands, results)
+    ]
+    node = graph.add_node(
+        name_row=name_row,
+        op_row=op_row,
+        op_class=cost.op_class,
+        kind=kind,
+        control_deps=control_deps,
+        operands=rows[0],
+        results=rows[1],
+        flops=cost.flops,
+        transcendentals=cost.transcendentals,
+        bytes_read=cost.bytes_read,
+        bytes_written=cost.bytes_written,
+    )
+    if cost.rate_dtype >= 0:
+        graph.set(node, rate_dtype=cost.rate_dtype)
+    if not isnan(cost.flops) and cost.useful_flops != cost.flops:
+        graph.set(node, useful_flops=cost.useful_flops)
+    for row in cost.contractions:
+        if max(row.batch, row.m, row.n, row.k) <= _LARGEST_INT64:
+            graph.add_contraction(
+                node,
+                batch=row.batch,
+                m=row.m,
+                n=row.n,
+                k=row.k,
+                flops=row.flops,
+                useful_flops=row.useful_flops,
+                lhs=row.lhs,
+                rhs=row.rhs,
+                accumulator=row.accumulator,
+                products=row.products,
+            )
+    return node
 
 
 Rule = Callable[[Operation], Cost]

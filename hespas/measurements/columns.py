@@ -8,10 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from importlib import import_module
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -23,8 +22,10 @@ from hespas.operations import Labels
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-__all__ = ["Columns", "column_batches", "text_batches"]
+__all__ = ["Columns", "column_batches", "parquet_batches", "text_batches"]
 
 _BATCH_ROWS = 1 << 16
 _BATCH_CELLS = 1 << 21
@@ -70,6 +71,12 @@ class Columns:
     def take(self, rows: IntArray) -> Columns:
         """Some rows."""
         return Columns(self.path, self._frame.iloc[rows])
+
+    def with_rows_of(self, others: Iterable[Columns]) -> Columns:
+        """These rows and those of others, as one table."""
+        import pandas as pd
+
+        return Columns(self.path, pd.concat([self._frame, *(each._frame for each in others)]))
 
     def folded(self) -> Columns:
         """The same columns, their names without case and outer blanks. Raises ``FormatError`` where two then
@@ -218,73 +225,71 @@ def _rows_at_once(columns: int) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_CELLS // max(columns, 1)))
 
 
-def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
+def parquet_batches(
+    path: Path,
+    choose: Callable[[pa.Schema], tuple[list[str], list[str]]],
+    *,
+    rows_at_once: Callable[[int], int],
+    most_rows: int,
+    most_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a Parquet file. ``choose`` names the columns that are read, and those of them whose texts
+    are kept as numbers of distinct ones: a text that many rows repeat takes its space once, as in the file.
+
+    Raises ``FormatError`` for what a few bytes blow up to, by rows or by bytes, and whatever Arrow raises.
+    """
+    from pyarrow.parquet import ParquetFile
+
     with open_input(path) as stream:
-        yield from _parquet_batches(same_file(stream, path), path)
+        source = same_file(stream, path)
+        with closing(ParquetFile(source, memory_map=False)) as file:
+            stated: pq.FileMetaData = file.metadata
+            columns, texts = choose(file.schema_arrow)
+        if stated.num_rows > most_rows:
+            raise _too_large(
+                path,
+                f"{stated.num_rows:,} rows in {path.stat().st_size:,} bytes, at most {most_rows:,} are read",
+            )
+        # Not a column's own metadata, which end the process where they are damaged.
+        groups = (stated.row_group(number) for number in range(stated.num_row_groups))
+        _check_unpacked(path, sum(group.total_byte_size for group in groups), most_bytes)
+        with closing(ParquetFile(source, memory_map=False, metadata=stated, read_dictionary=texts)) as file:
+            count, read = rows_at_once(len(columns)), cast("Any", file).iter_batches
+            for batch in read(batch_size=count, columns=columns, use_threads=False):
+                _check_unpacked(path, batch.nbytes, most_bytes)  # it may be more than was stated
+                yield batch
 
 
-def _parquet_batches(source: str, path: Path) -> Iterator[pd.DataFrame]:
+def _check_unpacked(path: Path, unpacked: int, most: int) -> None:
+    if unpacked > most:
+        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes, at most {most:,} are read")
+
+
+def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    opened = cast("Callable[..., _ParquetFile]", import_module("pyarrow.parquet").ParquetFile)
-    with closing(opened(source, memory_map=False)) as file:
-        names = [str(name) for name in file.schema_arrow.names]
+    names: list[str] = []
+
+    def choose(schema: pa.Schema) -> tuple[list[str], list[str]]:
+        names.extend(map(str, schema.names))
         _check_columns(names, path)
-        _check_unpacked(file.metadata, path)
-        start = 0
-        kinds = zip(names, file.schema_arrow.types, strict=True)
-        texts = [name for name, kind in kinds if _folded(name) in _TEXTS and str(kind) in _PLAIN_TEXTS]
-    # A text that many rows repeat is said once, as in the file.
-    with closing(opened(source, memory_map=False, read_dictionary=texts)) as file:
-        for batch in file.iter_batches(batch_size=_rows_at_once(len(names)), use_threads=False):
-            frame = batch.to_pandas(ignore_metadata=True)
-            frame.index = pd.RangeIndex(start, start + len(frame))
-            start += len(frame)
-            yield frame
-        if not start:
-            yield pd.DataFrame({name: [] for name in names})
+        kinds = zip(names, map(str, schema.types), strict=True)
+        return names, [name for name, kind in kinds if _folded(name) in _TEXTS and kind in _PLAIN_TEXTS]
 
-
-def _check_unpacked(stated: _Metadata, path: Path) -> None:
-    """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
-    size, bounds = path.stat().st_size, limits()
-    unpacked = sum(stated.row_group(each).total_byte_size for each in range(stated.num_row_groups))
-    most = (bounds.table_rows_bytes + 20 * size) // _ROW_BYTES
-    if stated.num_rows > most:
-        raise _too_large(path, f"{stated.num_rows:,} rows in {size:,} bytes, at most {most:,} are read")
-    if unpacked > min(bounds.table_bytes, max(bounds.table_free_bytes, bounds.table_ratio * size)):
-        raise _too_large(path, f"columns that unpack to {unpacked:,} bytes in {size:,}")
-
-
-class _RowGroup(Protocol):
-    total_byte_size: int
-
-
-class _Metadata(Protocol):
-    num_rows: int
-    num_row_groups: int
-
-    def row_group(self, number: int, /) -> _RowGroup: ...
-
-
-class _Schema(Protocol):
-    names: list[str]
-    types: list[object]
-
-
-class _Batch(Protocol):
-    def to_pandas(self, *, ignore_metadata: bool) -> pd.DataFrame: ...
-
-
-class _ParquetFile(Protocol):
-    """The part of ``pyarrow.parquet.ParquetFile`` that is used here; the library states no types."""
-
-    metadata: _Metadata
-    schema_arrow: _Schema
-
-    def iter_batches(self, *, batch_size: int, use_threads: bool) -> Iterator[_Batch]: ...
-
-    def close(self) -> None: ...
+    size, bounds, start = path.stat().st_size, limits(), 0
+    for batch in parquet_batches(
+        path,
+        choose,
+        rows_at_once=_rows_at_once,
+        most_rows=(bounds.table_rows_bytes + 20 * size) // _ROW_BYTES,
+        most_bytes=min(bounds.table_bytes, max(bounds.table_free_bytes, bounds.table_ratio * size)),
+    ):
+        frame: pd.DataFrame = cast("Any", batch).to_pandas(ignore_metadata=True)
+        frame.index = pd.RangeIndex(start, start + len(frame))
+        start += len(frame)
+        yield frame
+    if not start:
+        yield pd.DataFrame({name: [] for name in names})
 
 
 def _csv_frames(path: Path) -> Iterator[pd.DataFrame]:

@@ -14,6 +14,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.hardware import canonical
 from hespas.measurements.columns import Columns, column_batches
+from hespas.measurements.events import EVENTS
 from hespas.measurements.model import LeftOut, Measurements, joined
 from hespas.measurements.research import AICONFIGURATOR, RESEARCH
 from hespas.measurements.tidy import (
@@ -41,7 +42,7 @@ __all__ = [
 _LEAST_NS = 1e-6
 _MOST_NS = 2.0**63
 
-_DIALECTS: tuple[Dialect, ...] = (*TIDY, *RESEARCH, *AICONFIGURATOR)
+_DIALECTS: tuple[Dialect, ...] = (*TIDY, EVENTS, *RESEARCH, *AICONFIGURATOR)
 
 
 def read_measurements(path: str | os.PathLike[str], *, split: str = "", hardware: str = "") -> Measurements:
@@ -79,7 +80,7 @@ class _Wanted:
     def parts(self, path: Path) -> Iterator[tuple[Columns, Dialect, Labels]]:
         """The rows that are asked for, with their devices; part by part. Raises ``UsageError`` for none."""
         device = canonical(self.hardware) or self.hardware
-        for columns in column_batches(path):
+        for columns in _parts(path):
             dialect = _dialect(columns)
             wanted = np.ones(len(columns), np.bool_)
             if self.split:
@@ -133,6 +134,7 @@ def _measured(columns: Columns, dialect: Dialect, devices: Labels, name: str) ->
         hardware=devices,
         split=columns.texts("split", ""),
         left_out=tuple(left_out),
+        recorded=dialect.is_recording,
     )
     return result if known.all() else result.take(np.flatnonzero(known))
 
@@ -163,6 +165,15 @@ def _some(found: Measurements, path: Path) -> Measurements:
         position=f"row {first}",
         hint="give a table with times above 0, and sizes of 1 or more",
     )
+
+
+def _parts(path: Path) -> Iterator[Columns]:
+    """The rows of a table, some at a time; of a recording, whose rows belong together, all at once."""
+    batches = column_batches(path)
+    for columns in batches:
+        dialect = find_dialect(columns)
+        is_recording = dialect is not None and dialect.is_recording
+        yield columns.with_rows_of(batches) if is_recording else columns
 
 
 def find_dialect(columns: Columns) -> Dialect | None:
@@ -225,7 +236,7 @@ def read_asked(path: str | os.PathLike[str]) -> Iterator[AskedOperations]:
 
     Raises ``FormatError`` for a file that is none of the known tables or malformed.
     """
-    for columns in column_batches(Path(path)):
+    for columns in _parts(Path(path)):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # such sizes are refused below
             asked = _read(columns)
         check_sizes(asked.ops, columns)

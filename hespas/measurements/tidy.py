@@ -17,6 +17,7 @@ import numpy as np
 
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, clipped
+from hespas.measurements import DURATIONS, OF_OPERATIONS
 from hespas.measurements.columns import Columns
 from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
 
@@ -55,7 +56,7 @@ class Made:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One table. ``marks`` are columns that together no other table has; ``left_out`` says what rows without
-    an operation are.
+    an operation are. ``is_recording``: rows are events of a program that ran, and belong together.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Dialect:
     provenance: str
     hardware_column: str = "hardware"
     left_out: str = "no operation of a known kind"
+    is_recording: bool = False
 
 
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "max", "min"})
@@ -146,8 +148,7 @@ def usual_passes(op: Labels) -> FloatArray:
 
 _AGREEING = 0.01
 """Share by which two columns of times may differ and still mean the same: that of two or three digits."""
-_UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_ELEMENTWISE = ("vector", "normalization", "reduction", "move", "gather", "pooling", "quantize")
+_ELEMENTWISE = tuple(kind for kind, dims in KINDS.items() if dims == ("rows", "columns"))
 _LAYER = ("images", "in_channels", "out_channels", "kernel", "in_size", "out_size")
 
 
@@ -162,12 +163,7 @@ class _Times:
 
 def _times(columns: Columns) -> _Times:
     """Of several columns of times the finest that a row states, if the others agree with it."""
-    stated = [
-        (f"{stem}_{unit}", factor)
-        for unit, factor in _UNITS_US.items()
-        for stem in ("duration", "latency")
-        if f"{stem}_{unit}" in columns.names
-    ]
+    stated = [(name, factor_ns / 1e3) for name, factor_ns in DURATIONS.items() if name in columns.names]
     if not stated:
         raise FormatError(
             "no column of times",
@@ -334,7 +330,7 @@ def _tidy(columns: Columns) -> Made:
 TIDY = (
     Dialect(
         title="a tidy table",
-        marks=frozenset({"hardware", "kind", "dtype"}),
+        marks=OF_OPERATIONS,
         make=_tidy,
         provenance="the table itself",
     ),

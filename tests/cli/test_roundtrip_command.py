@@ -121,7 +121,7 @@ def test_a_writer_whose_output_its_reader_refuses_is_told(
     def refuse(*_: object) -> None:
         raise FormatError("not what was written", path="job.arrow")
 
-    monkeypatch.setattr("hespas.converters.op_graph.arrow_reader.read_arrow", refuse)
+    monkeypatch.setattr("hespas.converters.op_graph.arrow.read_arrow", refuse)
     command = ["roundtrip", str(PROGRAM), "--formats", "op-graph,op-graph-arrow", "--jobs", "1"]
     done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "kept.json")])
     assert done.exit_code == 1

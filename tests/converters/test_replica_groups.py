@@ -11,7 +11,6 @@ from hespas.converters.replica_groups import (
     IdMode,
     dense_groups,
     group_mode,
-    left_out,
     mesh_groups,
     normalise_groups,
     normalise_pairs,
@@ -110,7 +109,7 @@ def test_ids_out_of_range_or_twice_are_refused() -> None:
 
 
 def test_devices_in_no_group_are_counted() -> None:
-    assert left_out(normalise_groups(dense([[0, 1]]), IdMode.CROSS_REPLICA, 4, 1), 4) == 2
+    assert normalise_groups(dense([[0, 1]]), IdMode.CROSS_REPLICA, 4, 1).num_ranks == 2
 
 
 def test_mesh_axes() -> None:

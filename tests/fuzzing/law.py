@@ -23,9 +23,8 @@ from hespas.graph.errors import HespasError, InvariantError
 from hespas.graph.passes import FoldFree, UnrollLoops
 from hespas.graph.workload import workloads_equal
 from hespas.validators.checker import check_workload
-from hespas.validators.roundtrip.columns import columns_kept
 from hespas.validators.roundtrip.matrix import unreported
-from hespas.validators.roundtrip.pairs import Pair, PairStatus, Traveller
+from hespas.validators.roundtrip.pairs import Pair, PairStatus, Traveller, columns_kept
 from tests.fuzzing.stages import DEVICES, ESTIMATORS
 
 __all__ = [

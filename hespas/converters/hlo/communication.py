@@ -22,7 +22,7 @@ from hespas.converters.hlo.attributes import (
 )
 from hespas.converters.hlo.module import ArrayShape, Computation
 from hespas.converters.hlo.program import Program, base_opcode
-from hespas.converters.replica_groups import IdMode, group_mode, left_out, normalise_groups, normalise_pairs
+from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
 from hespas.costs import COLLECTIVE_KINDS, Contraction, Cost, canonical_name, payload
 from hespas.graph import DYNAMIC, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
@@ -353,7 +353,7 @@ class Communication:
         groups = self._checked(
             place, lambda: normalise_groups(written, mode, self.num_replicas, self.num_partitions)
         )
-        idle = left_out(groups, devices)
+        idle = devices - groups.num_ranks
         if idle:
             self.emitter.findings.add(
                 "hlo.devices-left-out",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isnan, nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hespas.costs.aten import aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
-from hespas.costs.operation import Cost, Tensor
+from hespas.costs.operation import Cost, add_costed
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,
@@ -33,7 +33,6 @@ from hespas.graph import (
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = [
-    "CONTRACTION_COLUMNS",
     "NOT_RECORDED",
     "CostedOps",
     "EventGroups",
@@ -279,22 +278,8 @@ def _outermost(chain: list[int], claimed: frozenset[int]) -> int:
     return next((op for op in reversed(chain) if op in claimed), -1)
 
 
-CONTRACTION_COLUMNS = (
-    "batch",
-    "m",
-    "n",
-    "k",
-    "flops",
-    "useful_flops",
-    "lhs",
-    "rhs",
-    "accumulator",
-    "products",
-)
-"""Of a matmul, by the names of its cost and of the graph's table."""
 _LONGEST_PATH = 8
 _LONGEST_NAME = 200
-_LARGEST_INT64 = (1 << 63) - 1
 _MOST_NAMED = 10
 
 
@@ -384,7 +369,6 @@ class _Builder:
         self.graph = GraphBuilder(profile.name)
         self.texts: dict[int, str] = {}
         self.costs: dict[tuple[int, int, int, int, int, DType | None], AtenCost] = {}
-        self.types: dict[Tensor, int] = {}
         self.comms = {int(event): row for row, event in enumerate(profile.comms.event)}
         self.hints: dict[int, DType | None] = {}
 
@@ -427,45 +411,22 @@ class _Builder:
         kernel = self.text(int(self.profile.kernel_row[event]))
         name = self.text(int(self.host.name_row[op])) if op >= 0 else kernel
         priced = self._priced(source, kernel)
-        cost = priced.cost
         talks = source.role is Role.COMMUNICATION
-        node = self.graph.add_node(
-            name_row=self.graph.strings.add(kernel),
-            op_row=self.graph.strings.add(name),
-            op_class=cost.op_class,
+        node = add_costed(
+            self.graph,
+            kernel,
+            priced.cost,
+            operands=priced.operands,
+            results=priced.results,
+            op=name,
             kind=NodeKind.COLLECTIVE if talks else NodeKind.COMPUTE,
             control_deps=() if before is None else (before,),
-            operands=[self._type(each) for each in priced.operands],
-            results=[self._type(each) for each in priced.results],
-            flops=cost.flops,
-            transcendentals=cost.transcendentals,
-            bytes_read=cost.bytes_read,
-            bytes_written=cost.bytes_written,
         )
-        self._details(node, cost, op)
+        if op >= 0:
+            self.graph.set(node, framework_row=self.graph.strings.add(self._path(op)))
         if talks:
             self._collective(node, op, event, kernel)
         return node
-
-    def _type(self, tensor: Tensor) -> int:
-        row = self.types.get(tensor)
-        if row is None:
-            layout = self.graph.strings.add(tensor.layout)
-            row = self.types[tensor] = self.graph.types.add(tensor.dtype, tensor.shape, encoding=layout)
-        return row
-
-    def _details(self, node: int, cost: Cost, op: int) -> None:
-        if cost.rate_dtype >= 0:
-            self.graph.set(node, rate_dtype=cost.rate_dtype)
-        if not isnan(cost.flops) and cost.useful_flops != cost.flops:
-            self.graph.set(node, useful_flops=cost.useful_flops)
-        if op >= 0:
-            self.graph.set(node, framework_row=self.graph.strings.add(self._path(op)))
-        for row in cost.contractions:
-            if max(row.batch, row.m, row.n, row.k) > _LARGEST_INT64:
-                continue
-            columns: dict[str, Any] = {name: getattr(row, name) for name in CONTRACTION_COLUMNS}
-            self.graph.add_contraction(node, **columns)
 
     def _around(self, op: int) -> list[str]:
         """Names of an operation and those around it, innermost first."""

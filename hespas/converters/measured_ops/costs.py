@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
 from hespas.converters.measured_ops.build import (
-    CONTRACTION_COLUMNS,
     NOT_RECORDED,
     CostedOps,
     Role,
@@ -379,7 +378,7 @@ def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]
     empty = ContractionTable.empty()
     columns = {
         name: np.array([getattr(row, name) for row in listed], getattr(empty, name).dtype)[chosen.values]
-        for name in CONTRACTION_COLUMNS
+        for name in ("batch", "m", "n", "k", "flops", "useful_flops", "lhs", "rhs", "accumulator", "products")
     }
     return replace(empty, node=rows[chosen.row_ids].astype(np.int32), **columns)
 

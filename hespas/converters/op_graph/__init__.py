@@ -7,10 +7,8 @@ buffers become the columns, for millions of nodes. Both keep every column of eve
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from pathlib import Path
 
-from hespas.converters.format import Format, Head, ReadOptions, Value, lazily, say_whole_job
-from hespas.graph import Diagnostics
+from hespas.converters.format import Format, Head, lazily
 
 __all__ = ["FORMAT", "FORMAT_ARROW"]
 
@@ -31,25 +29,13 @@ def _sniff_arrow(head: Head) -> int:
     return 100 if b"hespas.op-graph-arrow/" in head.data else 10
 
 
-def _read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.op_graph.json_reader import read_json
-
-    return say_whole_job(read_json(path, options, diagnostics), "op-graph", path, diagnostics)
-
-
-def _read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Value:
-    from hespas.converters.op_graph.arrow_reader import read_arrow
-
-    return say_whole_job(read_arrow(path, options, diagnostics), "op-graph", path, diagnostics)
-
-
 FORMAT = Format(
     name="op-graph",
     title="Hespas op graph, JSON",
     suffixes=(".json", ".opgraph.json"),
     specification="hespas/schemas/op_graph.schema.json",
     sniff=_sniff_json,
-    read=_read_json,
+    read=lazily("hespas.converters.op_graph.json_reader:read_json"),
     write=lazily("hespas.converters.op_graph.json_writer:write_json"),
 )
 
@@ -60,6 +46,6 @@ FORMAT_ARROW = Format(
     specification="hespas/converters/op_graph/arrow_layout.py",
     sniff=_sniff_arrow,
     never_json=True,
-    read=_read_arrow,
-    write=lazily("hespas.converters.op_graph.arrow_writer:write_arrow"),
+    read=lazily("hespas.converters.op_graph.arrow:read_arrow"),
+    write=lazily("hespas.converters.op_graph.arrow:write_arrow"),
 )

@@ -26,25 +26,42 @@ Codes are those of :mod:`hespas.graph.opgraph` and :data:`hespas.graph.DTYPES`; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from hespas.converters.op_graph.document import Count, Row
+from hespas.files.streams import read_bytes
 from hespas.graph import CollectiveTable, ContractionTable, P2pTable
+from hespas.graph.columns import IntArray
+from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.graph.opgraph import NODE_DTYPES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "ARROW_SCHEMA_ID",
     "COLUMNS",
     "RAGGED_NODE_COLUMNS",
     "TABLE_DTYPES",
+    "ArrowColumns",
+    "ArrowSource",
+    "Binary",
     "ColumnSpec",
     "Header",
+    "Ragged",
     "Shape",
+    "save_arrow",
 ]
 
 ARROW_SCHEMA_ID = "hespas.op-graph-arrow/1"
@@ -109,3 +126,378 @@ COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec("attachments.content", Shape.BINARY),
 )
 """All fields in file order."""
+
+
+# --- Such files as typed NumPy columns and back, without copies. pyarrow is imported when a file is read or
+# written, never before.
+
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
+
+    offsets: IntArray
+    values: NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binary:
+    """Item ``i`` is ``data[offsets[i]:offsets[i + 1]]``; offsets start at 0."""
+
+    offsets: IntArray
+    data: bytes | memoryview[int]
+
+    @classmethod
+    def from_items(cls, items: Iterable[bytes]) -> Binary:
+        """Items laid end to end."""
+        listed = list(items)
+        offsets = np.zeros(len(listed) + 1, np.int64)
+        np.cumsum([len(item) for item in listed], out=offsets[1:])
+        return cls(offsets, b"".join(listed))
+
+    def items(self) -> list[bytes]:
+        """All items, copied."""
+        bounds: list[int] = self.offsets.tolist()
+        return [bytes(self.data[start:end]) for start, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrowColumns:
+    """The fields of one class by name, shaped as :data:`COLUMNS` says."""
+
+    texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    flat: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
+    ragged: dict[str, Ragged] = field(default_factory=dict[str, Ragged])
+    binary: dict[str, Binary] = field(default_factory=dict[str, Binary])
+
+
+def _field_type(spec: ColumnSpec) -> pa.DataType:
+    import pyarrow as arrow
+
+    items = arrow.from_numpy_dtype(np.dtype(spec.dtype))
+    match spec.shape:
+        case Shape.TEXT:
+            return arrow.large_binary()
+        case Shape.COUNT:
+            return arrow.int64()
+        case Shape.FLAT:
+            return arrow.large_list(items)
+        case Shape.RAGGED:
+            return arrow.large_list(arrow.large_list(items))
+        case Shape.BINARY:
+            return arrow.large_list(arrow.large_binary())
+
+
+def _schema(metadata: Mapping[str, str]) -> pa.Schema:
+    import pyarrow as arrow
+
+    fields = [arrow.field(spec.name, _field_type(spec), nullable=False) for spec in COLUMNS]
+    own: dict[str | bytes, str | bytes] = {key: text for key, text in metadata.items()}  # noqa: C416
+    return arrow.schema(fields, metadata=own)
+
+
+def save_arrow(path: Path, metadata: Mapping[str, str], classes: Iterable[ArrowColumns]) -> None:
+    """Write one record batch per class. Raises ``OSError`` where the disk refuses."""
+    import pyarrow as arrow
+    from pyarrow import ipc
+
+    place = cast("str", os.fsencode(path))  # of a text pyarrow takes no bytes that are not UTF-8
+    schema, batches = _schema(metadata), cast("Any", arrow.RecordBatch)
+    with arrow.OSFile(place, "wb") as sink, ipc.new_file(sink, schema) as opened:
+        writer = cast("Any", opened)
+        for columns in classes:
+            arrays = [_array(spec, columns) for spec in COLUMNS]
+            writer.write_batch(batches.from_arrays(arrays, schema=schema))
+
+
+def _array(spec: ColumnSpec, columns: ArrowColumns) -> pa.Array[Any]:
+    """A column as an Arrow array over its memory."""
+    match spec.shape:
+        case Shape.TEXT:
+            return _binary_array(Binary.from_items([columns.texts[spec.name]]))
+        case Shape.COUNT:
+            return _flat_array(np.array([columns.counts[spec.name]]), spec)
+        case Shape.FLAT:
+            return _one_list(_flat_array(columns.flat[spec.name], spec))
+        case Shape.RAGGED:
+            ragged = columns.ragged[spec.name]
+            return _one_list(_lists(ragged.offsets, _flat_array(ragged.values, spec)))
+        case Shape.BINARY:
+            return _one_list(_binary_array(columns.binary[spec.name]))
+
+
+def _flat_array(values: NDArray[np.generic], spec: ColumnSpec) -> pa.Array[Any]:
+    import pyarrow as arrow
+
+    items = np.ascontiguousarray(values, spec.dtype)
+    item_type = arrow.from_numpy_dtype(np.dtype(spec.dtype))
+    return arrow.Array.from_buffers(item_type, len(items), [None, arrow.py_buffer(items.data)])
+
+
+def _lists(offsets: IntArray, items: pa.Array[Any]) -> pa.Array[Any]:
+    import pyarrow as arrow
+
+    bounds = arrow.py_buffer(np.ascontiguousarray(offsets, np.int64).data)
+    list_type = arrow.large_list(items.type)
+    return arrow.Array.from_buffers(list_type, len(offsets) - 1, [None, bounds], children=[items])
+
+
+def _binary_array(binary: Binary) -> pa.Array[Any]:
+    import pyarrow as arrow
+
+    bounds = arrow.py_buffer(np.ascontiguousarray(binary.offsets, np.int64).data)
+    buffers = [None, bounds, arrow.py_buffer(binary.data)]
+    return arrow.Array.from_buffers(arrow.large_binary(), len(binary.offsets) - 1, buffers)
+
+
+def _one_list(items: pa.Array[Any]) -> pa.Array[Any]:
+    return _lists(np.array([0, len(items)], np.int64), items)
+
+
+class ArrowSource:
+    """An open file. The arrays it gives refer to its bytes, which are read, not mapped: where another
+    program cuts a mapped file, touching what is gone ends the process (SIGBUS).
+
+    Raises ``FormatError`` where the file is broken or has other fields.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Read the file, gzipped or not and of at most ``max_bytes``, and check its schema."""
+        import pyarrow as arrow
+        from pyarrow import ipc
+
+        self._path = str(path)
+        buffer = arrow.py_buffer(read_bytes(path, max_bytes))
+        _check_footer(memoryview(buffer).cast("B"), self._path)
+        try:
+            self._reader = ipc.open_file(buffer)
+            self._schema = self._reader.schema
+            self._names = self._schema.names
+            self.metadata: dict[bytes, bytes] = self._schema.metadata or {}
+        except MemoryError:  # Arrow's is one of its own errors, too
+            raise
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> FormatError:
+        first_line = (str(error).splitlines() or [""])[0][:200]
+        return FormatError(
+            f"broken Arrow file: {first_line}",
+            path=self._path,
+            position="footer or schema metadata",
+            hint="copy the file again",
+        )
+
+    def check_fields(self) -> None:
+        """Check that the file has exactly the fields of the layout."""
+        expected = _schema({})
+        if self._names != expected.names:
+            unlike = sorted(set(self._names) ^ set(expected.names))[:3]
+            shown = ", ".join(name[:_SHOWN_CHARACTERS] for name in unlike) or "their order"
+            raise self._unlike(f"fields differ from the layout: {shown}", "field names")
+        for name, found, wanted in zip(expected.names, self._schema.types, expected.types, strict=True):
+            if found != wanted:
+                shown = str(found)[:_SHOWN_CHARACTERS]
+                raise self._unlike(f"expected {wanted}, found {shown}", f"field {name!r}")
+
+    def _unlike(self, message: str, position: str) -> FormatError:
+        return FormatError(
+            message, path=self._path, position=position, hint="write the file again from its source"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Record batches, one per class."""
+        return self._reader.num_record_batches
+
+    def classes(self) -> Iterator[ArrowColumns]:
+        """The columns of each class."""
+        from pyarrow import ArrowException
+
+        for index in range(self._reader.num_record_batches):
+            try:
+                batch = self._reader.get_batch(index)
+                batch.validate(full=True)
+            except MemoryError:  # Arrow's is one of its own errors, too
+                raise
+            except (ArrowException, OSError) as error:
+                raise self._broken(error) from error
+            if batch.num_rows != 1:
+                message = f"record batch {index} has {batch.num_rows} rows, expected 1"
+                raise self._unlike(message, "field 'name'")
+            yield self._columns(batch)
+
+    def _columns(self, batch: pa.RecordBatch) -> ArrowColumns:
+        columns = ArrowColumns()
+        for index, spec in enumerate(COLUMNS):
+            array = self._full(cast("Any", batch).column(index), spec)
+            match spec.shape:
+                case Shape.TEXT:
+                    columns.texts[spec.name] = _binary(array).items()[0]
+                case Shape.COUNT:
+                    columns.counts[spec.name] = int(_flat(array, spec.dtype)[0])
+                case Shape.FLAT:
+                    columns.flat[spec.name] = _flat(self._items(array, spec), spec.dtype)
+                case Shape.RAGGED:
+                    columns.ragged[spec.name] = self._ragged(self._items(array, spec), spec)
+                case Shape.BINARY:
+                    columns.binary[spec.name] = _binary(self._items(array, spec))
+        return columns
+
+    def _full(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
+        if array.null_count:
+            raise self._unlike("nulls", f"field {spec.name!r}")
+        return array
+
+    def _items(self, array: pa.Array[Any], spec: ColumnSpec) -> pa.Array[Any]:
+        """The items of the one list of a field; it must span its child."""
+        first, last = _offsets(array).tolist()
+        items = _values(array)
+        if (first, last) != (0, len(items)):
+            raise self._unlike("items outside its list", f"field {spec.name!r}")
+        return self._full(items, spec)
+
+    def _ragged(self, array: pa.Array[Any], spec: ColumnSpec) -> Ragged:
+        offsets = _offsets(array)
+        values = _flat(self._full(_values(array), spec), spec.dtype)
+        return Ragged(_from_zero(offsets), values[int(offsets[0]) : int(offsets[-1])])
+
+
+class _Lists(Protocol):
+    """``pyarrow.LargeListArray``, whose stubs do not say of what its values are an array."""
+
+    @property
+    def values(self) -> pa.Array[Any]: ...
+
+
+def _values(lists: pa.Array[Any]) -> pa.Array[Any]:
+    """The items of all lists."""
+    return cast("_Lists", lists).values
+
+
+def _offsets(array: pa.Array[Any]) -> IntArray:
+    """The offsets of a list or binary array, shape ``(len + 1,)``."""
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, np.int64)
+    return np.frombuffer(memoryview(buffer), np.int64, len(array) + 1, array.offset * 8)
+
+
+def _from_zero(offsets: IntArray) -> IntArray:
+    return offsets - offsets[0] if len(offsets) and offsets[0] else offsets
+
+
+def _flat(array: pa.Array[Any], dtype: type[np.generic]) -> NDArray[np.generic]:
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(memoryview(buffer), dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+
+
+def _binary(array: pa.Array[Any]) -> Binary:
+    offsets = _offsets(array)
+    buffer = array.buffers()[2]
+    data = b"" if buffer is None else memoryview(buffer).cast("B")
+    return Binary(_from_zero(offsets), data[int(offsets[0]) : int(offsets[-1])])
+
+
+# Refuses Arrow files that would be decompressed into memory, before anything is.
+#
+# Reads the few fields of the footer's flatbuffer that say so. Layout of an IPC file and its tables:
+# https://github.com/apache/arrow/blob/main/format/File.fbs and Message.fbs.
+
+_MAGIC = b"ARROW1"
+_FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
+_MESSAGE_HEADER = 2
+_BATCH_COMPRESSION = 3
+_BLOCK = struct.Struct("<qi4xq")
+"""Offset in the file, bytes of metadata, bytes of the body."""
+
+
+def _check_footer(data: memoryview[int], path: str) -> None:
+    """Check that the file ends as one, has no dictionaries, and that no record batch is compressed.
+
+    Raises ``FormatError`` for a broken or cut file and ``UnsupportedError`` for compressed buffers.
+    """
+    if len(data) < 2 * len(_MAGIC) + 6 or bytes(data[-len(_MAGIC) :]) != _MAGIC:
+        raise FormatError(
+            "the Arrow file ends early", path=path, position=f"byte {len(data)}", hint="copy the file again"
+        )
+    try:
+        compressed = _any_compressed(data)
+    except (struct.error, IndexError, ValueError) as error:
+        raise FormatError(
+            "the Arrow footer is broken",
+            path=path,
+            position=f"footer, before byte {len(data)}",
+            hint="copy the file again",
+        ) from error
+    if compressed:
+        raise UnsupportedError(
+            "the Arrow file is compressed, so it cannot be memory-mapped",
+            path=path,
+            hint="write it with compression=None",
+        )
+
+
+def _any_compressed(data: memoryview[int]) -> bool:
+    (length,) = struct.unpack_from("<i", data, len(data) - len(_MAGIC) - 4)
+    start = len(data) - len(_MAGIC) - 4 - length
+    if length <= 0 or start < 0:
+        raise ValueError("footer length")
+    footer = data[start : start + length]
+    root = _indirect(footer, 0)
+    if _vector(footer, root, _FOOTER_DICTIONARIES)[1]:
+        raise ValueError("dictionaries")
+    position, count = _vector(footer, root, _FOOTER_BATCHES)
+    if count * _BLOCK.size > length:
+        raise ValueError("record batches")
+    return any(
+        _is_compressed(data, *_BLOCK.unpack_from(footer, position + index * _BLOCK.size)[:2])
+        for index in range(count)
+    )
+
+
+def _is_compressed(data: memoryview[int], offset: int, length: int) -> bool:
+    """Whether the record batch of one block says that its buffers are compressed."""
+    if offset < 0 or length < 8 or offset + length > len(data):
+        raise ValueError("block")
+    block = data[offset : offset + length]
+    (marker,) = struct.unpack_from("<I", block, 0)
+    message = block[8:] if marker == 0xFFFFFFFF else block[4:]
+    header = _field(message, _indirect(message, 0), _MESSAGE_HEADER)
+    if not header:
+        raise ValueError("message")
+    return _field(message, _indirect(message, header), _BATCH_COMPRESSION) != 0
+
+
+def _indirect(data: memoryview[int], position: int) -> int:
+    (step,) = struct.unpack_from("<I", data, position)
+    return position + int(step)
+
+
+def _field(data: memoryview[int], table: int, number: int) -> int:
+    """Where field ``number`` of a table stands, 0 where it is absent."""
+    (back,) = struct.unpack_from("<i", data, table)
+    vtable = table - int(back)
+    if vtable < 0:
+        raise ValueError("vtable")
+    (size,) = struct.unpack_from("<H", data, vtable)
+    entry = 4 + 2 * number
+    if entry + 2 > size:
+        return 0
+    (step,) = struct.unpack_from("<H", data, vtable + entry)
+    return table + int(step) if step else 0
+
+
+def _vector(data: memoryview[int], table: int, number: int) -> tuple[int, int]:
+    """Where the items of a vector field start, and how many there are."""
+    field = _field(data, table, number)
+    if not field:
+        return 0, 0
+    position = _indirect(data, field)
+    (count,) = struct.unpack_from("<I", data, position)
+    return position + 4, int(count)

@@ -5,12 +5,35 @@ The same shapes are described for people and other programs in ``hespas/schemas/
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from math import inf, isinf, isnan, nan, prod
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.graph import (
+    DTYPES,
+    DYNAMIC,
+    UNKNOWN_DTYPE,
+    ExplicitGroups,
+    GroupSet,
+    NodeKind,
+    OpClass,
+    Permutation,
+    StridedGroups,
+)
+from hespas.graph.groups import Digit
+from hespas.graph.tensors import find_dtype
+
 __all__ = [
+    "MAX_ELEMENTS",
     "SCHEMA_ID",
+    "UNKNOWN_NAME",
     "ClassOutline",
     "Collective",
     "Communicator",
@@ -31,6 +54,21 @@ __all__ = [
     "Row",
     "TensorType",
     "Version",
+    "default_type_bytes",
+    "escape_text",
+    "inferred_kind",
+    "parse_dtype",
+    "parse_enum",
+    "parse_groups",
+    "parse_number",
+    "parse_permutation",
+    "parse_type",
+    "spell_dtype",
+    "spell_groups",
+    "spell_number",
+    "spell_permutation",
+    "spell_type",
+    "unescape_text",
 ]
 
 SCHEMA_ID = "hespas.op-graph/1"
@@ -239,3 +277,233 @@ class Document(_ClassFields, kw_only=True, forbid_unknown_fields=True):
     rank_class: tuple[tuple[Row, Count], ...] | None = None
     rank_classes: tuple[RankClass, ...] | None = None
     nodes: list[Raw] | None = None
+
+
+# --- How values that are numbers inside are spelled, and back. Every pair is exact.
+#
+# Parsers raise ``ValueError`` with a message for the user; the reader adds where it stood.
+
+UNKNOWN_NAME = "?"
+"""An element type or an extent that nobody stated."""
+
+_ESCAPE = "\x00"
+_MAX_EXACT = 2.0**53
+MAX_ELEMENTS = 2**63 - 1
+"""Of a tensor, unknown and empty extents counted as 1."""
+
+_MAX_DIMS = 4096
+"""Programs stay below ten."""
+_SHOWN_CHARACTERS = 120
+_MAX_LISTED = 1 << 20
+_TYPE = re.compile(r"(?P<name>[^\[\]]{1,64})(?:\[(?P<bounded><=)?(?P<dims>[0-9?, ]*)\])?")
+_IOTA = re.compile(
+    r"\[(?P<groups>\d{1,10}),(?P<size>\d{1,10})\]<=\[(?P<dims>[\d,]{1,400})\]"
+    r"(?:T\((?P<order>[\d,]{1,400})\))?(?:\+(?P<base>\d{1,10}))?"
+)
+
+
+def _shown(text: str) -> str:
+    """A text in quotes, its start where it is long."""
+    return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
+
+
+def escape_text(text: str) -> str:
+    """Text as JSON can hold it: what is not valid Unicode becomes NUL and base64 of its bytes."""
+    if not text.startswith(_ESCAPE):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            return text
+    return _ESCAPE + b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def unescape_text(text: str) -> str:
+    """The inverse of :func:`escape_text`."""
+    if not text.startswith(_ESCAPE):
+        return text
+    return b64decode(text[1:], validate=True).decode("utf-8", "surrogatepass")
+
+
+def spell_number(value: float) -> Number:
+    """A cost as JSON holds it: NaN is null; whole numbers lose the ``.0``."""
+    if isnan(value):
+        return None
+    if isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return int(value) if value.is_integer() and 0 < abs(value) < _MAX_EXACT else value
+
+
+def parse_number(value: Number) -> float:
+    """The inverse of :func:`spell_number`."""
+    if value is None:
+        return nan
+    if isinstance(value, str):
+        return inf if value == "inf" else -inf
+    return float(value)
+
+
+def parse_enum(kind: type[IntEnum], text: str) -> int:
+    """The code of a lower-case member name."""
+    try:
+        return kind[text.upper()].value
+    except KeyError:
+        names = ", ".join(member.name.lower() for member in kind)
+        raise ValueError(f"{_shown(text)} is none of: {names}") from None
+
+
+def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[int, int]:
+    """The kind and class of a node that states none, from the side rows it has."""
+    if collective:
+        return int(NodeKind.COLLECTIVE), int(OpClass.COLLECTIVE)
+    if p2p:
+        return int(NodeKind.PERMUTE), int(OpClass.P2P)
+    return int(NodeKind.COMPUTE), int(OpClass.CONTRACTION if contraction else OpClass.UNKNOWN)
+
+
+def spell_dtype(code: int) -> str:
+    """The name of an element type code."""
+    return UNKNOWN_NAME if code == UNKNOWN_DTYPE else DTYPES[code].name
+
+
+def parse_dtype(text: str) -> int:
+    """The code of an element type; every alias of the table is understood."""
+    if text == UNKNOWN_NAME:
+        return UNKNOWN_DTYPE
+    found = find_dtype(text)
+    if found is None:
+        raise ValueError(f"unknown element type {_shown(text)}; '{UNKNOWN_NAME}' says that it is not known")
+    return found.code
+
+
+def spell_type(dtype: int, shape: Sequence[int], bounded: bool) -> str:
+    """``bf16[4,128]``; ``?`` for an unknown extent, ``<=`` where extents are upper bounds."""
+    extents = ",".join(UNKNOWN_NAME if extent == DYNAMIC else str(extent) for extent in shape)
+    return f"{spell_dtype(dtype)}[{'<=' if bounded else ''}{extents}]"
+
+
+def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
+    """Element type code, extents and whether these are bounds; ``f32`` alone is a scalar."""
+    match = _TYPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{_shown(text)} is no tensor type; write it like bf16[4,128] or f32[?,8]")
+    dims = (match["dims"] or "").replace(" ", "")
+    if dims.count(",") >= _MAX_DIMS:
+        raise ValueError(f"{_shown(text)} has more than {_MAX_DIMS:,} extents")
+    shape = tuple(_extent(extent, text) for extent in dims.split(",")) if dims else ()
+    if prod(max(extent, 1) for extent in shape) > MAX_ELEMENTS:
+        raise ValueError(f"{_shown(text)} has more than 2**63 elements")
+    return parse_dtype(match["name"].strip()), shape, match["bounded"] is not None
+
+
+def _extent(text: str, whole: str) -> int:
+    if text == UNKNOWN_NAME:
+        return DYNAMIC
+    if not text.isdecimal() or len(text) > 19:
+        raise ValueError(f"{_shown(text)} in {_shown(whole)} is no extent")
+    return int(text)
+
+
+def default_type_bytes(dtype: int, shape: Sequence[int]) -> float:
+    """Storage of a type that says nothing else; NaN where element type or an extent is unknown."""
+    if dtype == UNKNOWN_DTYPE or DYNAMIC in shape:
+        return nan
+    return float(DTYPES[dtype].storage_bytes(prod(shape)))
+
+
+def spell_groups(groups: GroupSet) -> GroupSpec:
+    """HLO's iota spelling, ``[4,2]<=[2,4]T(1,0)``, with ``+base`` where ranks start elsewhere; else rows."""
+    rows = _spelled_rows(groups)
+    return Communicator(groups=rows, communicator=groups.communicator) if groups.communicator else rows
+
+
+def _spelled_rows(groups: GroupSet) -> GroupRows:
+    if isinstance(groups, ExplicitGroups):
+        return groups.rows
+    digits = (*groups.group_digits, *groups.member_digits)
+    slowest_first = sorted(digits, key=lambda digit: -digit[1])
+    dims = ",".join(str(size) for size, _ in slowest_first) or "1"
+    order = [slowest_first.index(digit) for digit in digits]
+    transpose = f"T({','.join(map(str, order))})" if order != sorted(order) else ""
+    base = f"+{groups.base}" if groups.base else ""
+    return f"[{groups.num_groups},{groups.group_size}]<=[{dims}]{transpose}{base}"
+
+
+def parse_groups(value: GroupSpec) -> GroupSet:
+    """The inverse of :func:`spell_groups`; an iota that cuts through a dimension is understood too."""
+    if isinstance(value, Communicator):
+        return replace(_parsed_rows(value.groups), communicator=value.communicator)
+    return _parsed_rows(value)
+
+
+def _parsed_rows(value: GroupRows) -> GroupSet:
+    if not isinstance(value, str):
+        return ExplicitGroups(value)
+    match = _IOTA.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{_shown(value)} is no group set; write it like [4,2]<=[8], or list the ranks")
+    dims = _numbers(match["dims"])
+    order = _numbers(match["order"]) if match["order"] else tuple(range(len(dims)))
+    groups, size, base = int(match["groups"]), int(match["size"]), int(match["base"] or 0)
+    if prod(dims) != groups * size or sorted(order) != list(range(len(dims))) or groups * size < 1:
+        raise ValueError(f"{_shown(value)}: the dimensions do not fill the groups")
+    if base + groups * size > MAX_DEVICES:
+        raise ValueError(f"{_shown(value)} names ranks past {MAX_DEVICES:,}, the limit")
+    return _cut(dims, order, groups, size, base) or _listed(dims, order, groups, size, base)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part and len(part) <= 10 for part in parts):
+        raise ValueError(f"{_shown(text)} is no list of numbers")
+    return tuple(map(int, parts))
+
+
+def _cut(
+    dims: Sequence[int], order: Sequence[int], groups: int, size: int, base: int
+) -> StridedGroups | None:
+    """The strided form where the cut between groups and members falls between two dimensions."""
+    digits: list[Digit] = [(dims[axis], prod(dims[axis + 1 :])) for axis in order]
+    cut, members = len(digits), 1
+    while members < size and cut:
+        cut -= 1
+        members *= digits[cut][0]
+    if members != size:
+        return None
+    return StridedGroups(tuple(digits[:cut]), tuple(digits[cut:]), base)
+
+
+def _listed(dims: Sequence[int], order: Sequence[int], groups: int, size: int, base: int) -> GroupSet:
+    """Any other iota. It may have to be listed, so its length is bounded."""
+    if groups * size > _MAX_LISTED:
+        raise ValueError(f"an iota over {list(dims)} that cuts through a dimension is too long to list")
+    found = StridedGroups.from_iota(groups, size, dims, order)
+    if isinstance(found, StridedGroups):
+        return StridedGroups(found.group_digits, found.member_digits, base)
+    return ExplicitGroups.from_rows([[base + rank for rank in row] for row in found.rows])
+
+
+def spell_permutation(permutation: Permutation) -> PermutationSpec:
+    """A permutation as the document holds it."""
+    if permutation.pairs is not None:
+        return PermutationSpec(ranks=permutation.num_ranks, pairs=permutation.pairs)
+    return PermutationSpec(
+        ranks=permutation.num_ranks,
+        digit=permutation.digit,
+        shift=permutation.shift,
+        wraps=permutation.wraps,
+    )
+
+
+def parse_permutation(spec: PermutationSpec) -> Permutation:
+    """The inverse of :func:`spell_permutation`; what is listed stays listed."""
+    if (spec.pairs is None) == (spec.digit is None):
+        raise ValueError("a permutation has either a digit or pairs")
+    if spec.pairs is not None:
+        Permutation.from_pairs(spec.pairs, spec.ranks)  # checks ranks and that none is named twice
+        return Permutation(spec.ranks, pairs=tuple(sorted(spec.pairs)))
+    size, stride = spec.digit or (1, 1)
+    if size < 1 or stride < 1 or spec.ranks % (size * stride):
+        raise ValueError(f"digit [{size}, {stride}] does not fit {spec.ranks} ranks")
+    return Permutation(spec.ranks, (size, stride), spec.shift, spec.wraps)

@@ -23,8 +23,6 @@ from hespas.converters.op_graph.document import (
     RankClass,
     Region,
     TensorType,
-)
-from hespas.converters.op_graph.spelling import (
     default_type_bytes,
     inferred_kind,
     parse_dtype,
@@ -36,7 +34,7 @@ from hespas.converters.op_graph.spelling import (
     spell_type,
     unescape_text,
 )
-from hespas.converters.op_graph.structure import Fault, check_ids
+from hespas.converters.op_graph.legality import Fault, check_ids
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,

@@ -13,13 +13,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hespas.converters.format import ReadOptions
-from hespas.converters.op_graph.document import SCHEMA_ID, Document, Node, Outline, RankClass, Version
+from hespas.converters.format import ReadOptions, say_whole_job
+from hespas.converters.op_graph.document import (
+    SCHEMA_ID,
+    Document,
+    Node,
+    Outline,
+    RankClass,
+    Version,
+    unescape_text,
+)
 from hespas.converters.op_graph.json_nodes import NodeColumns
-from hespas.converters.op_graph.legality import check_values
-from hespas.converters.op_graph.ranks import decode_ranks
-from hespas.converters.op_graph.spelling import unescape_text
-from hespas.converters.op_graph.structure import Fault, check_cycle
+from hespas.converters.op_graph.legality import Fault, check_cycle, check_values, decode_ranks
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UnsupportedError
@@ -44,7 +49,8 @@ def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wor
     Raises ``FormatError`` with line and byte for a malformed document, and, unless ``options.lenient``, for
     duplicate ids, dangling dependencies and cycles; ``UnsupportedError`` for another version of the format.
     """
-    return _Reader(path, options, diagnostics).read()
+    workload = _Reader(path, options, diagnostics).read()
+    return say_whole_job(workload, "op-graph", path, diagnostics)
 
 
 class _Reader:

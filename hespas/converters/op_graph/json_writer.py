@@ -27,10 +27,6 @@ from hespas.converters.op_graph.document import (
     PermutationSpec,
     Region,
     TensorType,
-)
-from hespas.converters.op_graph.legality import oversized_type
-from hespas.converters.op_graph.ranks import encode_ranks
-from hespas.converters.op_graph.spelling import (
     default_type_bytes,
     escape_text,
     inferred_kind,
@@ -40,7 +36,7 @@ from hespas.converters.op_graph.spelling import (
     spell_permutation,
     spell_type,
 )
-from hespas.converters.op_graph.structure import repeated_ids
+from hespas.converters.op_graph.legality import encode_ranks, oversized_type, repeated_ids
 from hespas.files.streams import open_output
 from hespas.graph import (
     CollectiveKind,

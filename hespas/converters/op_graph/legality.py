@@ -1,22 +1,135 @@
-"""Checks of values that both spellings share: costs are legal, tables fit each other, groups stay in the job.
+"""Checks that both spellings share: ids are unique, dependencies have no cycle, costs are legal,
+tables fit each other, groups stay in the job.
 
 A strict read raises. A lenient one goes on: the values stand in the graph for the rules to find.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan, prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hespas.converters.op_graph.spelling import MAX_ELEMENTS
-from hespas.converters.op_graph.structure import Fault
-from hespas.converters.replica_groups import check_groups
-from hespas.graph import NodeKind, OpGraph, TensorTypes
+from hespas.converters.op_graph.document import MAX_ELEMENTS
+from hespas.converters.replica_groups import MAX_DEVICES, check_groups
+from hespas.graph import ABSENT, Diagnostics, NodeKind, OpGraph, TensorTypes
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
-from hespas.graph.passes import leaves_loop
+from hespas.graph.errors import FormatError
+from hespas.graph.passes import find_cycle, leaves_loop
 
-__all__ = ["check_values", "oversized_type"]
+__all__ = [
+    "Fault",
+    "check_cycle",
+    "check_ids",
+    "check_values",
+    "decode_ranks",
+    "encode_ranks",
+    "oversized_type",
+    "repeated_ids",
+]
+
+
+# Which rank runs which class, run-length encoded: ``[class, how many ranks]`` in rank order.
+#
+# Ranks of the job whose program is not in the file have class -1.
+
+_Run = tuple[int, int]
+
+
+def encode_ranks(rank_class: SmallIntArray) -> tuple[_Run, ...]:
+    """The runs of a rank map. O(ranks), O(1) for a constant one."""
+    if 0 in rank_class.strides or not len(rank_class):
+        return ((int(rank_class[0]), len(rank_class)),) if len(rank_class) else ()
+    starts = np.flatnonzero(np.diff(rank_class, prepend=rank_class[0] - 1))
+    lengths = np.diff(starts, append=len(rank_class))
+    return tuple(zip(rank_class[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def decode_ranks(runs: Sequence[_Run] | None, num_ranks: int | None, classes: int) -> SmallIntArray:
+    """The rank map; raises ``ValueError`` where runs, number of ranks and classes disagree."""
+    if runs is None:
+        if classes != 1:
+            raise ValueError(f"rank_class must say which ranks run which of the {classes} classes")
+        runs = ((0, 1 if num_ranks is None else num_ranks),)
+    total = sum(count for _, count in runs)
+    if num_ranks is not None and total != num_ranks:
+        raise ValueError(f"rank_class covers {total} ranks, num_ranks says {num_ranks}")
+    if not 1 <= total <= MAX_DEVICES:
+        raise ValueError(f"{total} ranks; from 1 to {MAX_DEVICES:,} are possible")
+    wrong = [index for index, _ in runs if not ABSENT <= index < classes]
+    if wrong:
+        raise ValueError(f"rank_class names class {wrong[0]}; there are {classes}")
+    if all(index == ABSENT or not count for index, count in runs):
+        raise ValueError("rank_class names no class: no rank of the job is here")
+    if len(runs) == 1:
+        return np.broadcast_to(np.int32(runs[0][0]), (total,))
+    return np.repeat(
+        np.array([index for index, _ in runs], np.int32), np.array([count for _, count in runs], np.int64)
+    )
+
+
+# --- Ids and cycles. A lenient read goes on: a repeated id or a cycle stands in the graph for the rules to
+# find, a dependency on a node that does not exist cannot, and is recorded as ``ET006``.
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Where structural faults of one file go: into an exception, or into diagnostics where ``lenient``."""
+
+    path: str
+    lenient: bool
+    diagnostics: Diagnostics
+
+    def report(self, position: str, message: str, hint: str) -> None:
+        """Raise ``FormatError`` unless lenient: the graph shows the fault itself."""
+        if not self.lenient:
+            raise FormatError(message, path=self.path, position=position, hint=hint)
+
+    def report_lost(self, code: str, position: str, message: str, hint: str, count: int) -> None:
+        """Raise ``FormatError``, or record ``count`` findings of what the graph cannot show."""
+        self.report(position, message, hint)
+        self.diagnostics.error(code, position, message, path=self.path, count=count)
+
+
+def repeated_ids(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The ids that stand more than once, ascending. O(nodes), or O(nodes log nodes) where unsorted."""
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+        return np.empty(0, np.uint64)
+    values, counts = np.unique(ids, return_counts=True)
+    return values[counts > 1]
+
+
+def check_ids(ids: NDArray[np.uint64], fault: Fault) -> None:
+    """Every node has an id of its own."""
+    repeated = repeated_ids(ids)
+    if len(repeated):
+        first = int(repeated[0])
+        fault.report(
+            f"node {first}",
+            f"node id {first} stands {int((ids == first).sum())} times",
+            "give every node its own id, or leave ids out to number nodes by position",
+        )
+
+
+def check_cycle(graph: OpGraph, fault: Fault) -> None:
+    """No node waits for itself. O(nodes) where nodes stand in a valid order."""
+    cycle = find_cycle(graph)
+    if not cycle:
+        return
+    ids = [int(graph.id[node]) for node in cycle]
+    shown = " -> ".join(map(str, ids[:_SHOWN]))
+    rest = f" -> ... ({len(ids) - _SHOWN} more)" if len(ids) > _SHOWN else ""
+    fault.report(
+        f"node {ids[0]}",
+        f"dependency cycle: {shown}{rest} -> {ids[0]}",
+        "remove one of these dependencies",
+    )
+
 
 _SURELY_FITTING_DIGITS = 62.5
 """Binary digits of a number of elements; sums of logarithms are not exact."""

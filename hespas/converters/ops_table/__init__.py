@@ -1,22 +1,63 @@
-"""Tables of measured operations, one row per device event: CSV (also gzipped) or Parquet.
+"""Tables of measured operations: CSV (also gzipped) or Parquet, by the columns of :mod:`hespas.measurements`.
 
-The columns are those of :mod:`.layout`; a table read may lack some, and may state durations in other units.
+Written is one row per device event; read are these, and operations by kind and sizes, both as a profile.
 Importing this module is cheap.
 """
 
 from __future__ import annotations
 
-from hespas.converters.format import Format, lazily
+import csv
+from contextlib import suppress
 
-__all__ = ["FORMAT"]
+from hespas.converters.format import Format, Head, lazily
+from hespas.files.streams import open_input
+from hespas.measurements import COLUMNS, DURATIONS, OF_OPERATIONS
+
+__all__ = ["FORMAT", "SCHEMA_ID"]
+
+SCHEMA_ID = "hespas.ops-table/1"
+"""Stands in the metadata of the Parquet files that we write."""
+
+_PARQUET = b"PAR1"
+_TAIL_BYTES = 64 << 10
+"""The names of a Parquet file's columns stand at its end."""
+
+
+def _sniff(head: Head) -> int:
+    """By the names of columns: the first line of a text, the end of a Parquet file."""
+    if head.is_directory:
+        return 0
+    if head.data.startswith(_PARQUET):
+        return _of_parquet(head)
+    line = head.data.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
+    if b"," not in line or line.lstrip()[:1] in {b"{", b"[", b"<", b"/", b"#"}:
+        return 0
+    try:
+        names = set(next(csv.reader([line.decode("utf-8").rstrip("\r")]), list[str]()))
+    except (UnicodeDecodeError, csv.Error):
+        return 0
+    if not names & set(DURATIONS) or len(names & {*COLUMNS, *DURATIONS}) < 2:
+        return 0
+    return 92 if names & {"op", "kernel"} or names >= OF_OPERATIONS else 60
+
+
+def _of_parquet(head: Head) -> int:
+    tail = b""
+    with suppress(OSError), open_input(head.path) as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - _TAIL_BYTES))
+        tail = stream.read(_TAIL_BYTES)
+    if SCHEMA_ID.encode() in tail:
+        return 100
+    return 85 if any(name.encode() in tail for name in DURATIONS) else 55
 
 
 FORMAT = Format(
     name="ops-table",
     title="Table of measured operations",
     suffixes=(".csv", ".parquet"),
-    specification="hespas/converters/ops_table/layout.py",
-    sniff=lazily("hespas.converters.ops_table.telling:likelihood"),
+    specification="hespas/measurements/__init__.py",
+    sniff=_sniff,
     never_json=True,
     read=lazily("hespas.converters.ops_table.reader:read_ops_table"),
     write=lazily("hespas.converters.ops_table.writer:write_ops_table"),

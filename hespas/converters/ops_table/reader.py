@@ -1,4 +1,4 @@
-"""Reads a table of measured operations as a profile; layout in :mod:`.layout`."""
+"""Reads a table of measured operations as a profile; columns in :mod:`hespas.measurements`."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.ops_table.arrow_binding import (
-    Arrow,
-    ArrowBatch,
-    ArrowParquetMetadata,
-    ArrowType,
-    Memory,
-    load_arrow,
-    load_csv,
-    load_parquet,
-)
-from hespas.converters.ops_table.layout import COLUMNS, DURATIONS, EXPECTED, Kind
-from hespas.converters.ops_table.rows import Collected
 from hespas.files.documents import original
 from hespas.files.limits import limits
-from hespas.files.streams import open_input, read_bytes, refuse_special_files, same_file
-from hespas.graph import Diagnostics, HostOps, Profile
-from hespas.graph.columns import FloatArray, SmallIntArray
+from hespas.files.streams import first_bytes, open_input, read_bytes, refuse_special_files
+from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
+from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
+from hespas.measurements import COLUMNS, DURATIONS, OF_OPERATIONS, ColumnKind, read_measurements
+from hespas.measurements.columns import parquet_batches
 
-__all__ = ["Chosen", "choose_columns", "parquet_batches", "read_ops_table"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["read_ops_table"]
+
+_EXPECTED = (
+    "a duration (duration_ns, or duration_ or latency_ with _ns, _us, _ms, _s), op or kernel, and optionally "
+    "hardware, op_class, rank, stream, start_ns, dtype, shapes, strides, values, operation"
+)
+"""The columns a table may have, for messages."""
 
 _PARQUET = b"PAR1"
 _LARGEST_NS = float(1 << 61)
@@ -43,7 +42,7 @@ _LARGEST_NS = float(1 << 61)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class _Chosen:
     """The columns of a table that are read; ``duration`` is the one that holds durations."""
 
     names: tuple[str, ...]
@@ -51,20 +50,23 @@ class Chosen:
 
 
 def read_ops_table(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
-    """Read a table, which may be of several devices. Columns that say nothing of ours are reported.
+    """Read a table, which may be of several devices: of events, or of operations by kind and sizes, which are
+    then an event each. Columns that say nothing of ours are reported.
 
     Raises ``FormatError`` with the line (CSV) or column (Parquet) of what makes no sense, and where no column
     tells durations or operations.
     """
-    chosen: list[Chosen] = []
+    chosen: list[_Chosen] = []
 
     def choose(names: Sequence[str]) -> tuple[str, ...]:
-        chosen.append(choose_columns(names, str(path), diagnostics))
+        chosen.append(_choose_columns(names, str(path), diagnostics))
         return chosen[0].names
 
     is_parquet = _is_parquet(path)
-    collected = Collected(str(path), str if is_parquet else original)
-    batches = parquet_batches if is_parquet else _csv_batches
+    collected = _Collected(str(path), str if is_parquet else original)
+    if _column_names(path, is_parquet) >= OF_OPERATIONS:
+        return _of_operations(path, collected, diagnostics)
+    batches = _parquet_batches if is_parquet else _csv_batches
     for batch in batches(path, options, choose):
         collected.add(batch)
     return _profile(path, chosen[0], collected, diagnostics)
@@ -78,7 +80,34 @@ def _is_parquet(path: Path) -> bool:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
 
 
-def choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> Chosen:
+def _column_names(path: Path, is_parquet: bool) -> set[str]:
+    """The names of all columns; none where they cannot be told, which whoever reads the table says."""
+    if not is_parquet:
+        return set(_csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path)))
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return {str(name) for name in read_schema(path).names}
+    except (ArrowException, OSError, ValueError):
+        return set()
+
+
+def _of_operations(path: Path, collected: _Collected, diagnostics: Diagnostics) -> Profile:
+    """A table of operations by kind and sizes; rows that are none are reported."""
+    import pyarrow as pa
+
+    from hespas.measurements.events import event_columns
+
+    found = read_measurements(path)
+    for each in found.left_out:
+        diagnostics.warning("ops-table.left-out-row", str(path), f"rows left out: {each}", count=each.count)
+    columns = event_columns(found)
+    collected.add(pa.record_batch(list(map(pa.array, columns.values())), names=list(columns)))
+    return _profile(path, _Chosen((*columns, "values"), "duration_ns"), collected, diagnostics)
+
+
+def _choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) -> _Chosen:
     """Which columns to read. Raises ``FormatError`` where a table does not tell what it must, or twice."""
     durations = [name for name in DURATIONS if name in names]
     shown = ", ".join(name[:40] for name in names[:20]) + (", ..." if len(names) > 20 else "")
@@ -90,30 +119,35 @@ def choose_columns(names: Sequence[str], path: str, diagnostics: Diagnostics) ->
         twice = next(name for name in names if counts[name] > 1)
         raise _refused(f"column {twice[:80]!r} stands twice", path, "rename one of them")
     if len(durations) != 1:
-        problem = f"several columns tell durations: {', '.join(durations)}" if durations else (
-            f"no column tells durations; the columns are {shown}"
-        )  # fmt: skip
-        raise _refused(problem, path, f"name the columns as expected: {EXPECTED}")
+        problem = (
+            f"several columns tell durations: {', '.join(durations)}"
+            if durations
+            else (f"no column tells durations; the columns are {shown}")
+        )
+        raise _refused(problem, path, f"name the columns as expected: {_EXPECTED}")
     if not {"op", "kernel"} & set(names):
         raise _refused(
-            f"no column tells what was measured; the columns are {shown}", path,
-            f"name the columns as expected: {EXPECTED}",
-        )  # fmt: skip
+            f"no column tells what was measured; the columns are {shown}",
+            path,
+            f"name the columns as expected: {_EXPECTED}",
+        )
     read = [name for name in names if name in COLUMNS or name in DURATIONS]
     others = [name for name in names if name not in read]
     listed = ", ".join(name[:40] for name in others[:20])
     diagnostics.warning(
-        "ops-table.unknown-column", path,
-        f"columns that are not understood are left out: {listed}; expected are {EXPECTED}", count=len(others),
-    )  # fmt: skip
-    return Chosen(tuple(read), durations[0])
+        "ops-table.unknown-column",
+        path,
+        f"columns that are not understood are left out: {listed}; expected are {_EXPECTED}",
+        count=len(others),
+    )
+    return _Chosen(tuple(read), durations[0])
 
 
 def _refused(message: str, path: str, hint: str) -> FormatError:
     return FormatError(message, path=path, position="column names", hint=hint)
 
 
-def _profile(path: Path, chosen: Chosen, found: Collected, diagnostics: Diagnostics) -> Profile:
+def _profile(path: Path, chosen: _Chosen, found: _Collected, diagnostics: Diagnostics) -> Profile:
     rows = found.rows
     if not rows:
         raise FormatError(
@@ -160,9 +194,11 @@ def _check_times(name: str, times_ns: FloatArray, path: str) -> None:
     wrong = np.flatnonzero(np.abs(times_ns) > _LARGEST_NS)
     if len(wrong):
         raise FormatError(
-            f"column {name} holds a time too large for 64 bits of nanoseconds", path=path,
-            position=f"row {int(wrong[0]) + 1}", hint="is the unit of the column as its name says?",
-        )  # fmt: skip
+            f"column {name} holds a time too large for 64 bits of nanoseconds",
+            path=path,
+            position=f"row {int(wrong[0]) + 1}",
+            hint="is the unit of the column as its name says?",
+        )
 
 
 def _small(rank: NDArray[np.int64], path: str) -> NDArray[np.int32]:
@@ -181,9 +217,11 @@ def _report(duration_ns: FloatArray, unknown: int, diagnostics: Diagnostics, pat
     diagnostics.warning("ops-table.no-duration", path, "rows without a duration", count=missing)
     diagnostics.warning("ops-table.negative-duration", path, "rows of less than no time", count=negative)
     diagnostics.warning(
-        "ops-table.unknown-class", path, "rows of an op_class that is none of ours; it is left out",
+        "ops-table.unknown-class",
+        path,
+        "rows of an op_class that is none of ours; it is left out",
         count=unknown,
-    )  # fmt: skip
+    )
 
 
 # Tables as batches of rows, from CSV and from Parquet; what libraries say of broken ones as our errors.
@@ -199,45 +237,49 @@ _ROW_BYTES = 80
 """What a row takes in memory, about."""
 
 
-def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[ArrowBatch]:
+def _csv_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[pa.RecordBatch]:
     """The rows of a CSV file, gunzipped. Raises ``FormatError`` with the line of what makes no sense."""
+    import pyarrow as pa
+    from pyarrow import csv as reading
+
     data = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
-    names = _csv_names(data, str(path))
-    chosen = choose(names)
-    arrow, reading = load_arrow(), load_csv()
-    memory = _copied(arrow, data)
+    chosen = choose(_csv_names(data, str(path)))
+    memory = _copied(data)
     del data
-    types: dict[Kind, ArrowType] = {
-        Kind.TEXT: arrow.dictionary(arrow.int32(), arrow.string()),
-        Kind.WHOLE: arrow.int64(),
-        Kind.NUMBER: arrow.float64(),
+    types: dict[ColumnKind, pa.DataType] = {
+        "text": pa.dictionary(pa.int32(), pa.string()),
+        "whole number": pa.int64(),
+        "number": pa.float64(),
     }
     try:
         yield from reading.open_csv(
-            arrow.BufferReader(memory),
+            cast("IO[bytes]", pa.BufferReader(memory)),
             read_options=reading.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=reading.ParseOptions(newlines_in_values=True),
             convert_options=reading.ConvertOptions(
-                column_types={name: types[COLUMNS.get(name, Kind.NUMBER)] for name in chosen},
-                include_columns=chosen,
+                column_types={name: types[COLUMNS.get(name, "number")] for name in chosen},
+                include_columns=[*chosen],
                 null_values=[""],
             ),
         )
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise FormatError(
-            _first_line(error), path=str(path),
+            _first_line(error),
+            path=str(path),
             position=f"line {_line(bytes(memoryview(memory)), str(error))}",
             hint="is every field of this line of the kind its column says, and in UTF-8?",
-        ) from error  # fmt: skip
+        ) from error
 
 
-def _copied(arrow: Arrow, data: bytes) -> Memory:
+def _copied(data: bytes) -> pa.Buffer:
     """The bytes in memory of Arrow's own. Its threads read ahead, and may let go of what they read when
     Python is about to end: of what is Python's they cannot then, and the process would end with that.
     """
-    memory = arrow.allocate_buffer(len(data))
+    import pyarrow as pa
+
+    memory = pa.allocate_buffer(len(data))
     memoryview(memory).cast("B")[:] = data
     return memory
 
@@ -270,82 +312,54 @@ def _first_line(error: Exception) -> str:
     return f"no table of measured operations: {told[:300]}"
 
 
-def parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[ArrowBatch]:
+def _parquet_batches(path: Path, options: ReadOptions, choose: _Choose) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file. Raises ``FormatError`` with the column of what makes no sense."""
+    import pyarrow as pa
+
     del options  # the size is bounded by that of the file
     refuse_special_files(path)
-    arrow = load_arrow()
+
+    def chosen(schema: pa.Schema) -> tuple[list[str], list[str]]:
+        kinds = dict(zip(schema.names, schema.types, strict=True))
+        names = choose(schema.names)
+        for name in names:
+            _check_type(name, kinds[name], str(path))
+        plain = (pa.types.is_string, pa.types.is_large_string)
+        return [*names], [name for name in names if any(check(kinds[name]) for check in plain)]
+
+    size, bounds = path.stat().st_size, limits()
     try:
-        yield from _parquet_batches(arrow, path, choose)
+        yield from parquet_batches(
+            path,
+            chosen,
+            rows_at_once=lambda _: _BATCH_ROWS,
+            most_rows=(bounds.profile_rows_bytes + 20 * size) // _ROW_BYTES,
+            most_bytes=max(bounds.table_free_bytes, bounds.table_ratio * size),
+        )
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
-    except (arrow.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise FormatError(
-            _first_line(error), path=str(path), position="Parquet metadata or pages",
+            _first_line(error),
+            path=str(path),
+            position="Parquet metadata or pages",
             hint="copy the file again",
-        ) from error  # fmt: skip
+        ) from error
 
 
-def _parquet_batches(arrow: Arrow, path: Path, choose: _Choose) -> Iterator[ArrowBatch]:
-    """Rows with texts as dictionaries: equal ones take their space once, as in the file."""
-    with open_input(path) as stream:
-        yield from _batches_of(same_file(stream, path), arrow, path, choose)
+def _check_type(name: str, found: pa.DataType, path: str) -> None:
+    import pyarrow as pa
 
-
-def _batches_of(source: str, arrow: Arrow, path: Path, choose: _Choose) -> Iterator[ArrowBatch]:
-    reading = load_parquet()
-    with closing(reading.ParquetFile(source, memory_map=False)) as file:
-        metadata, schema = file.metadata, file.schema_arrow
-    _check_rows(path, metadata.num_rows)
-    chosen = choose(schema.names)
-    kinds = dict(zip(schema.names, schema.types, strict=True))
-    for name in chosen:
-        _check_type(arrow, name, kinds[name], str(path))
-    most = max(limits().table_free_bytes, limits().table_ratio * path.stat().st_size)
-    _check_unpacked(path, metadata, most)
-    is_plain = (arrow.types.is_string, arrow.types.is_large_string)
-    texts = [name for name in chosen if any(check(kinds[name]) for check in is_plain)]
-    opened = reading.ParquetFile(source, memory_map=False, metadata=metadata, read_dictionary=texts)
-    with closing(opened) as file:
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=chosen, use_threads=False):
-            if batch.nbytes > most:  # more than its metadata said
-                raise _too_large(path, batch.nbytes, most)
-            yield batch
-
-
-def _check_unpacked(path: Path, metadata: ArrowParquetMetadata, most: int) -> None:
-    """Refuse a text that a few bytes blow up to."""
-    total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if total > most:
-        raise _too_large(path, total, most)
-
-
-def _too_large(path: Path, size_bytes: int, most: int) -> FormatError:
-    return FormatError(
-        f"its columns unpack to {size_bytes:,} bytes", path=str(path), position="Parquet metadata or pages",
-        hint=f"at most {most:,} are read from a file of this size; --max-input-bytes where you trust it",
-    )  # fmt: skip
-
-
-def _check_rows(path: Path, rows: int) -> None:
-    """Refuse what a few bytes blow up to: equal rows take no space in a Parquet file."""
-    most = (limits().profile_rows_bytes + 20 * path.stat().st_size) // _ROW_BYTES
-    if rows > most:
-        raise FormatError(
-            f"{rows:,} rows in so small a file", path=str(path), position="Parquet metadata",
-            hint=f"at most {most:,} are read; --max-input-bytes where you trust it",
-        )  # fmt: skip
-
-
-def _check_type(arrow: Arrow, name: str, found: ArrowType, path: str) -> None:
-    types, kind = arrow.types, COLUMNS.get(name, Kind.NUMBER)
+    types, kind = pa.types, COLUMNS.get(name, "number")
     is_text = types.is_string(found) or types.is_large_string(found) or types.is_dictionary(found)
     is_number = types.is_integer(found) or types.is_floating(found)
-    if not types.is_null(found) and not (is_text if kind is Kind.TEXT else is_number):
+    if not types.is_null(found) and not (is_text if kind == "text" else is_number):
         raise FormatError(
-            f"column {name} holds {str(found)[:80]}, expected is a {kind.value}",
-            path=path, position=f"column {name!r}", hint="convert the column",
-        )  # fmt: skip
+            f"column {name} holds {str(found)[:80]}, expected is a {kind}",
+            path=path,
+            position=f"column {name!r}",
+            hint="convert the column",
+        )
 
 
 # Operations of the host as a table tells them: which rows one of them caused, and its inputs.
@@ -359,7 +373,7 @@ class _Operations:
     of_row: SmallIntArray
 
 
-def _operations_of(found: Collected, names: tuple[str, ...]) -> _Operations:
+def _operations_of(found: _Collected, names: tuple[str, ...]) -> _Operations:
     """The operations of a table that has a column ``operation``, or inputs that belong to one; else none.
 
     An operation is what the first of its rows says; nothing is known of its time and of what is around it.
@@ -394,3 +408,129 @@ def _operations_of(found: Collected, names: tuple[str, ...]) -> _Operations:
         ),
         of_row,
     )
+
+
+# The rows of a table as columns, while batches are read.
+
+_CLASSES = {member.name.lower(): int(member) for member in OpClass} | {"": 0}
+_MOST_CHARACTERS = 1 << 20
+"""Of one text; the longest names of kernels have some ten thousand."""
+
+
+class _Collected:
+    """Columns of all batches; a column that the table does not have is unknown everywhere."""
+
+    def __init__(self, path: str, read: Callable[[str], str] = str) -> None:
+        """``read`` gives the text of a cell."""
+        self.rows = 0
+        self._read = read
+        self.strings = StringTableBuilder()
+        self._path = path
+        self._parts: dict[str, list[NDArray[np.generic]]] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take one batch. Raises ``FormatError`` for numbers that are not whole where they should be, and
+        for bytes that are no text.
+        """
+        import pyarrow as pa
+
+        try:
+            batch.validate(full=True)
+        except MemoryError:  # Arrow's is one of its own errors, too
+            raise
+        except pa.ArrowException as error:
+            raise FormatError(
+                f"broken table: {str(error)[:300]}",
+                path=self._path,
+                position=f"row {self.rows} or later",
+                hint="copy the file again",
+            ) from error
+        for index, name in enumerate(batch.schema.names):
+            column: pa.Array[Any] = cast("Any", batch).column(index)
+            if pa.types.is_null(column.type):
+                continue
+            try:
+                values = self._values(name, column)
+            except MemoryError:  # Arrow's is one of its own errors, too
+                raise
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                raise self._refused(name, f"makes no sense: {error}") from error
+            self._parts.setdefault(name, []).append(values)
+        self.rows += batch.num_rows
+
+    def _values(self, name: str, column: pa.Array[Any]) -> NDArray[np.generic]:
+        import pyarrow as pa
+
+        kind = COLUMNS.get(name, "number")
+        if kind == "text":
+            return self._texts(name, column)
+        if kind == "number" or not pa.types.is_integer(column.type):
+            numbers = _numpy(column).astype(np.float64)
+            return numbers if kind == "number" else self._wholes(name, numbers)
+        return np.maximum(_numpy(column.cast(pa.int64()).fill_null(-1)).astype(np.int64), -1)
+
+    def _texts(self, name: str, column: Any) -> SmallIntArray:
+        encoded = column if hasattr(column, "indices") else column.dictionary_encode()
+        texts = [text or "" for text in encoded.dictionary.to_pylist()]
+        strings = [text for text in texts if isinstance(text, str)]
+        if len(strings) < len(texts):
+            raise self._refused(name, "holds other things than texts")
+        if max(map(len, strings), default=0) > _MOST_CHARACTERS:
+            raise self._refused(name, f"holds a text of more than {_MOST_CHARACTERS:,} characters")
+        rows = np.array([self.strings.add(self._read(text)) for text in strings] or [0], np.int32)
+        places = _numpy(encoded.indices.fill_null(-1)).astype(np.int64)
+        return np.where(places < 0, 0, rows[places]).astype(np.int32)
+
+    def _wholes(self, name: str, numbers: FloatArray) -> IntArray:
+        """Whole numbers written as floats, -1 for what is missing or negative."""
+        known = ~np.isnan(numbers)
+        if (numbers[known] != np.floor(numbers[known])).any() or (np.abs(numbers[known]) >= 2**53).any():
+            raise self._refused(name, "holds numbers that are not whole")
+        return np.maximum(np.nan_to_num(numbers, nan=-1.0), -1).astype(np.int64)
+
+    def _refused(self, name: str, what: str) -> FormatError:
+        return FormatError(
+            f"column {name} {what}", path=self._path, position=f"column {name!r}", hint="convert the column"
+        )
+
+    def _column(self, name: str) -> NDArray[np.generic] | None:
+        parts = self._parts.get(name)
+        return np.concatenate(parts) if parts else None
+
+    def text(self, name: str) -> SmallIntArray:
+        """String rows, 0 where unknown."""
+        column = self._column(name)
+        return np.zeros(self.rows, np.int32) if column is None else column.astype(np.int32)
+
+    def whole(self, name: str) -> IntArray:
+        """Whole numbers, -1 where unknown."""
+        column = self._column(name)
+        return np.full(self.rows, -1, np.int64) if column is None else column.astype(np.int64)
+
+    def number(self, name: str) -> FloatArray:
+        """Numbers, NaN where unknown."""
+        column = self._column(name)
+        return np.full(self.rows, np.nan) if column is None else column.astype(np.float64)
+
+    def devices(self) -> tuple[tuple[str, ...], SmallIntArray]:
+        """The devices in order of appearance, and the one of each row."""
+        rows = self.text("hardware")
+        used, first, place = np.unique(rows, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(order), np.int32)
+        number[order] = np.arange(len(order))
+        table = self.strings.build()
+        return tuple(table[int(row)] for row in used[order].tolist()), number[place.reshape(-1)]
+
+    def op_class(self) -> tuple[NDArray[np.int8], int]:
+        """Codes of operation classes, and for how many rows the class is none of ours."""
+        rows = self.text("op_class")
+        used, place = np.unique(rows, return_inverse=True)
+        table = self.strings.build()
+        codes = [_CLASSES.get(table[int(row)].lower(), -1) for row in used.tolist()]
+        found = np.array(codes, np.int8)[place.reshape(-1)]
+        return np.maximum(found, 0), int((found < 0).sum())
+
+
+def _numpy(column: pa.Array[Any]) -> NDArray[np.generic]:
+    return column.to_numpy(zero_copy_only=False)

@@ -1,31 +1,27 @@
-"""Writes a profile as a table, a chunk of rows at a time; layout in :mod:`.layout`."""
+"""Writes a profile as a table, a chunk of rows at a time; columns in :mod:`hespas.measurements`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.ops_table.arrow_binding import (
-    Arrow,
-    ArrowArray,
-    ArrowSchema,
-    ArrowType,
-    Rows,
-    load_arrow,
-    load_csv,
-    load_parquet,
-)
-from hespas.converters.ops_table.layout import COLUMNS, SCHEMA_ID, Kind
+from hespas.converters.ops_table import SCHEMA_ID
 from hespas.files.documents import inert
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics, OpClass, Profile, StringTable
 from hespas.graph.columns import BoolArray, FloatArray, SmallIntArray
 from hespas.graph.errors import OutputError, UsageError
+from hespas.measurements import COLUMNS, ColumnKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["write_ops_table"]
 
@@ -44,54 +40,56 @@ def write_ops_table(value: Value, path: Path, options: WriteOptions, diagnostics
     name = options.name or path.name
     if not isinstance(value, Profile):
         raise UsageError(
-            "a table of measured operations holds a profile, not a workload", path=name,
+            "a table of measured operations holds a profile, not a workload",
+            path=name,
             hint="hespas estimate SOURCE --hardware NAME --out FILE.csv tables what an estimate says",
-        )  # fmt: skip
+        )
     if name.endswith(".parquet.gz"):
         raise UsageError("Parquet is compressed inside", path=name, hint="drop .gz")
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
     _report(value, diagnostics, name)
-    arrow = load_arrow()
-    schema = _schema(arrow)
+    schema = _schema()
     try:
         with open_output(path, packed=name.endswith(".gz")) as stream:
             if name.endswith(".parquet"):
-                with load_parquet().ParquetWriter(stream, schema) as rows:
-                    _write(value, arrow, rows, options, _utf8)
+                with parquet.ParquetWriter(stream, schema) as rows:
+                    _write(value, rows, options, _utf8)
             else:
-                with load_csv().CSVWriter(stream, schema) as rows:
-                    _write(value, arrow, rows, options, _cell)
+                with csv.CSVWriter(stream, schema) as rows:
+                    _write(value, rows, options, _cell)
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
-    except arrow.ArrowException as error:
+    except pa.ArrowException as error:
         raise OutputError(f"cannot be written: {error}", path=str(path)) from error
 
 
-def _schema(arrow: Arrow) -> ArrowSchema:
-    types: dict[Kind, ArrowType] = {
-        Kind.TEXT: arrow.string(),
-        Kind.WHOLE: arrow.int64(),
-        Kind.NUMBER: arrow.float64(),
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types: dict[ColumnKind, pa.DataType] = {
+        "text": pa.string(),
+        "whole number": pa.int64(),
+        "number": pa.float64(),
     }
-    fields = [arrow.field(name, types[kind]) for name, kind in COLUMNS.items()]
-    return arrow.schema(fields, metadata={"schema": SCHEMA_ID})
+    fields = [pa.field(name, types[kind]) for name, kind in COLUMNS.items()]
+    return pa.schema(fields, metadata={"schema": SCHEMA_ID})
 
 
-def _write(
-    profile: Profile, arrow: Arrow, rows: Rows, options: WriteOptions, spell: Callable[[str], str]
-) -> None:
-    total, schema = len(profile), _schema(arrow)
+def _write(profile: Profile, rows: Any, options: WriteOptions, spell: Callable[[str], str]) -> None:
+    """``rows`` is one of Arrow's writers of record batches."""
+    make = cast("Any", import_module("pyarrow")).RecordBatch.from_arrays
+    total, schema = len(profile), _schema()
     for start in range(0, total, _CHUNK_ROWS):
         part = slice(start, min(start + _CHUNK_ROWS, total))
-        columns = _columns(profile, arrow, part, spell)
-        arrays = [columns[name] for name in COLUMNS]
-        rows.write_batch(arrow.RecordBatch.from_arrays(arrays, schema=schema))
+        columns = _columns(profile, part, spell)
+        rows.write_batch(make([columns[name] for name in COLUMNS], schema=schema))
         if options.progress:
             options.progress(part.stop, total)
 
 
-def _columns(
-    profile: Profile, arrow: Arrow, part: slice, spell: Callable[[str], str]
-) -> dict[str, ArrowArray]:
+def _columns(profile: Profile, part: slice, spell: Callable[[str], str]) -> dict[str, pa.Array[Any]]:
     def inputs(text: str) -> str:
         return spell(_on_one_line(text))
 
@@ -99,19 +97,19 @@ def _columns(
     device = profile.device_index[part].astype(np.int64)
     device[(device < 0) | (device >= len(profile.devices))] = len(profile.devices)
     return {
-        "hardware": _texts(arrow, devices, device, spell),
-        "op": _texts(arrow, strings, profile.op_row[part], spell),
-        "op_class": _texts(arrow, _CLASSES, profile.op_class[part], spell),
-        "kernel": _texts(arrow, strings, profile.kernel_row[part], spell),
-        "rank": _whole(arrow, profile.rank[part]),
-        "stream": _whole(arrow, profile.stream[part]),
-        "start_ns": _numbers(arrow, profile.start_ns[part]),
-        "duration_ns": _numbers(arrow, profile.duration_ns[part]),
-        "dtype": _texts(arrow, strings, profile.dtype_row[part], inputs),
-        "shapes": _texts(arrow, strings, profile.shapes_row[part], inputs),
-        "strides": _texts(arrow, strings, _of_host(profile, profile.host.strides_row, part), inputs),
-        "values": _texts(arrow, strings, _of_host(profile, profile.host.values_row, part), inputs),
-        "operation": _whole(arrow, np.where(_is_linked(profile, part), profile.host_event[part], -1)),
+        "hardware": _texts(devices, device, spell),
+        "op": _texts(strings, profile.op_row[part], spell),
+        "op_class": _texts(_CLASSES, profile.op_class[part], spell),
+        "kernel": _texts(strings, profile.kernel_row[part], spell),
+        "rank": _whole(profile.rank[part]),
+        "stream": _whole(profile.stream[part]),
+        "start_ns": _numbers(profile.start_ns[part]),
+        "duration_ns": _numbers(profile.duration_ns[part]),
+        "dtype": _texts(strings, profile.dtype_row[part], inputs),
+        "shapes": _texts(strings, profile.shapes_row[part], inputs),
+        "strides": _texts(strings, _of_host(profile, profile.host.strides_row, part), inputs),
+        "values": _texts(strings, _of_host(profile, profile.host.values_row, part), inputs),
+        "operation": _whole(np.where(_is_linked(profile, part), profile.host_event[part], -1)),
     }
 
 
@@ -136,15 +134,13 @@ def _utf8(text: str) -> str:
 
 
 def _texts(
-    arrow: Arrow,
-    texts: StringTable | tuple[str, ...],
-    rows: NDArray[np.integer],
-    spell: Callable[[str], str],
-) -> ArrowArray:
+    texts: StringTable | tuple[str, ...], rows: NDArray[np.integer], spell: Callable[[str], str]
+) -> pa.Array[Any]:
+    import pyarrow as pa
+
     used, place = np.unique(rows, return_inverse=True)
     listed: list[int] = used.tolist()
-    known = [spell(texts[row]) for row in listed]
-    return arrow.array(known, arrow.string()).take(arrow.array(place.reshape(-1)))
+    return pa.array([spell(texts[row]) for row in listed], pa.string()).take(pa.array(place, pa.int64()))
 
 
 def _cell(text: str) -> str:
@@ -157,13 +153,17 @@ def _on_one_line(text: str) -> str:
     return _BREAK.sub(" ", text) if "\n" in text and text.startswith("[") else text
 
 
-def _whole(arrow: Arrow, column: NDArray[np.integer]) -> ArrowArray:
+def _whole(column: NDArray[np.integer]) -> pa.Array[Any]:
     """-1 is unknown and left empty."""
-    return arrow.array(column.astype(np.int64), arrow.int64(), mask=column < 0)
+    import pyarrow as pa
+
+    return pa.array(column.astype(np.int64), pa.int64(), mask=column < 0)
 
 
-def _numbers(arrow: Arrow, column: FloatArray) -> ArrowArray:
-    return arrow.array(np.ascontiguousarray(column, np.float64), arrow.float64(), mask=np.isnan(column))
+def _numbers(column: FloatArray) -> pa.Array[Any]:
+    import pyarrow as pa
+
+    return pa.array(np.ascontiguousarray(column, np.float64), pa.float64(), mask=np.isnan(column))
 
 
 def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
@@ -180,15 +180,18 @@ def _report(profile: Profile, diagnostics: Diagnostics, name: str) -> None:
         message = f"events whose {what} is known; the table has no column for it"
         diagnostics.info("ops-table.no-column", name, message, count=count)
     diagnostics.info(
-        "ops-table.no-place", name, f"a table has no place for: {', '.join(profile.attachments)}",
+        "ops-table.no-place",
+        name,
+        f"a table has no place for: {', '.join(profile.attachments)}",
         count=len(profile.attachments),
-    )  # fmt: skip
+    )
     diagnostics.info(
-        "ops-table.host-operations", name,
+        "ops-table.host-operations",
+        name,
         "operations of the host: times, threads, what is around them, and those that caused no event have no "
         "place in a table",
         count=len(profile.host),
-    )  # fmt: skip
+    )
     halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
     diagnostics.warning(
         "ops-table.invalid-text", name, "halves of surrogate pairs are no text and are replaced", count=halves

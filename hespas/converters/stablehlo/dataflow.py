@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hespas.converters.stablehlo.mlir import (
     Bindings,
     Block,
     Operation,
     Value,
-    View,
     argument_block,
     defining_op,
     enum_name,
@@ -26,6 +25,9 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.graph import DTypeKind, find_dtype
+
+if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._mlir import ir
 
 __all__ = ["CONSTANTS", "Lifetimes", "TripCounter", "count_trips"]
 
@@ -140,19 +142,6 @@ class _Trail(NamedTuple):
     types: list[_Integer]
 
 
-class _Typed(Protocol):
-    @property
-    def element_type(self) -> object: ...
-
-
-class _Numbered(Protocol):
-    @property
-    def arg_number(self) -> int: ...
-
-    @property
-    def result_number(self) -> int: ...
-
-
 class TripCounter:
     """Infers trips in one module; ``function_body`` finds the entry block of a private function."""
 
@@ -247,7 +236,7 @@ class TripCounter:
 
     def _from_argument(self, value: Value, trail: _Trail, block: Block | None) -> _Affine | _Sum | None:
         """A slot of ``block``, or what a function is called with."""
-        number = cast("_Numbered", value).arg_number
+        number = cast("ir.BlockArgument[ir.Type]", value).arg_number
         owner = argument_block(value)
         if not trail.calls:
             if block is not None and owner == block:
@@ -279,7 +268,7 @@ class TripCounter:
             if returned is None:
                 return None
             trail.calls.append(op)
-            return _Sum(returned.operands[cast("_Numbered", value).result_number], 0)
+            return _Sum(returned.operands[cast("ir.OpResult[ir.Type]", value).result_number], 0)
         if short in _VIEWS and len(op.operands) == 1:
             return _Sum(op.operands[0], 0)
         found = self._sum(op, short)
@@ -353,7 +342,7 @@ def _integer(value: Value) -> _Integer | None:
     """The element type of a value where sums in it wrap as those of integers do."""
     if not hasattr(value.type, "element_type"):
         return None
-    element = find_dtype(str(cast("_Typed", value.type).element_type))
+    element = find_dtype(str(cast("ir.ShapedType", value.type).element_type))
     if element is None or element.kind not in {DTypeKind.SIGNED, DTypeKind.UNSIGNED}:
         return None
     return _Integer(element.bits, element.kind is DTypeKind.SIGNED)
@@ -372,21 +361,13 @@ CONSTANTS = frozenset({"stablehlo.constant", "mhlo.constant", "stablehlo.iota", 
 _FUNCTION = "func.func"
 
 
-class _Argument(Protocol):
-    @property
-    def arg_number(self) -> int: ...
-
-
 class Lifetimes:
     """Answers for one module. ``find_calls`` lists the call operations of each function; asked at most
     once.
     """
 
     def __init__(
-        self,
-        donated: frozenset[int],
-        find_calls: Callable[[], Mapping[str, Sequence[Operation]]],
-        entry: str,
+        self, donated: frozenset[int], find_calls: Callable[[], Mapping[str, Sequence[Operation]]], entry: str
     ) -> None:
         self._donated = donated
         self._find_calls = find_calls
@@ -408,10 +389,10 @@ class Lifetimes:
 
     def _argument_dies(self, block: Block, value: Value, depth: int) -> bool:
         """A block argument: of a loop (a carry: yes), of the entry (if donated), of a private function."""
-        parent = cast("_Owned", block).owner.operation
+        parent = block.owner.operation
         if parent.name != _FUNCTION:
             return True
-        number = cast("_Argument", value).arg_number
+        number = cast("ir.BlockArgument[ir.Type]", value).arg_number
         name = text_of(parent, "sym_name")
         if name == self._entry:
             return number in self._donated
@@ -424,11 +405,6 @@ class Lifetimes:
                 self._dies(call, call.operands[number], depth + 1) for call in self._calls.get(name, ())
             )
         return self._arguments[key]
-
-
-class _Owned(Protocol):
-    @property
-    def owner(self) -> View: ...
 
 
 def _is_read_later(op: Operation, value: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf, isnan, nan, prod
 from types import ModuleType
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.mlir import (
@@ -55,6 +55,11 @@ from hespas.costs import Operation as CostInput
 from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
+if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._chlo import RaggedDotDimensionNumbers
+    from jaxlib.mlir._mlir_libs._mlir import ir
+    from jaxlib.mlir._mlir_libs._stablehlo import ConvDimensionNumbers, DotAlgorithm, DotDimensionNumbers
+
 __all__ = ["FactReader"]
 
 _SINGLE_OP = 2
@@ -81,36 +86,6 @@ _STRUCTURE = {
 _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
-class _DotDims(Protocol):
-    lhs_batching_dimensions: Sequence[int]
-    rhs_batching_dimensions: Sequence[int]
-    lhs_contracting_dimensions: Sequence[int]
-    rhs_contracting_dimensions: Sequence[int]
-
-
-class _RaggedDims(_DotDims, Protocol):
-    lhs_ragged_dimensions: Sequence[int]
-
-
-class _ConvDims(Protocol):
-    input_batch_dimension: int
-    input_feature_dimension: int
-    input_spatial_dimensions: Sequence[int]
-    kernel_input_feature_dimension: int
-    kernel_output_feature_dimension: int
-    kernel_spatial_dimensions: Sequence[int]
-    output_batch_dimension: int
-    output_feature_dimension: int
-    output_spatial_dimensions: Sequence[int]
-
-
-class _Algorithm(Protocol):
-    lhs_precision_type: Type
-    rhs_precision_type: Type
-    accumulation_type: Type
-    num_primitive_operations: int
-
-
 class FactReader:
     """Decodes facts; what depends on attributes alone is decoded once for equal attributes."""
 
@@ -130,7 +105,7 @@ class FactReader:
         self._lifetimes = lifetimes
         self._dots: dict[tuple[Attribute | None, ...], DotFacts] = {}
         self._bodies: dict[tuple[str, tuple[Type, ...]], Body] = {}
-        self._convolutions: dict[tuple[Attribute | None, ...], ConvFacts] = {}
+        self._convolutions: dict[tuple[object, ...], ConvFacts] = {}
         self._readers: dict[str, Callable[[Operation], Facts]] = {
             "dot_general": self._dot,
             "dot": self._legacy_dot,
@@ -264,7 +239,7 @@ class FactReader:
     def _multiplying(self, op: Operation) -> Precision:
         algorithm = op.attributes.get("algorithm")
         if algorithm is not None:
-            found = cast("_Algorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
+            found = cast("DotAlgorithm", self._bindings.stablehlo.DotAlgorithm(algorithm))
             return Precision(
                 find_dtype(str(found.lhs_precision_type)),
                 find_dtype(str(found.rhs_precision_type)),
@@ -281,7 +256,7 @@ class FactReader:
         key = tuple(op.attributes.get(name) for name in names)
         facts = self._dots.get(key)
         if facts is None:
-            dims = cast("_DotDims", self._dialect(op).DotDimensionNumbers(key[0]))
+            dims = cast("DotDimensionNumbers", self._dialect(op).DotDimensionNumbers(key[0]))
             facts = self._dots[key] = _dot_facts(dims, self._precision(op))
         return facts
 
@@ -294,7 +269,7 @@ class FactReader:
         decoder = self._bindings.chlo if op.name.startswith("chlo.") else self._bindings.mhlo
         if not hasattr(decoder, "RaggedDotDimensionNumbers"):
             return None
-        dims = cast("_RaggedDims", decoder.RaggedDotDimensionNumbers(attribute))
+        dims = cast("RaggedDotDimensionNumbers", decoder.RaggedDotDimensionNumbers(attribute))
         ragged = dims.lhs_ragged_dimensions
         return RaggedDotFacts(_dot_facts(dims, self._precision(op)), ragged[0] if ragged else -1)
 
@@ -311,13 +286,13 @@ class FactReader:
         kernel = self._types.get(op.operands[1].type).tensors[0].shape
         facts = self._convolutions.get((*key, op.operands[1].type))
         if facts is None:
-            dims = cast("_ConvDims", self._dialect(op).ConvDimensionNumbers(key[0]))
+            dims = cast("ConvDimensionNumbers", self._dialect(op).ConvDimensionNumbers(key[0]))
             sizes = [kernel[dim] for dim in dims.kernel_spatial_dimensions]
             facts = self._conv_facts(op, dims, sizes)
             self._convolutions[(*key, op.operands[1].type)] = facts
         return facts
 
-    def _conv_facts(self, op: Operation, dims: _ConvDims, sizes: Sequence[int]) -> ConvFacts:
+    def _conv_facts(self, op: Operation, dims: ConvDimensionNumbers, sizes: Sequence[int]) -> ConvFacts:
         return ConvFacts(
             dims.input_batch_dimension,
             dims.input_feature_dimension,
@@ -402,7 +377,7 @@ def _weight(cost: Cost) -> float:
     return inf if isnan(cost.flops) else branch_ns(cost, is_kernel=False)
 
 
-def _dot_facts(dims: _DotDims, precision: Precision) -> DotFacts:
+def _dot_facts(dims: DotDimensionNumbers | RaggedDotDimensionNumbers, precision: Precision) -> DotFacts:
     return DotFacts(
         tuple(dims.lhs_batching_dimensions),
         tuple(dims.rhs_batching_dimensions),
@@ -442,17 +417,11 @@ _MAC_ATTRIBUTES: tuple[str, ...] = (*(each for names in _SPELLINGS.values() for 
 """Attributes that may say so."""
 
 
-class _Dictionary(Protocol):
-    def __contains__(self, name: str, /) -> bool: ...
-
-    def __getitem__(self, name: str, /) -> Attribute: ...
-
-
 def _mac_attributes(op: Operation) -> dict[str, str]:
     """What an operation states, as texts; the operation's own attributes come first."""
     attributes = op.attributes
     frontend = attributes.get(_FRONTEND)
-    entries = None if frontend is None else cast("_Dictionary", frontend)
+    entries = None if frontend is None else cast("ir.DictAttr", frontend)
     found: dict[str, str] = {}
     for name, spellings in _SPELLINGS.items():
         if entries is not None and name in entries:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import HespasError, MissingExtraError
 
+if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._mlir import ir
+    from jaxlib.mlir._mlir_libs._mlir.ir import Context
+
 __all__ = [
     "MAX_QUOTE",
     "PINNED",
     "Attribute",
-    "Attributes",
     "Bindings",
     "Block",
     "Location",
@@ -56,30 +59,9 @@ __all__ = [
 ]
 
 
-class Attribute(Protocol):
-    """An uniqued attribute: hashable, equal when identical."""
-
-    def __hash__(self) -> int: ...
-
-
-class Type(Protocol):
-    """An uniqued type."""
-
-    def __hash__(self) -> int: ...
-
-
-class Location(Protocol):
-    """A source location; ``str`` prints it in MLIR syntax."""
-
-    def __hash__(self) -> int: ...
-
-
-class Attributes(Protocol):
-    """The attributes of an operation, inherent ones included."""
-
-    def get(self, name: str, default: Attribute | None = None, /) -> Attribute | None: ...
-
-    def __contains__(self, name: str, /) -> bool: ...
+Attribute: TypeAlias = "ir.Attribute"
+Location: TypeAlias = "ir.Location"
+Type: TypeAlias = "ir.Type"
 
 
 class Use(Protocol):
@@ -125,6 +107,9 @@ class Block(Protocol):
     """A block of a region. Iterating ``operations`` yields views."""
 
     @property
+    def owner(self) -> View: ...
+
+    @property
     def arguments(self) -> Sequence[Value]: ...
 
     @property
@@ -153,7 +138,7 @@ class Operation(View, Protocol):
     def results(self) -> Sequence[Value]: ...
 
     @property
-    def attributes(self) -> Attributes: ...
+    def attributes(self) -> ir.OpAttributeMap: ...
 
     @property
     def regions(self) -> Sequence[Region]: ...
@@ -176,6 +161,16 @@ class Operation(View, Protocol):
     def get_asm(self, *, enable_debug_info: bool, print_generic_op_form: bool) -> str: ...
 
 
+class Module(Protocol):
+    """A parsed program; it must outlive everything taken from it."""
+
+    @property
+    def operation(self) -> Operation: ...
+
+    @property
+    def body(self) -> Block: ...
+
+
 def defining_op(value: Value) -> Operation | None:
     """The operation that makes a value, None for a block argument."""
     owner = value.owner
@@ -191,16 +186,6 @@ def terminator(block: Block) -> Operation | None:
     """The last operation of a block."""
     count = len(block.operations)
     return block.operations[count - 1].operation if count else None
-
-
-class Module(Protocol):
-    """A parsed program; it must outlive everything taken from it."""
-
-    @property
-    def operation(self) -> Operation: ...
-
-    @property
-    def body(self) -> Block: ...
 
 
 # Text of the input as messages may show it: cut, and without characters that steer a terminal.
@@ -227,23 +212,9 @@ def place_of(location: str) -> str:
 _MAX_ELEMENTS = 1 << 24
 
 
-class _Valued(Protocol):
-    @property
-    def value(self) -> int | str | bool: ...
-
-
-class _Elements(Protocol):
-    @property
-    def is_splat(self) -> bool: ...
-
-    def get_splat_value(self) -> _Valued: ...
-
-    def __len__(self) -> int: ...
-
-
 def _value(operation: Operation, name: str) -> int | str | bool | None:
     attribute = operation.attributes.get(name)
-    return None if attribute is None else cast("_Valued", attribute).value
+    return None if attribute is None else cast("ir.IntegerAttr", attribute).value
 
 
 def int_of(operation: Operation, name: str, default: int = 0) -> int:
@@ -291,7 +262,7 @@ def int_tuple(operation: Operation, name: str) -> tuple[int, ...]:
         return ()
     if hasattr(attribute, "is_splat"):
         return tuple(int_array(attribute).reshape(-1).tolist())
-    return tuple(cast("Sequence[int]", attribute))
+    return tuple(cast("ir.DenseI64ArrayAttr", attribute))
 
 
 def int_array(attribute: Attribute) -> IntArray:
@@ -299,7 +270,7 @@ def int_array(attribute: Attribute) -> IntArray:
 
     Raises ``ValueError`` for a splat of over 2**24 elements, which a short text can state.
     """
-    count = len(cast("_Elements", attribute)) if hasattr(attribute, "is_splat") else 0
+    count = len(cast("ir.DenseElementsAttr", attribute)) if hasattr(attribute, "is_splat") else 0
     if count > _MAX_ELEMENTS:
         raise ValueError(f"an attribute has {count:,} elements (limit {_MAX_ELEMENTS:,})")
     return np.array(attribute).astype(np.int64, copy=False)
@@ -308,7 +279,7 @@ def int_array(attribute: Attribute) -> IntArray:
 def members_of(operation: Operation, name: str) -> list[Attribute]:
     """The members of an array attribute, empty where absent."""
     attribute = operation.attributes.get(name)
-    return [] if attribute is None else list(cast("Iterable[Attribute]", attribute))
+    return [] if attribute is None else list(cast("ir.ArrayAttr", attribute))
 
 
 def enum_name(attribute: Attribute | None, kind: str, *dialects: ModuleType) -> str:
@@ -328,7 +299,7 @@ def splat_int(attribute: Attribute | None) -> int | None:
     """The one value of an integer constant whose elements are all equal, None for anything else."""
     if attribute is None or not hasattr(attribute, "is_splat"):
         return None
-    elements = cast("_Elements", attribute)
+    elements = cast("ir.DenseElementsAttr", attribute)
     if not elements.is_splat:
         return None
     value = getattr(elements.get_splat_value(), "value", None)
@@ -355,11 +326,10 @@ def short_name(op_name: str) -> str:
     return op_name.partition(".")[2] if op_name.startswith(_DIALECTS) else ""
 
 
-# --- the only place of this format that touches jaxlib: private extension modules behind typed protocols.
+# --- the only place of this format that touches jaxlib
 #
-# jaxlib ships MLIR's Python bindings as untyped, private API, so the minor version is pinned, every name is
-# probed when it is first needed, and the protocols below say what of it is used. Errors of the parser come
-# out as :class:`ParseFailure`; nothing is printed.
+# jaxlib ships MLIR's Python bindings as private API, so the minor version is pinned, and every name is probed
+# when it is first needed. Errors of the parser come out as :class:`ParseFailure`; nothing is printed.
 
 
 PINNED = "jaxlib>=0.10,<0.11"
@@ -368,19 +338,6 @@ _NOWHERE = frozenset({'loc("-":0:0)', "loc(unknown)"})
 """Where faults of bytecode itself are: in no operation."""
 
 _POSITION = r'loc\("[^"]*":(\d+):(\d+)\)'
-
-
-class _Diagnostic(Protocol):
-    """What MLIR tells about an error."""
-
-    @property
-    def location(self) -> Location: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def notes(self) -> Sequence[_Diagnostic]: ...
 
 
 class ParseFailure(Exception):  # noqa: N818 - the reader turns it into a FormatError that knows the file
@@ -413,11 +370,11 @@ class Bindings(NamedTuple):
     dialects: tuple[ModuleType, ...]
     extension: ModuleType
 
-    def context(self) -> object:
+    def context(self) -> Context:
         """A context with every dialect StableHLO programs use. Errors go to ``parse``, never to stderr."""
         registry = self.ir.DialectRegistry()
         self.extension.register_dialects(registry)
-        context = self.ir.Context()
+        context: Context = self.ir.Context()
         context.append_dialect_registry(registry)
         context.load_all_available_dialects()
         self.mhlo.register_mhlo_dialect(context)
@@ -427,7 +384,7 @@ class Bindings(NamedTuple):
         context.allow_unregistered_dialects = True
         # MLIR's verifier works in threads, where a diagnostic waits for the interpreter that waits for it.
         context.enable_multithreading(False)
-        return cast("object", context)
+        return context
 
     def parse(self, program: str | bytes, *, quantised: bool = False) -> Module:
         """Parse text or bytecode. Raises :class:`ParseFailure`.
@@ -436,11 +393,12 @@ class Bindings(NamedTuple):
         that depends on it, run on nothing, loads it.
         """
 
-        def build(context: object) -> object:
+        def build(context: Context) -> Module:
             if quantised:
                 empty = self.ir.Module.parse("module {}", context)
                 self._run("vhlo-legalize-to-stablehlo", empty, context)
-            return cast("object", self.ir.Module.parse(program, context))
+            module: Module = self.ir.Module.parse(program, context)
+            return module
 
         return self._caught(build)
 
@@ -451,11 +409,11 @@ class Bindings(NamedTuple):
     def parse_vhlo_text(self, program: str) -> Module:
         """Parse ``vhlo`` text and turn it into StableHLO. Raises :class:`ParseFailure`."""
 
-        def convert(context: object) -> object:
-            module = self.ir.Module.parse(program, context)
+        def convert(context: Context) -> Module:
+            module: Module = self.ir.Module.parse(program, context)
             version = self.stablehlo.get_current_version()
             self._run(f"vhlo-to-version{{target={version}}},vhlo-legalize-to-stablehlo", module, context)
-            return cast("object", module)
+            return module
 
         return self._caught(convert)
 
@@ -465,46 +423,44 @@ class Bindings(NamedTuple):
         """
         program, types = self.bytecode(module), ",".join(arguments)
 
-        def refine(context: object) -> object:
-            made = self.ir.Module.parse(program, context)
+        def refine(context: Context) -> Module:
+            made: Module = self.ir.Module.parse(program, context)
             passes = (
                 f"stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
                 "func.func(stablehlo-canonicalize-dynamism),canonicalize"
             )
             self._run(passes, made, context)
-            return cast("object", made)
+            return made
 
         return self._caught(refine)
 
-    def _run(self, passes: str, module: Module, context: object) -> None:
+    def _run(self, passes: str, module: Module, context: Context) -> None:
         """Run passes over a module in place."""
         self.stablehlo.register_stablehlo_passes()
         self.passmanager.PassManager.parse(f"builtin.module({passes})", context).run(module.operation)
 
-    def _caught(self, build: Callable[[object], object]) -> Module:
+    def _caught(self, build: Callable[[Context], Module]) -> Module:
         """Run a parser in a new context and collect what it says. A ``MemoryError`` passes."""
         context = self.context()
-        said: list[ParseFailure] = []
+        failures: list[ParseFailure] = []
 
-        def listen(diagnostic: _Diagnostic) -> bool:
-            said.append(_failure(diagnostic))
+        def listen(diagnostic: ir.Diagnostic) -> bool:
+            failures.append(_failure(diagnostic))
             return True
 
         # Our handler replaces MLIR's own, which prints to stderr. It must get errors too: the bindings
         # abort the process when they put a message with bytes of a damaged file into an exception.
-        settings = cast("_Context", context)
-        settings.emit_error_diagnostics = True
-        handler = settings.attach_diagnostic_handler(listen)
+        context.emit_error_diagnostics = True
+        handler = cast("ir.DiagnosticHandler", context.attach_diagnostic_handler(listen))
         try:
-            module = build(context)
+            return build(context)
         except (self.ir.MLIRError, ValueError, RuntimeError, IndexError, OverflowError) as error:
-            raise _first(said, str(error) or type(error).__name__) from None
+            raise _first(failures, str(error) or type(error).__name__) from None
         finally:
             handler.detach()
             # What is raised holds this frame, and the handler, out of sight of the garbage collector, holds
             # what is raised: without this every refused program would stay in memory with its context.
             del handler
-        return cast("Module", module)
 
     def bytecode(self, module: Module) -> bytes:
         """The module as MLIR bytecode."""
@@ -534,17 +490,7 @@ class Bindings(NamedTuple):
         return self.mhlo if op_name.startswith("mhlo.") else self.stablehlo
 
 
-class _Handler(Protocol):
-    def detach(self) -> None: ...
-
-
-class _Context(Protocol):
-    emit_error_diagnostics: bool
-
-    def attach_diagnostic_handler(self, callback: Callable[[_Diagnostic], bool], /) -> _Handler: ...
-
-
-def _failure(diagnostic: _Diagnostic) -> ParseFailure:
+def _failure(diagnostic: ir.Diagnostic) -> ParseFailure:
     try:
         position, message = str(diagnostic.location), diagnostic.message.strip()
     except (RuntimeError, UnicodeDecodeError):
@@ -557,10 +503,10 @@ def _failure(diagnostic: _Diagnostic) -> ParseFailure:
     )
 
 
-def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:
+def _first(failures: list[ParseFailure], otherwise: str) -> ParseFailure:
     """The finding to report: the first with a position."""
-    located = [failure for failure in said if failure.line]
-    return (located or said or [ParseFailure(otherwise)])[0]
+    located = [failure for failure in failures if failure.line]
+    return (located or failures or [ParseFailure(otherwise)])[0]
 
 
 @cache

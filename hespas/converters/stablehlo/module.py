@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -29,17 +29,12 @@ from hespas.converters.stablehlo.walker import Shared, Walker
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 
+if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._mlir import ir
+
 __all__ = ["Frame", "FunctionLibrary", "call_sites", "parsed_ranks", "ranks_text", "read_frame"]
 
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
-
-
-class _Dictionary(Protocol):
-    def __contains__(self, name: str, /) -> bool: ...
-
-
-class _Entries(_Dictionary, Protocol):
-    def __getitem__(self, name: str, /) -> object: ...
 
 
 class Frame(NamedTuple):
@@ -125,7 +120,7 @@ def _ranks(top: Operation) -> str:
     marks = top.attributes.get("hespas.replay")
     if marks is None or not hasattr(marks, "__contains__"):
         return ""
-    entries = cast("_Entries", marks)
+    entries = cast("ir.DictAttr", marks)
     stated = getattr(entries["ranks"], "value_bytes", b"") if "ranks" in entries else b""
     return stated.decode("utf-8", "backslashreplace") if isinstance(stated, bytes) else ""
 
@@ -159,7 +154,7 @@ def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
 
 
 def _donated(entry: Operation) -> frozenset[int]:
-    rows = [cast("_Dictionary", row) for row in members_of(entry, "arg_attrs")]
+    rows = [cast("ir.DictAttr", row) for row in members_of(entry, "arg_attrs")]
     return frozenset(place for place, row in enumerate(rows) if any(name in row for name in _DONATED))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
 from hespas.costs import Cost, CustomFacts, Facts, Tensor, canonical_name, cost_of, find_rule, unknown_cost
@@ -16,6 +16,9 @@ from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.tensors import TensorTypesBuilder
+
+if TYPE_CHECKING:
+    from jaxlib.mlir._mlir_libs._mlir import ir
 
 __all__ = [
     "Locations",
@@ -33,24 +36,6 @@ _MAX_ELEMENTS = 2**63 - 1
 """As in op graphs: no format of ours holds more."""
 _MAX_PARTS = 1 << 20
 """Of a tuple: one within another, each named twice, doubles with every level."""
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    @property
-    def element_type(self) -> Type: ...
-
-    @property
-    def encoding(self) -> object | None: ...
-
-
-class _Tuple(Protocol):
-    @property
-    def num_types(self) -> int: ...
-
-    def get_type(self, index: int, /) -> Type: ...
 
 
 class TypeInfo:
@@ -104,9 +89,9 @@ class TypeTable:
 
     def _decode(self, kind: Type) -> TypeInfo:
         if isinstance(kind, self._ir.RankedTensorType):
-            return self._ranked(cast("_Shaped", kind))
+            return self._ranked(cast("ir.RankedTensorType", kind))
         if isinstance(kind, self._ir.TupleType):
-            packed = cast("_Tuple", kind)
+            packed = cast("ir.TupleType", kind)
             return _joined([self.get(packed.get_type(index)) for index in range(packed.num_types)])
         if self._stablehlo.TokenType.isinstance(kind) or self._mhlo.TokenType.isinstance(kind):
             token = dtype("token")
@@ -124,22 +109,22 @@ class TypeTable:
         row = self.rows.add(None, (DYNAMIC,), encoding=self._strings.add(str(kind)))
         return TypeInfo((row,), (Tensor(None, (DYNAMIC,)),))
 
-    def _ranked(self, kind: _Shaped) -> TypeInfo:
+    def _ranked(self, kind: ir.RankedTensorType) -> TypeInfo:
         """A tensor; bounds of dynamic dimensions replace them, marked as bounds."""
         unknown = int(self._ir.ShapedType.get_dynamic_size())
         shape = [DYNAMIC if extent == unknown else extent for extent in kind.shape]
         name = str(kind.element_type)
         element, extra_bytes, is_bounded = find_dtype(name), 0, False
         expressed: DType | None = None
-        said: list[str] = []
+        encodings: list[str] = []
         quantised = read_quantised(name) if element is None else None
         if quantised is not None:
             element, extra_bytes, expressed = quantised
-            said.append(name)
+            encodings.append(name)
         if kind.encoding is not None:
             bounds = self._bounds(kind.encoding)
             if bounds is None:
-                said.append(str(kind.encoding))
+                encodings.append(str(kind.encoding))
             elif DYNAMIC in shape:
                 is_bounded = True
                 shape = [
@@ -150,7 +135,7 @@ class TypeTable:
             raise UnsupportedError(
                 f"a tensor of more than 2**63 elements: {quoted(str(kind))}", hint="correct the shape"
             )
-        encoding = self._strings.add(" ".join(said))
+        encoding = self._strings.add(" ".join(encodings))
         row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded, extra_bytes=extra_bytes)
         return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes, expressed),), is_bounded)
 

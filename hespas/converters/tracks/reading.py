@@ -59,7 +59,7 @@ def ops_and_kernels(
 
 
 def agreeing(stated_ns: FloatArray, shown_ns: FloatArray) -> BoolArray:
-    """Which times an argument states as the slice shows them, in whole ns: an edited trace is not believed."""
+    """Which times an argument states as the slice shows them, in whole ns: not where it was edited."""
     agrees: BoolArray = np.abs(stated_ns - shown_ns) < _LEAST_SHOWN_NS
     return agrees
 

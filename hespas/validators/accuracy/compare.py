@@ -120,8 +120,8 @@ class Comparison:
         return (*grown, *lacking)
 
 
-def compare_reports(base: Path, new: Path) -> Comparison:
-    """Compare two documents that ``accuracy --json`` wrote.
+def compare_reports(base: Path | bytes, new: Path | bytes) -> Comparison:
+    """Compare two documents that ``accuracy --json`` wrote: files, or what is in them.
 
     Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
     """
@@ -130,10 +130,12 @@ def compare_reports(base: Path, new: Path) -> Comparison:
     base_of, new_of = _sources(one), _sources(two)
     shared = [key for key in before if key in after]
     if not shared:
-        raise UsageError("the reports have no figure in common", path=str(new), hint="compare like with like")
+        raise UsageError(
+            "the reports have no figure in common", path=_named(new), hint="compare like with like"
+        )
     return Comparison(
-        base=str(base),
-        new=str(new),
+        base=_named(base),
+        new=_named(new),
         changes=tuple(
             Change(what=what, figure=figure, before=before[what, figure], after=after[what, figure])
             for what, figure in shared
@@ -154,7 +156,11 @@ def _missing(sources: list[str], others: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(sources) - set(others))) if sources and others else ()
 
 
-def _figures_of(report: _Report, path: Path) -> dict[tuple[str, str], float]:
+def _named(report: Path | bytes) -> str:
+    return "a report in memory" if isinstance(report, bytes) else str(report)
+
+
+def _figures_of(report: _Report, path: Path | bytes) -> dict[tuple[str, str], float]:
     """The figures of a report. Raises ``FormatError`` where it says two things of one."""
     found: dict[tuple[str, str], float] = {}
     for key, value in _figures(report):
@@ -162,7 +168,7 @@ def _figures_of(report: _Report, path: Path) -> dict[tuple[str, str], float]:
             what, figure = key
             raise FormatError(
                 f"{figure} of {what} is {found[key]:.6g} in one row and {value:.6g} in another",
-                path=str(path),
+                path=_named(path),
                 hint="write it again with accuracy --json FILE",
             )
     return found
@@ -175,21 +181,23 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> None:
         raise ValueError(f"an object has the key {clipped(key)!r} twice")
 
 
-def _read(path: Path) -> _Report:
-    if not path.exists():
-        raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
+def _read(path: Path | bytes) -> _Report:
+    if isinstance(path, Path) and not path.exists():
+        raise FormatError("no such file", path=_named(path), hint="write it with accuracy --json FILE")
     try:
-        data = read_document(path, limits().report_bytes, "a report")
+        data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path
         report = msgspec.json.decode(data, type=_Report)
         json.loads(data, object_pairs_hook=_no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FormatError(
-            f"expected an accuracy report: {error}", path=str(path), hint="write it with accuracy --json FILE"
+            f"expected an accuracy report: {error}",
+            path=_named(path),
+            hint="write it with accuracy --json FILE",
         ) from error
     if report.schema != SCHEMA_ID:
         raise FormatError(
             f"expected schema {SCHEMA_ID!r}, found {report.schema[:80]!r}",
-            path=str(path),
+            path=_named(path),
             hint="write it with accuracy --json FILE",
         )
     return report

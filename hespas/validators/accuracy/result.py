@@ -170,7 +170,7 @@ class Accuracy:
     coverage: Mapping[str, Coverage]
     lint: tuple[LintFinding, ...]
     diagnostics: Diagnostics
-    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict)
+    joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, "tuple[Join, ...]"])
     steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
     programs: Mapping[str, Workload] = field(default_factory=dict[str, Workload])
 

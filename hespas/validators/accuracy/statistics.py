@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from math import nan
-from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,32 +244,15 @@ def noise_floor(
     )
 
 
-class _Found(Protocol):
-    x: FloatArray
-
-
-class _Optimize(Protocol):
-    def least_squares(
-        self, fun: Callable[[FloatArray], FloatArray], x0: FloatArray, *, loss: str, f_scale: float
-    ) -> _Found: ...
-
-
-class _Ranked(Protocol):
-    statistic: float
-
-
-class _Stats(Protocol):
-    def kendalltau(self, x: FloatArray, y: FloatArray) -> _Ranked: ...
-
-
 def soft_least_squares(
     errors: Callable[[FloatArray], FloatArray], start: FloatArray, scale: float
 ) -> FloatArray:
     """Parameters with the least sum of errors that count by their square below ``scale``, by their size above
     (``soft_l1`` of ``scipy.optimize.least_squares``).
     """
-    optimize = cast("_Optimize", import_module("scipy.optimize"))
-    return optimize.least_squares(errors, start, loss="soft_l1", f_scale=scale).x
+    from scipy.optimize import least_squares
+
+    return np.asarray(least_squares(errors, start, loss="soft_l1", f_scale=scale).x, np.float64)
 
 
 def kendall_tau(one: FloatArray, two: FloatArray) -> float:
@@ -279,8 +260,9 @@ def kendall_tau(one: FloatArray, two: FloatArray) -> float:
     known = ~(np.isnan(one) | np.isnan(two))
     if int(known.sum()) < 2:
         return nan
-    stats = cast("_Stats", import_module("scipy.stats"))
-    return float(stats.kendalltau(one[known], two[known]).statistic)
+    from scipy.stats import kendalltau
+
+    return float(kendalltau(one[known], two[known]).statistic)
 
 
 def slope_of(x: FloatArray, y: FloatArray) -> float:

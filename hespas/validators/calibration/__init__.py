@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hespas.validators.calibration.approaches import FitMemory
 from hespas.validators.calibration.calibrate import (
     ESTIMATORS,
     Calibration,
@@ -13,7 +14,6 @@ from hespas.validators.calibration.calibrate import (
 )
 from hespas.validators.calibration.fit_device import fit_device
 from hespas.validators.calibration.held_out import TESTS
-from hespas.validators.calibration.memory import FitMemory
 from hespas.validators.calibration.recordings import measurements_of
 
 __all__ = [

@@ -24,6 +24,7 @@ from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
     CalibratedFits,
+    FitMemory,
     Found,
     LearnedTrees,
     Others,
@@ -32,7 +33,7 @@ from hespas.validators.calibration.approaches import (
     SystolicLines,
     merged,
 )
-from hespas.validators.calibration.fit_class import FITTED_SPLITS, may_be_fitted
+from hespas.validators.calibration.fit_device import FITTED_SPLITS, may_be_fitted
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOut,
@@ -44,7 +45,6 @@ from hespas.validators.calibration.held_out import (
     recordings_left_out,
     sizes_left_out,
 )
-from hespas.validators.calibration.memory import FitMemory
 from hespas.validators.calibration.own_models import unused_name
 
 __all__ = [

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import import_module
-from typing import Protocol, cast
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, 
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements
-from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
+from hespas.validators.calibration.fit_device import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["Progress", "fit_collectives"]
 
@@ -38,10 +36,6 @@ _NCCL = "nccl "
 _VENDORS = ("nccl ", "oneccl ", "rccl ")
 _OWN = "custom_"
 """A serving framework's own kernels: no program's default."""
-
-
-class _Optimize(Protocol):
-    def nnls(self, A: FloatArray, b: FloatArray) -> tuple[FloatArray, float]: ...  # noqa: N803
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,12 +222,11 @@ def _cost(points: _Points, knees: tuple[float, ...]) -> float:
 
 def _solved(points: _Points, knees: tuple[float, ...]) -> tuple[FloatArray, FloatArray]:
     """Start and rates, none negative, of least relative squares; and the relative errors left."""
-    optimize = cast("_Optimize", import_module("scipy.optimize"))
+    from scipy.optimize import nnls
+
     columns = basis(points.size, knees)
     scale = np.maximum(columns.max(axis=0), 1.0)
-    values = (
-        np.asarray(optimize.nnls(columns / scale / points.time_ns[:, None], np.ones(len(columns)))[0]) / scale
-    )
+    values = np.asarray(nnls(columns / scale / points.time_ns[:, None], np.ones(len(columns)))[0]) / scale
     return values, columns @ values / points.time_ns - 1
 
 

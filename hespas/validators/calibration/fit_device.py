@@ -1,37 +1,388 @@
-"""All fits of a device from tables of measurements: class by class, then the whole chip, then small classes
-again, drawn towards the chip.
-"""
+"""What is fitted together: rows of one kind, operation, scheme and variant; and which rows may be fitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import isnan, nan
+from math import ceil, inf, isnan, nan
 
 import numpy as np
 
-from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Form, form_time_ns, machine_of
-from hespas.graph.columns import FloatArray
-from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.estimators.forms import (
+    CHIP_WIDE_KINDS,
+    FORMS,
+    FORMS_OF_KIND,
+    Columns,
+    Form,
+    Machine,
+    form_time_ns,
+    machine_of,
+)
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.measurements import Measurements
 from hespas.operations import find_scheme
-from hespas.validators.calibration.fit_class import (
-    FittedClass,
-    Rows,
-    Trial,
-    bands_of,
-    classes_of,
-    drawn_rows,
-    error_of,
-    fit_class,
-    may_be_fitted,
-    rounded,
-    solve,
-    support_of,
-)
 
-__all__ = ["Progress", "fit_device"]
+__all__ = [
+    "FITTED_SPLITS",
+    "NOISE",
+    "FittedClass",
+    "Progress",
+    "Rows",
+    "Solution",
+    "Trial",
+    "bands_of",
+    "classes_of",
+    "drawn_rows",
+    "error_of",
+    "fit_class",
+    "fit_device",
+    "may_be_fitted",
+    "rounded",
+    "seed_of",
+    "solve",
+    "support_of",
+]
+
+FITTED_SPLITS = ("calib", "")
+"""Splits that may be fitted on: the one made for it, and tables that state none."""
+
+_FEWEST = 12
+_FEWEST_LAYERS = 4
+"""With fewer, leaving a layer out tells of that layer alone: single shapes are left out instead."""
+_POOLED = frozenset({"vector", "normalization", "reduction", "pooling", "gather", "move", "moe"})
+"""Kinds whose operations are near enough to each other for one fit of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of one class; ``op`` is ``*`` for all operations of a kind together. ``group`` numbers what is
+    left out of a fit as a whole to test it: shapes, or layers whatever the number of tokens.
+    """
+
+    kind: str
+    op: str
+    scheme: str
+    variant: str
+    measured: Measurements
+    group: IntArray
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What the fit will be of."""
+        return self.kind, self.op, self.scheme, self.variant
+
+    def take(self, rows: IntArray) -> Rows:
+        """Some rows of the class."""
+        return Rows(
+            kind=self.kind,
+            op=self.op,
+            scheme=self.scheme,
+            variant=self.variant,
+            measured=self.measured.take(rows),
+            group=self.group[rows],
+        )
+
+
+_TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"}
+"""The dimension in which one layer is swept: a layer is left out as a whole, or its neighbours tell all."""
+
+
+def may_be_fitted(measured: Measurements) -> Measurements:
+    """Without the rows that are kept for testing: the one gate that every fit goes through."""
+    return measured.take(measured.split.where(*FITTED_SPLITS))
+
+
+def classes_of(measured: Measurements) -> Iterator[Rows]:
+    """The classes of some measurements that have rows enough, in a fixed order. ``op`` ``*`` where a kind has
+    several operations.
+    """
+    ops = measured.ops
+    layers, shapes = _layers(measured), measured.shape_group()
+    seen = dict(ops.classes())
+    pooled: dict[tuple[str, str, str, str], list[IntArray]] = {}
+    for (kind, _, scheme, variant), rows in seen.items():
+        if kind in _POOLED:
+            pooled.setdefault((kind, ANY, scheme, variant), []).append(rows)
+    seen |= {name: np.concatenate(parts) for name, parts in pooled.items() if len(parts) > 1}
+    for (kind, op, scheme, variant), rows in sorted(seen.items()):
+        if len(rows) >= _FEWEST and scheme:
+            yield Rows(
+                kind=kind,
+                op=op,
+                scheme=scheme,
+                variant=variant,
+                measured=measured.take(rows),
+                group=layers[rows] if len(np.unique(layers[rows])) >= _FEWEST_LAYERS else shapes[rows],
+            )
+
+
+def _layers(measured: Measurements) -> IntArray:
+    """A number per shape, or per layer in kinds that are swept over tokens."""
+    ops = measured.ops
+    swept = [_TOKENS.get(name, "") for name in ops.kind.names]
+    dims = {
+        name: np.where(np.array([each == name for each in swept])[ops.kind.row], np.nan, column)
+        if name in swept
+        else column
+        for name, column in ops.dims.items()
+    }
+    return replace(measured, ops=replace(ops, dims=dims)).shape_group()
+
+
+NOISE = 0.1
+"""Errors of logarithms count by their square below this, by their size above."""
+_WIDTH = 1.5
+_UNKNOWN = 1e3
+"""The error of a time that is no number: a step into it is never taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """What is fitted: a form, what it needs of the operations, and their times [ns]. ``fixed`` overrides
+    parameters that do not vary; ``prior`` says where others are expected and how closely (ln units).
+    """
+
+    form: Form
+    columns: Columns
+    duration_ns: FloatArray
+    fixed: Mapping[str, float]
+    prior: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """Parameters by name with standard errors (NaN for those that do not vary), and the cost per row."""
+
+    values: Mapping[str, float]
+    std_errors: Mapping[str, float]
+    cost: float
+
+
+def solve(trial: Trial, start: Mapping[str, float], *, most_calls: int) -> Solution:
+    """The best parameters from one start."""
+    from scipy.optimize import least_squares
+
+    varying = [each for each in trial.form.parameters if each.varies]
+    fixed = {each.name: each.start for each in trial.form.parameters if not each.varies} | dict(trial.fixed)
+    low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
+    priors = [trial.prior.get(each.name, (each.start, _WIDTH)) for each in varying]
+    centre = np.log([expected for expected, _ in priors])
+    weight = NOISE / np.array([width for _, width in priors])
+    measured = np.log(trial.duration_ns)
+
+    def values_of(logs: FloatArray) -> dict[str, float]:
+        moved: list[float] = np.exp(logs).tolist()
+        return fixed | dict(zip((each.name for each in varying), moved, strict=True))
+
+    def errors(logs: FloatArray) -> FloatArray:
+        error = np.log(trial.form.time_ns(values_of(logs), trial.columns)) - measured
+        if not np.isfinite(error).all():
+            error = np.nan_to_num(error, nan=_UNKNOWN)
+        return np.concatenate((error, weight * (logs - centre)))
+
+    first = np.log([start.get(each.name, each.start) for each in varying])
+    margin = 1e-6 * (high - low)
+    with np.errstate(all="ignore"):
+        found = least_squares(
+            errors,
+            np.clip(first, low + margin, high - margin),
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=NOISE,
+            max_nfev=most_calls,
+        )
+    values = values_of(found.x)
+    spread = _std_errors(np.asarray(found.jac, np.float64), found.cost, len(measured)) * np.exp(found.x)
+    errors_of = dict(zip((each.name for each in varying), spread.tolist(), strict=True))
+    return Solution(
+        values=values,
+        std_errors={name: errors_of.get(name, np.nan) for name in values},
+        cost=found.cost / len(measured),
+    )
+
+
+def _std_errors(jacobian: FloatArray, cost: float, rows: int) -> FloatArray:
+    """Standard errors of the logarithms, from the curvature at the solution."""
+    freedom = max(rows - jacobian.shape[1], 1)
+    curvature = jacobian.T @ jacobian
+    variance = np.diag(np.linalg.pinv(curvature)) * 2 * cost / freedom
+    spread: FloatArray = np.sqrt(np.maximum(variance, 0.0))
+    return spread
+
+
+_FOLDS = 4
+_ROWS = 3000
+"""Rows that a fit takes at most, drawn at random: more move the parameters by less than their errors."""
+_SCOUT_ROWS = 600
+_FOLD_ROWS = 1500
+_TESTED_ROWS = 1500
+_PER_BAND = 120
+_MOST_BANDS = 6
+_SHAKE = 0.8
+"""Standard deviation of the second start from the first, in logarithms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedClass:
+    """A form with its parameters; ``predicted_ns`` and ``measured_ns`` are of shapes outside the fit that
+    predicted them.
+    """
+
+    rows: Rows
+    form: Form
+    solution: Solution
+    predicted_ns: FloatArray
+    measured_ns: FloatArray
+
+
+def seed_of(rows: Rows, seed: int) -> int:
+    """A seed of one class, the same in any order and company."""
+    return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
+
+
+def fit_class(
+    rows: Rows, machine: Machine, prior: Mapping[str, tuple[float, float]], seed: int
+) -> FittedClass | None:
+    """The best form of the class's kind; None where the device states no rate for it."""
+    tried = [
+        found
+        for form in FORMS_OF_KIND.get(rows.kind, ())
+        if (found := _fit_form(rows, form, machine, prior, seed)) is not None
+    ]
+    return min(tried, key=lambda found: _mape(found.predicted_ns, found.measured_ns), default=None)
+
+
+def _mape(predicted: FloatArray, measured: FloatArray) -> float:
+    return float(np.abs(predicted / measured - 1).mean()) if len(measured) else inf
+
+
+def _fit_form(
+    rows: Rows, form: Form, machine: Machine, prior: Mapping[str, tuple[float, float]], seed: int
+) -> FittedClass | None:
+    generator = np.random.default_rng(seed_of(rows, seed))
+    drawn = generator.permutation(len(rows.measured))[:_ROWS]
+    scouts = drawn[:_SCOUT_ROWS]
+    start = {each.name: prior[each.name][0] if each.name in prior else each.start for each in form.parameters}
+    shaken = {
+        each.name: float(np.clip(start[each.name] * np.exp(generator.normal(0, _SHAKE)), each.low, each.high))
+        for each in form.parameters
+    }
+    scouted: list[tuple[Solution, Mapping[str, float]]] = []
+    for choice in form.choices:
+        trial = _trial(rows.take(scouts), form, machine, prior, choice)
+        if not np.isfinite(
+            form_time_ns(form, start | dict(choice), rows.measured.ops.take(scouts), machine)
+        ).all():
+            return None
+        scouted += [(solve(trial, each, most_calls=25), choice) for each in (start, shaken)]
+    best, choice = min(scouted, key=lambda found: found[0].cost)
+    trial = _trial(rows.take(drawn), form, machine, prior, choice)
+    solution = solve(trial, best.values, most_calls=60)
+    predicted, measured = _left_out(rows, form, machine, (solution, prior, choice), generator)
+    return FittedClass(rows=rows, form=form, solution=solution, predicted_ns=predicted, measured_ns=measured)
+
+
+def _trial(
+    rows: Rows,
+    form: Form,
+    machine: Machine,
+    prior: Mapping[str, tuple[float, float]],
+    choice: Mapping[str, float],
+) -> Trial:
+    return Trial(
+        form=form,
+        columns=form.columns(rows.measured.ops, machine),
+        duration_ns=rows.measured.duration_ns,
+        fixed=choice,
+        prior=prior,
+    )
+
+
+def _left_out(
+    rows: Rows,
+    form: Form,
+    machine: Machine,
+    known: tuple[Solution, Mapping[str, tuple[float, float]], Mapping[str, float]],
+    generator: np.random.Generator,
+) -> tuple[FloatArray, FloatArray]:
+    """Predictions and times of shapes that the predicting fit did not see, folds of shapes in turn."""
+    solution, prior, choice = known
+    _, place = np.unique(rows.group, return_inverse=True)
+    shapes = int(place.max()) + 1
+    fold = (generator.permutation(shapes) % min(_FOLDS, shapes))[place.reshape(-1)]
+    predicted: list[FloatArray] = []
+    measured: list[FloatArray] = []
+    for number in range(min(_FOLDS, shapes)):
+        seen = generator.permutation(np.flatnonzero(fold != number))[:_FOLD_ROWS]
+        unseen = generator.permutation(np.flatnonzero(fold == number))[:_TESTED_ROWS]
+        if not len(seen):
+            continue
+        part = solve(_trial(rows.take(seen), form, machine, prior, choice), solution.values, most_calls=12)
+        tested = rows.measured.take(unseen)
+        predicted.append(form_time_ns(form, part.values, tested.ops, machine))
+        measured.append(tested.duration_ns)
+    if not predicted:  # one shape only: nothing can be left out
+        return np.empty(0), np.empty(0)
+    return np.concatenate(predicted), np.concatenate(measured)
+
+
+def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
+    """Errors of predictions, rounded to what they are worth."""
+    if not len(measured):
+        return FitError(n=-1, mape=np.nan, median_ape=np.nan, p90_ape=np.nan, bias=np.nan)
+    error = predicted / measured - 1
+    size = np.abs(error)
+    return FitError(
+        n=len(error),
+        mape=rounded(float(size.mean())),
+        median_ape=rounded(float(np.median(size))),
+        p90_ape=rounded(float(np.quantile(size, 0.9))),
+        bias=rounded(float(error.mean())),
+    )
+
+
+def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
+    """By size of the prediction, between what shares of it 90 % of the measurements lie."""
+    count = min(max(len(predicted) // _PER_BAND, 1), _MOST_BANDS)
+    if len(predicted) < 10:
+        return ()
+    order = np.argsort(predicted, kind="stable")
+    found: list[FitBand] = []
+    for number, part in enumerate(np.array_split(order, count)):
+        ratio = np.sort(measured[part] / predicted[part])
+        # The order statistics of a sample that one more value stays between nine times in ten.
+        high = min(ceil(0.95 * (len(ratio) + 1)), len(ratio)) - 1
+        up_to_ns = inf if number == count - 1 else rounded(float(predicted[part[-1]]))
+        if found and up_to_ns <= found[-1].up_to_ns:
+            continue
+        low_share, high_share = float(ratio[len(ratio) - 1 - high]), float(ratio[high])
+        found.append(FitBand(up_to_ns=up_to_ns, low=rounded(low_share), high=rounded(high_share)))
+    return tuple(found)
+
+
+def support_of(rows: Rows, form: Form) -> tuple[FitRange, ...]:
+    """Least and most of each dimension that decides the form."""
+    found: list[FitRange] = []
+    for name in form.dims:
+        size = rows.measured.ops.dim(name)
+        known = size[~np.isnan(size)]
+        if len(known):
+            found.append(FitRange(name=name, low=float(known.min()), high=float(known.max())))
+    return tuple(found)
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: beyond the last is noise of the machine that fitted."""
+    return float(f"{value:.6g}")
+
+
+def drawn_rows(rows: Rows, count: int, seed: int) -> IntArray:
+    """Some rows at random, always the same."""
+    return np.random.default_rng(seed_of(rows, seed)).permutation(len(rows.measured))[:count]
+
 
 Progress = Callable[[int, int, str], None]
 """Told how many classes are done, of how many, and the name of the next."""

@@ -40,12 +40,13 @@ from hespas.validators.calibration.learned_parts import (
     Part,
     Rows,
     family_name,
+    grow,
+    library_version,
     rising,
     rows_for,
     rows_of_part,
     transferable,
 )
-from hespas.validators.calibration.learned_trees import grow, library_version
 
 __all__ = ["FEWEST_MARGINS", "fit_learned", "fit_rows", "folds_of", "scored", "with_errors"]
 

@@ -15,7 +15,7 @@ from hespas.graph.columns import IntArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements, joined
 from hespas.operations import find_scheme
-from hespas.validators.calibration.fit_class import may_be_fitted
+from hespas.validators.calibration.fit_device import may_be_fitted
 from hespas.validators.calibration.learned import FEWEST_MARGINS, folds_of
 from hespas.validators.calibration.learned_parts import (
     EXPERTS,

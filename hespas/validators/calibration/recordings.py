@@ -23,7 +23,7 @@ from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.validators.accuracy.sources import Source, by_device, sources_of
-from hespas.validators.calibration.fit_class import Solution, Trial, bands_of, error_of, rounded, solve
+from hespas.validators.calibration.fit_device import Solution, Trial, bands_of, error_of, rounded, solve
 
 __all__ = ["fit_recordings", "measurements_of"]
 

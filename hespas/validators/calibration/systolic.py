@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
 from hespas.measurements import Measurements
 from hespas.operations import Operations, find_scheme
-from hespas.validators.calibration.fit_class import bands_of, error_of, may_be_fitted, rounded
+from hespas.validators.calibration.fit_device import bands_of, error_of, may_be_fitted, rounded
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 
@@ -54,10 +53,6 @@ LINE_KINDS = ("matmul", *_OF_KIND)
 
 _OF_ANY = ("t0_ns", "ns_per_byte")
 """Operations that were not measured: by their bytes."""
-
-
-class _Optimize(Protocol):
-    def nnls(self, a: FloatArray, b: FloatArray) -> tuple[FloatArray, float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,14 +161,15 @@ def _part(
 
 def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Non-negative weights of the columns, and their standard errors (0 where a weight is)."""
-    optimize = cast("_Optimize", import_module("scipy.optimize"))
+    from scipy.optimize import nnls
+
     # Columns differ by ten orders of magnitude: each is scaled to one, or the solver stops early.
     scale = np.maximum(np.abs(columns / duration_ns[:, None]).max(axis=0), 1e-300)
     relative = columns / duration_ns[:, None] / scale
     weight = np.ones(len(duration_ns))
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
-        found, _ = optimize.nnls(relative * weight[:, None], weight)
+        found, _ = nnls(relative * weight[:, None], weight)
         weight = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), _NOISE))
     active: BoolArray = found > 0
     used: NDArray[np.floating[Any]] = (relative * weight[:, None])[:, active]

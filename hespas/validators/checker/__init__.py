@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from hespas.validators.checker.check import CheckOptions, check, check_workload
-from hespas.validators.checker.job import Profile, Rule, Scope
-from hespas.validators.checker.result import CheckedInput, CheckResult, Violation, check_json
+from hespas.validators.checker.job import (
+    CheckedInput,
+    CheckResult,
+    Profile,
+    Rule,
+    Scope,
+    Violation,
+    check_json,
+)
 from hespas.validators.checker.rules import RULES
 
 __all__ = [

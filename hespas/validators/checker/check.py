@@ -24,8 +24,18 @@ from hespas.validators.checker.configuration import (
     read_network_config,
     read_system_config,
 )
-from hespas.validators.checker.job import Backend, Job, Profile, Report, Rule, Scope
-from hespas.validators.checker.result import CheckedInput, CheckResult, Findings, Violation
+from hespas.validators.checker.job import (
+    Backend,
+    CheckedInput,
+    CheckResult,
+    Findings,
+    Job,
+    Profile,
+    Report,
+    Rule,
+    Scope,
+    Violation,
+)
 from hespas.validators.checker.rules import RULES, find_rule
 
 __all__ = ["CheckOptions", "check", "check_workload"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hespas.validators.roundtrip.columns import ColumnResult, Kept, columns_kept
 from hespas.validators.roundtrip.matrix import (
     Cell,
     RoundTrips,
@@ -11,7 +10,15 @@ from hespas.validators.roundtrip.matrix import (
     roundtrip_html,
     roundtrip_json,
 )
-from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus, file_pairs
+from hespas.validators.roundtrip.pairs import (
+    ColumnResult,
+    FilePairs,
+    Kept,
+    Pair,
+    PairStatus,
+    columns_kept,
+    file_pairs,
+)
 
 __all__ = [
     "Cell",

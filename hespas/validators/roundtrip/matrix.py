@@ -14,8 +14,15 @@ from hespas.converters import ReadOptions, format_names, is_recognised, load_for
 from hespas.files.documents import document_bytes
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph.errors import FormatError, UsageError
-from hespas.validators.roundtrip.columns import ColumnResult, Kept, summed
-from hespas.validators.roundtrip.pairs import FilePairs, Pair, PairStatus, file_pairs
+from hespas.validators.roundtrip.pairs import (
+    ColumnResult,
+    FilePairs,
+    Kept,
+    Pair,
+    PairStatus,
+    file_pairs,
+    summed,
+)
 
 __all__ = [
     "SCHEMA_ID",

@@ -18,7 +18,7 @@ from hespas.hardware import ANY, Fit, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import fit_device
-from hespas.validators.calibration.fit_class import bands_of, classes_of, may_be_fitted
+from hespas.validators.calibration.fit_device import bands_of, classes_of, may_be_fitted
 
 DEVICE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"

@@ -19,8 +19,7 @@ from hespas.hardware import load_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration.learned import fit_learned, scored
-from hespas.validators.calibration.learned_parts import Form, Part
-from hespas.validators.calibration.learned_trees import grow
+from hespas.validators.calibration.learned_parts import Form, Part, grow
 
 pytest.importorskip("sklearn")
 

@@ -24,7 +24,7 @@ from hespas.graph import (
 from hespas.graph.columns import constant
 from hespas.graph.passes import bypass
 from hespas.validators.roundtrip import ColumnResult, Kept, columns_kept
-from hespas.validators.roundtrip.columns import summed
+from hespas.validators.roundtrip.pairs import summed
 
 
 def graph(nodes: int = 4) -> OpGraph:

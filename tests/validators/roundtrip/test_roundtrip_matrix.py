@@ -175,7 +175,7 @@ def test_the_page_shows_hostile_names_as_text() -> None:
 @pytest.mark.parametrize("name", format_names())
 def test_declared_losses_name_columns_that_exist(name: str) -> None:
     from hespas.graph.workload import COMPARED_COLUMNS
-    from hespas.validators.roundtrip.columns import JOB_COLUMNS
+    from hespas.validators.roundtrip.pairs import JOB_COLUMNS
 
     known = {*JOB_COLUMNS, *COMPARED_COLUMNS, *(each.partition(".")[0] for each in COMPARED_COLUMNS), "*"}
     assert {column for columns in load_format(name).losses.values() for column in columns} <= known

@@ -1,4 +1,4 @@
-"""Reads an op graph from an Arrow IPC file; layout in :mod:`.arrow_layout`.
+"""Reads an op graph from an Arrow IPC file, and writes it; layout in :mod:`.arrow_layout`.
 
 The file is read once and its buffers become the graph's columns without a copy, so a million nodes cost what
 the file has. What happens to the file later does not matter.
@@ -6,7 +6,7 @@ the file has. What happens to the file later does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +15,38 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.format import ReadOptions
-from hespas.converters.op_graph.arrow_io import ArrowColumns, ArrowSource, Binary
+from hespas._version import __version__
+from hespas.converters.format import ReadOptions, Value, WriteOptions, say_whole_job
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,
     RAGGED_NODE_COLUMNS,
     TABLE_DTYPES,
+    ArrowColumns,
+    ArrowSource,
+    Binary,
     Header,
+    Ragged,
+    save_arrow,
 )
-from hespas.converters.op_graph.document import GroupSpec, PermutationSpec
-from hespas.converters.op_graph.legality import check_values
-from hespas.converters.op_graph.ranks import decode_ranks
-from hespas.converters.op_graph.spelling import parse_groups, parse_permutation, unescape_text
-from hespas.converters.op_graph.structure import Fault, check_cycle, check_ids
+from hespas.converters.op_graph.document import (
+    GroupSpec,
+    PermutationSpec,
+    escape_text,
+    parse_groups,
+    parse_permutation,
+    spell_groups,
+    spell_permutation,
+    unescape_text,
+)
+from hespas.converters.op_graph.json_writer import check_writable
+from hespas.converters.op_graph.legality import (
+    Fault,
+    check_cycle,
+    check_ids,
+    check_values,
+    decode_ranks,
+    encode_ranks,
+)
 from hespas.graph import (
     DTYPES,
     CollectiveKind,
@@ -50,10 +69,10 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.columns import IntArray
-from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
+from hespas.graph.errors import FormatError, InvariantError, OutputError, UnsupportedError, UsageError
 from hespas.graph.opgraph import NODE_DTYPES
 
-__all__ = ["check_columns", "read_arrow"]
+__all__ = ["check_columns", "read_arrow", "write_arrow"]
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Decoded = TypeVar("_Decoded")
@@ -88,7 +107,8 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
             str(error), path=str(path), position="schema metadata 'workload'", hint=_REWRITE_HINT
         ) from error
     graphs = tuple(_ClassReader(columns, str(path)).graph(fault, len(ranks)) for columns in source.classes())
-    return Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
+    workload = Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
+    return say_whole_job(workload, "op-graph", path, diagnostics)
 
 
 def _check_version(source: ArrowSource, path: str) -> None:
@@ -444,3 +464,86 @@ def _first_bad_text(strings: Binary) -> int:
             return row + int(cut[0])
         row = end
     return -1
+
+
+# --- Writing: columns are not copied.
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def write_arrow(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
+    """Write a workload; extra memory is small whatever the number of nodes.
+
+    Raises as :func:`check_writable` does, and ``OutputError`` where the disk refuses.
+    """
+    del diagnostics  # nothing is lost: every column has a field
+    workload = check_writable(value, path, options)
+    if options.name.endswith(".gz"):
+        raise UsageError(
+            "an Arrow op graph can be mapped into memory by other programs, so it is not compressed",
+            path=options.name,
+            hint="drop .gz, or write JSON: .json.gz",
+        )
+    header = Header(
+        name=escape_text(workload.name),
+        metadata={escape_text(key): escape_text(text) for key, text in workload.metadata.items()},
+        rank_class=encode_ranks(workload.rank_class),
+    )
+    metadata = {
+        "schema": ARROW_SCHEMA_ID,
+        "hespas_version": __version__,
+        "workload": _ENCODER.encode(header).decode(),
+    }
+    try:
+        save_arrow(path, metadata, _classes(workload, options))
+    except OSError as error:
+        raise OutputError(error.strerror or str(error), path=str(path), hint="check the disk") from error
+
+
+def _classes(workload: Workload, options: WriteOptions) -> Iterator[ArrowColumns]:
+    total, done = sum(map(len, workload.classes)), 0
+    for graph in workload.classes:
+        yield _columns(graph)
+        done += len(graph)
+        if options.progress:
+            options.progress(done, total)
+
+
+def _columns(graph: OpGraph) -> ArrowColumns:
+    columns = ArrowColumns()
+    columns.texts["name"] = _utf8(graph.name)
+    columns.counts["nodes"] = len(graph)
+    for name in NODE_DTYPES:
+        columns.flat[name] = _once_if_constant(getattr(graph, name))
+    columns.flat["id"] = graph.id
+    for name in RAGGED_NODE_COLUMNS:
+        columns.ragged[name] = _ragged(getattr(graph, name))
+    for table in ("collectives", "p2p", "contractions", "regions", "extra", "types"):
+        for name in TABLE_DTYPES[table]:
+            columns.flat[f"{table}.{name}"] = getattr(getattr(graph, table), name)
+    for name in TABLE_DTYPES["carried"]:
+        columns.flat[f"carried.{name}"] = getattr(graph.regions, f"carried_{name}")
+    columns.ragged["types.dims"] = Ragged(graph.types.dim_offsets, graph.types.dims)
+    columns.binary["extra.value"] = Binary(graph.extra.offsets, graph.extra.values)
+    columns.binary["strings"] = Binary(graph.strings.offsets, graph.strings.buffer)
+    groups = [_ENCODER.encode(spell_groups(entry)) for entry in graph.group_sets]
+    permutations = [_ENCODER.encode(spell_permutation(entry)) for entry in graph.permutations]
+    columns.binary["group_sets"] = Binary.from_items(groups)
+    columns.binary["permutations"] = Binary.from_items(permutations)
+    columns.binary["attachments.name"] = Binary.from_items(map(_utf8, graph.attachments))
+    columns.binary["attachments.content"] = Binary.from_items(graph.attachments.values())
+    return columns
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _once_if_constant(column: NDArray[np.generic]) -> NDArray[np.generic]:
+    return column[:1] if 0 in column.strides else column
+
+
+def _ragged(rows: Csr) -> Ragged:
+    if not len(rows.values):
+        return Ragged(np.zeros(1, np.int64), rows.values)
+    return Ragged(rows.offsets, rows.values)
