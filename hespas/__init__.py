@@ -1,7 +1,7 @@
 """Hespas: one workload graph, every trace format, every fidelity, judged against measurement.
 
-``hespas.read``, ``hespas.write``, ``hespas.convert``, ``hespas.estimate``, ``hespas.simulate`` and
-``hespas.validate`` do what the commands of the same names do. They are loaded on first use, so that importing
+One function per command, which takes paths or values and gives a result with a short ``repr``,
+``to_pandas()`` and the document of ``--json``: docs/api.md. They are loaded on first use, so that importing
 the package costs nothing.
 """
 
@@ -11,10 +11,37 @@ from typing import TYPE_CHECKING
 
 from hespas._version import __version__
 
-__all__ = ["__version__", "convert", "estimate", "read", "simulate", "validate", "write"]
+__all__ = [
+    "__version__",
+    "accuracy",
+    "calibrate",
+    "check",
+    "compare",
+    "convert",
+    "estimate",
+    "estimate_table",
+    "read",
+    "roundtrip",
+    "simulate",
+    "view",
+    "write",
+]
 
 if TYPE_CHECKING:
-    from hespas.api import convert, estimate, read, simulate, validate, write
+    from hespas.api import (
+        accuracy,
+        calibrate,
+        check,
+        compare,
+        convert,
+        estimate,
+        estimate_table,
+        read,
+        roundtrip,
+        simulate,
+        view,
+        write,
+    )
 
 
 def __getattr__(name: str) -> object:
@@ -23,3 +50,7 @@ def __getattr__(name: str) -> object:
     import hespas.api
 
     return getattr(hespas.api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

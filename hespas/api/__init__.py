@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "CheckOptions",
-    "CheckResult",
+    "AccuracyReport",
+    "CalibrationReport",
+    "CheckReport",
     "ClassTotals",
+    "ComparisonReport",
     "Conservation",
     "Conversion",
     "Dropped",
@@ -21,12 +23,17 @@ __all__ = [
     "NodeEstimates",
     "Preparation",
     "Result",
+    "RoundTripReport",
     "SaidBy",
     "SimulationResult",
     "Summary",
     "TableEstimates",
+    "accuracy",
+    "calibrate",
+    "check",
     "check_timeline",
     "class_totals",
+    "compare",
     "conversion_document",
     "convert",
     "devices_document",
@@ -37,6 +44,7 @@ __all__ = [
     "graph_estimator",
     "read",
     "read_profiles",
+    "roundtrip",
     "simulate",
     "simulation_document",
     "step_of",
@@ -44,7 +52,6 @@ __all__ = [
     "summary_document",
     "table_estimate_document",
     "total_duration_ns",
-    "validate",
     "view",
     "write",
     "write_estimates_csv",
@@ -99,7 +106,18 @@ if TYPE_CHECKING:
         table_estimate_document,
         write_table_estimates,
     )
-    from hespas.api.validation import CheckOptions, CheckResult, validate
+    from hespas.api.validation import (
+        AccuracyReport,
+        CalibrationReport,
+        CheckReport,
+        ComparisonReport,
+        RoundTripReport,
+        accuracy,
+        calibrate,
+        check,
+        compare,
+        roundtrip,
+    )
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.conversion": ("Conversion", "conversion_document", "convert"),
@@ -146,7 +164,18 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "table_estimate_document",
         "write_table_estimates",
     ),
-    "hespas.api.validation": ("CheckOptions", "CheckResult", "validate"),
+    "hespas.api.validation": (
+        "AccuracyReport",
+        "CalibrationReport",
+        "CheckReport",
+        "ComparisonReport",
+        "RoundTripReport",
+        "accuracy",
+        "calibrate",
+        "check",
+        "compare",
+        "roundtrip",
+    ),
 }
 
 

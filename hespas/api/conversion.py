@@ -42,12 +42,13 @@ from hespas.converters import (
     WriteOptions,
     find_format,
     format_for_output,
+    format_names,
     is_flat,
+    load_format,
 )
 from hespas.files.documents import Figure, document_bytes
 from hespas.files.output import check_destination
-from hespas.graph import Diagnostics, Profile, Workload
-from hespas.graph.diagnostics import Severity
+from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
 from hespas.graph.passes import Totals
 
@@ -198,7 +199,7 @@ class Conversion(Result):
 
 
 def convert(
-    source: str | Path,
+    source: str | Path | Value,
     destination: str | Path,
     *,
     source_format: str | None = None,
@@ -219,16 +220,16 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Conversion:
-    """Convert ``source`` to ``destination``; ``-`` is standard input or output.
+    """Convert ``source``, a path or a value, to ``destination``; ``-`` is standard input or output.
 
     With ``hardware``, operations get the time that ``estimator`` gives them there. ``granularity`` merges
-    operations (by default those of an unoptimised program that gets times); ``missing`` is what to do about
-    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions. ``..._version`` is that
-    of a format; ``recover`` keeps the records before a cut. Findings go to ``diagnostics`` also where it
-    fails: what :func:`hespas.api.read` and ``write`` raise, nothing written.
+    operations (default: those of an unoptimised program that gets times); ``missing`` is what to do about
+    those of unknown time or trip count; ``dims`` are extents of symbolic dimensions; ``recover`` keeps the
+    records before a cut. Raises what ``read`` and ``write`` do; then nothing is written.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    target = _target(str(source), str(destination), target_format, target_version, overwrite=overwrite)
+    name = source.name if isinstance(source, Workload | Profile) else str(source)
+    target = _target(name, str(destination), target_format, target_version, overwrite=overwrite)
     _check_estimator(hardware, estimator)
     reading = _reading(source_version, num_devices, num_replicas, dims, recover=recover, progress=progress)
     writing = WriteOptions(ranks=ranks, version=target_version, jobs=jobs, progress=progress)
@@ -245,7 +246,7 @@ def convert(
         with _placed(destination, stack) as place:
             size = put(value, place, check=account.take)
     return Conversion(
-        source=str(source),
+        source=name,
         destination=str(destination),
         source_format=origin.name,
         target_format=target.name,
@@ -313,7 +314,7 @@ def _check_estimator(hardware: str | None, estimator: str) -> None:
 
 
 def _opened(
-    source: str | Path,
+    source: str | Path | Value,
     name: str | None,
     reading: ReadOptions,
     found: Diagnostics,
@@ -321,7 +322,12 @@ def _opened(
     *,
     workload: bool,
 ) -> tuple[Format, Value]:
-    """The format of the source, or the one that makes a ``workload`` of it; and what is read."""
+    """The format of the source, or the one that makes a ``workload`` of it; and what is read. A value is of
+    the format that it was read from.
+    """
+    if isinstance(source, Workload | Profile):
+        stated = name or source.metadata.get("format", "")
+        return load_format(stated if stated in format_names() else "op-graph"), source
     path = _spooled(source, name, stack)
     origin = find_format(path, name, workload=workload)
     return origin, _read_named(str(source), path, origin.name, reading, found)
@@ -353,21 +359,12 @@ class _Findings(Diagnostics):
         super().__init__(keep)
         self._path, self._name = path, name
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        location: str,
-        message: str,
-        *,
-        path: str = "",
-        rank: int | None = None,
-        node: int | None = None,
-        count: int = 1,
-    ) -> None:
+    def record(self, diagnostic: Diagnostic, count: int) -> None:
         """Record findings under the name that users know."""
-        location, path = (text.replace(self._path, self._name) for text in (location, path))
-        super().add(code, severity, location, message, path=path, rank=rank, node=node, count=count)
+        location, path = (
+            text.replace(self._path, self._name) for text in (diagnostic.location, diagnostic.path)
+        )
+        super().record(replace(diagnostic, location=location, path=path), count)
 
 
 def _read_named(

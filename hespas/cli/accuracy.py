@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -20,27 +21,21 @@ from hespas.cli.session import (
     estimator_files,
     hardware_files,
     is_quiet,
-    limit_of,
     progress_bar,
     report_folder,
     say_diagnostics,
     write_document,
 )
 from hespas.cli.text import count_text, counted, table_text, time_text
-from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
-    from hespas.graph import Diagnostics, Profile, Workload
-    from hespas.measurements import Measurements
-    from hespas.validators.accuracy import Accuracy, Comparison, Thresholds
+    from hespas.validators.accuracy import Accuracy, Comparison
     from hespas.validators.accuracy.result import EndToEnd, SummaryRow
 
 __all__ = [
     "accuracy",
     "compare",
     "percent",
-    "read_program",
-    "read_tables",
     "show_accuracy",
     "show_changes",
     "show_summary",
@@ -124,34 +119,44 @@ def accuracy(
     source = str(inputs[0]) if inputs else ""
     reads = [workload, *inputs, *(hardware or ()), *(estimator or ())]
     with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
-        limits = _limits(max_mape, max_e2e, min_coverage)
         asked = _Asked(
             measured=measured or [],
             tables=table or [],
             hardware=hardware or [],
-            split=split,
             workload=workload,
             models=estimator or [DEFAULT_ESTIMATOR],
             report=report,
             json_file=json_file,
             overwrite=overwrite,
         )
-        _check(asked, limits)
-        run = _compared_tables if asked.tables else _compared
-        done = run(asked, limits, progress, diagnostics)
+        from hespas.api.validation import accuracy as run
+        from hespas.api.validation import check_measured
+
+        check_measured(
+            asked.measured, asked.tables, asked.hardware, workload=workload, split=split, max_e2e=max_e2e
+        )
+        _check_files(asked)
+        with progress_bar("reading", progress) as callback:
+            done = run(
+                asked.measured,
+                hardware=asked.hardware,
+                table=asked.tables,
+                workload=workload,
+                estimator=asked.models,
+                split=split,
+                max_mape=max_mape,
+                max_e2e=max_e2e,
+                min_coverage=min_coverage,
+                diagnostics=diagnostics,
+                progress=callback,
+            )
+        if json_file:
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        if report:
+            done.write(report, overwrite=overwrite)
         say_diagnostics(diagnostics, "" if asked.tables else inputs[0])  # findings name their table
-        show_accuracy(done)
-        _verdict(done, limits)
-
-
-def _limits(mape: float | None, e2e: float | None, coverage: float | None) -> Thresholds:
-    from hespas.validators.accuracy import Thresholds
-
-    return Thresholds(
-        max_mape=limit_of("--max-mape", mape),
-        max_e2e=limit_of("--max-e2e", e2e),
-        min_coverage=limit_of("--min-coverage", coverage, most=1.0),
-    )
+        show_accuracy(done.result)
+        _verdict(done.exceeded, len(done.exceeded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +166,6 @@ class _Asked:
     measured: list[Path]
     tables: list[Path]
     hardware: list[str]
-    split: str
     workload: Path | None
     models: list[str]
     report: Path | None
@@ -172,23 +176,6 @@ class _Asked:
     def inputs(self) -> list[Path]:
         """Every file that is read."""
         return [*([self.workload] if self.workload else []), *self.measured, *self.tables]
-
-
-def _check(asked: _Asked, limits: Thresholds) -> None:
-    """Refuse what contradicts itself, and reports that cannot be written, before anything is read."""
-    if asked.tables and (asked.measured or asked.workload):
-        raise UsageError(
-            "a table states its operations itself", hint="give --table, or --measured with --workload"
-        )
-    if asked.tables and not isnan(limits.max_e2e):
-        raise UsageError("a table of operations has no step to time", hint="leave --max-e2e out")
-    if not asked.tables and not asked.measured:
-        raise UsageError("nothing to compare with", hint="give --measured PROFILE or --table TABLE")
-    if asked.split and not asked.tables:
-        raise UsageError("--split chooses rows of tables", hint="give the table with --table")
-    if asked.measured and not asked.hardware:
-        raise UsageError("which device was it measured on?", hint="give --hardware NAME: see hespas hardware")
-    _check_files(asked)
 
 
 def _check_files(asked: _Asked) -> None:
@@ -209,114 +196,12 @@ def _check_files(asked: _Asked) -> None:
     check_reports({"--json": asked.json_file}, reads, overwrite=asked.overwrite)
 
 
-def _compared(asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics) -> Accuracy:
-    """Read, compare, write the reports."""
-    from hespas.validators.accuracy import accuracy as run
-    from hespas.validators.accuracy import accuracy_json
-
-    program = read_program(asked.workload, diagnostics)
-    profiles = _profiles(asked.measured, progress, diagnostics)
-    done = run(
-        profiles,
-        asked.hardware,
-        asked.models,
-        workload=program,
-        inputs=[str(path) for path in asked.inputs],
-        diagnostics=diagnostics,
-    )
-    if asked.json_file:
-        write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
-    if asked.report:
-        from hespas.validators.accuracy.report.folder import write_report
-
-        write_report(
-            done,
-            limits,
-            asked.report,
-            overwrite=asked.overwrite,
-            hardware=asked.hardware,
-            estimators=asked.models,
-            profiles=profiles,
-            workload=program,
-        )
-    return done
-
-
-def _compared_tables(
-    asked: _Asked, limits: Thresholds, progress: bool | None, diagnostics: Diagnostics
-) -> Accuracy:
-    """The same for tables."""
-    from hespas.validators.accuracy import accuracy_json, accuracy_of_tables
-
-    done = accuracy_of_tables(
-        read_tables(asked.tables, progress),
-        asked.hardware,
-        asked.models,
-        split=asked.split,
-        inputs=[str(path) for path in asked.inputs],
-        diagnostics=diagnostics,
-    )
-    if asked.json_file:
-        write_document(accuracy_json(done, limits), asked.json_file, overwrite=asked.overwrite)
-    if asked.report:
-        from hespas.validators.accuracy.report.folder import write_report
-
-        devices = asked.hardware or list(dict.fromkeys(each.hardware for each in done.cases))
-        write_report(
-            done,
-            limits,
-            asked.report,
-            overwrite=asked.overwrite,
-            hardware=devices,
-            estimators=asked.models,
-        )
-    return done
-
-
-def read_tables(paths: list[Path], progress: bool | None) -> list[Measurements]:
-    """Tables of measured operations. Raises ``UsageError`` for the same one twice."""
-    from hespas.measurements import read_measurements
-
-    found: list[Measurements] = []
-    with progress_bar("reading", progress) as callback:
-        for place, path in enumerate(paths):
-            if callback:
-                callback(place, len(paths))
-            if path in paths[:place]:
-                raise UsageError("is given twice", path=str(path))
-            found.append(read_measurements(path))
-    return found
-
-
-def read_program(path: Path | None, diagnostics: Diagnostics) -> Workload | None:
-    """The program that ran, where one is given. Raises ``UsageError`` for a profile."""
-    if path is None:
-        return None
-    from hespas import api
-    from hespas.graph import Profile
-
-    value = api.read(path, diagnostics=diagnostics)
-    if isinstance(value, Profile):
-        raise UsageError("a profile is no program", path=str(path), hint="give it as --measured")
-    return value
-
-
-def _profiles(paths: list[Path], progress: bool | None, diagnostics: Diagnostics) -> list[Profile | Workload]:
-    from hespas import api
-
-    found: list[Profile | Workload] = []
-    with progress_bar("reading", progress) as callback:
-        for place, path in enumerate(paths):
-            if callback:
-                callback(place, len(paths))
-            found.append(api.read(path, diagnostics=diagnostics))
-    return found
-
-
-def _verdict(done: Accuracy, limits: Thresholds) -> None:
-    exceeded = done.exceeded(limits)
-    for sentence in exceeded:
+def _verdict(exceeded: Sequence[str], most: int) -> None:
+    """What is past a threshold, ``most`` of it in full, and the exit code that says so."""
+    for sentence in exceeded[:most]:
         emit(f"past a threshold: {sentence}")
+    if len(exceeded) > most:
+        emit(f"past a threshold: {len(exceeded) - most:,} more")
     if exceeded:
         raise typer.Exit(1)
 
@@ -339,21 +224,14 @@ def compare(
     hespas-validate compare main.json branch.json --max-regression 0.01
     """
     with command_line(debug, source=f"{base}, {new}", documents=[json_file], reads=[base, new]):
-        from hespas.validators.accuracy import compare_reports, comparison_json
+        from hespas.api import compare as run
 
-        limit = limit_of("--max-regression", max_regression)
         check_reports({"--json": json_file}, {"BASE": [base], "NEW": [new]}, overwrite=overwrite)
-        done = compare_reports(base, new)
+        done = run(base, new, max_regression=max_regression)
         if json_file:
-            write_document(comparison_json(done, limit), json_file, overwrite=overwrite)
-        show_changes(done)
-        exceeded = done.exceeded(limit)
-        for sentence in exceeded[:_MOST_SENTENCES]:
-            emit(f"past a threshold: {sentence}")
-        if len(exceeded) > _MOST_SENTENCES:
-            emit(f"past a threshold: {len(exceeded) - _MOST_SENTENCES:,} more")
-        if exceeded:
-            raise typer.Exit(1)
+            write_document(done.to_json(), json_file, overwrite=overwrite)
+        show_changes(done.result)
+        _verdict(done.exceeded, _MOST_SENTENCES)
 
 
 _VAST = 1e4

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hespas.cli import options
-from hespas.cli.accuracy import percent, read_program, read_tables, show_summary, signed
+from hespas.cli.accuracy import percent, show_summary, signed
 from hespas.cli.session import (
     check_apart,
     check_once,
@@ -30,9 +30,8 @@ from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
+    from hespas.api import CalibrationReport
     from hespas.graph import Diagnostics
-    from hespas.hardware import Device
-    from hespas.measurements import Measurements
     from hespas.validators.calibration import Calibration
 
 __all__ = ["calibrate"]
@@ -133,7 +132,7 @@ def calibrate(
         _check(asked)
         done = _calibrated(asked, (split, seed, date), progress, diagnostics)
         say_diagnostics(diagnostics, asked.measured[0] if asked.measured else "")
-        _show(done)
+        _show(done.result)
         _write(asked, done)
 
 
@@ -169,13 +168,11 @@ class _Asked:
 
 def _check(asked: _Asked) -> None:
     """Refuse what cannot be written before anything is read."""
+    from hespas.api.validation import check_recorded
     from hespas.files.output import check_destination
     from hespas.validators.calibration import check_models_folder, models_folder
 
-    if not asked.recorded:
-        raise UsageError("nothing to fit on", hint="give --table TABLE or --measured PROFILE")
-    if asked.workload and not asked.measured:
-        raise UsageError("a table states its operations itself", hint="give --workload with --measured")
+    check_recorded(asked.measured, asked.tables, asked.workload)
     if asked.out.suffix != ".toml":
         raise UsageError("a hardware file ends in .toml", path=str(asked.out), hint="--out my-device.toml")
     check_once(asked.recorded)
@@ -210,29 +207,25 @@ def _names_models(hardware: str) -> bool:
 
 def _calibrated(
     asked: _Asked, options: tuple[str, int, str], progress: bool | None, diagnostics: Diagnostics
-) -> Calibration:
-    from hespas.hardware import load_device
+) -> CalibrationReport:
+    from hespas import api
     from hespas.validators.calibration import FitMemory
-    from hespas.validators.calibration import calibrate as run
 
     split, seed, date = options
-    device = load_device(asked.hardware)
-    tables = read_tables(asked.tables, progress)
-    if asked.measured:
-        tables += _recorded(asked, device, diagnostics)
     memory = FitMemory.beside(asked.out)
     if memory.folder.is_dir():
         say(f"note: going on from an interrupted run: {memory.folder}")
     with progress_bar("fitting", progress) as callback:
-        return run(
-            tables,
-            device,
-            estimators=asked.estimators,
+        return api.calibrate(
+            asked.hardware,
+            measured=asked.measured,
+            table=asked.tables,
+            workload=asked.workload,
+            estimator=asked.estimators,
             split=split,
-            tests=asked.tests,
+            test_by=asked.tests,
             seed=seed,
-            fitted=date,
-            inputs=[str(path) for path in asked.inputs],
+            date=date,
             memory=memory,
             progress=_counting(callback),
             diagnostics=diagnostics,
@@ -244,18 +237,6 @@ def _counting(callback: Callable[[int, int], None] | None) -> Callable[[int, int
     if callback is None:
         return None
     return lambda done, total, _: callback(done, total)
-
-
-def _recorded(asked: _Asked, device: Device, diagnostics: Diagnostics) -> list[Measurements]:
-    """The operations of each profile as a table."""
-    from hespas import api
-    from hespas.validators.calibration import measurements_of
-
-    program = read_program(asked.workload, diagnostics)
-    profiles = [api.read(path, diagnostics=diagnostics) for path in asked.measured]
-    return [
-        measurements_of(profile, device, workload=program, diagnostics=diagnostics) for profile in profiles
-    ]
 
 
 def _show(done: Calibration) -> None:
@@ -301,17 +282,17 @@ def _percent(share: float | None) -> str:
     return "" if share is None else percent(share)
 
 
-def _write(asked: _Asked, done: Calibration) -> None:
+def _write(asked: _Asked, report: CalibrationReport) -> None:
     """Documents first: once the hardware file is there, all is."""
     from hespas.files.output import once_placed
-    from hespas.validators.calibration import FitMemory, calibration_json, models_folder, write_calibration
+    from hespas.validators.calibration import FitMemory, models_folder
 
     if asked.json_file:
-        document = calibration_json(done, [str(path) for path in asked.inputs])
-        write_document(document, asked.json_file, overwrite=asked.overwrite)
+        write_document(report.to_json(), asked.json_file, overwrite=asked.overwrite)
+    done = report.result
     if asked.report:
         _write_reports(asked, done)
-    write_calibration(done, asked.out, overwrite=asked.overwrite)
+    report.write(asked.out, overwrite=asked.overwrite)
     once_placed(FitMemory.beside(asked.out).forget)
     rows = sum(table.fitted for table in done.tables)
     parts = [counted(len(done.fits), "fit")] if done.fits else []

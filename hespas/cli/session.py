@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from math import inf, isfinite, nan
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -21,7 +20,7 @@ from typing import NoReturn, TextIO
 import typer
 
 from hespas.api.io import is_standard_output
-from hespas.cli.text import plain_text
+from hespas.cli.text import flagged, plain_text
 from hespas.converters.format import ReadOptions
 from hespas.files.limits import limits
 from hespas.files.output import placed_together
@@ -40,7 +39,6 @@ __all__ = [
     "hardware_files",
     "is_quiet",
     "is_verbose",
-    "limit_of",
     "list_file",
     "point_elsewhere",
     "progress_bar",
@@ -268,9 +266,9 @@ def _too_much(source: str) -> FormatError:
 def _told(error: HespasError) -> list[str]:
     """An error in a line, and its remedy in another."""
     if not error.hint:
-        return [f"error: {error}"]
+        return [flagged(f"error: {error}")]
     hint = f"  try: {clipped(error.hint)}"
-    return [f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}", hint]
+    return [flagged(f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}"), flagged(hint)]
 
 
 def _fill_closed_descriptors() -> None:
@@ -438,7 +436,8 @@ def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
         where = _place(found.path or str(source), found.location)
         times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
         shown = say if found.severity is Severity.ERROR else tell
-        shown(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")
+        message = flagged(clipped(found.message))
+        shown(f"{_MARKS[found.severity]}: {clipped(where)}: {message} [{found.code}]{times}")
 
 
 # --- Documents that a command writes beside its result: looked at before any work, never over an input
@@ -549,18 +548,6 @@ def list_file(path: Path | None, *, as_json: bool, overwrite: bool) -> Path | No
     place = path or Path("-")
     check_reports({"--json": place}, {}, overwrite=overwrite)
     return place
-
-
-def limit_of(option: str, value: float | None, most: float = inf) -> float:
-    """The limit of an option, NaN where it is not given. Raises ``UsageError`` for one that nothing, or
-    everything, could pass: below 0, above ``most``, or no finite number.
-    """
-    if value is None:
-        return nan
-    if not (isfinite(value) and 0 <= value <= most):
-        span = f"a number from 0 to {most:g}" if isfinite(most) else "a number of at least 0"
-        raise UsageError(f"{option} {value:g} is no limit", hint=f"give {span}: 0.1 is 10 %")
-    return value
 
 
 def _same(one: Path, other: Path) -> bool:

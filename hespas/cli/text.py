@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from math import isfinite, isnan, nan
 from textwrap import wrap
@@ -17,6 +18,7 @@ __all__ = [
     "count_text",
     "counted",
     "energy_text",
+    "flagged",
     "flops_text",
     "plain_text",
     "ranks_text",
@@ -32,6 +34,48 @@ _LEAST_WIDTH = 25
 
 _LONGEST = 1e15
 """Figures from here on are told in powers of ten."""
+
+
+_FLAGS: Mapping[str, str] = (
+    {
+        name: "--" + name.replace("_", "-")
+        for name in (
+            *("comm_groups", "default_dtype", "dim", "estimator", "granularity", "hardware", "max_e2e"),
+            *("max_input_bytes", "max_mape", "max_regression", "measured", "min_coverage", "missing"),
+            *(
+                "num_devices",
+                "num_replicas",
+                "out",
+                "overwrite",
+                "ranks",
+                "recover",
+                "report",
+                "run_time_unit",
+            ),
+            *("split", "table", "test_by", "workload"),
+        )
+    }
+    | {"beside": "--beside", "source_format": "--from", "source_version": "--from-version"}
+    | {
+        "target_format": "--to",
+        "target_version": "--to-version",
+    }
+)
+"""The name of an argument of the interface -> the option of the commands."""
+
+_ARGUMENT = re.compile(r"`([a-z_0-9]+)(?:=([^`]*))?`")
+
+
+def flagged(text: str) -> str:
+    """A message of the library, which names arguments (```num_devices=8```), with the options of a command
+    (``--num-devices 8``) in their places.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        flag = _FLAGS.get(found[1])
+        return found[0] if flag is None else flag if found[2] is None else f"{flag} {found[2]}"
+
+    return _ARGUMENT.sub(option, text)
 
 
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}

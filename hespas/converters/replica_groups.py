@@ -148,10 +148,7 @@ def normalise_groups(
     of range or named twice, and for a missing list in flattened mode on more than one device.
     """
     everyone = num_replicas * num_partitions
-    counted = {
-        IdMode.CROSS_PARTITION: num_partitions,
-        IdMode.FLATTENED_IDS: everyone,
-    }.get(mode, num_replicas)
+    counted = {IdMode.CROSS_PARTITION: num_partitions, IdMode.FLATTENED_IDS: everyone}.get(mode, num_replicas)
     if groups is None:
         groups = StridedGroups.all_ranks(counted)
     check_groups(groups, counted)

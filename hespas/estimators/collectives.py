@@ -18,7 +18,7 @@ from hespas.estimators.registry import Prediction, estimate_by_operation, with_b
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
-from hespas.hardware.forms import SEGMENTS, segment_name
+from hespas.hardware.model import SEGMENTS, segment_name
 from hespas.operations import Operations, find_scheme
 
 __all__ = [

@@ -1,20 +1,21 @@
-"""Columns the graph is made of: ragged rows (CSR) and interned strings.
+"""Columns the graph is made of: tables, ragged rows (CSR) and interned strings.
 
 Both hold two flat arrays whatever the number of rows, so a million rows cost bytes and not objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
     "BoolArray",
+    "ColumnTable",
     "Csr",
     "FloatArray",
     "IntArray",
@@ -65,6 +66,41 @@ def is_every_row(rows: IntArray, count: int) -> bool:
     if len(rows) != count:
         return False
     return not count or (rows[0] == 0 and rows[-1] == count - 1 and bool((rows[1:] > rows[:-1]).all()))
+
+
+class ColumnTable:
+    """Columns of one length: ``DTYPES`` lists them in order with their types."""
+
+    __slots__ = ()
+    DTYPES: ClassVar[Mapping[str, type[np.generic]]]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **columns: NDArray[Any]) -> None: ...
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[float, ...]]) -> Self:
+        """A table of rows, each with its values in order of the columns."""
+        columns = zip(*rows, strict=True) if rows else repeat(())
+        return cls(
+            **{
+                name: np.array(column, dtype)
+                for (name, dtype), column in zip(cls.DTYPES.items(), columns, strict=False)
+            }
+        )
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A table without rows."""
+        return cls.from_rows(())
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(self.DTYPES))))
+
+    def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
+        """Some rows, by number or by mask; ``node`` says which nodes they are of in another graph."""
+        columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
+        return type(self)(**columns if node is None else {**columns, "node": node})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,6 +245,9 @@ class StringTableBuilder:
         if row == len(self._strings):
             self._strings.append(text)
         return row
+
+    def __getitem__(self, row: int) -> str:
+        return self._strings[row]
 
     def build(self) -> StringTable:
         """The finished table."""

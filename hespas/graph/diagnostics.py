@@ -55,12 +55,16 @@ class Diagnostics:
         count: int = 1,
     ) -> None:
         """Record ``count`` findings of ``code``, of which this message describes one."""
-        if count <= 0:
-            return
-        seen = self._counts.get((code, severity), 0)
-        self._counts[code, severity] = seen + count
+        if count > 0:
+            self.record(Diagnostic(code, severity, location, message, path, rank, node), count)
+
+    def record(self, diagnostic: Diagnostic, count: int) -> None:
+        """Take ``count`` findings in. Collectors that say them otherwise, or elsewhere, override this."""
+        key = (diagnostic.code, diagnostic.severity)
+        seen = self._counts.get(key, 0)
+        self._counts[key] = seen + count
         if seen < self.keep:
-            self._kept.append(Diagnostic(code, severity, location, message, path, rank, node))
+            self._kept.append(diagnostic)
 
     def info(self, code: str, location: str, message: str, *, path: str = "", count: int = 1) -> None:
         """Record something worth knowing that changes no figure."""

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from itertools import repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.columns import ColumnTable, Csr, FloatArray, IntArray, SmallIntArray, StringTable
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
 from hespas.graph.tensors import TensorTypes
@@ -156,44 +155,8 @@ in it: of products, and (``convert``) of the conversions themselves.
 """
 
 
-class _Columns:
-    """Columns of one length, as ``node`` has. ``DTYPES`` lists them in order with their types."""
-
-    __slots__ = ()
-    DTYPES: ClassVar[Mapping[str, type[np.generic]]]
-    node: SmallIntArray
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **columns: NDArray[Any]) -> None: ...
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[tuple[float, ...]]) -> Self:
-        """A table of rows, each with its values in order of the columns."""
-        columns = zip(*rows, strict=True) if rows else repeat(())
-        return cls(
-            **{
-                name: np.array(column, dtype)
-                for (name, dtype), column in zip(cls.DTYPES.items(), columns, strict=False)
-            }
-        )
-
-    @classmethod
-    def empty(cls) -> Self:
-        """A table without rows."""
-        return cls.from_rows(())
-
-    def __len__(self) -> int:
-        return len(self.node)
-
-    def take(self, rows: NDArray[np.integer | np.bool_], node: SmallIntArray | None = None) -> Self:
-        """Some rows, by number or by mask; ``node`` says which nodes they are of in another graph."""
-        columns = {name: getattr(self, name)[rows] for name in self.DTYPES}
-        return type(self)(**columns if node is None else {**columns, "node": node})
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CollectiveTable(_Columns):
+class CollectiveTable(ColumnTable):
     """One row per collective node; at most one row a node.
 
     ``kind`` is a :class:`CollectiveKind`; ``group_set`` indexes the graph's group sets
@@ -226,7 +189,7 @@ class CollectiveTable(_Columns):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class P2pTable(_Columns):
+class P2pTable(ColumnTable):
     """One row per SEND, RECV or PERMUTE node.
 
     ``permutation`` indexes the graph's permutations, which map sources to targets whatever the direction
@@ -252,7 +215,7 @@ class P2pTable(_Columns):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ContractionTable(_Columns):
+class ContractionTable(ColumnTable):
     """Matrix products and convolutions as B x (M x K by K x N); a fusion may have several rows.
 
     ``flops`` is what the products cost by the specification and ``useful_flops`` without multiplications by
@@ -372,6 +335,16 @@ class ExtraTable:
 
     def __len__(self) -> int:
         return len(self.node)
+
+    def behind(self, first: ExtraTable) -> ExtraTable:
+        """The rows of ``first``, then these."""
+        return ExtraTable(
+            node=np.concatenate([first.node, self.node]),
+            key=np.concatenate([first.key, self.key]),
+            tag=np.concatenate([first.tag, self.tag]),
+            offsets=np.concatenate([first.offsets, self.offsets[1:] + len(first.values)]),
+            values=bytes(first.values) + bytes(self.values),
+        )
 
     def value(self, row: int) -> bytes:
         """The stored bytes of one row."""

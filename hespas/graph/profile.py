@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from math import nan
+from types import MappingProxyType
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.columns import ColumnTable, FloatArray, IntArray, SmallIntArray, StringTable
 from hespas.graph.errors import InvariantError, clipped, short_repr
 
 __all__ = ["Estimate", "EventColumns", "HostOps", "MeasuredComms", "Profile", "Timeline"]
@@ -22,13 +24,28 @@ def _same_length(owner: str, rows: int, columns: Mapping[str, Sized]) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HostOps:
+class HostOps(ColumnTable):
     """Operations on the host as columns of shape ``(operations,)``; rows of the profile's ``strings``.
 
     ``parent`` is the operation that encloses each (-1: none); ``thread_row`` names process and thread.
     ``shapes_row``, ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts.
     ``sequence`` joins forward and backward (-1: none).
     """
+
+    DTYPES = MappingProxyType(
+        {
+            "name_row": np.int32,
+            "thread_row": np.int32,
+            "parent": np.int32,
+            "start_ns": np.float64,
+            "duration_ns": np.float64,
+            "sequence": np.int64,
+            "shapes_row": np.int32,
+            "dtype_row": np.int32,
+            "strides_row": np.int32,
+            "values_row": np.int32,
+        }
+    )
 
     name_row: SmallIntArray
     thread_row: SmallIntArray
@@ -43,32 +60,11 @@ class HostOps:
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per operation."""
-        names = "name_row thread_row parent duration_ns sequence shapes_row dtype_row strides_row values_row"
-        _same_length("HostOps", len(self), {name: getattr(self, name) for name in names.split()})
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def empty(cls) -> HostOps:
-        """Nothing is known of the host."""
-        rows, times = np.empty(0, np.int32), np.empty(0, np.float64)
-        return cls(
-            name_row=rows,
-            thread_row=rows,
-            parent=rows,
-            start_ns=times,
-            duration_ns=times,
-            sequence=np.empty(0, np.int64),
-            shapes_row=rows,
-            dtype_row=rows,
-            strides_row=rows,
-            values_row=rows,
-        )
+        _same_length("HostOps", len(self), {name: getattr(self, name) for name in self.DTYPES})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class MeasuredComms:
+class MeasuredComms(ColumnTable):
     """What is known of the events that communicate; columns of shape ``(communications,)``.
 
     ``event`` is the row of the profile. ``kind_row`` is the operation as the library names it
@@ -76,6 +72,19 @@ class MeasuredComms:
     profile's ``strings``, 0 unknown). ``operand_bytes`` and ``result_bytes`` are per rank (NaN unknown),
     ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 where unknown.
     """
+
+    DTYPES = MappingProxyType(
+        {
+            "event": np.int32,
+            "kind_row": np.int32,
+            "operand_bytes": np.float64,
+            "result_bytes": np.float64,
+            "group_row": np.int32,
+            "ranks_row": np.int32,
+            "group_size": np.int32,
+            "sequence": np.int64,
+        }
+    )
 
     event: SmallIntArray
     kind_row: SmallIntArray
@@ -88,26 +97,7 @@ class MeasuredComms:
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per communication."""
-        names = "kind_row operand_bytes result_bytes group_row ranks_row group_size sequence"
-        _same_length("MeasuredComms", len(self), {name: getattr(self, name) for name in names.split()})
-
-    def __len__(self) -> int:
-        return len(self.event)
-
-    @classmethod
-    def empty(cls) -> MeasuredComms:
-        """Nothing communicates, or nothing is known of it."""
-        rows, sizes = np.empty(0, np.int32), np.empty(0, np.float64)
-        return cls(
-            event=rows,
-            kind_row=rows,
-            operand_bytes=sizes,
-            result_bytes=sizes,
-            group_row=rows,
-            ranks_row=rows,
-            group_size=rows,
-            sequence=np.empty(0, np.int64),
-        )
+        _same_length("MeasuredComms", len(self), {name: getattr(self, name) for name in self.DTYPES})
 
 
 class EventColumns(TypedDict, total=False):
@@ -128,6 +118,18 @@ class EventColumns(TypedDict, total=False):
     host_event: SmallIntArray
     repeats: SmallIntArray
     spread_ns: FloatArray
+
+
+_UNKNOWN: dict[str, tuple[type[np.generic], float]] = {
+    **dict.fromkeys(("op_row", "module_row", "kernel_row", "category_row", "shapes_row"), (np.int32, 0)),
+    **dict.fromkeys(("dtype_row", "device_index", "rank"), (np.int32, 0)),
+    **dict.fromkeys(("run", "host_event"), (np.int32, -1)),
+    **dict.fromkeys(("bytes_moved", "spread_ns"), (np.float64, nan)),
+    "op_class": (np.int8, 0),
+    "stream": (np.int64, -1),
+    "repeats": (np.int32, 1),
+}
+"""The type of each of these columns, and what stands in it where a source does not tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -208,33 +210,19 @@ class Profile:
     ) -> Profile:
         """A profile of the columns a source has; the others say that nothing is known."""
         count = len(start_ns)
-        nothing, unknown = np.zeros(count, np.int32), np.full(count, np.nan)
-        minus = np.full(count, -1, np.int32)
+        blank = {key: np.full(count, key[1], key[0]) for key in set(_UNKNOWN.values())}
+        columns: dict[str, Any] = {name: known.get(name, blank[key]) for name, key in _UNKNOWN.items()}
         return cls(
             name=name,
             devices=devices,
             strings=strings,
             start_ns=start_ns,
             duration_ns=duration_ns,
-            op_row=known.get("op_row", nothing),
-            module_row=known.get("module_row", nothing),
-            kernel_row=known.get("kernel_row", nothing),
-            category_row=known.get("category_row", nothing),
-            shapes_row=known.get("shapes_row", nothing),
-            dtype_row=known.get("dtype_row", nothing),
-            op_class=known.get("op_class", nothing.astype(np.int8)),
-            device_index=known.get("device_index", nothing),
-            rank=known.get("rank", nothing),
-            stream=known.get("stream", minus.astype(np.int64)),
-            run=known.get("run", minus),
-            bytes_moved=known.get("bytes_moved", unknown),
-            host_event=known.get("host_event", minus),
-            repeats=known.get("repeats", np.ones(count, np.int32)),
-            spread_ns=known.get("spread_ns", unknown),
             comms=comms or MeasuredComms.empty(),
             host=host or HostOps.empty(),
             metadata=metadata or {},
             attachments=attachments or {},
+            **columns,
         )
 
 

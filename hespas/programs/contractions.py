@@ -157,11 +157,7 @@ class Convolution(NamedTuple):
     flops: float = -1.0
 
 
-_USUAL = (
-    _Layout((0, 3), (2, 3), (0, 3)),
-    _Layout((0, 1), (1, 0), (0, 1)),
-    _Layout((0, 3), (3, 0), (0, 3)),
-)
+_USUAL = (_Layout((0, 3), (2, 3), (0, 3)), _Layout((0, 1), (1, 0), (0, 1)), _Layout((0, 3), (3, 0), (0, 3)))
 """Two-dimensional layouts that frameworks use."""
 
 

@@ -533,16 +533,7 @@ def _timeline(workload: Workload, done: dict[int, _Scheduled]) -> Timeline:
     ranks, spans = workload.rank_class, _joined([found.spans for found in done.values()])
     return Timeline(
         resources=STREAMS,
-        node=spans.node,
-        rank=spans.rank,
-        resource=spans.resource,
-        start_ns=spans.start_ns,
-        end_ns=spans.end_ns,
-        critical=spans.critical,
-        cause=spans.cause,
-        by_resource=spans.by_resource,
-        region=spans.region,
-        trips=spans.trips,
+        **spans._asdict(),
         finish_ns=finish[ranks],
         exposed_comm_ns=exposed[ranks],
         shown_by=shown[ranks],

@@ -25,6 +25,7 @@ from hespas.api import Conversion
 from hespas.converters import ReadOptions, load_format
 from hespas.graph import Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError
+from hespas.validators.checker import CheckOptions
 from hespas.validators.roundtrip import Pair, PairStatus, columns_kept
 from hespas.validators.roundtrip.matrix import unreported
 from tests.fuzzing.readings import kept_readings
@@ -235,7 +236,7 @@ def _on_value(judged: Judged, path: Path, form: str, number: int) -> None:
     if number % (3 * rare) == 0:
         profile = _RULES[number // (3 * rare) % len(_RULES)]
         judged.attempt(
-            f"check {profile}", lambda: api.validate([path], profile, api.CheckOptions(format=form))
+            f"check {profile}", lambda: api.check(path, profile=profile, options=CheckOptions(format=form))
         )
     elif number % (3 * rare**2) == 1:
         judged.attempt("recover", lambda: _recovered(path, form), strict, where)

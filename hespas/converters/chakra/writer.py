@@ -436,26 +436,12 @@ def _with_metadata(graph: OpGraph, numbers: dict[str, int], texts: dict[str, byt
     table = graph.extra
     of_file = table.node < 0
     taken = {graph.strings[row] for row in table.key[of_file].tolist()}
-    rows: list[tuple[int, int, bytes]] = [
-        (builder.add(name), AttributeField.INT64, value.to_bytes(8, "little"))
-        for name, value in numbers.items()
-        if name not in taken
-    ]
-    rows += [
-        (builder.add(name), AttributeField.STRING, text) for name, text in texts.items() if name not in taken
-    ]
+    kept = [(name, AttributeField.INT64, value.to_bytes(8, "little")) for name, value in numbers.items()]
+    kept += [(name, AttributeField.STRING, text) for name, text in texts.items()]
+    rows = [(-1, builder.add(name), kind, value) for name, kind, value in kept if name not in taken]
     if not rows:
         return graph
-    added = b"".join(value for _, _, value in rows)
-    lengths = np.array([len(value) for _, _, value in rows])
-    extra = ExtraTable(
-        node=np.concatenate([np.full(len(rows), -1, np.int32), table.node]),
-        key=np.concatenate([np.array([key for key, _, _ in rows], np.int32), table.key]),
-        tag=np.concatenate([np.array([tag for _, tag, _ in rows], np.int16), table.tag]),
-        offsets=np.concatenate([[0], np.cumsum(lengths), table.offsets[1:] + len(added)]),
-        values=added + bytes(table.values),
-    )
-    return replace(graph, strings=builder.build(), extra=extra)
+    return replace(graph, strings=builder.build(), extra=table.behind(ExtraTable.from_rows(rows)))
 
 
 _MANY_FILES = 16
@@ -547,12 +533,5 @@ def _with_label(workload: Workload, version: str) -> Workload:
 
 def _labelled(graph: OpGraph, label: bytes) -> OpGraph:
     """The graph with the label as its first row: the first label of a file counts."""
-    table = graph.extra
-    extra = ExtraTable(
-        node=np.concatenate([np.array([-1], np.int32), table.node]),
-        key=np.concatenate([np.array([0], np.int32), table.key]),
-        tag=np.concatenate([np.array([Tag.VERSION], np.int16), table.tag]),
-        offsets=np.concatenate([[0], table.offsets + len(label)]),
-        values=label + bytes(table.values),
-    )
+    extra = graph.extra.behind(ExtraTable.from_rows([(-1, 0, Tag.VERSION, label)]))
     return replace(graph, extra=extra)

@@ -73,7 +73,7 @@ _LOSSES = {
 """What a program does not keep, by what its writer reports."""
 
 
-# --- inputs told by content, without jaxlib; a folder is one that our writer made of rank classes
+# --- inputs recognised by content, without jaxlib; a folder is one that our writer made of rank classes
 
 
 CLASS_MARK = "// Rank class"

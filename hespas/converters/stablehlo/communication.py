@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from hespas.converters.stablehlo.template import Template
 
 __all__ = [
+    "COMMUNICATION",
     "EVERY_AXIS",
-    "EXCHANGES",
     "Collective",
-    "Exchange",
-    "ExchangeReader",
+    "Communication",
+    "CommunicationReader",
     "Mesh",
     "Message",
     "Shardings",
@@ -62,7 +62,7 @@ __all__ = [
     "read_mesh",
 ]
 
-EXCHANGES: frozenset[str] = frozenset({*COLLECTIVE_KINDS, "collective_permute", "send", "recv"})
+COMMUNICATION: frozenset[str] = frozenset({*COLLECTIVE_KINDS, "collective_permute", "send", "recv"})
 """Canonical names of operations that talk to other devices."""
 
 _STATED = (
@@ -105,7 +105,7 @@ class Message(NamedTuple):
     is_host: bool = False
 
 
-Exchange = Collective | Message
+Communication = Collective | Message
 
 
 class Mesh(NamedTuple):
@@ -115,8 +115,8 @@ class Mesh(NamedTuple):
     device_ids: tuple[int, ...] = ()
 
 
-class ExchangeReader:
-    """Decodes exchanges of one module; equal group attributes are decoded once."""
+class CommunicationReader:
+    """Decodes communications of one module; equal group attributes are decoded once."""
 
     def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh], path: str) -> None:
         self._bindings = bindings
@@ -124,7 +124,7 @@ class ExchangeReader:
         self._path = path
         self._groups: dict[Attribute, GroupSet | None] = {}
         self._known: dict[tuple[object, ...], int] = {}
-        self.rows: list[Exchange] = []
+        self.rows: list[Communication] = []
 
     def row(
         self,
@@ -134,7 +134,7 @@ class ExchangeReader:
         results: tuple[TypeInfo, ...],
         reduction: str,
     ) -> int:
-        """The row in ``rows`` of the exchange an operation makes; equal ones share a row.
+        """The row in ``rows`` of what an operation communicates; equal ones share a row.
 
         Raises ``FormatError`` for contradictory attributes.
         """
@@ -147,8 +147,8 @@ class ExchangeReader:
             sum(tensor.bytes for info in infos for tensor in info.tensors) for infos in (operands, results)
         ]
         try:
-            exchange = self._read(canonical, op, sizes[0], sizes[1], reduction)
-            _check_ids(exchange)
+            communication = self._read(canonical, op, sizes[0], sizes[1], reduction)
+            _check_ids(communication)
         except ValueError as error:
             raise FormatError(
                 f"{op.name}: {error}",
@@ -156,13 +156,13 @@ class ExchangeReader:
                 position=place_of(str(op.location)),
                 hint="correct the groups or pairs of this operation",
             ) from error
-        self.rows.append(exchange)
+        self.rows.append(communication)
         row = self._known[key] = len(self.rows) - 1
         return row
 
     def _read(
         self, canonical: str, op: Operation, operand_bytes: float, result_bytes: float, reduction: str
-    ) -> Exchange:
+    ) -> Communication:
         channel = self._channel(op)
         if canonical in {"send", "recv"}:
             return self._message(canonical, op, operand_bytes, result_bytes, channel)
@@ -248,12 +248,12 @@ class ExchangeReader:
         return mesh_groups([extent for _, extent in mesh.axes], axes, ids)
 
 
-def _check_ids(exchange: Exchange) -> None:
+def _check_ids(communication: Communication) -> None:
     """Ids decide how many devices there are where the module does not say."""
-    if isinstance(exchange, Message):
-        highest = max((rank for pair in exchange.pairs or () for rank in pair), default=0)
+    if isinstance(communication, Message):
+        highest = max((rank for pair in communication.pairs or () for rank in pair), default=0)
     else:
-        highest = highest_id(exchange.groups)
+        highest = highest_id(communication.groups)
     if highest >= MAX_DEVICES:
         raise ValueError(f"device id {highest:,} is out of range (at most {MAX_DEVICES:,} devices are read)")
 
@@ -273,7 +273,7 @@ def read_mesh(attribute: Attribute, dialect: ModuleType) -> Mesh:
 # those of one device over the axes that are manual there. Work is global where some axis in use is not
 # manual. There are two spellings: Shardy's axes by name, and GSPMD's tiles, which have no names: there a
 # manual part counts by how many devices it is split over (:data:`EVERY_AXIS` for all of them). A
-# partitioned program, which may still bear its shardings, exchanges data outside of every manual
+# partitioned program, which may still bear its shardings, communications data outside of every manual
 # computation.
 
 
@@ -376,18 +376,18 @@ class Shardings:
 
 
 def global_nodes(
-    template: Template, signatures: list[Signature], exchanges: list[Exchange], shardings: Shardings
+    template: Template, signatures: list[Signature], communications: list[Communication], shardings: Shardings
 ) -> tuple[list[int], int]:
     """The nodes whose shapes are those of the whole job, and into how many parts that work splits at most;
-    none in a program that exchanges data outside of manual computations. O(nodes + regions).
+    none in a program that communications data outside of manual computations. O(nodes + regions).
     """
     within: list[frozenset[str]] = []
     for row in template.regions:  # parents first
         within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset[str]()))
     for link in template.links:
-        exchange = exchanges[link.exchange]
+        communication = communications[link.communication]
         region = template.region[link.node]
-        is_host = isinstance(exchange, Message) and exchange.is_host
+        is_host = isinstance(communication, Message) and communication.is_host
         if not is_host and not (region >= 0 and within[region]):
             return [], 1
     parts = {axes: shardings.split_within(axes) for axes in {*within, frozenset[str]()}}

@@ -367,10 +367,7 @@ class Lifetimes:
     """
 
     def __init__(
-        self,
-        donated: frozenset[int],
-        find_calls: Callable[[], Mapping[str, Sequence[Operation]]],
-        entry: str,
+        self, donated: frozenset[int], find_calls: Callable[[], Mapping[str, Sequence[Operation]]], entry: str
     ) -> None:
         self._donated = donated
         self._find_calls = find_calls

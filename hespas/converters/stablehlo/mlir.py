@@ -442,10 +442,10 @@ class Bindings(NamedTuple):
     def _caught(self, build: Callable[[Context], Module]) -> Module:
         """Run a parser in a new context and collect what it says. A ``MemoryError`` passes."""
         context = self.context()
-        said: list[ParseFailure] = []
+        failures: list[ParseFailure] = []
 
         def listen(diagnostic: ir.Diagnostic) -> bool:
-            said.append(_failure(diagnostic))
+            failures.append(_failure(diagnostic))
             return True
 
         # Our handler replaces MLIR's own, which prints to stderr. It must get errors too: the bindings
@@ -455,7 +455,7 @@ class Bindings(NamedTuple):
         try:
             return build(context)
         except (self.ir.MLIRError, ValueError, RuntimeError, IndexError, OverflowError) as error:
-            raise _first(said, str(error) or type(error).__name__) from None
+            raise _first(failures, str(error) or type(error).__name__) from None
         finally:
             handler.detach()
             # What is raised holds this frame, and the handler, out of sight of the garbage collector, holds
@@ -503,10 +503,10 @@ def _failure(diagnostic: ir.Diagnostic) -> ParseFailure:
     )
 
 
-def _first(said: list[ParseFailure], otherwise: str) -> ParseFailure:
+def _first(failures: list[ParseFailure], otherwise: str) -> ParseFailure:
     """The finding to report: the first with a position."""
-    located = [failure for failure in said if failure.line]
-    return (located or said or [ParseFailure(otherwise)])[0]
+    located = [failure for failure in failures if failure.line]
+    return (located or failures or [ParseFailure(otherwise)])[0]
 
 
 @cache

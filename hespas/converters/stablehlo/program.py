@@ -1,4 +1,4 @@
-"""The forms a StableHLO program is stored in, and how each is told and parsed.
+"""The forms a StableHLO program is stored in, and how each is recognised and parsed.
 
 Text (pretty or generic), MLIR bytecode, VHLO portable artifact, and the file ``jax.export`` writes: a
 flatbuffer that holds a portable artifact as a byte vector (its u32 length stands just before the magic).
@@ -359,7 +359,7 @@ def _place(text: bytes, start: int) -> str:
 # Symbolic dimensions: extents of ``?`` in a program's arguments become numbers, and all others follow.
 #
 # ``jax.export`` names them in the messages of its shape assertions: ``args[0].shape = (b, s, 64)``. Others
-# are told by place: dimension 1 of argument 0 is ``arg0.1``.
+# are named by place: dimension 1 of argument 0 is ``arg0.1``.
 
 _TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)+)(\w[^,<>]*)>")
 """A ranked type without bounds or another encoding: those are no symbols."""
@@ -410,8 +410,8 @@ def _specifications(block: Block) -> list[list[str]]:
     for view in block.operations:
         op = view.operation
         if op.name == "stablehlo.custom_call" and "error_message" in op.attributes:
-            _, _, told = text_of(op, "error_message").partition("shapes specifications: ")
-            found = _SPECIFICATION.findall(told.partition("Obtained dimension variables")[0])
+            _, _, stated = text_of(op, "error_message").partition("shapes specifications: ")
+            found = _SPECIFICATION.findall(stated.partition("Obtained dimension variables")[0])
             if found:
                 return [[part.strip() for part in _BETWEEN.split(each) if part.strip()] for each in found]
     return []
@@ -464,7 +464,7 @@ def _check_names(found: Sequence[_Dimension], dims: Mapping[str, int]) -> None:
 
 
 def _extent(dimension: _Dimension, dims: Mapping[str, int]) -> int:
-    """The number of a dimension. Raises ``UsageError`` where it is not told or out of range."""
+    """The number of a dimension. Raises ``UsageError`` where it is not stated or out of range."""
     place, expression = dimension.place, dimension.expression
     if place in dims:
         return dims[place]

@@ -15,38 +15,28 @@ from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
 from hespas.converters.stablehlo import BYTECODE_MAGIC, class_files
 from hespas.converters.stablehlo.communication import (
     Collective,
-    Exchange,
-    ExchangeReader,
+    Communication,
+    CommunicationReader,
     Shardings,
     global_nodes,
 )
 from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.facts import FactReader
-from hespas.converters.stablehlo.mlir import (
-    Bindings,
-    Operation,
-    load_bindings,
-)
+from hespas.converters.stablehlo.mlir import Bindings, Operation, load_bindings
 from hespas.converters.stablehlo.module import Frame, FunctionLibrary, call_sites, parsed_ranks, read_frame
-from hespas.converters.stablehlo.program import (
-    Form,
-    Parsed,
-    parse_program,
-    undecodable_place,
-    with_dims,
-)
+from hespas.converters.stablehlo.program import Form, Parsed, parse_program, undecodable_place, with_dims
 from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
 from hespas.files.limits import VARIABLE
-from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = ["Survivor", "attempt", "parsing", "read", "read_here", "read_program", "survive"]
+__all__ = ["Sandboxed", "parse_in_child", "parse_in_sandbox", "parsing", "read", "read_here", "read_program"]
 
 _MAX_ATTACHED_TEXT = 8 << 20
 _NEWLINE = b"\n"
@@ -66,7 +56,7 @@ def read(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload
 def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read a program from memory once a child process has survived it; ``path`` stands in messages."""
     load_bindings()  # without them there is nothing to try
-    program = survive(data, path, options)
+    program = parse_in_sandbox(data, path, options)
 
     def parse(_data: bytes, path: str, bindings: Bindings) -> Parsed:
         module = parse_program(program.bytecode, path, bindings).module
@@ -162,7 +152,7 @@ def _read(
         signatures=Signatures(),
         facts=facts,
         plans=Plans(facts),
-        exchanges=ExchangeReader(bindings, frame.meshes, path),
+        communications=CommunicationReader(bindings, frame.meshes, path),
         trips=trips,
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
         diagnostics=diagnostics,
@@ -170,7 +160,7 @@ def _read(
     )
     library.shared = shared
     entry = library.template(frame.entry)
-    devices = _devices(frame, shared.exchanges.rows, options, path, diagnostics)
+    devices = _devices(frame, shared.communications.rows, options, path, diagnostics)
     parts = _warn_if_global(data, frame, entry, shared, devices)
     attachments = {"stablehlo": _attachment(data, parsed, bindings)}
     graph = materialise(assemble(frame.name, entry, shared, devices, attachments))
@@ -206,8 +196,8 @@ def _without_collector() -> Generator[None]:
 
 def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
     stated = max(frame.num_replicas, 1) * max(frame.num_partitions, 1)
-    said = frame.num_replicas or frame.num_partitions
-    if options.num_devices is not None and said and options.num_devices != stated:
+    is_stated = bool(frame.num_replicas or frame.num_partitions)
+    if options.num_devices is not None and is_stated and options.num_devices != stated:
         raise UsageError(
             f"{options.num_devices} devices asked for, but the program runs on {stated}: "
             f"{max(frame.num_replicas, 1)} replicas x {max(frame.num_partitions, 1)} partitions",
@@ -215,13 +205,13 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
             hint="leave the number of devices to the program, or lower it again for the other number",
         )
     replicas, devices = options.num_replicas, options.num_devices
-    if replicas is not None and said and replicas != max(frame.num_replicas, 1):
+    if replicas is not None and is_stated and replicas != max(frame.num_replicas, 1):
         raise UsageError(
             f"{replicas} replicas asked for, but the program says {max(frame.num_replicas, 1)}",
             path=path,
             hint="leave the number of replicas to the program, or lower it again for the other number",
         )
-    if replicas is not None and not said and devices is not None and devices % replicas:
+    if replicas is not None and not is_stated and devices is not None and devices % replicas:
         raise UsageError(
             f"{devices} devices are no whole number of partitions of {replicas} replicas",
             path=path,
@@ -232,7 +222,7 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
 
 
 def _devices(
-    frame: Frame, exchanges: list[Exchange], options: ReadOptions, path: str, diagnostics: Diagnostics
+    frame: Frame, stated: list[Communication], options: ReadOptions, path: str, diagnostics: Diagnostics
 ) -> Devices:
     """As the module says, else as asked for, else as many as its collectives name (with a diagnostic).
 
@@ -250,25 +240,25 @@ def _devices(
         return devices
     count = options.num_devices
     if options.num_replicas is not None:
-        named = count if count is not None else max(_named_devices(exchanges), options.num_replicas)
+        named = count if count is not None else max(_named_devices(stated), options.num_replicas)
         return Devices(options.num_replicas, -(-named // options.num_replicas))
     if count is None:
-        count = _named_devices(exchanges)
-        if exchanges:
+        count = _named_devices(stated)
+        if stated:
             message = f"the module does not say how many devices run it; its collectives name {count}"
             diagnostics.warning("stablehlo.devices-inferred", path, message, path=path)
-    partitioned = any(exchange.mode is IdMode.CROSS_PARTITION for exchange in exchanges)
+    partitioned = any(communication.mode is IdMode.CROSS_PARTITION for communication in stated)
     return Devices(1, count) if partitioned else Devices(count, 1)
 
 
-def _named_devices(exchanges: list[Exchange]) -> int:
+def _named_devices(communications: list[Communication]) -> int:
     """One more than the largest id in groups and pairs."""
     highest = 0
-    for exchange in exchanges:
-        if not isinstance(exchange, Collective):
-            highest = max(highest, *(rank for pair in exchange.pairs or ((0, 0),) for rank in pair))
+    for communication in communications:
+        if not isinstance(communication, Collective):
+            highest = max(highest, *(rank for pair in communication.pairs or ((0, 0),) for rank in pair))
         else:
-            highest = max(highest, highest_id(exchange.groups))
+            highest = max(highest, highest_id(communication.groups))
     return highest + 1
 
 
@@ -287,7 +277,7 @@ def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, 
     for function in frame.functions.values():
         function.walk(visit)
     rows = shared.signatures.rows
-    nodes, parts = global_nodes(entry, rows, shared.exchanges.rows, shardings)
+    nodes, parts = global_nodes(entry, rows, shared.communications.rows, shardings)
     if not nodes:
         return 0
     flops = sum(rows[entry.signature[node]].cost.flops for node in nodes)
@@ -390,7 +380,7 @@ def _empty(name: str) -> OpGraph:
 # bytecode that the child's MLIR has written: no byte of the input itself reaches a parser of this process.
 
 
-class Survivor(msgspec.Struct, frozen=True):
+class Sandboxed(msgspec.Struct, frozen=True):
     """A program that has been read: its form, as in :class:`~hespas.converters.stablehlo.program.Parsed`, and
     bytecode; or why it is none.
     """
@@ -406,17 +396,17 @@ class Survivor(msgspec.Struct, frozen=True):
 _REFUSALS = {kind.__name__: kind for kind in (FormatError, UnsupportedError, UsageError)}
 
 
-def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
+def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> Sandboxed:
     """Read a program in a child process. Raises what its parser says of it, ``FormatError`` where the child
     crashes, hangs or wants memory out of all proportion, ``UnsupportedError`` where it does not start.
 
     What else is wrong with the program comes out when it is read here.
     """
-    asked = msgspec.json.encode(
+    settings = msgspec.json.encode(
         (options.num_devices, options.num_replicas, options.locations, dict(options.dims))
     ).decode()
     try:
-        answer = run_contained(f"{__name__}:attempt", data, "jaxlib's parser", asked)
+        answer = run_sandboxed(f"{__name__}:parse_in_child", data, "jaxlib's parser", settings)
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
@@ -424,19 +414,19 @@ def survive(data: bytes, path: str, options: ReadOptions) -> Survivor:
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
         ) from None
-    found = msgspec.msgpack.decode(answer, type=Survivor)
+    found = msgspec.msgpack.decode(answer, type=Sandboxed)
     if found.error is not None:
         kind, message, position, remedy = found.error
         raise _REFUSALS[kind](message, path=path, position=position, hint=remedy)
     return found
 
 
-def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
-    """In the child: a :class:`Survivor`. The parser gets ``parser_bytes`` of memory; then the program is read
-    as it will be outside, so that what that takes is bounded too.
+def parse_in_child(data: bytes, parser_bytes: int, settings: str) -> bytes:
+    """In the child: a :class:`Sandboxed`. The parser gets ``parser_bytes`` of memory; then the program is
+    read as it will be outside, so that what that takes is bounded too.
     """
     num_devices, num_replicas, locations, dims = msgspec.json.decode(
-        asked, type=tuple[int | None, int | None, bool, dict[str, int]]
+        settings, type=tuple[int | None, int | None, bool, dict[str, int]]
     )
     bindings = load_bindings()
     try:
@@ -454,16 +444,16 @@ def attempt(data: bytes, parser_bytes: int, asked: str) -> bytes:
     bytecode = bindings.bytecode(parsed.module)
     try:
         read_here(data, "-", options, Diagnostics(), parse=lambda data, path, bindings: parsed)
-    except HespasError as error:  # is told, with all that comes before it, where it is read for good
+    except HespasError as error:  # is reported, with all that comes before it, when it is read for good
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
         if isinstance(error.__cause__, RuntimeError):  # memory that ran out here, and would not there
             return _refusal(error)
     return msgspec.msgpack.encode(
-        Survivor(parsed.form.value, parsed.producer, parsed.has_locations, bytecode)
+        Sandboxed(parsed.form.value, parsed.producer, parsed.has_locations, bytecode)
     )
 
 
 def _refusal(error: HespasError) -> bytes:
-    told = (type(error).__name__, error.message, error.position, error.hint)
-    return msgspec.msgpack.encode(Survivor(error=told))
+    fields = (type(error).__name__, error.message, error.position, error.hint)
+    return msgspec.msgpack.encode(Sandboxed(error=fields))

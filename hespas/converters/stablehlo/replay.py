@@ -330,7 +330,7 @@ def compare(flat: OpGraph, replayed: Replayed, written: OpGraph, diagnostics: Di
     wanted = known_sum(stated)
     if not abs(replayed.flops - wanted) <= _FLOPS_TOLERANCE * wanted and (replayed.flops or wanted > 0):
         message = (
-            f"replays in which XLA counts {replayed.flops:,.0f} FLOPs where the graph says {_said(stated)}: "
+            f"replays in which XLA counts {replayed.flops:,.0f} FLOPs where the graph says {_sum(stated)}: "
             "sums of all-reduce count there, and so does what ties operations together"
         )
         diagnostics.warning("stablehlo.replay-flops", flat.name, message)
@@ -357,7 +357,7 @@ def _compare_bytes(flat: OpGraph, written: OpGraph, diagnostics: Diagnostics) ->
     if np.isnan(wanted) or abs(made - wanted) <= _BYTES_TOLERANCE * wanted:
         return
     message = (
-        f"replays that move {made:,.0f} bytes where the graph says {_said(before)}: what ties operations "
+        f"replays that move {made:,.0f} bytes where the graph says {_sum(before)}: what ties operations "
         "together moves some, and others of the same types, or several, stand for an operation"
     )
     diagnostics.warning("stablehlo.replay-bytes", flat.name, message)
@@ -373,7 +373,7 @@ def _local_bytes(graph: OpGraph) -> FloatArray:
     return moved
 
 
-def _said(column: FloatArray) -> str:
+def _sum(column: FloatArray) -> str:
     """What a graph says of one figure: an unknown sum is not zero."""
     unknown = int(np.isnan(column).sum())
     if unknown == len(column):

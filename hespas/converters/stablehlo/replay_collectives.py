@@ -175,11 +175,7 @@ def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Val
 
 
 def _region_free(
-    node: Node,
-    link: Link,
-    op: str,
-    types: tuple[Sequence[Tensor], Sequence[Tensor]],
-    *attributes: str,
+    node: Node, link: Link, op: str, types: tuple[Sequence[Tensor], Sequence[Tensor]], *attributes: str
 ) -> list[Value]:
     """A collective without a reducer; ``types`` are those of operands and of results."""
     operands, results = types

@@ -19,17 +19,7 @@ from hespas.graph.tensors import dtype
 from hespas.programs.operations import broadcast_axes
 from hespas.programs.text import Tensor, Value, pretty, reduction
 
-__all__ = [
-    "F32",
-    "Binder",
-    "Contraction",
-    "Emitter",
-    "Node",
-    "Recipe",
-    "TensorList",
-    "stand_in",
-    "too_large",
-]
+__all__ = ["F32", "Binder", "Contraction", "Emitter", "Node", "Recipe", "TensorList", "stand_in", "too_large"]
 
 F32 = dtype("f32")
 _SEEDS = 1024
@@ -37,7 +27,7 @@ _NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
 def too_large(what: str, position: str | None = None) -> UnsupportedError:
-    """What a graph is told whose replay would have ``what``."""
+    """The refusal of a graph whose replay would have ``what``."""
     return UnsupportedError(
         f"a StableHLO replay of it has {what}",
         position=position,

@@ -86,12 +86,7 @@ def _results_from(node: Node, *, copies: bool) -> list[Value]:
 
 
 def made_from(
-    node: Node,
-    bound: Sequence[Value],
-    results: Sequence[Tensor],
-    *,
-    copies: bool,
-    used: Iterable[Value] = (),
+    node: Node, bound: Sequence[Value], results: Sequence[Tensor], *, copies: bool, used: Iterable[Value] = ()
 ) -> list[Value]:
     """Values of the given types, made of those a node is bound to; views of them unless ``copies``. The first
     waits for all that is neither ``used`` nor made something of, copies for the first.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.replica_groups import IdMode, normalise_groups, normalise_pairs
-from hespas.converters.stablehlo.communication import Collective, Exchange, Message
+from hespas.converters.stablehlo.communication import Collective, Communication, Message
 from hespas.converters.stablehlo.types import Signature
 from hespas.graph import (
     CollectiveTable,
@@ -121,12 +121,12 @@ class Slot:
 
 
 class Link(NamedTuple):
-    """A collective, permute, send or receive of a template: ``exchange`` is a row of the reader's exchange
-    list.
+    """A collective, permute, send or receive of a template: ``communication`` is a row of the
+    reader's list.
     """
 
     node: int
-    exchange: int
+    communication: int
 
 
 class Template:
@@ -317,7 +317,7 @@ class Scope:
             (first_region + row, base + producer, base + consumer)
             for row, producer, consumer in callee.carried
         )
-        template.links.extend(Link(base + link.node, link.exchange) for link in callee.links)
+        template.links.extend(Link(base + link.node, link.communication) for link in callee.links)
         for node, control in callee.control.items():
             inputs = [(base + dep,) if dep >= 0 else flows[-1 - dep] for dep in control]
             template.control[base + node] = self._deps(inputs, base + node)
@@ -508,15 +508,15 @@ class _Links:
         self._collectives: list[tuple[int, Collective, int]] = []
         self._messages: list[tuple[int, Message, int]] = []
         for link in sorted(template.links, key=lambda link: link.node):
-            self._take(link.node, shared.exchanges.rows[link.exchange])
+            self._take(link.node, shared.communications.rows[link.communication])
 
-    def _take(self, node: int, exchange: Exchange) -> None:
-        if isinstance(exchange, Collective):
+    def _take(self, node: int, communication: Communication) -> None:
+        if isinstance(communication, Collective):
             self.kinds[node] = int(NodeKind.COLLECTIVE)
-            self._collectives.append((node, exchange, self._groups(node, exchange)))
+            self._collectives.append((node, communication, self._groups(node, communication)))
             return
-        self.kinds[node] = int(exchange.kind)
-        self._messages.append((node, exchange, self._permutation(node, exchange)))
+        self.kinds[node] = int(communication.kind)
+        self._messages.append((node, communication, self._permutation(node, communication)))
 
     def _groups(self, node: int, stated: Collective) -> int:
         key = (stated.groups, stated.mode)

@@ -116,15 +116,15 @@ class TypeTable:
         name = str(kind.element_type)
         element, extra_bytes, is_bounded = find_dtype(name), 0, False
         expressed: DType | None = None
-        said: list[str] = []
+        encodings: list[str] = []
         quantised = read_quantised(name) if element is None else None
         if quantised is not None:
             element, extra_bytes, expressed = quantised
-            said.append(name)
+            encodings.append(name)
         if kind.encoding is not None:
             bounds = self._bounds(kind.encoding)
             if bounds is None:
-                said.append(str(kind.encoding))
+                encodings.append(str(kind.encoding))
             elif DYNAMIC in shape:
                 is_bounded = True
                 shape = [
@@ -135,7 +135,7 @@ class TypeTable:
             raise UnsupportedError(
                 f"a tensor of more than 2**63 elements: {quoted(str(kind))}", hint="correct the shape"
             )
-        encoding = self._strings.add(" ".join(said))
+        encoding = self._strings.add(" ".join(encodings))
         row = self.rows.add(element, shape, encoding=encoding, bounded=is_bounded, extra_bytes=extra_bytes)
         return TypeInfo((row,), (Tensor(element, tuple(shape), extra_bytes, expressed),), is_bounded)
 

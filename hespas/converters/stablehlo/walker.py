@@ -12,9 +12,9 @@ from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hespas.converters.stablehlo.communication import (
-    EXCHANGES,
+    COMMUNICATION,
     Collective,
-    ExchangeReader,
+    CommunicationReader,
     Message,
     entered_axes,
     manual_axes,
@@ -50,13 +50,7 @@ from hespas.graph.errors import FormatError, HespasError
 if TYPE_CHECKING:
     from hespas.converters.stablehlo.module import FunctionLibrary
 
-__all__ = [
-    "MAX_REGION_DEPTH",
-    "Handler",
-    "Plans",
-    "Shared",
-    "Walker",
-]
+__all__ = ["MAX_REGION_DEPTH", "Handler", "Plans", "Shared", "Walker"]
 
 MAX_REGION_DEPTH = 100
 _RETURNS = frozenset({"stablehlo.return", "func.return", "mhlo.return", "sdy.return", "mpmd.return"})
@@ -75,7 +69,7 @@ class Plans(dict[str, tuple[str, bool, bool]]):
 
     def __missing__(self, name: str) -> tuple[str, bool, bool]:
         canonical = table_name(name)
-        self[name] = plan = (canonical, canonical in self._described, canonical in EXCHANGES)
+        self[name] = plan = (canonical, canonical in self._described, canonical in COMMUNICATION)
         return plan
 
 
@@ -88,7 +82,7 @@ class Shared(NamedTuple):
     signatures: Signatures
     facts: FactReader
     plans: Plans
-    exchanges: ExchangeReader
+    communications: CommunicationReader
     trips: TripCounter
     locations: Locations
     diagnostics: Diagnostics
@@ -188,7 +182,7 @@ class Walker:
         entries = [environment[value] for value in op.operands]
         results = list(op.results)
         infos = tuple([types[value.type] for value in results])
-        canonical, is_described, is_exchange = self._plans[name]
+        canonical, is_described, communicates = self._plans[name]
         facts = self._facts(canonical, op) if is_described else None
         flows, operand_infos = _unzipped(entries)
         repeated = _repeated(entries) if len(entries) > 1 else ()
@@ -197,7 +191,7 @@ class Walker:
         made = (node,)
         for value, info in zip(results, infos, strict=True):
             environment[value] = (made, info)
-        if is_exchange:
+        if communicates:
             self._link(node, canonical, op, operand_infos, infos)
         return node
 
@@ -237,7 +231,7 @@ class Walker:
         reduction = "add" if canonical == "cross-replica-sum" else ""
         if canonical in _REDUCING and len(op.regions):
             reduction = shared.facts.body(op.regions[0]).name
-        row = shared.exchanges.row(canonical, op, operands, results, reduction)
+        row = shared.communications.row(canonical, op, operands, results, reduction)
         self.scope.template.links.append(Link(node, row))
 
     def _report(self, op: Operation, row: int) -> None:
@@ -264,8 +258,8 @@ class Walker:
                 "stablehlo.unknown-cost",
                 f"{target or op.name}: attributes do not say what it costs",
             )
-        told = f"{message}; its FLOPs are unknown, bytes of operands and results stand as a lower bound"
-        shared.diagnostics.warning(code, where, told, path=shared.path)
+        message += "; its FLOPs are unknown, bytes of operands and results stand as a lower bound"
+        shared.diagnostics.warning(code, where, message, path=shared.path)
 
 
 def _unzipped(entries: Sequence[tuple[Value, TypeInfo]]) -> tuple[tuple[Value, ...], tuple[TypeInfo, ...]]:
@@ -447,7 +441,7 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         rows.append(row)
         times.append(_duration_ns(walker, first, row))
         links = scope.template.links[first_link:]
-        exchanged.append(tuple(_kind(shared.exchanges.rows[link.exchange]) for link in links))
+        exchanged.append(tuple(_kind(shared.communications.rows[link.communication]) for link in links))
     kept = max(range(len(rows)), key=lambda place: times[place])
     for place, row in enumerate(rows):
         scope.set_trips(row, 1.0 if place == kept else 0.0)
@@ -484,10 +478,10 @@ def _tell(walker: Walker, op: Operation, kept: int, exchanged: Sequence[tuple[ob
         shared.diagnostics.warning("stablehlo.branch-collectives", where, message, path=shared.path)
 
 
-def _kind(exchange: Collective | Message) -> object:
-    if isinstance(exchange, Collective):
-        return (exchange.kind, exchange.groups, exchange.operand_bytes)
-    return (exchange.kind, exchange.pairs, exchange.comm_bytes)
+def _kind(communication: Collective | Message) -> object:
+    if isinstance(communication, Collective):
+        return (communication.kind, communication.groups, communication.operand_bytes)
+    return (communication.kind, communication.pairs, communication.comm_bytes)
 
 
 def _duration_ns(walker: Walker, first: int, row: int) -> float:

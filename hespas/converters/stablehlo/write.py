@@ -44,7 +44,7 @@ _ABSENT: dict[str, str] = {
     "trips": "trip counts that the program does not say are not in it",
     "extra": "attributes of other formats are not in a StableHLO program",
     "communicators": "process groups of the same ranks are one in a StableHLO program",
-    "attachments": "documents of other formats are not in a StableHLO program",
+    "attachments": "attachments of other formats are not in a StableHLO program",
 }
 
 
@@ -70,7 +70,7 @@ def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnost
     job = _Job(value, form, options.version, load_bindings(), diagnostics)
     programs = {index: job.program(index) for index in classes}
     _report_ranks(value, classes, options, diagnostics)
-    _report_metadata(value, programs[classes[0]].facts, diagnostics)
+    _report_metadata(value, programs[classes[0]].metadata, diagnostics)
     if len(classes) == 1:
         _put(path, programs[classes[0]].content, packed=name.endswith(".gz"))
         return
@@ -85,10 +85,10 @@ def _put(path: Path, content: bytes, *, packed: bool) -> None:
 
 
 class _Program(NamedTuple):
-    """A file's content, and the facts about the job that its reader finds in it."""
+    """A file's content, and the metadata that its reader finds in it."""
 
     content: bytes
-    facts: Mapping[str, str]
+    metadata: Mapping[str, str]
 
 
 class _Job(NamedTuple):
@@ -109,10 +109,10 @@ class _Job(NamedTuple):
             if original is not None:
                 _report_absent(graph.name, original.beyond, self.diagnostics)
                 same = self.form is original.form and not self.version
-                kept = {key: fact for key, fact in original.metadata.items() if same or key != "producer"}
+                kept = {key: text for key, text in original.metadata.items() if same or key != "producer"}
                 return _Program(self._in_form(original.data, original.form), kept)
-        text, facts = self._replay(index, reason)
-        return _Program(self._in_form(text.encode(), Form.TEXT), facts)
+        text, metadata = self._replay(index, reason)
+        return _Program(self._in_form(text.encode(), Form.TEXT), metadata)
 
     def _in_form(self, data: bytes, form: Form) -> bytes:
         return in_form(data, form, self.form, self.version, self.bindings)
@@ -241,11 +241,11 @@ def _listed(counts: Counter[str]) -> str:
     return f"{shown}, ..." if len(counts) > _FEW else shown
 
 
-def _report_metadata(workload: Workload, facts: Mapping[str, str], diagnostics: Diagnostics) -> None:
-    """Facts about the job that a reader of the program does not find, or finds otherwise."""
+def _report_metadata(workload: Workload, metadata: Mapping[str, str], diagnostics: Diagnostics) -> None:
+    """Metadata that a reader of the program does not find, or finds otherwise."""
     stated = workload.metadata.items()
-    lost = [key for key, fact in stated if key not in _OF_FILE and facts.get(key) != fact]
-    message = f"facts about the job are not in a StableHLO program: {', '.join(lost[:_FEW])}"
+    lost = [key for key, text in stated if key not in _OF_FILE and metadata.get(key) != text]
+    message = f"metadata is not in a StableHLO program: {', '.join(lost[:_FEW])}"
     diagnostics.info("stablehlo.metadata", workload.name, message, count=len(lost))
 
 

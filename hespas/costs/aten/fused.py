@@ -296,8 +296,8 @@ def _priced(
     out = dense(q.dtype, (*q.shape[:-1], sizes.value_head))
     logsumexp = dense(FLOAT32, (sizes.batch, sizes.heads, m))
     read = q.bytes + stored + (0.0 if bias is None else bias.bytes)
-    told = call.flag(layout.logsumexp_flag)
-    results = [out, logsumexp] if layout.logsumexp and told is not False else [out]
+    has_logsumexp = call.flag(layout.logsumexp_flag)
+    results = [out, logsumexp] if layout.logsumexp and has_logsumexp is not False else [out]
     if layout.backward:
         read += 2 * out.bytes + logsumexp.bytes
         results = [dense(each.dtype, each.shape) for each in qkv]

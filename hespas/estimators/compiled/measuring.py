@@ -89,8 +89,8 @@ class Measuring:
 
 
 def _key(machine: Machine, repeats: int, job: Job) -> str:
-    told = msgspec.json.encode(machine).decode()
-    return content_key((_METHOD, told, str(repeats), job.program, job.baseline))
+    identity = msgspec.json.encode(machine).decode()
+    return content_key((_METHOD, identity, str(repeats), job.program, job.baseline))
 
 
 def _job(unit: Unit, repeats: int, *, barrier: bool) -> Job:
@@ -244,7 +244,7 @@ def _listen(process: subprocess.Popen[bytes], answers: Queue[bytes]) -> None:
         answers.put(b"")
 
 
-# --- What the measuring process is asked and answers: one JSON document a line.
+# --- What the measuring process receives and answers: one JSON document a line.
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,14 +103,14 @@ class _Compiled:
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
         """The time of each operation of a table: products, elementwise operations and sums; others none."""
         found = Diagnostics() if diagnostics is None else diagnostics
-        asked = units_of_table(ops)
-        distinct = {unit: number for number, unit in enumerate(dict.fromkeys(filter(None, asked)))}
-        without = Counter(ops.op[row] or ops.kind[row] for row, unit in enumerate(asked) if unit is None)
+        units = units_of_table(ops)
+        distinct = {unit: number for number, unit in enumerate(dict.fromkeys(filter(None, units)))}
+        without = Counter(ops.op[row] or ops.kind[row] for row, unit in enumerate(units) if unit is None)
         _tell_uncovered(self.name, "table", without, found)
         times = np.full((3, len(ops)), np.nan)
         measured = self._measured(tuple(distinct), "table", device, found)
         if measured is not None:
-            for row, unit in enumerate(asked):
+            for row, unit in enumerate(units):
                 if unit is not None:
                     timing = measured.timings[distinct[unit]]
                     self._check(timing, ops.op[row] or ops.kind[row], "table", found)
@@ -188,11 +188,11 @@ def _tell_machine(
     machine = measured.machine
     clocks = sorted(each.clock_mhz for each in measured.timings if each.clock_mhz)
     at = f" at {clocks[len(clocks) // 2]:,.0f} MHz" if clocks else ""
-    told = f"{machine.device} ({machine.platform}, {machine.compiler}){at}"
-    diagnostics.info(f"{name}.measured", where, f"measured on {told}")
+    text = f"{machine.device} ({machine.platform}, {machine.compiler}){at}"
+    diagnostics.info(f"{name}.measured", where, f"measured on {text}")
     if not _is_same(machine, device):
-        text = f"times are of {told}, where this runs, not of {device.name}"
-        diagnostics.warning(f"{name}.other-device", where, text)
+        warning = f"times are of {text}, where this runs, not of {device.name}"
+        diagnostics.warning(f"{name}.other-device", where, warning)
 
 
 def _is_same(machine: Machine, device: Device) -> bool:

@@ -210,7 +210,7 @@ def units_of(graph: OpGraph, *, fused: bool) -> Units:
     """
     reader = _Reader(graph)
     wanted = reader.wanted
-    groups = _groups(graph, wanted) if fused else [(node,) for node, asked in enumerate(wanted) if asked]
+    groups = _groups(graph, wanted) if fused else [(node,) for node in np.flatnonzero(wanted).tolist()]
     number: dict[Unit, int] = {}
     members: list[tuple[int, tuple[int, ...]]] = []
     uncovered: Counter[str] = Counter()
@@ -317,10 +317,10 @@ class _Reader:
         results = [self.types[row] for row in self.results[node]]
         wanted = [self.types[row] for row in self.operands[node]]
         stated = [each for each in results if each is not None]
-        asked = [each for each in wanted if each is not None]
-        if len(stated) < len(results) or len(asked) < len(wanted):
+        known = [each for each in wanted if each is not None]
+        if len(stated) < len(results) or len(known) < len(wanted):
             return False
-        operands = self._bound(writing, node, asked, inside, repeats)
+        operands = self._bound(writing, node, known, inside, repeats)
         made = write_operation(self.names[self.op[node]], operands, stated, writing.names)
         if made is None:
             return False

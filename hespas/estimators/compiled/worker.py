@@ -35,11 +35,11 @@ _NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def serve(toolchain: Toolchain, asked: BinaryIO, answers: BinaryIO) -> None:
+def serve(toolchain: Toolchain, requests: BinaryIO, answers: BinaryIO) -> None:
     """Say who measures, then answer job by job until the input ends."""
     _say(answers, toolchain.machine())
     empty: dict[str, Slope] = {}
-    for line in asked:
+    for line in requests:
         job = msgspec.json.decode(line, type=Job)
         try:
             answer = _measured(toolchain, job, empty)
@@ -154,10 +154,10 @@ def clock_mhz() -> float:
     """The mean frequency of the processors that Linux tells of, 0 where nobody does."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+        clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     except (OSError, ValueError):
         return 0.0
-    return sum(told) / len(told) if told else 0.0
+    return sum(clocks) / len(clocks) if clocks else 0.0
 
 
 # --- The compilers, as the measuring process sees them: untyped packages behind one typed protocol.

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from hespas._version import __version__
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
-__all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
+__all__ = [
+    "COMPARISON_SCHEMA_ID",
+    "Change",
+    "Comparison",
+    "ComparisonDocument",
+    "compare_reports",
+    "comparison_json",
+]
 
-COMPARISON_SCHEMA_ID = "hespas.compare/1"
+COMPARISON_SCHEMA_ID: Final = "hespas.compare/1"
 _MOST_SOURCES = 5
 
 
@@ -120,8 +127,8 @@ class Comparison:
         return (*grown, *lacking)
 
 
-def compare_reports(base: Path, new: Path) -> Comparison:
-    """Compare two documents that ``accuracy --json`` wrote.
+def compare_reports(base: Path | bytes, new: Path | bytes) -> Comparison:
+    """Compare two documents that ``accuracy --json`` wrote: files, or what is in them.
 
     Raises ``FormatError`` for a file that is none, ``UsageError`` where they have nothing in common.
     """
@@ -130,10 +137,12 @@ def compare_reports(base: Path, new: Path) -> Comparison:
     base_of, new_of = _sources(one), _sources(two)
     shared = [key for key in before if key in after]
     if not shared:
-        raise UsageError("the reports have no figure in common", path=str(new), hint="compare like with like")
+        raise UsageError(
+            "the reports have no figure in common", path=_named(new), hint="compare like with like"
+        )
     return Comparison(
-        base=str(base),
-        new=str(new),
+        base=_named(base),
+        new=_named(new),
         changes=tuple(
             Change(what=what, figure=figure, before=before[what, figure], after=after[what, figure])
             for what, figure in shared
@@ -154,7 +163,11 @@ def _missing(sources: list[str], others: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(sources) - set(others))) if sources and others else ()
 
 
-def _figures_of(report: _Report, path: Path) -> dict[tuple[str, str], float]:
+def _named(report: Path | bytes) -> str:
+    return "a report in memory" if isinstance(report, bytes) else str(report)
+
+
+def _figures_of(report: _Report, path: Path | bytes) -> dict[tuple[str, str], float]:
     """The figures of a report. Raises ``FormatError`` where it says two things of one."""
     found: dict[tuple[str, str], float] = {}
     for key, value in _figures(report):
@@ -162,7 +175,7 @@ def _figures_of(report: _Report, path: Path) -> dict[tuple[str, str], float]:
             what, figure = key
             raise FormatError(
                 f"{figure} of {what} is {found[key]:.6g} in one row and {value:.6g} in another",
-                path=str(path),
+                path=_named(path),
                 hint="write it again with accuracy --json FILE",
             )
     return found
@@ -175,21 +188,23 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> None:
         raise ValueError(f"an object has the key {clipped(key)!r} twice")
 
 
-def _read(path: Path) -> _Report:
-    if not path.exists():
-        raise FormatError("no such file", path=str(path), hint="write it with accuracy --json FILE")
+def _read(path: Path | bytes) -> _Report:
+    if isinstance(path, Path) and not path.exists():
+        raise FormatError("no such file", path=_named(path), hint="write it with accuracy --json FILE")
     try:
-        data = read_document(path, limits().report_bytes, "a report")
+        data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path
         report = msgspec.json.decode(data, type=_Report)
         json.loads(data, object_pairs_hook=_no_repeats)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FormatError(
-            f"expected an accuracy report: {error}", path=str(path), hint="write it with accuracy --json FILE"
+            f"expected an accuracy report: {error}",
+            path=_named(path),
+            hint="write it with accuracy --json FILE",
         ) from error
     if report.schema != SCHEMA_ID:
         raise FormatError(
             f"expected schema {SCHEMA_ID!r}, found {report.schema[:80]!r}",
-            path=str(path),
+            path=_named(path),
             hint="write it with accuracy --json FILE",
         )
     return report
@@ -211,18 +226,44 @@ def _figures(report: _Report) -> Iterator[tuple[tuple[str, str], float]]:
             yield (what, "end to end"), abs(run.relative_error)
 
 
+class _Change(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    figure: Literal["MAPE", "median", "not covered", "end to end"]
+    before: Figure
+    after: Figure
+    difference: Annotated[Figure, msgspec.Meta(description="above 0 is worse")]
+
+
+class ComparisonDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate compare --json writes."""
+
+    schema: Literal["hespas.compare/1"] = COMPARISON_SCHEMA_ID
+    hespas_version: str = __version__
+    inputs: tuple[str, ...]
+    diagnostics: tuple[str, ...] = ()
+    max_regression: Figure
+    changes: list[_Change]
+    unlike: Annotated[
+        str, msgspec.Meta(description="a sentence where the reports are of different sources; else empty")
+    ]
+    only_base: tuple[str, ...]
+    only_new: tuple[str, ...]
+    regressions: list[_Change]
+
+
 def comparison_json(done: Comparison, limit: float) -> bytes:
     """The document ``hespas.compare/1`` as indented JSON that ends in a newline."""
-    document = {
-        "schema": COMPARISON_SCHEMA_ID,
-        "hespas_version": __version__,
-        "inputs": [done.base, done.new],
-        "diagnostics": list[str](),
-        "max_regression": limit,
-        "changes": [asdict(each) | {"difference": each.difference} for each in done.changes],
-        "unlike": done.unlike(),
-        "only_base": done.only_base,
-        "only_new": done.only_new,
-        "regressions": [asdict(each) | {"difference": each.difference} for each in done.regressions(limit)],
-    }
+    document = ComparisonDocument(
+        inputs=(done.base, done.new),
+        max_regression=limit,
+        changes=_rows(done.changes),
+        unlike=done.unlike(),
+        only_base=done.only_base,
+        only_new=done.only_new,
+        regressions=_rows(done.regressions(limit)),
+    )
     return document_bytes(document)
+
+
+def _rows(changes: Sequence[Change]) -> list[_Change]:
+    return [_Change(**asdict(each), difference=each.difference) for each in changes]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hespas.api import convert, validate
+from hespas.api import convert
 from hespas.converters import load_format
 from hespas.converters.format import Format, ReadOptions
 from hespas.converters.pytorch import FORMAT, FORMAT_ET
 from hespas.graph import ABSENT, Diagnostics, Severity, Workload
 from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.validators.checker import check
 from tests.converters.pytorch.traces import (
     Json,
     groups_node,
@@ -58,7 +59,7 @@ def _read(path: Path, num_devices: int | None, form: Format = FORMAT) -> tuple[W
 
 
 def _errors(path: Path) -> list[str]:
-    found = validate([path], profile="astra-sim")
+    found = check([path], profile="astra-sim")
     assert not found.unreadable
     return [each.code for each in found.violations if each.severity is Severity.ERROR]
 
@@ -73,7 +74,7 @@ def test_alone_it_is_no_job_and_says_so(tmp_path: Path) -> None:
     convert(folder, tmp_path / "out.et")
     again, _ = _read(tmp_path / "out.et", None, load_format("chakra"))
     assert again.rank_class.tolist() == workload.rank_class.tolist()
-    assert not validate([tmp_path / "out.et"]).inputs[0].complete
+    assert not check([tmp_path / "out.et"]).inputs[0].complete
 
 
 def test_on_request_all_ranks_do_what_it_did(tmp_path: Path) -> None:

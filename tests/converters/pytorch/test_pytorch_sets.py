@@ -13,10 +13,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hespas.api import convert, validate
+from hespas.api import convert
 from hespas.converters import sniff
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph, Severity, Workload
 from hespas.graph.passes import is_topological
+from hespas.validators.checker import check as check_paths
 from tests.converters.pytorch.traces import (
     DATA,
     Json,
@@ -95,7 +96,7 @@ def check(folder: Path, tmp_path: Path) -> tuple[Diagnostics, list[str]]:
     assert done.conservation is not None
     before, after = done.conservation.before.device_time_ns, done.conservation.after.device_time_ns
     assert before == pytest.approx(after, rel=0, abs=0, nan_ok=True)
-    result = validate([tmp_path / "out"], profile="astra-sim")
+    result = check_paths([tmp_path / "out"], profile="astra-sim")
     assert not result.unreadable
     return diagnostics, [each.message for each in result.violations if each.severity is Severity.ERROR]
 

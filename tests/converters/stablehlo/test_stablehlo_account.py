@@ -62,7 +62,7 @@ def test_facts_about_the_job_that_no_program_holds_are_reported(tmp_path: Path) 
     source = _stored(Workload.spmd(steps.graph(), RANKS, facts), tmp_path)
     found = api.convert(source, tmp_path / "a.mlir").diagnostics
     assert [each.message for each in found if each.code == "stablehlo.metadata"] == [
-        "facts about the job are not in a StableHLO program: model"
+        "metadata is not in a StableHLO program: model"
     ]
 
 

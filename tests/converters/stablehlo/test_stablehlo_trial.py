@@ -14,7 +14,7 @@ import pytest
 from hespas import api
 from hespas.converters.format import ReadOptions
 from hespas.converters.stablehlo.mlir import load_bindings
-from hespas.converters.stablehlo.reader import read_program, survive
+from hespas.converters.stablehlo.reader import parse_in_sandbox, read_program
 from hespas.graph import Diagnostics, Workload
 from hespas.graph.errors import FormatError
 
@@ -65,8 +65,8 @@ def test_a_parser_that_asks_for_gigabytes_is_told(name: str, tmp_path: Path) -> 
 def test_what_else_is_wrong_is_told_by_whoever_reads() -> None:
     """What the parser says is the child's word, what stands in the program is found by its reader."""
     with pytest.raises(FormatError, match=r"x.mlirbc: .*bytecode"):
-        survive(b"ML\xefR", "x.mlirbc", ReadOptions())
-    empty = survive(b"module {}", "x.mlir", ReadOptions())
+        parse_in_sandbox(b"ML\xefR", "x.mlirbc", ReadOptions())
+    empty = parse_in_sandbox(b"module {}", "x.mlir", ReadOptions())
     assert empty.form == "text"
     assert empty.bytecode.startswith(b"ML\xefR")
     with pytest.raises(FormatError, match=r"x.mlir: .*no function"):

@@ -44,7 +44,7 @@ from hespas.converters.chakra.writer import chosen_ranks, write_chakra
 from hespas.converters.format import ReadOptions, Value, WriteOptions
 from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint
-from hespas.graph import Diagnostics, Workload
+from hespas.graph import Diagnostic, Diagnostics, Workload
 from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
@@ -215,25 +215,14 @@ class _Findings(Diagnostics):
         self._copies = copies
         self._target = target
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        location: str,
-        message: str,
-        *,
-        path: str = "",
-        rank: int | None = None,
-        node: int | None = None,
-        count: int = 1,
-    ) -> None:
+    def record(self, diagnostic: Diagnostic, count: int) -> None:
         """Pass a finding on; that a copy is cut where its source is has been said."""
-        if code == "ET001" and self._copies.cut:
+        if diagnostic.code == "ET001" and self._copies.cut:
             return
         copies = self._copies
-        location = copies.named(copies.lines_for(location, Path(path).name))
-        path, message = copies.named(path), copies.named(message)
-        self._target.add(code, severity, location, message, path=path, rank=rank, node=node, count=count)
+        location = copies.named(copies.lines_for(diagnostic.location, Path(diagnostic.path).name))
+        path, message = copies.named(diagnostic.path), copies.named(diagnostic.message)
+        self._target.record(replace(diagnostic, location=location, path=path, message=message), count)
 
 
 # --- Writing: ``NAME.{rank}.json`` and ``comm_group.json`` in a folder, or one file.

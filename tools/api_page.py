@@ -1,0 +1,131 @@
+"""The page of the Python interface, ``docs/api.md``, from its docstrings: ``python -m tools.api_page``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hespas
+from hespas.api import Result
+
+__all__ = ["PAGE", "api_document", "main"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+_WIDEST = 100
+_SPELLED = {
+    "_Path": "str | Path",
+    "_Progress": "Callable[[int, int], None]",
+    "Value": "Workload | Profile",
+    "Rules": "Literal['chakra', 'astra-sim']",
+}
+"""Names of types that only the source has -> what they stand for."""
+_INTRODUCTION = """# The Python interface
+
+Made by `python -m tools.api_page` from the docstrings; do not edit.
+
+There is one function per command. It takes paths, or values that were read already, and gives one result,
+which tells itself in a line (`repr`), as a table (`to_pandas()`) and as the document that the command writes
+with `--json` (`to_json()` and `to_dict()`); a notebook shows the line and the beginning of the table. Errors
+are those of `hespas.graph.errors`: what is at fault, where, and what to do. What is found on the way is added
+to `diagnostics`, a `hespas.graph.Diagnostics`; `options` of readers and writers are those of
+`hespas.converters`.
+
+```python
+import hespas
+
+hespas.check("step.mlir")  # <CheckReport: step.mlir, valid, 0 violations>
+workload = hespas.read("step.mlir")  # a value: read once, used often
+hespas.simulate(workload, "H100-SXM").step_ns
+hespas.estimate(workload, "H100-SXM").to_pandas()  # one row per operation
+hespas.convert(workload, "traces/", hardware="H100-SXM")
+report = hespas.accuracy("trace.json.gz", hardware="H100-SXM")
+report.write("out")  # report.html, .json, .csv and .md
+hespas.calibrate("H100-SXM", table="measured.csv").write("my-h100.toml")
+```
+"""
+
+
+def _plain(doc: str | None) -> str:
+    """A docstring as Markdown: literals and references in one pair of backquotes."""
+    text = inspect.cleandoc(doc or "")
+    text = re.sub(r":\w+:`~?([^`]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", text)
+    return text.replace("``", "`")
+
+
+def _signature(name: str, function: Any) -> str:
+    """The signature as it is written: on one line, or a line per parameter."""
+    signature = inspect.signature(function)
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        stated = "" if parameter.annotation is inspect.Parameter.empty else f": {parameter.annotation}"
+        shown = repr(parameter.default)
+        parts.append(
+            f"{parameter.name}{stated}"
+            + ("" if parameter.default is inspect.Parameter.empty else f" = {shown}")
+        )
+    after = (
+        "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
+    )
+    for alias, spelled in _SPELLED.items():
+        parts = [re.sub(rf"\b{alias}\b", spelled, part) for part in parts]
+    line = f"{name}({', '.join(parts)}){after}"
+    if len(line) <= _WIDEST:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts if part) + f"){after}"
+
+
+def _functions() -> Iterator[tuple[str, Any]]:
+    for name in hespas.__all__:
+        if not name.startswith("_"):
+            yield name, getattr(hespas, name)
+
+
+def _result_classes() -> dict[str, type[Result]]:
+    """The classes that functions give, in the order of the functions."""
+    found: dict[str, type[Result]] = {}
+    for _, function in _functions():
+        given = str(inspect.signature(function).return_annotation)
+        kind = getattr(hespas.api, given, None)
+        if isinstance(kind, type) and issubclass(kind, Result):
+            found[given] = kind
+    return found
+
+
+def _members(kind: type[Result]) -> Iterator[str]:
+    """What a result has beside what all have: fields, properties and methods of its own class."""
+    for name, member in vars(kind).items():
+        if name.startswith("_") or name in {"told", "to_json"}:
+            continue
+        if isinstance(member, property):
+            yield f"- `{name}`: {_plain(member.__doc__)}"
+        elif inspect.isfunction(member):
+            inside = ", ".join(list(inspect.signature(member).parameters)[1:])
+            yield f"- `{name}({inside})`: {_plain(member.__doc__)}"
+
+
+def api_document() -> str:
+    """The page."""
+    parts = [_INTRODUCTION]
+    for name, function in _functions():
+        signature = _signature(name, function)
+        parts.append(f"## hespas.{name}\n\n```python\n{signature}\n```\n\n{_plain(function.__doc__)}\n")
+    parts.append("## Results\n")
+    for name, kind in _result_classes().items():
+        fields = ", ".join(f"`{each}`" for each in getattr(kind, "__dataclass_fields__", {}))
+        members = "".join(f"{line}\n" for line in _members(kind))
+        parts.append(f"### {name}\n\n{_plain(kind.__doc__)}\n\nFields: {fields}.\n\n{members}")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(api_document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
