@@ -6,10 +6,23 @@ operation runs at. Measuring this machine lives in :mod:`hespas.hardware.measure
 
 from __future__ import annotations
 
-from hespas.hardware.encode import device_to_toml, write_device
-from hespas.hardware.fit import ANY, Fit, FitBand, FitError, FitParameter, FitRange
+from hespas.hardware.device_file import device_to_toml, write_device
 from hespas.hardware.library import canonical, device_names, find, load_device, named_device
-from hespas.hardware.model import Device, Efficiency, Link, Memory, Peak, Source, SystolicArray
+from hespas.hardware.model import (
+    ANY,
+    Device,
+    Efficiency,
+    Fit,
+    FitBand,
+    FitError,
+    FitParameter,
+    FitRange,
+    Link,
+    Memory,
+    Peak,
+    Source,
+    SystolicArray,
+)
 from hespas.hardware.peaks import PeakChoice, peak_for, product_peak
 
 __all__ = [

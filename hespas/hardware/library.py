@@ -10,8 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from hespas.graph.errors import FormatError, UsageError, clipped
-from hespas.hardware.decode import read_device
-from hespas.hardware.fits_file import has_shipped_fits
+from hespas.hardware.device_file import has_shipped_fits, read_device
 from hespas.hardware.model import Device
 
 __all__ = [

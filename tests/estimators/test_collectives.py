@@ -33,7 +33,7 @@ from hespas.graph import (
     StridedGroups,
 )
 from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange, load_device
-from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.hardware.device_file import fits_to_toml, read_fits
 from hespas.operations import Labels, Operations, build
 
 H100 = load_device("H100-SXM")

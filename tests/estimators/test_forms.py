@@ -19,7 +19,7 @@ from hespas.estimators.forms import (
     soft_max,
 )
 from hespas.hardware import load_device
-from hespas.hardware.forms import FORM_PARAMETERS, LATER_PARAMETERS
+from hespas.hardware.model import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
 
 MACHINE = Machine(

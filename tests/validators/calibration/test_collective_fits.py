@@ -11,7 +11,7 @@ import pytest
 from hespas.estimators.collectives import Collectives, Layout, Line, lines_of
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.fits_file import fits_to_toml, read_fits
+from hespas.hardware.device_file import fits_to_toml, read_fits
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, build
 from hespas.validators.calibration.collectives import fit_collectives
