@@ -41,9 +41,9 @@ __all__ = [
 
 # --- How much an input may ask for: every limit of the readers and writers, in one place.
 #
-# ``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, states how many bytes of
-# one input are trusted: it raises every limit in bytes that lies below it, of this process and its children.
-# Native parsers then get what an input of that size would.
+# ``HESPAS_MAX_INPUT_BYTES`` in the environment, or ``--max-input-bytes`` of a command, states how many bytes
+# of one input are trusted: it raises every limit in bytes that lies below it, of this process and its
+# children. Native parsers then get what an input of that size would.
 
 VARIABLE = "HESPAS_MAX_INPUT_BYTES"
 """The environment variable that raises the limits in bytes."""
