@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,12 +21,13 @@ from hespas.estimators.registry import (
     Estimator,
     OperationModel,
     Prediction,
+    for_job,
     load_estimator,
     operations_on,
     takes_no_time,
 )
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device
 from hespas.hardware.reader import read_table
@@ -162,12 +163,29 @@ class _Answer:
         silent = np.full(rows, -1, np.int8)
         return cls(np.full((3, rows), np.nan), silent, silent.copy())
 
-    def take(self, rows: BoolArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
-        """Keep what a model says of some rows, where it says something."""
-        heard = np.flatnonzero(rows & ~np.isnan(times[0]))
-        self.times[:, heard] = times[:, heard]
-        self.said_by[heard] = who
-        self.bound[heard] = bound if isinstance(bound, int) else bound[heard]
+    def take(self, rows: IntArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
+        """Keep what a model says of some rows, where it says something; ``times`` of shape ``(3, rows)``."""
+        heard = ~np.isnan(times[0])
+        at = rows[heard]
+        self.times[:, at] = times[:, heard]
+        self.said_by[at] = who
+        self.bound[at] = bound if isinstance(bound, int) else bound[heard]
+
+    def ask(
+        self,
+        who: int,
+        model: OperationModel,
+        ops: Operations,
+        wanted: BoolArray,
+        *,
+        device: Device,
+        heard: Diagnostics,
+    ) -> None:
+        """What a model of operations says of those that are wanted and have no time yet."""
+        rows = np.flatnonzero(wanted & np.isnan(self.times[0]))
+        if len(rows):
+            said = model.predict(ops.take(rows), device, heard)
+            self.take(rows, np.stack((said.duration_ns, said.low_ns, said.high_ns)), who, _MODEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +240,7 @@ class Composite:
             raise UsageError("composite: an order and a file of one", hint="give order= or path=, not both")
         stated = Order(default=split_order(self.order)) if self.order else _DEFAULT
         plan = read_order(self.path) if self.path else stated
-        models = tuple(_for_ranks(load_estimator(each), self.num_ranks) for each in plan.spellings())
+        models = tuple(for_job(load_estimator(each), self.num_ranks) for each in plan.spellings())
         object.__setattr__(self, "_plan", plan)
         object.__setattr__(self, "_models", models)
 
@@ -243,14 +261,19 @@ class Composite:
         bounds = ["free", "model"]
         panel = self._panel(device)
         for last, wanted, who in panel.steps(distinct):
-            model = panel.models[who]
-            missing = wanted & needed & np.isnan(of_ops.times[0])
+            model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
-                _ask(model, distinct, missing, (of_ops, who), (device, found, last))
-                continue
-            open_nodes = missing[place] & np.isnan(of_nodes.times[0]) & ~free
-            if open_nodes.any():
-                _ask_graph(model, graph, open_nodes, (of_nodes, who, bounds), (device, found, last))
+                of_ops.ask(who, model, distinct, wanted & needed, device=device, heard=heard)
+            else:
+                missing = (wanted & needed & np.isnan(of_ops.times[0]))[place]
+                nodes = np.flatnonzero(missing & np.isnan(of_nodes.times[0]) & ~free)
+                if len(nodes):
+                    said = model.estimate(graph, device, heard)
+                    bounds += [name for name in said.bounds if name not in bounds]
+                    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
+                    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+                    of_nodes.take(nodes, times[:, nodes], who, number[said.bound[nodes]])
+            _pass_on(heard, found, last)
         by_node = ~np.isnan(of_nodes.times[0])
         times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, place]))
         said_by = np.where(by_node, of_nodes.said_by, of_ops.said_by[place])
@@ -283,17 +306,19 @@ class Composite:
         answer = _Answer.nothing(len(distinct))
         panel = self._panel(device)
         for last, wanted, who in panel.steps(distinct):
-            model = panel.models[who]
+            model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel):
-                missing = wanted & np.isnan(answer.times[0])
-                _ask(model, distinct, missing, (answer, who), (device, found, last))
-        return Prediction(
-            duration_ns=answer.times[0][place],
-            low_ns=answer.times[1][place],
-            high_ns=answer.times[2][place],
+                answer.ask(who, model, distinct, wanted, device=device, heard=heard)
+                _pass_on(heard, found, last)
+        duration_ns, low_ns, high_ns = answer.times
+        said = Prediction(
+            duration_ns=duration_ns,
+            low_ns=low_ns,
+            high_ns=high_ns,
             models=panel.names,
-            said_by=answer.said_by[place],
+            said_by=answer.said_by,
         )
+        return said.take(place)
 
     def _panel(self, device: Device) -> _Panel:
         """Who is asked: what a user's own device file brings comes first, where nobody said."""
@@ -308,55 +333,8 @@ class Composite:
             orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
             if first:
                 spellings = (*spellings, _OWN_MODELS)
-                models = (*models, _for_ranks(load_estimator(_OWN_MODELS), self.num_ranks))
+                models = (*models, for_job(load_estimator(_OWN_MODELS), self.num_ranks))
         return _Panel(spellings=spellings, models=models, of_kind=orders)
-
-
-def _for_ranks(model: Estimator, num_ranks: int) -> Estimator:
-    """A model that knows the number of ranks, if it wants to."""
-    candidate: object = model
-    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
-        return model
-    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
-
-
-def _ask(
-    model: OperationModel,
-    ops: Operations,
-    rows: BoolArray,
-    put: tuple[_Answer, int],
-    tell: tuple[Device, Diagnostics, bool],
-) -> None:
-    """Ask a model of operations about some of them."""
-    device, found, last = tell
-    asked = np.flatnonzero(rows)
-    if not len(asked):
-        return
-    heard = Diagnostics()
-    said = model.predict(ops.take(asked), device, heard)
-    times = np.full((3, len(ops)), np.nan)
-    times[:, asked] = np.stack((said.duration_ns, said.low_ns, said.high_ns))
-    put[0].take(rows, times, put[1], _MODEL)
-    _pass_on(heard, found, last)
-
-
-def _ask_graph(
-    model: Estimator,
-    graph: OpGraph,
-    rows: BoolArray,
-    put: tuple[_Answer, int, list[str]],
-    tell: tuple[Device, Diagnostics, bool],
-) -> None:
-    """Ask a model of graphs, and keep what it says of some nodes."""
-    device, found, last = tell
-    answer, who, bounds = put
-    heard = Diagnostics()
-    said = model.estimate(graph, device, heard)
-    bounds += [name for name in said.bounds if name not in bounds]
-    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
-    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
-    answer.take(rows, times, who, number[said.bound])
-    _pass_on(heard, found, last)
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from hespas.files.limits import limits
-from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, same_file
+from hespas.files.streams import PackedInput, damage_errors, limits, open_input, open_regular, same_file
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.operations import Labels
@@ -99,6 +98,10 @@ class Columns:
             return np.asarray(column.astype("float64").to_numpy(), np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise self._no_numbers(name, str(error)) from error
+
+    def sizes(self, **names: str) -> dict[str, FloatArray]:
+        """Columns of numbers by what they are of an operation."""
+        return {size: self.numbers(name) for size, name in names.items()}
 
     def _no_numbers(self, name: str, why: str) -> FormatError:
         """The error, with the first row that holds something else than a number."""
