@@ -42,7 +42,7 @@ from hespas.converters.stablehlo.template import (
     flatten,
 )
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable, table_name
-from hespas.costs import FREE, branch_ns, is_known_target
+from hespas.costs import FREE, branch_ns
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
@@ -236,6 +236,8 @@ class Walker:
 
     def _report(self, op: Operation, row: int) -> None:
         """Say why figures of a signature are unknown or bounds."""
+        from hespas.costs.custom_calls import is_known_target
+
         shared, signature = self.shared, self.shared.signatures.rows[row]
         where = shared.where(op)
         if signature.is_bounded:
