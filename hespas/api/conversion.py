@@ -289,7 +289,7 @@ def _prepared(
 def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
     target = _format_of(destination, name)
-    check_version(version, target.write_versions, target.name, "--to-version")
+    check_version(version, target.write_versions, target.name, "`target_version`")
     check_streams(source, destination)
     if destination != STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
@@ -408,13 +408,13 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
         return range(workload.num_ranks)
     if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
         raise UsageError(
-            f"--ranks {ranks.start}-{ranks.stop - 1} is outside the job's ranks 0-{workload.num_ranks - 1}",
-            hint="--num-devices states the number of ranks where the program does not",
+            f"`ranks={ranks.start}-{ranks.stop - 1}` is outside the job's ranks 0-{workload.num_ranks - 1}",
+            hint="`num_devices` states the number of ranks where the program does not",
         )
     here = sum(workload.sizes_within(ranks))
     if here < len(ranks):
         raise UsageError(
-            f"--ranks {ranks.start}-{ranks.stop - 1}: {len(ranks) - here} of them are not in the input, "
+            f"`ranks={ranks.start}-{ranks.stop - 1}`: {len(ranks) - here} of them are not in the input, "
             f"which holds {workload.num_present} of the job's {workload.num_ranks} ranks (the first is rank "
             f"{int(workload.present[0])})",
             hint="choose among these, or give the whole set",

@@ -87,7 +87,7 @@ def read(
     if chosen.read is None:
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
     settings = options or ReadOptions()
-    check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
+    check_version(settings.version, chosen.read_versions, chosen.name, "`source_version`")
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_unread_files(source, chosen, found)
     element = _default_dtype(settings.default_dtype)
@@ -95,7 +95,7 @@ def read(
         raise UsageError(
             f"format {chosen.name!r} has no symbolic dimensions",
             path=str(source),
-            hint="leave --dim out: it is for StableHLO programs",
+            hint="leave `dims` out: it is for StableHLO programs",
         )
     value = chosen.read(source, settings, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
@@ -184,7 +184,7 @@ def write(
             hint="record what the device does too; hespas view SOURCE shows what there is",
         )
     settings = options or WriteOptions()
-    check_version(settings.version, chosen.write_versions, chosen.name, "--to-version")
+    check_version(settings.version, chosen.write_versions, chosen.name, "`target_version`")
     settings = replace(
         settings,
         name=settings.name or destination.name,
@@ -313,7 +313,7 @@ def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
                     raise FormatError(
                         f"standard input goes on past {most:,} bytes, the limit",
                         path=STANDARD_STREAM,
-                        hint=f"if you trust it, {VARIABLE} (or --max-input-bytes) raises the limit",
+                        hint=f"if you trust it, {VARIABLE} (or `max_input_bytes`) raises the limit",
                     )
                 if taken - len(part) < _BEGINNING_BYTES <= taken:
                     copy.flush()

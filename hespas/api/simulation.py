@@ -306,7 +306,7 @@ def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False)
     if beside and suffix == _TABLE:
         raise UsageError(
             "a table holds one run, nothing beside it", path=str(path),
-            hint="name it FILE.json or FILE.pftrace, or leave out --beside",
+            hint="name it FILE.json or FILE.pftrace, or leave out `beside`",
         )  # fmt: skip
     if path.is_dir():
         raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")

@@ -70,7 +70,7 @@ class PackedInput:
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
         """Read an open file, which is closed with this, from its start. ``path`` is how errors call it,
-        ``code`` is put before what is said of a bomb.
+        ``code`` is that of an error about a bomb.
         """
         self._path = path
         self._raw = stream
@@ -90,7 +90,8 @@ class PackedInput:
         allowed = max(bounds.packed_free_bytes, bounds.packed_ratio * self._raw.tell())
         if self.done > min(self._most, allowed):
             raise FormatError(
-                f"{self._code}decompresses to more than {min(self._most, allowed):,} bytes",
+                f"decompresses to more than {min(self._most, allowed):,} bytes",
+                code=self._code,
                 path=str(self._path),
                 hint=f"if you trust it: decompress it yourself, or set {VARIABLE}",
             )

@@ -459,7 +459,7 @@ def ranks_of_one(
         return _for_all(graph, number, asked, diagnostics, path)
     if recorded > 1:
         remedy = (
-            f"--num-devices {recorded} takes it that all ranks do what this one did"
+            f"`num_devices={recorded}` takes it that all ranks do what this one did"
             if _stands_for(graph, recorded)
             else "give the traces of all ranks for one"
         )
@@ -506,7 +506,7 @@ def _for_all(
             f"the trace of rank {number} cannot stand for {world:,} ranks: it does not always talk with all "
             "of them, and with no others",
             path=path, position="process groups and messages",
-            hint="give the traces of all ranks, or leave --num-devices out",
+            hint="give the traces of all ranks, or leave `num_devices` out",
         )  # fmt: skip
     diagnostics.warning(
         "pytorch.one-rank-for-all", path,

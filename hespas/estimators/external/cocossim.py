@@ -53,7 +53,7 @@ class Cocossim(External):
 
     def available(self) -> Availability:
         """Whether the program is there."""
-        install = "build COCOSSim and name its program: --estimator cocossim:command=PATH/perf_model"
+        install = "build COCOSSim and name its program: `estimator=cocossim:command=PATH/perf_model`"
         return binary_availability(self.command, _PROGRAM, install)
 
     def configured(self, device: Device) -> str:
@@ -82,7 +82,7 @@ class Cocossim(External):
         elif shape is not None:
             rows, columns = shape.rows, shape.columns
         else:
-            hint = "--estimator cocossim:array=128x128"
+            hint = "`estimator=cocossim:array=128x128`"
             raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
         if rows != columns:
             raise UsageError(f"cocossim: arrays are square, not {rows}x{columns}")

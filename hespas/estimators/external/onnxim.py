@@ -50,7 +50,7 @@ class Onnxim(External):
     def available(self) -> Availability:
         """Whether the program is there."""
         install = (
-            "build ONNXim and name its program: --estimator onnxim:command=PATH/Simulator,config=FILE.json"
+            "build ONNXim and name its program: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
         )
         return binary_availability(self.command, _PROGRAM, install)
 
@@ -94,7 +94,7 @@ class Onnxim(External):
 
     def _config(self) -> bytes:
         if not self.config:
-            hint = "--estimator onnxim:command=PATH/Simulator,config=FILE.json"
+            hint = "`estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
             raise UsageError("onnxim: a configuration is needed", hint=hint)
         return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")
 

@@ -278,7 +278,7 @@ def accuracy_of_tables(
     if not cases:
         raise UsageError(
             f"no row of split {split!r} is of {', '.join(device.name for device in devices.values())}",
-            hint="name another --split or --hardware",
+            hint="name another `split` or `hardware`",
         )
     return Accuracy(
         inputs=tuple(inputs),
@@ -302,7 +302,7 @@ def model_of_operations(spelling: str) -> OperationModel:
     if not isinstance(model, OperationModel):
         raise UsageError(
             f"estimator {model.name!r} speaks of programs, not of the operations of a table",
-            hint="give --measured and --workload, or another --estimator",
+            hint="give `measured` and `workload`, or another `estimator`",
         )
     return model
 
@@ -332,7 +332,7 @@ def devices_of_tables(
     if not known:
         raise UsageError(
             f"no hardware file for {', '.join(missing) or 'the table: it names no device'}",
-            hint="give --hardware FILE.toml whose name or aliases are those of the table",
+            hint="give `hardware=FILE.toml` whose name or aliases are those of the table",
         )
     if missing:
         count = sum(len(table.hardware.where(*missing)) for table in tables)
