@@ -66,6 +66,7 @@ docs: $(VENV)/.installed-jax
 	$(BIN)/python -m tools.recorded
 	$(BIN)/python -m tools.generate
 	$(BIN)/python -m tools.roundtrip
+	$(BIN)/python -m tools.schemas
 	$(BIN)/python -m tools.api_page
 
 # Of Python 3.11, the oldest that is supported: what is pinned is there for later ones too.

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire.codec import read_columns, write_columns
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.writer import write_chakra
 from hespas.converters.format import WriteOptions
 from hespas.graph import (

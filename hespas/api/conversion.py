@@ -21,6 +21,7 @@ from hespas.api.io import (
     check_streams,
     check_version,
     findings,
+    json_of,
     read,
     spooled_input,
     spooled_output,
@@ -46,7 +47,7 @@ from hespas.converters import (
     is_flat,
     load_format,
 )
-from hespas.files.documents import Figure, document_bytes
+from hespas.files.documents import Figure
 from hespas.files.output import check_destination
 from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
@@ -184,7 +185,7 @@ class Conversion(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--log-json``: ``hespas.convert/1``."""
-        return document_bytes(conversion_document(self))
+        return json_of(conversion_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per figure that a conversion conserves: before, after."""

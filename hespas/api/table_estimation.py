@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, put, row_of
+from hespas.api.io import Document, Result, findings, json_of, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
-from hespas.files.documents import Figure, document_bytes, inert, inert_cell
+from hespas.files.documents import Figure, inert, inert_cell
 from hespas.graph import Diagnostics
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
 from hespas.graph.passes import known_sum
 from hespas.hardware import Device, load_device
@@ -35,13 +35,6 @@ __all__ = [
     "table_estimate_document",
     "write_table_estimates",
 ]
-
-
-@runtime_checkable
-class _Predicts(Protocol):
-    def predict(
-        self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
-    ) -> Prediction: ...
 
 
 @runtime_checkable
@@ -72,7 +65,7 @@ class TableEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate_table/1``."""
-        return document_bytes(table_estimate_document(self))
+        return json_of(table_estimate_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per row of the table: the columns that ``--out`` adds to it."""
@@ -115,7 +108,7 @@ def estimate_table(
 
     device, model = load_device(hardware), load_estimator(estimator)
     candidate: object = model
-    if not isinstance(candidate, _Predicts):
+    if not isinstance(candidate, OperationModel):
         raise UnsupportedError(
             f"estimator {model.name!r} takes programs, not tables",
             hint=f"one of: {', '.join(_names_for_tables())}",
@@ -134,21 +127,6 @@ def _names_for_tables() -> list[str]:
     """Registered estimators that can be used here and take operations one by one."""
     usable = (listed.name for listed in list_estimators() if listed.available)
     return [name for name in usable if callable(getattr(estimator_factory(name), "predict", None))]
-
-
-def _asked_once(
-    model: OperationModel | _Predicts, ops: Operations, device: Device, diagnostics: Diagnostics
-) -> Prediction:
-    """What a model says of operations, equal ones asked once."""
-    distinct, place = ops.distinct()
-    said = model.predict(distinct, device, diagnostics)
-    return Prediction(
-        duration_ns=said.duration_ns[place],
-        low_ns=said.low_ns[place],
-        high_ns=said.high_ns[place],
-        models=said.models,
-        said_by=said.said_by[place],
-    )
 
 
 @dataclass(slots=True)
@@ -175,15 +153,21 @@ class _Collected:
     times: list[Prediction] = field(default_factory=list[Prediction])
     cycles: list[FloatArray] = field(default_factory=list[FloatArray])
 
-    def add(self, asked: AskedOperations, model: _Predicts, device: Device, found: Diagnostics) -> None:
+    def add(self, asked: AskedOperations, model: OperationModel, device: Device, found: Diagnostics) -> None:
         """Ask about some rows."""
         count = len(asked.ops)
         rows = np.flatnonzero(asked.kept)
         text = "rows stand for no operation: no duration"
         found.warning("table.no-operation", self.path.name, text, count=count - len(rows))
         ops = asked.ops.take(rows)
-        said = _of_all(_asked_once(model, ops, device, found), rows, count)
-        cycles = _spread(model.cycles(ops, device), rows, count) if isinstance(model, _CountsCycles) else None
+        distinct, place = ops.distinct()
+        of_row = np.full(count, -1, np.int64)
+        of_row[rows] = place
+        said = model.predict(distinct, device, found).take(of_row)
+        cycles = None
+        if isinstance(model, _CountsCycles):
+            cycles = np.full(count, np.nan)
+            cycles[rows] = model.cycles(ops, device)
         self.rows += count
         self.assumed_dtype = asked.assumed_dtype
         self._sum(asked.ops, said, cycles)
@@ -240,25 +224,6 @@ def _total(kind: str, dtype: str, sums: _Sums) -> KindTotals:
         duration_ns=time,
         cycles=cycles,
         estimators=tuple(sums.speakers),
-    )
-
-
-def _spread(values: FloatArray, rows: IntArray, count: int) -> FloatArray:
-    found = np.full(count, np.nan)
-    found[rows] = values
-    return found
-
-
-def _of_all(said: Prediction, rows: IntArray, count: int) -> Prediction:
-    """A prediction of some rows as one of all."""
-    said_by = np.full(count, -1, np.int8)
-    said_by[rows] = said.said_by
-    return Prediction(
-        duration_ns=_spread(said.duration_ns, rows, count),
-        low_ns=_spread(said.low_ns, rows, count),
-        high_ns=_spread(said.high_ns, rows, count),
-        models=said.models,
-        said_by=said_by,
     )
 
 

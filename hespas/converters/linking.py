@@ -237,11 +237,14 @@ class Pairs:
     orphans: int
 
 
-def pair(track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_]) -> Pairs:
+def pair(
+    track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_], chosen: IntArray | None = None
+) -> Pairs:
     """Match each end with the last begin of its track that has none yet, in the order of time (of equal
-    times: as they stand). O(events log events).
+    times: as they stand). Only the rows ``chosen`` (None: all) take part. O(events log events).
     """
-    order = np.lexsort((time_ns, track))
+    rows_in_play = np.arange(len(track)) if chosen is None else chosen
+    order = rows_in_play[np.lexsort((time_ns[rows_in_play], track[rows_in_play]))]
     opened: list[int] = []
     current = -1
     begin: list[int] = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, PREFILL, form_time_ns, machine_of
 from hespas.estimators.rates import rate_flops_per_s
-from hespas.estimators.registry import Prediction, estimate_by_operation
+from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
@@ -326,12 +326,4 @@ def _time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) -
     if form is None or any(each.name not in values for each in form.parameters):
         return np.full((3, len(ops)), np.nan)
     time = form_time_ns(form, values, ops, machine_of(device, ops.kind[0], scheme))
-    if not fit.bands:
-        return np.stack((time, np.full(len(ops), np.nan), np.full(len(ops), np.nan)))
-    tops = np.array([band.up_to_ns for band in fit.bands])
-    band = np.minimum(np.searchsorted(tops, time), len(tops) - 1)
-    widening = 1 + _PER_DOUBLING * doublings_beyond(fit, ops)
-    with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
-        low = np.array([each.low for each in fit.bands])[band] ** widening
-        high = np.array([each.high for each in fit.bands])[band] ** widening
-        return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
+    return with_bands(fit, time, 1 + _PER_DOUBLING * doublings_beyond(fit, ops))

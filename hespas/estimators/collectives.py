@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.estimators.registry import Prediction, estimate_by_operation
+from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
@@ -172,7 +172,8 @@ def _by_fit(fit: Fit, asked: _Question) -> FloatArray:
         rows = np.flatnonzero(known & (pairs[:, 0] == ranks) & (pairs[:, 1] == nodes))
         time[rows] = _of_layout(lines, ranks, nodes, asked.message_bytes[rows])
     beyond = _doublings_beyond(fit, asked.message_bytes)
-    return _with_bands(fit, np.where(time > 0, time, np.nan), beyond)
+    widening = 1 + _PER_DOUBLING * np.maximum(beyond - _MARGIN, 0.0)
+    return with_bands(fit, np.where(time > 0, time, np.nan), widening)
 
 
 def _of_layout(lines: dict[Layout, Line], ranks: float, nodes: float, size: FloatArray) -> FloatArray:
@@ -203,18 +204,6 @@ def _doublings_beyond(fit: Fit, size: FloatArray) -> FloatArray:
     return np.maximum(np.nan_to_num(total), 0.0)
 
 
-def _with_bands(fit: Fit, time: FloatArray, beyond: FloatArray) -> FloatArray:
-    """A time with the interval of its band, wider with every doubling beyond the fitted sizes."""
-    if not fit.bands:
-        return np.stack((time, np.full(len(time), np.nan), np.full(len(time), np.nan)))
-    band = np.searchsorted(np.array([each.up_to_ns for each in fit.bands]), time)
-    band = np.minimum(band, len(fit.bands) - 1)
-    widening = 1 + _PER_DOUBLING * np.maximum(beyond - _MARGIN, 0.0)
-    low = np.array([each.low for each in fit.bands])[band] ** widening
-    high = np.array([each.high for each in fit.bands])[band] ** widening
-    return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
-
-
 def _by_algorithm(
     fits: Iterable[Fit], asked: _Question, device: Device, missing: BoolArray, found: Diagnostics
 ) -> FloatArray:
@@ -228,7 +217,7 @@ def _by_algorithm(
         found.warning("collectives.tuned", asked.where, text, count=count)
     time = tuned.duration_ns * ratio
     if fit is not None:
-        return _with_bands(fit, time, np.zeros(len(time)))
+        return with_bands(fit, time)
     return np.stack((time, time * _UNFITTED[0], time * _UNFITTED[1]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ from hespas.estimators.registry import (
     Estimator,
     OperationModel,
     Prediction,
+    for_job,
     load_estimator,
     operations_on,
     takes_no_time,
@@ -222,7 +223,7 @@ class Composite:
             raise UsageError("composite: an order and a file of one", hint="give order= or path=, not both")
         stated = Order(default=split_order(self.order)) if self.order else _DEFAULT
         plan = read_order(self.path) if self.path else stated
-        models = tuple(_for_ranks(load_estimator(each), self.num_ranks) for each in plan.spellings())
+        models = tuple(for_job(load_estimator(each), self.num_ranks) for each in plan.spellings())
         object.__setattr__(self, "_plan", plan)
         object.__setattr__(self, "_models", models)
 
@@ -287,13 +288,15 @@ class Composite:
             if isinstance(model, OperationModel):
                 missing = wanted & np.isnan(answer.times[0])
                 _ask(model, distinct, missing, (answer, who), (device, found, last))
-        return Prediction(
-            duration_ns=answer.times[0][place],
-            low_ns=answer.times[1][place],
-            high_ns=answer.times[2][place],
+        duration_ns, low_ns, high_ns = answer.times
+        said = Prediction(
+            duration_ns=duration_ns,
+            low_ns=low_ns,
+            high_ns=high_ns,
             models=panel.names,
-            said_by=answer.said_by[place],
+            said_by=answer.said_by,
         )
+        return said.take(place)
 
     def _panel(self, device: Device) -> _Panel:
         """Who is asked: what a user's own device file brings comes first, where nobody said."""
@@ -308,16 +311,8 @@ class Composite:
             orders |= {kind: (_OWN_MODELS, *orders[kind]) for kind in first}
             if first:
                 spellings = (*spellings, _OWN_MODELS)
-                models = (*models, _for_ranks(load_estimator(_OWN_MODELS), self.num_ranks))
+                models = (*models, for_job(load_estimator(_OWN_MODELS), self.num_ranks))
         return _Panel(spellings=spellings, models=models, of_kind=orders)
-
-
-def _for_ranks(model: Estimator, num_ranks: int) -> Estimator:
-    """A model that knows the number of ranks, if it wants to."""
-    candidate: object = model
-    if not is_dataclass(candidate) or isinstance(candidate, type) or getattr(model, "num_ranks", None) != -1:
-        return model
-    return cast("Estimator", replace(candidate, num_ranks=num_ranks))
 
 
 def _ask(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError, InvariantError, UsageError
 from hespas.graph.plugins import PluginTable
-from hespas.hardware import Device
+from hespas.hardware import Device, Fit
 from hespas.operations import Operations, between_ranks, operations_of
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "operations_on",
     "takes_no_time",
     "transcendentals",
+    "with_bands",
     "with_option",
 ]
 
@@ -144,10 +145,35 @@ class Prediction:
             said_by=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
         )
 
+    def take(self, rows: IntArray) -> Prediction:
+        """What is said of some operations, of one perhaps several times; of row -1 nothing."""
+        duration_ns, low_ns, high_ns = (
+            np.append(column, np.nan)[rows] for column in (self.duration_ns, self.low_ns, self.high_ns)
+        )
+        said_by = np.append(self.said_by, np.int8(-1))[rows]
+        return Prediction(
+            duration_ns=duration_ns, low_ns=low_ns, high_ns=high_ns, models=self.models, said_by=said_by
+        )
+
     def __post_init__(self) -> None:
         """Check that all columns have one row per operation."""
         if {len(self.low_ns), len(self.high_ns), len(self.said_by)} != {len(self.duration_ns)}:
             raise InvariantError("Prediction: columns differ in length")
+
+
+def with_bands(fit: Fit, time_ns: FloatArray, widening: FloatArray | float = 1.0) -> FloatArray:
+    """Times with the 5 % and 95 % of their bands in a fit, shape ``(3, ops)`` [ns]; NaN where there is none.
+    ``widening`` is the exponent by which a band grows beyond what was fitted on.
+    """
+    if not fit.bands:
+        nothing = np.full(len(time_ns), np.nan)
+        return np.stack((time_ns, nothing, nothing))
+    tops = np.array([each.up_to_ns for each in fit.bands])
+    band = np.minimum(np.searchsorted(tops, time_ns), len(tops) - 1)
+    with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
+        low = np.array([each.low for each in fit.bands])[band] ** widening
+        high = np.array([each.high for each in fit.bands])[band] ** widening
+        return np.stack((time_ns, time_ns * np.minimum(low, 1.0), time_ns * np.maximum(high, 1.0)))
 
 
 @runtime_checkable
@@ -192,18 +218,18 @@ def estimate_by_operation(
 ) -> Estimate:
     """``model`` asked once for each distinct operation of ``graph``. O(nodes log nodes)."""
     distinct, place = operations_on(graph, device, num_ranks=num_ranks).distinct()
-    said = model.predict(distinct, device, diagnostics)
+    said = model.predict(distinct, device, diagnostics).take(place)
     free = takes_no_time(graph)
-    duration = np.where(free, 0.0, said.duration_ns[place])
+    duration = np.where(free, 0.0, said.duration_ns)
     unknown = np.isnan(duration)
     return Estimate(
         hardware=device.name,
         estimators=said.models,
         bounds=("free", "model"),
         duration_ns=duration,
-        low_ns=np.where(free, 0.0, said.low_ns[place]),
-        high_ns=np.where(free, 0.0, said.high_ns[place]),
-        said_by=np.where(unknown, -1, np.where(free, 0, said.said_by[place])).astype(np.int8),
+        low_ns=np.where(free, 0.0, said.low_ns),
+        high_ns=np.where(free, 0.0, said.high_ns),
+        said_by=np.where(unknown, -1, np.where(free, 0, said.said_by)).astype(np.int8),
         bound=np.where(unknown, -1, np.where(free, 0, 1)).astype(np.int8),
     )
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 __all__ = ["Count", "Figure", "document_bytes", "encoded", "inert", "inert_cell", "original"]
 
-Figure = Annotated[float, Meta(extra_json_schema={"type": ["number", "null"]})]
-"""A number; NaN and the infinities, which JSON cannot spell, are null."""
+Figure = Annotated[float, Meta(extra_json_schema={"nullable": True})]
+"""A number; NaN and the infinities, which JSON cannot spell, are null: schemas (tools/schemas.py) say so."""
 
 Count = Annotated[int, Meta(ge=0)]
 """How many of something there are."""

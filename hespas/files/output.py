@@ -22,7 +22,7 @@ __all__ = [
     "once_placed",
     "placed_at_once",
     "placed_together",
-    "remove_leftovers",
+    "remove_stale_temporaries",
     "temporary_beside",
     "write_atomically",
 ]
@@ -170,7 +170,7 @@ def write_atomically(
     waiting = _WAITING.get()
     try:
         with _named(destination, temporary):
-            remove_leftovers(target)
+            remove_stale_temporaries(target)
             write(temporary)
             written = _sync(temporary)
         if waiting is None:
@@ -457,7 +457,7 @@ def temporary_beside(target: Path) -> Path:
     return target.with_name(name)
 
 
-def remove_leftovers(target: Path) -> None:
+def remove_stale_temporaries(target: Path) -> None:
     """Remove what processes that are no more have left of earlier writes to ``target``.
 
     What a running process, another machine or an unknown one makes stays.

@@ -43,7 +43,7 @@ __all__ = [
     "main",
     "parser_memory",
     "parser_time",
-    "run_contained",
+    "run_sandboxed",
     "safe_spawning",
     "tied_to_parent",
 ]
@@ -168,9 +168,7 @@ def isolated_python(module: str, *arguments: str) -> list[str]:
     Raises ``UnsupportedError`` where this Python cannot start another.
     """
     paths = json.dumps(_import_path())
-    return [
-        _executable(), "-I", "-c", _START, str(_PACKAGE), paths, str(os.getpid()), module, *arguments
-    ]  # fmt: skip
+    return [_executable(), "-I", "-c", _START, str(_PACKAGE), paths, str(os.getpid()), module, *arguments]
 
 
 def isolated_script(script: str, *arguments: str, python: str = "") -> list[str]:
@@ -361,7 +359,7 @@ def _say(stream: BinaryIO, head: Mapping[str, object], data: bytes = b"") -> Non
 # --- in the parent
 
 
-def run_contained(task: str, data: bytes, parser: str, *arguments: str) -> bytes:
+def run_sandboxed(task: str, data: bytes, parser: str, *arguments: str) -> bytes:
     """What ``task`` (``package.module:function``, called with the input, the bytes its parser may ask for and
     ``arguments``) answers to ``data`` in a child.
 
@@ -449,9 +447,13 @@ class _Child:
             raise _not_started(parser, str(error)) from error
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self._errors, cwd=ROOT, env=clean_environment(one_thread),
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                cwd=ROOT,
+                env=clean_environment(one_thread),
+            )
         except OSError as error:
             self._errors.close()
             raise _not_started(parser, str(error)) from error

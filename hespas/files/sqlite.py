@@ -242,8 +242,8 @@ def _batches(
 def report_refused(database: Database, source: str, diagnostics: Diagnostics) -> None:
     """Say what a reader of the format ``source`` asked for and did not get, since SQL would compute it."""
     for each in dict.fromkeys(database.refused):
-        told = f"not read, for the file's own SQL is not run: {each}"
-        diagnostics.warning(f"{source}.not-stored", database.path, told)
+        message = f"not read, for the file's own SQL is not run: {each}"
+        diagnostics.warning(f"{source}.not-stored", database.path, message)
 
 
 def log_beside(path: Path) -> bool:
@@ -392,8 +392,10 @@ def _refuse_cut_off(header: bytes, size: int, path: str) -> None:
         expected = f"{pages * page_bytes:,} bytes" if pages else f"whole pages of {page_bytes:,} bytes"
         raise FormatError(
             f"the database is cut off: {size:,} bytes of {expected}",
-            path=path, position=f"byte {size}", hint=_CUT_OFF_HINT,
-        )  # fmt: skip
+            path=path,
+            position=f"byte {size}",
+            hint=_CUT_OFF_HINT,
+        )
 
 
 def _unpack_database(path: Path, into: Path, max_bytes: int) -> None:

@@ -66,12 +66,12 @@ def fields(data: bytes, start: int, end: int) -> Iterator[Field]:
             size, at = decode_varint(data, at, end)
             after = at + size
             if after > end:
-                raise WireError(f"a field of {size:,} bytes goes beyond its message", begin)
+                raise WireError(f"a field of {size:,} bytes reaches beyond its message", begin)
             yield number, wire, at, after
         elif wire in {FIXED64, FIXED32}:
             after = at + (8 if wire == FIXED64 else 4)
             if after > end:
-                raise WireError("a number goes beyond its message", begin)
+                raise WireError("a number reaches beyond its message", begin)
             unpack = _FIXED64_VALUE if wire == FIXED64 else _FIXED32_VALUE
             yield number, wire, int(unpack.unpack_from(data, at)[0]), at
         else:

@@ -246,6 +246,9 @@ class StringTableBuilder:
             self._strings.append(text)
         return row
 
+    def __getitem__(self, row: int) -> str:
+        return self._strings[row]
+
     def build(self) -> StringTable:
         """The finished table."""
         return StringTable.from_strings(self._strings)

@@ -85,7 +85,7 @@ class Workload:
 
     @property
     def _is_constant(self) -> bool:
-        """Whether all ranks run one class, told without a look at them."""
+        """Whether all ranks run one class, by the form of the column."""
         return self.rank_class.strides == (0,)
 
     @property

@@ -100,6 +100,10 @@ class Columns:
         except (TypeError, ValueError, OverflowError) as error:
             raise self._no_numbers(name, str(error)) from error
 
+    def sizes(self, **names: str) -> dict[str, FloatArray]:
+        """Columns of numbers by what they are of an operation."""
+        return {size: self.numbers(name) for size, name in names.items()}
+
     def _no_numbers(self, name: str, why: str) -> FormatError:
         """The error, with the first row that holds something else than a number."""
         return FormatError(

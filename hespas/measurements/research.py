@@ -15,13 +15,20 @@ import numpy as np
 from hespas.graph.columns import FloatArray
 from hespas.measurements.columns import Columns
 from hespas.measurements.tidy import Dialect, Made, made_of, relabelled, scheme_of, usual_passes
-from hespas.operations import Labels, Operations, build, canonical_op, chosen, find_scheme
+from hespas.operations import Labels, Operations, build, canonical_op, chosen, element_bytes
 
 __all__ = ["AICONFIGURATOR", "RESEARCH"]
 
 _NORMS = frozenset({"layer_norm", "rms_norm", "softmax"})
 _HEAVY: Mapping[str, float] = {"layer_norm": 8.0, "rms_norm": 4.0, "softmax": 12.0, "gelu": 12.0, "tanh": 8.0}
 """FLOPs per element where one operation is many; they decide nothing on a device that is memory bound."""
+
+
+def _row(
+    title: str, marks: str, make: Callable[[Columns], Made], provenance: str, hardware: str = "hardware"
+) -> Dialect:
+    marked = frozenset(marks.split())
+    return Dialect(title=title, marks=marked, make=make, provenance=provenance, hardware_column=hardware)
 
 
 def _vectors(
@@ -69,9 +76,7 @@ def _neusight_conv(columns: Columns) -> Made:
     stride, padding = columns.numbers("Stride"), columns.numbers("Padding")
     ops = build.convolutions(
         scheme_of(columns),
-        images=columns.numbers("B"),
-        in_channels=columns.numbers("Input_Channel"),
-        out_channels=columns.numbers("Output_Channel"),
+        **columns.sizes(images="B", in_channels="Input_Channel", out_channels="Output_Channel"),
         kernel=kernel,
         in_size=size,
         out_size=np.floor((size + 2 * padding - kernel) / stride) + 1,
@@ -106,9 +111,9 @@ def _vidur_network(columns: Columns) -> Made:
     ops = build.collectives(
         Labels.constant("f16", len(columns)),
         op=relabelled(columns.texts("op"), {"send_recv": "permute"}),
-        ranks=columns.numbers("num_workers"),
-        message_bytes=columns.numbers("message_bytes"),
-        ranks_per_node=columns.numbers("devices_per_node"),
+        **columns.sizes(
+            ranks="num_workers", message_bytes="message_bytes", ranks_per_node="devices_per_node"
+        ),
         variant=columns.joined("system"),
     )
     spread = columns.numbers("latency_us_std")
@@ -122,10 +127,7 @@ _AITER = {"fp8": "a8w8_fp8", "fp8_block": "a8w8_fp8_block", "i8": "a8w8"}
 def _aiter(columns: Columns) -> Made:
     ops = build.matmuls(
         relabelled(scheme_of(columns), _AITER),
-        batch=columns.numbers("batch"),
-        m=columns.numbers("m"),
-        n=columns.numbers("n"),
-        k=columns.numbers("k"),
+        **columns.sizes(batch="batch", m="m", n="n", k="k"),
         variant=Labels.constant("aiter tuned", len(columns)),
     )
     return made_of(ops, columns.numbers("latency_us"))
@@ -140,11 +142,7 @@ def _aiter_moe(columns: Columns) -> Made:
     ops = build.mixtures_of_experts(
         weights,
         op=Labels.constant("balanced", len(columns)),
-        tokens=columns.numbers("token"),
-        hidden=columns.numbers("model_dim"),
-        inter=columns.numbers("inter_dim"),
-        topk=columns.numbers("topk"),
-        experts=columns.numbers("expert"),
+        **columns.sizes(tokens="token", hidden="model_dim", inter="inter_dim", topk="topk", experts="expert"),
         tensor_parallel=ones,
         expert_parallel=ones,
         matrices=np.where(gated, 3.0, 2.0),
@@ -157,9 +155,7 @@ def _tpu_matmul(columns: Columns) -> Made:
     ops = build.matmuls(
         scheme_of(columns),
         batch=np.ones(len(columns)),
-        m=columns.numbers("m"),
-        n=columns.numbers("n"),
-        k=columns.numbers("k"),
+        **columns.sizes(m="m", n="n", k="k"),
         variant=Labels.constant("xla op", len(columns)),
     )
     return made_of(ops, columns.numbers("latency_us"))
@@ -186,56 +182,26 @@ def _extents(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in parts) if all(part.strip().isdigit() for part in parts) else ()
 
 
+_NEUSIGHT = "github.com/sitar-lab/NeuSight at 6945927d, MIT"
+_VIDUR = "github.com/microsoft/vidur at 7d475133, MIT, (c) Microsoft"
+_ROCM = "github.com/ROCm/aiter at e4048607, MIT, (c) AMD"
+_SCALE_SIM = "arXiv 2603.22535, github.com/scalesim-project/SCALE-Sim-validation before d6b88ca2"
+
 RESEARCH = (
-    Dialect(
-        title="NeuSight operations",
-        marks=frozenset({"hardware", "op", "b", "h", "m", "n", "k", "latency_us"}),
-        make=_neusight,
-        provenance="github.com/sitar-lab/NeuSight at 6945927d, MIT",
+    _row("NeuSight operations", "hardware op b h m n k latency_us", _neusight, _NEUSIGHT),
+    _row("NeuSight convolutions", "Input_Channel Output_Channel Kernel_Szie", _neusight_conv, _NEUSIGHT),
+    _row("Vidur layers", "num_tokens num_tensor_parallel_workers n_embd latency_us_median", _vidur, _VIDUR),
+    _row(
+        "Vidur collectives",
+        "system num_workers devices_per_node latency_us_median",
+        _vidur_network,
+        _VIDUR,
+        "system",
     ),
-    Dialect(
-        title="NeuSight convolutions",
-        marks=frozenset({"Input_Channel", "Output_Channel", "Kernel_Szie"}),
-        make=_neusight_conv,
-        provenance="github.com/sitar-lab/NeuSight at 6945927d, MIT",
-    ),
-    Dialect(
-        title="Vidur layers",
-        marks=frozenset({"num_tokens", "num_tensor_parallel_workers", "n_embd", "latency_us_median"}),
-        make=_vidur,
-        provenance="github.com/microsoft/vidur at 7d475133, MIT, (c) Microsoft",
-    ),
-    Dialect(
-        title="Vidur collectives",
-        marks=frozenset({"system", "num_workers", "devices_per_node", "latency_us_median"}),
-        make=_vidur_network,
-        provenance="github.com/microsoft/vidur at 7d475133, MIT, (c) Microsoft",
-        hardware_column="system",
-    ),
-    Dialect(
-        title="AITER GEMM",
-        marks=frozenset({"batch", "m", "n", "k", "n_entries", "tflops"}),
-        make=_aiter,
-        provenance="github.com/ROCm/aiter at e4048607, MIT, (c) AMD",
-    ),
-    Dialect(
-        title="AITER mixture of experts",
-        marks=frozenset({"token", "model_dim", "inter_dim", "expert", "use_g1u1"}),
-        make=_aiter_moe,
-        provenance="github.com/ROCm/aiter at e4048607, MIT, (c) AMD",
-    ),
-    Dialect(
-        title="TPU v4 products",
-        marks=frozenset({"m", "n", "k", "module_us", "n_exec"}),
-        make=_tpu_matmul,
-        provenance="arXiv 2603.22535, github.com/scalesim-project/SCALE-Sim-validation before d6b88ca2",
-    ),
-    Dialect(
-        title="TPU v4 vector operations",
-        marks=frozenset({"op", "shape", "op_us_mean", "module_us", "elements"}),
-        make=_tpu_vectors,
-        provenance="arXiv 2603.22535, github.com/scalesim-project/SCALE-Sim-validation before d6b88ca2",
-    ),
+    _row("AITER GEMM", "batch m n k n_entries tflops", _aiter, _ROCM),
+    _row("AITER mixture of experts", "token model_dim inter_dim expert use_g1u1", _aiter_moe, _ROCM),
+    _row("TPU v4 products", "m n k module_us n_exec", _tpu_matmul, _SCALE_SIM),
+    _row("TPU v4 vector operations", "op shape op_us_mean module_us elements", _tpu_vectors, _SCALE_SIM),
 )
 """The known tables."""
 
@@ -257,9 +223,7 @@ def _gemm(columns: Columns) -> Made:
     ops = build.matmuls(
         scheme_of(columns),
         batch=np.ones(len(columns)),
-        m=columns.numbers("m"),
-        n=columns.numbers("n"),
-        k=columns.numbers("k"),
+        **columns.sizes(m="m", n="n", k="k"),
         variant=_library(columns),
     )
     return made_of(ops, columns.numbers("latency_us"))
@@ -267,9 +231,7 @@ def _gemm(columns: Columns) -> Made:
 
 def _cache_bytes(columns: Columns) -> FloatArray:
     labels = scheme_of(columns, "kv_cache_dtype")
-    names = ["f8E4M3FN" if name == "fp8" else name for name in labels.names]
-    found = [find_scheme(name) for name in names]
-    return np.array([np.nan if each is None else each.output_bits / 8 for each in found])[labels.row]
+    return element_bytes(relabelled(labels, {"fp8": "f8E4M3FN"}), "output")
 
 
 def _element_scheme(columns: Columns) -> Labels:
@@ -288,12 +250,14 @@ def _attention_library(columns: Columns) -> Labels:
 def _context(columns: Columns) -> Made:
     ops = build.attention_context(
         _element_scheme(columns),
-        batch=columns.numbers("batch_size"),
-        length=columns.numbers("isl"),
-        heads=columns.numbers("num_heads"),
-        kv_heads=columns.numbers("num_key_value_heads"),
-        head_dim=columns.numbers("head_dim"),
-        window=columns.numbers("window_size"),
+        **columns.sizes(
+            batch="batch_size",
+            length="isl",
+            heads="num_heads",
+            kv_heads="num_key_value_heads",
+            head_dim="head_dim",
+            window="window_size",
+        ),
         kv_bytes=_cache_bytes(columns),
         variant=_attention_library(columns),
     )
@@ -306,9 +270,7 @@ def _generation(columns: Columns) -> Made:
         _element_scheme(columns),
         batch=columns.numbers("batch_size"),
         kv_len=np.where(window > 0, np.minimum(window, length), length),
-        heads=columns.numbers("num_heads"),
-        kv_heads=columns.numbers("num_key_value_heads"),
-        head_dim=columns.numbers("head_dim"),
+        **columns.sizes(heads="num_heads", kv_heads="num_key_value_heads", head_dim="head_dim"),
         kv_bytes=_cache_bytes(columns),
         variant=_attention_library(columns),
     )
@@ -329,10 +291,7 @@ def _attention(columns: Columns) -> Made:
 def _encoder(columns: Columns) -> Made:
     ops = build.attention_encoder(
         scheme_of(columns),
-        batch=columns.numbers("batch_size"),
-        length=columns.numbers("isl"),
-        heads=columns.numbers("num_heads"),
-        head_dim=columns.numbers("head_dim"),
+        **columns.sizes(batch="batch_size", length="isl", heads="num_heads", head_dim="head_dim"),
         # Each device was measured with another release candidate of one version: no reason for another fit.
         variant=columns.joined("framework", "kernel_source"),
     )
@@ -345,13 +304,15 @@ def _moe(columns: Columns) -> Made:
     ops = build.mixtures_of_experts(
         scheme_of(columns),
         op=columns.texts("distribution"),
-        tokens=columns.numbers("num_tokens"),
-        hidden=columns.numbers("hidden_size"),
-        inter=columns.numbers("inter_size"),
-        topk=columns.numbers("topk"),
-        experts=columns.numbers("num_experts"),
-        tensor_parallel=columns.numbers("moe_tp_size"),
-        expert_parallel=columns.numbers("moe_ep_size"),
+        **columns.sizes(
+            tokens="num_tokens",
+            hidden="hidden_size",
+            inter="inter_size",
+            topk="topk",
+            experts="num_experts",
+            tensor_parallel="moe_tp_size",
+            expert_parallel="moe_ep_size",
+        ),
         matrices=matrices,
         variant=_library(columns),
     )
@@ -417,21 +378,28 @@ def _collectives(columns: Columns) -> Made:
     return made_of(ops, columns.numbers("latency_us"))
 
 
-def _row(title: str, marks: str, make: Callable[[Columns], Made]) -> Dialect:
-    return Dialect(title=title, marks=frozenset(marks.split()), make=make, provenance=_PROVENANCE)
-
-
 AICONFIGURATOR = (
     _row(
         "aiconfigurator attention",
         "batch_size isl num_heads num_key_value_heads window_size step",
         _attention,
+        _PROVENANCE,
     ),
-    _row("aiconfigurator attention of encoders", "framework batch_size isl num_heads head_dim", _encoder),
-    _row("aiconfigurator mixture of experts", "num_tokens hidden_size inter_size topk moe_ep_size", _moe),
-    _row("aiconfigurator MLA products", "framework op num_tokens num_heads", _mla_bmm),
-    _row("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _quantize),
-    _row("aiconfigurator collectives", "library op num_ranks message_bytes", _collectives),
-    _row("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _gemm),
+    _row(
+        "aiconfigurator attention of encoders",
+        "framework batch_size isl num_heads head_dim",
+        _encoder,
+        _PROVENANCE,
+    ),
+    _row(
+        "aiconfigurator mixture of experts",
+        "num_tokens hidden_size inter_size topk moe_ep_size",
+        _moe,
+        _PROVENANCE,
+    ),
+    _row("aiconfigurator MLA products", "framework op num_tokens num_heads", _mla_bmm, _PROVENANCE),
+    _row("aiconfigurator quantisation", "framework kernel_source op m k latency_us", _quantize, _PROVENANCE),
+    _row("aiconfigurator collectives", "library op num_ranks message_bytes", _collectives, _PROVENANCE),
+    _row("aiconfigurator GEMM", "framework kernel_source dtype m n k latency_us", _gemm, _PROVENANCE),
 )
 """The known tables; the first whose columns are there is taken, so narrower ones stand first."""

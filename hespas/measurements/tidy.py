@@ -19,7 +19,7 @@ from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.measurements import DURATIONS, OF_OPERATIONS
 from hespas.measurements.columns import Columns
-from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, find_scheme
+from hespas.operations import KINDS, Labels, Operations, build, canonical_op, chosen, element_bytes
 
 __all__ = [
     "TIDY",
@@ -202,13 +202,6 @@ class _Rows:
         op = self.columns.texts("op", "")
         return Labels(op.row, tuple(canonical_op(name) for name in op.names))
 
-    def stored_bytes(self) -> FloatArray:
-        """Bytes per element that a cache of keys and values holds."""
-        found = [find_scheme(name) for name in self.scheme.names]
-        return np.array([np.nan if each is None else each.activation_bits / 8 for each in found])[
-            self.scheme.row
-        ]
-
 
 def _matmuls(rows: _Rows) -> Operations:
     return build.matmuls(rows.scheme, variant=rows.variant, **rows.sizes(*KINDS["matmul"]))
@@ -238,7 +231,7 @@ def _context(rows: _Rows) -> Operations:
         kv_heads=_key_heads(rows),
         length=rows.columns.numbers("q_len", np.nan),
         window=np.nan_to_num(rows.columns.numbers("window", 0.0)),
-        kv_bytes=rows.stored_bytes(),
+        kv_bytes=element_bytes(rows.scheme, "activation"),
         variant=rows.variant,
         **sizes,
     )
@@ -249,7 +242,7 @@ def _generation(rows: _Rows) -> Operations:
     return build.attention_generation(
         rows.scheme,
         kv_heads=_key_heads(rows),
-        kv_bytes=rows.stored_bytes(),
+        kv_bytes=element_bytes(rows.scheme, "activation"),
         variant=rows.variant,
         **sizes,
     )

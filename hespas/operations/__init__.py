@@ -22,8 +22,10 @@ from hespas.operations.model import (
     Operations,
     Scheme,
     chosen,
+    element_bytes,
     find_scheme,
     numbered,
+    rows_by_label,
 )
 
 __all__ = [
@@ -41,9 +43,11 @@ __all__ = [
     "between_ranks",
     "canonical_op",
     "chosen",
+    "element_bytes",
     "find_scheme",
     "group_sizes",
     "numbered",
     "operations_of",
+    "rows_by_label",
     "timed_with_events",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hespas.graph.columns import FloatArray
-from hespas.operations.model import Labels, Operations, find_scheme
+from hespas.operations.model import Labels, Operations, element_bytes
 
 __all__ = [
     "attention_context",
@@ -23,13 +23,6 @@ __all__ = [
     "matmuls",
     "mixtures_of_experts",
 ]
-
-
-def _bytes(scheme: Labels, part: str) -> FloatArray:
-    """Bytes per element of each operation's ``activation``, ``weight`` or ``output``; NaN unknown."""
-    found = [find_scheme(name) for name in scheme.names]
-    bits = [np.nan if each is None else float(getattr(each, f"{part}_bits")) for each in found]
-    return np.array(bits)[scheme.row] / 8
 
 
 def _operations(
@@ -67,9 +60,9 @@ def matmuls(
 ) -> Operations:
     """``batch`` products (m x k) by (k x n)."""
     moved = (
-        m * k * _bytes(scheme, "activation")
-        + n * k * _bytes(scheme, "weight")
-        + m * n * _bytes(scheme, "output")
+        m * k * element_bytes(scheme, "activation")
+        + n * k * element_bytes(scheme, "weight")
+        + m * n * element_bytes(scheme, "output")
     )
     return _operations(
         "matmul",
@@ -94,8 +87,8 @@ def convolutions(
 ) -> Operations:
     """Square two-dimensional convolutions of one group, as the product they are: m = images x out_size^2."""
     m, n, k = images * out_size**2, out_channels, in_channels * kernel**2
-    read = images * in_channels * in_size**2 * _bytes(scheme, "activation")
-    moved = read + n * k * _bytes(scheme, "weight") + m * n * _bytes(scheme, "output")
+    read = images * in_channels * in_size**2 * element_bytes(scheme, "activation")
+    moved = read + n * k * element_bytes(scheme, "weight") + m * n * element_bytes(scheme, "output")
     dims = {"batch": np.ones(len(scheme)), "m": m, "n": n, "k": k, "kernel": kernel, "spatial": in_size}
     return _operations("convolution", scheme, dims, flops=2 * m * n * k, bytes_moved=moved, variant=variant)
 
@@ -116,7 +109,7 @@ def attention_context(
     full = length * (length + 1) / 2
     outside = np.where((window > 0) & (window < length), length - window, 0.0)
     pairs = full - outside * (outside + 1) / 2
-    act = _bytes(scheme, "activation")
+    act = element_bytes(scheme, "activation")
     moved = batch * length * head_dim * (2 * heads * act + 2 * kv_heads * np.maximum(kv_bytes, act))
     dims = {
         "batch": batch,
@@ -149,7 +142,7 @@ def attention_generation(
     variant: Labels | None = None,
 ) -> Operations:
     """One new token of each sequence against ``kv_len`` cached ones (a window already applied)."""
-    act = _bytes(scheme, "activation")
+    act = element_bytes(scheme, "activation")
     moved = batch * head_dim * (2 * kv_heads * kv_len * kv_bytes + 2 * heads * act)
     dims = {"batch": batch, "kv_len": kv_len, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     return _operations(
@@ -172,7 +165,7 @@ def attention_encoder(
     variant: Labels | None = None,
 ) -> Operations:
     """Attention of every token to every token."""
-    moved = 4 * batch * length * heads * head_dim * _bytes(scheme, "activation")
+    moved = 4 * batch * length * heads * head_dim * element_bytes(scheme, "activation")
     return _operations(
         "attention.encoder",
         scheme,
@@ -207,8 +200,10 @@ def mixtures_of_experts(
     pairs = tokens * topk / expert_parallel
     hit = local_experts * -np.expm1(tokens * topk * np.log1p(-1 / np.maximum(experts, 2)))
     weights = np.maximum(hit, np.minimum(local_experts, 1)) * matrices * hidden * width
-    act, out = _bytes(scheme, "activation"), _bytes(scheme, "output")
-    moved = weights * _bytes(scheme, "weight") + pairs * hidden * (act + out) + pairs * width * (act + out)
+    act, out = element_bytes(scheme, "activation"), element_bytes(scheme, "output")
+    moved = (
+        weights * element_bytes(scheme, "weight") + pairs * hidden * (act + out) + pairs * width * (act + out)
+    )
     dims = {
         "tokens": tokens,
         "hidden": hidden,
@@ -248,7 +243,7 @@ def elementwise(
         scheme,
         {"rows": rows, "columns": columns},
         flops=elements * flops_per_element,
-        bytes_moved=elements * passes * _bytes(scheme, "activation"),
+        bytes_moved=elements * passes * element_bytes(scheme, "activation"),
         op=op,
         variant=variant,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -35,8 +36,10 @@ __all__ = [
     "Operations",
     "Scheme",
     "chosen",
+    "element_bytes",
     "find_scheme",
     "numbered",
+    "rows_by_label",
 ]
 
 STRIDED = "strided"
@@ -160,6 +163,17 @@ class Labels:
         return np.flatnonzero(np.isin(self.row, wanted))
 
 
+def rows_by_label(*columns: Labels) -> Iterator[tuple[tuple[str, ...], IntArray]]:
+    """Each combination of labels that occurs, with the rows that have it. O(rows log rows)."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for each in columns:
+        key = key * (len(each.names) + 1) + each.row
+    order = np.argsort(key, kind="stable")
+    ends = np.flatnonzero(np.diff(key[order])) + 1
+    for rows in np.split(order, ends) if len(order) else ():
+        yield tuple(each[int(rows[0])] for each in columns), rows.astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Operations:
     """Columns of shape ``(ops,)``.
@@ -220,15 +234,9 @@ class Operations:
 
     def classes(self) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
         """Kind, operation, scheme and variant of each class that occurs, with its rows. O(ops log ops)."""
-        labels: tuple[Labels, ...] = (self.kind, self.op, self.scheme, self.variant)
-        key = np.zeros(len(self), np.int64)
-        for each in labels:
-            key = key * (len(each.names) + 1) + each.row
-        order = np.argsort(key, kind="stable")
-        ends = np.flatnonzero(np.diff(key[order])) + 1
-        for rows in np.split(order, ends) if len(order) else ():
-            kind, op, scheme, variant = (each[int(rows[0])] for each in labels)
-            yield (kind, op, scheme, variant), rows.astype(np.int64)
+        for labels, rows in rows_by_label(self.kind, self.op, self.scheme, self.variant):
+            kind, op, scheme, variant = labels
+            yield (kind, op, scheme, variant), rows
 
     def distinct(self) -> tuple[Operations, IntArray]:
         """Equal operations once, and the place of each operation among them. O(ops log ops)."""
@@ -359,6 +367,13 @@ _ROWS = (
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({row.name: row for row in _ROWS})
 """Schemes that are no single element type, by the name tables and runtimes use."""
+
+
+def element_bytes(scheme: Labels, part: Literal["activation", "weight", "output"]) -> FloatArray:
+    """Bytes per element of what each operation reads, weighs or writes; NaN unknown. Shape ``(ops,)``."""
+    found = [find_scheme(name) for name in scheme.names]
+    bits = [np.nan if each is None else float(getattr(each, f"{part}_bits")) for each in found]
+    return np.array(bits)[scheme.row] / 8
 
 
 def find_scheme(name: str) -> Scheme | None:

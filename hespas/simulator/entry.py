@@ -52,10 +52,10 @@ def simulate(
         if not runs[index]:
             classes.append(graph)
             continue
-        said = estimates[index] if estimates is not None else _says_nothing(graph)
-        kept[index] = int(kept_durations(graph, said).sum()) if said.hardware else 0
+        estimate = estimates[index] if estimates is not None else _blank_estimate(graph)
+        kept[index] = int(kept_durations(graph, estimate).sum()) if estimate.hardware else 0
         settled, unknown_trips = _settle_trips(graph, missing, found)
-        timed, unknown_times = _timed(settled, said, missing, found)
+        timed, unknown_times = _timed(settled, estimate, missing, found)
         unknown[index] = unknown_trips + unknown_times
         classes.append(timed)
     done = (simulator or ListScheduler()).run(replace(workload, classes=tuple(classes)), found)
@@ -76,31 +76,34 @@ def _interval(done: Simulation, estimates: Sequence[Estimate] | None) -> tuple[f
     return done.step_ns * below, done.step_ns * above
 
 
-def _relative_bounds(timed: OpGraph, said: Estimate) -> tuple[float, float]:
+def _relative_bounds(timed: OpGraph, estimate: Estimate) -> tuple[float, float]:
     """The 90 % interval of the sum of a graph's times, over that sum.
 
     What one model says of one class of operations errs alike, so these half-widths add up; those of
     different models or classes add up as squares. Times without an interval err as the others do, but
     recorded ones not at all; NaN where most of the time has none.
     """
-    told = said.duration_ns > 0
-    bounded = told & ~np.isnan(said.low_ns) & ~np.isnan(said.high_ns)
-    source = said.said_by[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
+    positive = estimate.duration_ns > 0
+    bounded = positive & ~np.isnan(estimate.low_ns) & ~np.isnan(estimate.high_ns)
+    source = estimate.said_by[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds
         total = np.nan_to_num(timed.duration_ns * timed.multiplicity, posinf=np.inf)
-        whole, known, silent = (float(total[rows].sum()) for rows in (slice(None), bounded, told & ~bounded))
+        whole, known, silent = (
+            float(total[rows].sum()) for rows in (slice(None), bounded, positive & ~bounded)
+        )
         if not (known > silent and np.isfinite(whole)):
             return nan, nan
-        relative = total[bounded] / said.duration_ns[bounded]
+        relative = total[bounded] / estimate.duration_ns[bounded]
         widths = (
-            (bound[bounded] - said.duration_ns[bounded]) * relative for bound in (said.low_ns, said.high_ns)
+            (bound[bounded] - estimate.duration_ns[bounded]) * relative
+            for bound in (estimate.low_ns, estimate.high_ns)
         )
         sums = [float(np.sqrt((np.bincount(source, weights=width) ** 2).sum())) for width in widths]
     below, above = (each * (known + silent) / known / whole for each in sums)
     return max(1.0 - below, 0.0), 1.0 + above
 
 
-def _says_nothing(graph: OpGraph) -> Estimate:
+def _blank_estimate(graph: OpGraph) -> Estimate:
     """An estimate that knows only what costs nothing by construction, so that the graph's own times count."""
     nodes = len(graph)
     free = is_free(graph) | (graph.kind == int(NodeKind.METADATA))
@@ -117,9 +120,11 @@ def _says_nothing(graph: OpGraph) -> Estimate:
     )
 
 
-def _timed(graph: OpGraph, said: Estimate, missing: MissingPolicy, found: Diagnostics) -> tuple[OpGraph, int]:
+def _timed(
+    graph: OpGraph, estimate: Estimate, missing: MissingPolicy, found: Diagnostics
+) -> tuple[OpGraph, int]:
     """The graph with the time of every node that runs, and how many are not known and count as 0."""
-    timed = apply_estimate(graph, said, missing, found)
+    timed = apply_estimate(graph, estimate, missing, found)
     durations = timed.duration_ns
     runs = graph.multiplicity != 0
     gaps = np.isnan(durations)

@@ -70,11 +70,11 @@ def expanded(graph: OpGraph, limit: int, priority: Priority, diagnostics: Diagno
         block = _rest_of_loop(alone, region, trips, tuple(blocks), priority=priority, diagnostics=diagnostics)
         blocks.append(block)
         reduced = _collapsed(reduced, region, inside, block, len(blocks) - 1)
-    told = sum(block.trips for block in blocks)
+    extrapolated = sum(block.trips for block in blocks)
     diagnostics.info(
         "simulate.extrapolated-loops",
         graph.name,
-        f"loops run once and then by their steady state, {told:,} trips in all",
+        f"loops run once and then by their steady state, {extrapolated:,} trips in all",
         count=len(blocks),
     )
     return flatten(reduced, tuple(blocks))
@@ -269,7 +269,7 @@ class _Run(NamedTuple):
 
 @dataclass(slots=True)
 class _Trips:
-    """Runs of ``region`` alone by their number of trips, made when asked for."""
+    """Runs of ``region`` alone by their number of trips, made when wanted."""
 
     loop: OpGraph
     region: int

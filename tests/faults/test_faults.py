@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from hespas.cli.convert import app as convert_app
 from hespas.converters import format_for_output, format_names, load_format
-from hespas.files.output import placed_together, remove_leftovers, temporary_beside, write_atomically
+from hespas.files.output import placed_together, remove_stale_temporaries, temporary_beside, write_atomically
 from hespas.graph.errors import FormatError, OutputError
 from tests.faults.kills import kill_writers
 from tests.processes import run_command
@@ -463,5 +463,5 @@ path.mkdir()
     assert child.returncode == 0
     (tmp_path / ".other.json.partial").write_text("somebody else's")
     assert len(list(tmp_path.iterdir())) == 3
-    remove_leftovers(target)
+    remove_stale_temporaries(target)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([mine.name, ".other.json.partial"])

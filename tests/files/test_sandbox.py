@@ -16,7 +16,7 @@ from time import monotonic, sleep
 import pytest
 
 from hespas.files import sandbox
-from hespas.files.sandbox import Allowance, ParserFailedError, run_contained
+from hespas.files.sandbox import Allowance, ParserFailedError, run_sandboxed
 from hespas.graph.errors import InvariantError, UnsupportedError
 
 ROOT = Path(__file__).parents[2]
@@ -72,15 +72,15 @@ def test_how_a_child_ends_is_a_message_and_the_next_input_has_another(
 ) -> None:
     bad, good = _task(tmp_path, monkeypatch, body, "return data[::-1]")
     with pytest.raises(ParserFailedError, match=fate):
-        run_contained(bad, b"abc", "X")
-    assert run_contained(good, b"abc", "X") == b"cba"
+        run_sandboxed(bad, b"abc", "X")
+    assert run_sandboxed(good, b"abc", "X") == b"cba"
 
 
 def test_a_child_that_sleeps_for_ever_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bad,) = _task(tmp_path, monkeypatch, "time.sleep(600)")
     _allow(monkeypatch, Allowance(1 << 30, 1 << 30, cpu_s=2, wall_s=1.0, parser_cpu_s=1.5))
     with pytest.raises(ParserFailedError, match="keeps X busy without end"):
-        run_contained(bad, b"", "X")
+        run_sandboxed(bad, b"", "X")
 
 
 def test_one_child_does_many_jobs_and_what_it_prints_is_no_answer(
@@ -92,29 +92,29 @@ def test_one_child_does_many_jobs_and_what_it_prints_is_no_answer(
         "print(data)\nos.system('echo x')\nreturn data * 3",
         "return str(os.getpid()).encode()",
     )
-    first = run_contained(number, b"", "X")
-    assert run_contained(loud, b"\n\0" * 100_000, "X") == b"\n\0" * 300_000
-    assert run_contained(number, b"", "X") == first
+    first = run_sandboxed(number, b"", "X")
+    assert run_sandboxed(loud, b"\n\0" * 100_000, "X") == b"\n\0" * 300_000
+    assert run_sandboxed(number, b"", "X") == first
 
 
 def test_a_child_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", sys.executable)
     monkeypatch.setattr(sandbox, "_START", "raise ImportError('no module named numpy')")
     with pytest.raises(UnsupportedError, match=r"does not start: .*no module named numpy"):
-        run_contained("any:task", b"", "X")
+        run_sandboxed("any:task", b"", "X")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     with pytest.raises(UnsupportedError, match=r"does not start: .*No such file"):
-        run_contained("any:task", b"", "X")
+        run_sandboxed("any:task", b"", "X")
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(UnsupportedError, match="cannot start another"):
-        run_contained("any:task", b"", "X")
+        run_sandboxed("any:task", b"", "X")
 
 
 def test_a_bug_of_ours_is_no_fault_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, good = _task(tmp_path, monkeypatch, "return {}['absent']", "return data")
     with pytest.raises(InvariantError, match=r"KeyError: 'absent' \(parser_of_tests_0.py:\d+\)"):
-        run_contained(wrong, b"", "X")
-    assert run_contained(good, b"1", "X") == b"1"
+        run_sandboxed(wrong, b"", "X")
+    assert run_sandboxed(good, b"1", "X") == b"1"
 
 
 def test_a_child_imports_what_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,33 +123,33 @@ def test_a_child_imports_what_its_parent_does(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "first" / "colorsys.py").write_text("NAME = 'ours'")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), *sys.path])
     (task,) = _task(tmp_path, monkeypatch, "import colorsys\nreturn colorsys.NAME.encode()")
-    assert run_contained(task, b"", "X") == b"ours"
+    assert run_sandboxed(task, b"", "X") == b"ours"
 
 
 def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (good,) = _task(tmp_path, monkeypatch, "return data")
     answers: list[bytes] = []
-    thread = Thread(target=lambda: answers.append(run_contained(good, b"1", "X")))
+    thread = Thread(target=lambda: answers.append(run_sandboxed(good, b"1", "X")))
     thread.start()
     thread.join()
-    answers.append(run_contained(good, b"2", "X"))
+    answers.append(run_sandboxed(good, b"2", "X"))
     assert answers == [b"1", b"2"]
 
 
 def test_a_process_that_forks_has_a_child_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (number,) = _task(tmp_path, monkeypatch, "return str(os.getppid()).encode()")
-    assert int(run_contained(number, b"", "X")) == os.getpid()
+    assert int(run_sandboxed(number, b"", "X")) == os.getpid()
     reader, writer = os.pipe()
     forked = os.fork()
     if forked == 0:
-        os.write(writer, run_contained(number, b"", "X"))
+        os.write(writer, run_sandboxed(number, b"", "X"))
         sandbox.end_child()
         os._exit(0)
     os.waitpid(forked, 0)
     assert int(os.read(reader, 100)) == forked
     os.close(reader)
     os.close(writer)
-    assert int(run_contained(number, b"", "X")) == os.getpid()
+    assert int(run_sandboxed(number, b"", "X")) == os.getpid()
 
 
 def test_a_trusted_input_gets_what_one_of_its_size_would(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +165,8 @@ def test_a_trusted_input_gets_what_one_of_its_size_would(monkeypatch: pytest.Mon
 _PARENT = """
 import sys
 sys.path.append(sys.argv[1])
-from hespas.files.sandbox import run_contained
-run_contained("parser_of_tests_0:task", b"", "X")
+from hespas.files.sandbox import run_sandboxed
+run_sandboxed("parser_of_tests_0:task", b"", "X")
 """
 
 

@@ -48,7 +48,7 @@ class Emitter:
     groups: Groups
     source: str
     not_run: int = 0
-    left_out: int = 0
+    skipped: int = 0
     unknown: int = 0
     computed: int = 0
 
@@ -73,7 +73,7 @@ class Emitter:
             self.not_run += 1
             return list(after)
         if not phase.size_bytes or self.groups.is_alone(role):
-            self.left_out += 1
+            self.skipped += 1
             return list(after)
         operation = phase.kind.name.lower()
         node = self._node(layer, f"{name}.{operation}", operation, after, kind=NodeKind.COLLECTIVE)
@@ -164,7 +164,7 @@ def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagno
     )
     idle = sum(phase.cycles > 0 for phase in phases) - emitter.computed
     note("not-computed", "times are stated of phases that the policy never computes", idle)
-    note("no-transfer", "collectives of one rank or of no bytes are left out", emitter.left_out)
+    note("no-transfer", "collectives of one rank or of no bytes are left out", emitter.skipped)
     reserved = sum(layer.reserved != -1 for layer in text.layers)
     note("reserved", "layers use the reserved column, which nothing reads", reserved)
     others = len(text.layers) - 1 if text.policy is Policy.MICRO else 0

@@ -13,8 +13,15 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.wire import Bools, Longs, Window, copy_spans
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns
+from hespas.converters.chakra.wire import (
+    AttributeColumns,
+    Bools,
+    ByteRows,
+    EtColumns,
+    Longs,
+    Window,
+    copy_spans,
+)
 from hespas.graph import CollectiveKind, NodeKind, OpClass
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hespas.converters.chakra.assembly import Assembled, Assembly
+from hespas.converters.chakra.assembly import Assembled, Assembly, Kept
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
@@ -20,7 +20,6 @@ from hespas.converters.chakra.contract import (
     KIND_TO_TYPE,
     Tag,
 )
-from hespas.converters.chakra.preserve import Kept
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
     LIST_NAMES,
@@ -31,8 +30,7 @@ from hespas.converters.chakra.readiness import (
     written_bytes,
 )
 from hespas.converters.chakra.spelling import Times, contraction_texts
-from hespas.converters.chakra.wire import Bools, Longs, Window, copy_spans
-from hespas.converters.chakra.wire.columns import ByteRows, EtColumns
+from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs, Window, copy_spans
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
@@ -154,8 +152,8 @@ def _attributes(graph: OpGraph, variables: Variables, extra: Kept, times: Times)
     streams = np.flatnonzero(graph.stream >= 0)
     writer.integers("stream", streams, graph.stream[streams].astype(np.int64))
     timed = np.flatnonzero(times.nanos >= 0)
-    said = times.said(graph.duration_ns)[timed]
-    writer.integers("duration_nanos", timed, times.nanos[timed], optional=said)
+    exact = times.are_exact(graph.duration_ns)[timed]
+    writer.integers("duration_nanos", timed, times.nanos[timed], optional=exact)
     writer.floats("bytes_written", np.where(graph.bytes_written > 0, graph.bytes_written, nan))
     writer.floats("useful_ops", np.where(graph.useful_flops == graph.flops, nan, graph.useful_flops))
     writer.transcendentals()
@@ -285,15 +283,15 @@ class _AttributeWriter:
         table = self.graph.p2p
         node = table.node.astype(np.int64)
         self.sizes(node, table.comm_bytes)
-        told = np.flatnonzero(table.permutation >= 0)
-        sends = self.graph.kind[node[told]] == NodeKind.SEND
-        chosen = table.permutation[told].astype(np.int64)
+        addressed = np.flatnonzero(table.permutation >= 0)
+        sends = self.graph.kind[node[addressed]] == NodeKind.SEND
+        chosen = table.permutation[addressed].astype(np.int64)
         own = variables.own_slot
         values = np.array([0 if isinstance(value, bytes) else value for value in variables.values()])
         source = np.where(sends, own, own + 2 + 2 * chosen)
         target = np.where(sends, own + 1 + 2 * chosen, own)
-        self.integers("comm_src", node[told], values[source], slot=source, implied=sends)
-        self.integers("comm_dst", node[told], values[target], slot=target, implied=~sends)
+        self.integers("comm_src", node[addressed], values[source], slot=source, implied=sends)
+        self.integers("comm_dst", node[addressed], values[target], slot=target, implied=~sends)
         tagged = np.flatnonzero(table.tag >= 0)
         fits = table.tag[tagged] <= _LARGEST_CANONICAL_TAG
         for rows, kind in ((tagged[fits], ATTRIBUTES["comm_tag"]), (tagged[~fits], AttributeField.INT64)):

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hespas.converters.chakra.assembly import foreign_texts
 from hespas.converters.chakra.comm_groups import FILE_NAME, GroupIds, render_groups
 from hespas.converters.chakra.contract import RANK_ATTRIBUTE
-from hespas.converters.chakra.preserve import foreign_texts
 from hespas.converters.chakra.readiness import LARGEST_COUNT
 from hespas.converters.chakra.spelling import LARGEST_EXTENT, LONGEST_NS, nodes_of_odd_sizes
 from hespas.converters.chakra.wire import Bools, Longs
@@ -290,16 +290,16 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         diagnostics.warning("chakra.unknown-duration", graph.name, message, count=int(untimed.sum()))
         large = int((graph.p2p.tag >= _TAG_SPACE).sum())
         diagnostics.warning("chakra.large-tag", graph.name, "message tags of 5e8 and more alias", count=large)
-        products = graph.contractions
-        past = np.zeros(len(products), np.bool_)
-        for extents in (products.batch, products.m, products.n, products.k):
+        matmuls = graph.contractions
+        past = np.zeros(len(matmuls), np.bool_)
+        for extents in (matmuls.batch, matmuls.m, matmuls.n, matmuls.k):
             past |= np.abs(extents.astype(np.float64)) > LARGEST_EXTENT
-        message = f"extents of products past {LARGEST_EXTENT:,} are written and read as text only"
+        message = f"extents of matmuls past {LARGEST_EXTENT:,} are written and read as text only"
         diagnostics.warning(
             "chakra.large-product",
             graph.name,
             message,
-            count=int(np.isin(products.node, products.node[past]).sum()),
+            count=int(np.isin(matmuls.node, matmuls.node[past]).sum()),
         )
         message = "tensors state a size that their shape does not bring back"
         diagnostics.warning("chakra.tensor-size", graph.name, message, count=nodes_of_odd_sizes(graph))
@@ -316,9 +316,9 @@ def report(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnos
         fractions = (times >= 0) & (times < LONGEST_NS) & (times != np.floor(times))
         message = "times are in whole nanoseconds; sums along a stream stay right"
         diagnostics.info("chakra.rounded-times", graph.name, message, count=int(fractions.sum()))
-        left_out = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
+        dropped = sum(foreign_texts(graph, of_file=of_file)[1] for of_file in (False, True))
         message = "attributes of another format are left out: their names or types mean something else here"
-        diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=left_out)
+        diagnostics.warning("chakra.foreign-attribute", graph.name, message, count=dropped)
 
 
 def _report_process_groups(graph: OpGraph, groups: GroupIds, diagnostics: Diagnostics) -> None:
@@ -337,19 +337,19 @@ def _undescribed(graph: OpGraph, kinds: Sequence[NodeKind], described: SmallIntA
 
 def _broken_counts(graph: OpGraph) -> int:
     """Nodes of which a count is another one, or unknown, when it is read again."""
-    flops, useful, said = _said(graph.flops), _said(graph.useful_flops), graph.transcendentals
-    moved, written = _said(graph.bytes_moved), _said(graph.bytes_written)
+    flops, useful, rare = _stated(graph.flops), _stated(graph.useful_flops), graph.transcendentals
+    moved, written = _stated(graph.bytes_moved), _stated(graph.bytes_written)
     # ``tensor_size`` is read plus written, of which ``bytes_written`` is a part.
     written = np.where(np.isnan(moved), nan, np.where((written > 0) & (written <= moved), written, 0.0))
     broken = _differ(graph.flops, flops)
     broken |= _differ(graph.useful_flops, np.where(np.isnan(useful), flops, useful))
-    broken |= _differ(said, np.rint(np.minimum(said, LARGEST_COUNT)))
+    broken |= _differ(rare, np.rint(np.minimum(rare, LARGEST_COUNT)))
     return int(
         (broken | _differ(graph.bytes_written, written) | _differ(graph.bytes_read, moved - written)).sum()
     )
 
 
-def _said(count: FloatArray) -> FloatArray:
+def _stated(count: FloatArray) -> FloatArray:
     """Counts as attributes state them: whole, NaN where not stated."""
     with np.errstate(invalid="ignore"):
         return np.where((count >= 0) & (count < LARGEST_COUNT), np.rint(count), nan)
@@ -361,13 +361,13 @@ def _differ(before: FloatArray, after: FloatArray) -> BoolArray:
 
 
 def _report_job(workload: Workload, groups: GroupIds, rank: str, diagnostics: Diagnostics) -> None:
-    """Facts about the job, and documents of other formats."""
+    """Metadata of the job, and attachments of other formats."""
     lost = [key for key in workload.metadata if key not in _OF_FILE]
     lost += [key for key in (RANK_ATTRIBUTE,) if workload.metadata.get(key, rank) != rank]
-    message = f"not written, of the facts about the job: {', '.join(lost[:_LISTED])}"
+    message = f"not written, of the metadata of the job: {', '.join(lost[:_LISTED])}"
     diagnostics.info("chakra.metadata", workload.name, message, count=len(lost))
     gone = _lost_documents(workload, groups, rank)
-    message = f"not written as they are, of the documents beside the graph: {', '.join(gone[:_LISTED])}"
+    message = f"not written as they are, of the attachments: {', '.join(gone[:_LISTED])}"
     diagnostics.info("chakra.attachments", workload.name, message, count=len(gone))
 
 

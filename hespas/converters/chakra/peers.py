@@ -14,8 +14,7 @@ import numpy as np
 
 from hespas.converters.chakra.comm_groups import NamedGroups
 from hespas.converters.chakra.contract import AttributeFacts, Faults, Integers, Texts
-from hespas.converters.chakra.wire import Bools, Longs
-from hespas.converters.chakra.wire.columns import ByteRows, EtColumns
+from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ExplicitGroups, GroupSet, Permutation, compress_groups
 from hespas.schemas.chakra.tables import NodeType

@@ -1,4 +1,4 @@
-"""What the graph does not model, kept verbatim in its ``extra`` table, and taken from there again."""
+"""What the graph does not model, kept verbatim in its ``extra`` table; :mod:`.assembly` takes it back."""
 
 from __future__ import annotations
 
@@ -8,57 +8,41 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.assembly import Assembly, Layout, Layouts, decode_layout, encode_layout
+from hespas.converters.chakra.assembly import Layout, Layouts, encode_layout
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
-    GROUPS_ATTRIBUTE,
-    JOB_ATTRIBUTE,
     LAYOUT_KEY,
-    LINTED,
-    RANK_ATTRIBUTE,
     Tag,
     is_canonical,
 )
-from hespas.converters.chakra.spelling import Times, micros_as_ns, type_texts
-from hespas.converters.chakra.wire import Bools, Bytes, Longs, Window, Words, copy_spans, offsets_of
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire import (
+    AttributeColumns,
+    Bools,
+    ByteRows,
+    EtColumns,
+    IoColumns,
+    Longs,
+    Window,
+    Words,
+    copy_spans,
+    offsets_of,
+)
 from hespas.converters.chakra.wire.encode import delimited, join, render, rows
-from hespas.graph import WHOLE_JOB, Csr, ExtraTable, OpGraph, StringTableBuilder
+from hespas.graph import ExtraTable, StringTableBuilder
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = [
     "ExtraRows",
-    "Kept",
     "attribute_rows",
     "collect",
     "file_rows",
     "find_layouts",
-    "foreign_texts",
     "io_rows",
-    "is_attribute",
-    "kept_micros",
     "layout_rows",
-    "simulated_ns",
     "start_rows",
     "time_rows",
 ]
-
-_OTHER_TAGS = (
-    Tag.DOC_STRING,
-    Tag.START_MICROS,
-    Tag.DURATION_MICROS,
-    Tag.INPUTS,
-    Tag.OUTPUTS,
-    Tag.LAYOUT,
-    Tag.VERSION,
-    Tag.AS_STATED,
-)
-"""What a trace has beside attributes."""
-
-_RESERVED = frozenset({"", *ATTRIBUTES, *LINTED})
-_RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, WHOLE_JOB})
-"""Names of attributes that readers of traces understand."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,37 +100,6 @@ def _raw_values(columns: EtColumns, at: Longs) -> ByteRows:
     start[held] = payload.offsets[row]
     length[held] = payload.offsets[row + 1] - payload.offsets[row]
     return ByteRows(*copy_spans(Window.holding(data), start, length))
-
-
-def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
-    """Rows of another format's texts that become string attributes, and how many rows cannot be written:
-    those without a key or with one that means something else in a trace, a second one of a key on a node, and
-    those whose tag no trace knows.
-    """
-    table = graph.extra
-    mine = (table.node < 0) == of_file
-    own = is_attribute(table.tag)
-    foreign = mine & (table.tag == Tag.TEXT)
-    unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
-    if not foreign.any():
-        return np.empty(0, np.int64), unknown
-    reserved = _RESERVED_OF_FILE if of_file else _RESERVED
-    bad = [key for key in np.unique(table.key[foreign]).tolist() if graph.strings[key] in reserved]
-    rows = np.flatnonzero(foreign & ~np.isin(table.key, bad))
-    # Attributes that were kept from a trace stay: they take precedence.
-    attributes = np.flatnonzero(mine & own)
-    order = np.concatenate([attributes, rows])
-    code = (table.node[order].astype(np.int64) + 1) * len(graph.strings) + table.key[order]
-    first = np.unique(code, return_index=True)[1]
-    kept = np.sort(order[first[first >= len(attributes)]])
-    return kept, unknown + int(foreign.sum()) - len(kept)
-
-
-def is_attribute(tag: NDArray[np.int16]) -> Bools:
-    """Which tags mark attributes of a trace."""
-    of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
-    found: Bools = of_value | (tag == Tag.NO_VALUE)
-    return found
 
 
 def start_rows(columns: EtColumns) -> list[ExtraRows]:
@@ -324,160 +277,3 @@ def _rest(code: Words, start: Longs, length: Longs, total: Words, place: int) ->
         tail = code[start[row] + place : start[row] + length[row]].tobytes()
         total[row] ^= np.frombuffer(blake2b(tail, digest_size=8).digest(), np.uint64)[0]
     return total
-
-
-# What a trace stated in ``duration_micros`` where a writer would state something else.
-#
-# ``duration_nanos`` is exact and counts where both stand; what simulators read is kept beside it, so that a
-# rewritten trace says the same and a checker can hold one against the other.
-
-_ROW_BYTES = 16
-
-
-def kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
-    """Nodes and the microseconds their trace stated; only nodes that still have the duration read there."""
-    table = graph.extra
-    rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))
-    rows = rows[np.diff(table.offsets)[rows] == _ROW_BYTES]
-    if not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.uint64)
-    words = Window.holding(np.frombuffer(table.values, np.uint8)).words
-    start = table.offsets[rows]
-    nodes = table.node[rows].astype(np.int64)
-    same = words[start + 8] == np.ascontiguousarray(graph.duration_ns[nodes]).view(np.uint64)
-    return nodes[same], words[start][same]
-
-
-def simulated_ns(graph: OpGraph) -> FloatArray:
-    """The durations that readers of ``duration_micros`` take, in ns: those of the graph but where its trace
-    stated others.
-    """
-    nodes, micros = kept_micros(graph)
-    duration_ns = graph.duration_ns.copy()
-    duration_ns[nodes] = micros_as_ns(micros)
-    return duration_ns
-
-
-# What a graph keeps of a trace verbatim, on its way back into one.
-
-_DEFAULT_VERSION = "0.0.4"
-_NO_ASCII = 128
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-class Kept:
-    """The graph's verbatim rows, sorted out: the inverse of :func:`collect`."""
-
-    def __init__(self, graph: OpGraph) -> None:
-        """Find the version label."""
-        self.graph = graph
-        table = graph.extra
-        self.table = table
-        self.of_file = table.node < 0
-        self.data = np.frombuffer(table.values, np.uint8)
-        version = np.flatnonzero(self.of_file & (table.tag == Tag.VERSION))
-        self.version = table.value(int(version[0])).decode() if len(version) else _DEFAULT_VERSION
-
-    def _rows(self, tag: int) -> Longs:
-        return np.flatnonzero(~self.of_file & (self.table.tag == tag))
-
-    def start_micros(self) -> Words:
-        """Start times in us, 0 where none is kept."""
-        column = np.zeros(len(self.graph), np.uint64)
-        rows = self._rows(Tag.START_MICROS)
-        column[self.table.node[rows]] = self._eight_bytes(rows)
-        return column
-
-    def _eight_bytes(self, rows: Longs) -> Words:
-        if not len(rows):
-            return np.empty(0, np.uint64)
-        return Window.holding(self.data).words[self.table.offsets[rows]]
-
-    def times(self, times: Times) -> Times:
-        """``times`` with the microseconds that a trace stated, where the graph has the time read there."""
-        nodes, stated = kept_micros(self.graph)
-        if not len(nodes):
-            return times
-        micros = times.micros.copy()
-        micros[nodes] = stated
-        return times._replace(micros=micros)
-
-    def io(self, tag: int, operands: Csr) -> IoColumns:
-        """Texts kept verbatim, and those made from tensor types for all other nodes."""
-        rows = self._rows(tag)
-        made = type_texts(self.graph, operands)
-        if not len(rows):
-            return made
-        from hespas.converters.chakra.wire.decode import decode_io
-
-        start = self.table.offsets[rows]
-        kept = decode_io(Window.holding(self.data), start, self.table.offsets[rows + 1] - start)
-        kept = IoColumns(self.table.node[rows].astype(np.int64), kept.values, kept.shapes, kept.types)
-        made = made.take(np.flatnonzero(~np.isin(made.node, kept.node)))
-        return kept.joined(made) if len(made) else kept
-
-    def layouts(self) -> Layouts:
-        """Distinct layouts and the choice of each node."""
-        whole = np.flatnonzero(self.of_file & (self.table.tag == Tag.LAYOUT))
-        chosen = self._rows(Tag.LAYOUT)
-        nothing = np.empty(0, np.int64)
-        if not len(whole) or not len(chosen):
-            return Layouts((), nothing, nothing)
-        known = tuple(decode_layout(self.table.value(row)) for row in whole.tolist())
-        index = Window.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
-        good = index < len(known)
-        return Layouts(known, self.table.node[chosen][good].astype(np.int64), index[good].view(np.int64))
-
-    def add_to(self, assembly: Assembly, *, of_file: bool) -> tuple[Longs, NDArray[np.int32], ByteRows]:
-        """Hand the kept attributes over; returns the doc strings as (node, key, text)."""
-        table = self.table
-        mine = self.of_file if of_file else ~self.of_file
-        keys = self._keys(assembly)
-        foreign, _ = foreign_texts(self.graph, of_file=of_file)
-        is_kept = mine & is_attribute(table.tag)
-        is_kept[foreign] = True
-        rows = np.flatnonzero(is_kept)
-        kind = self._fields(rows)
-        held = (kind >= AttributeField.BOOL_LIST) | ((kind > AttributeField.DOUBLE) & (kind & 1 == 0))
-        base = assembly.buffer(table.values)
-        length = np.where(held, table.offsets[rows + 1] - table.offsets[rows], -1)
-        bits = np.zeros(len(rows), np.uint64)
-        bits[~held] = self._eight_bytes(rows[~held])
-        node = np.maximum(table.node[rows].astype(np.int64), 0)
-        assembly.verbatim(node, keys[table.key[rows]], kind, bits, (table.offsets[rows] + base, length))
-        docs = np.flatnonzero(mine & (table.tag == Tag.DOC_STRING))
-        texts = ByteRows(self.data, table.offsets).take(docs)
-        return np.maximum(table.node[docs].astype(np.int64), 0), keys[table.key[docs]], texts
-
-    def _fields(self, rows: Longs) -> Bytes:
-        """The value field of each row that becomes an attribute."""
-        kind = self.table.tag[rows].astype(np.uint8)
-        kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
-        foreign = self.table.tag[rows] == Tag.TEXT
-        kind[foreign] = AttributeField.STRING
-        if int(self.data.max(initial=0)) >= _NO_ASCII:
-            for place in np.flatnonzero(foreign).tolist():
-                if not _is_utf8(self.table.value(int(rows[place]))):
-                    kind[place] = AttributeField.BYTES
-        return kind
-
-    def _keys(self, assembly: Assembly) -> NDArray[np.int32]:
-        """The assembly's key for each string row in use."""
-        keys = np.zeros(len(self.graph.strings), np.int32)
-        for row in sorted(set(self.table.key[self.table.tag <= Tag.DOC_STRING].tolist())):
-            keys[row] = assembly.key(self.graph.strings[row])
-        return keys
-
-    def metadata(self) -> AttributeColumns:
-        """The file's own attributes."""
-        assembly = Assembly(1)
-        docs = self.add_to(assembly, of_file=True)
-        nothing = np.empty(0, np.int64)
-        return assembly.finish(Layouts((), nothing, nothing), docs).attrs

@@ -49,9 +49,8 @@ from hespas.converters.chakra.peers import (
 from hespas.converters.chakra.sniff import RANK_FILE
 from hespas.converters.chakra.spelling import LARGEST_MICROS
 from hespas.converters.chakra.to_graph import node_numbers, to_graph
-from hespas.converters.chakra.wire import Bools, Longs, Words
+from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.converters.format import ReadOptions, say_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
@@ -100,7 +99,7 @@ def read_chakra(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     """Read a file or a directory of rank files.
 
     Raises :class:`FormatError` naming file, node id and byte offset, :class:`UnsupportedError` for a schema
-    that is not known or cannot be told. A lenient reader records faults under the checker's codes
+    that is not known or cannot be recognised. A lenient reader records faults under the checker's codes
     (``ET001`` ...) and goes on.
     """
     faults = Faults(str(path), None, diagnostics, options.lenient, options.recover)
@@ -317,8 +316,8 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
 def _whole_job(columns: EtColumns) -> dict[str, str]:
     """What a file says of the program that it was made of."""
     facts = AttributeFacts.of(columns.metadata)
-    said = b"".join(facts.values(facts.texts(WHOLE_JOB)))
-    return {WHOLE_JOB: said.decode()} if said else {}
+    parts = b"".join(facts.values(facts.texts(WHOLE_JOB)))
+    return {WHOLE_JOB: parts.decode()} if parts else {}
 
 
 def _all_alike(count: int) -> SmallIntArray:
@@ -335,9 +334,9 @@ def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> t
     stated = max(_job_size(found.columns) for found in job.classes.values())
     read = 1 + max(rank.rank for rank in ranks)
     least = 1 + highest_rank(ranks, job.groups)
-    asked = options.num_devices or 0
+    wanted = options.num_devices or 0
     if source.is_directory:
-        count = max(read, stated, asked)
+        count = max(read, stated, wanted)
         if count < least and not options.lenient:  # a checker tells which node it is
             faults.error(
                 "ET019",
@@ -348,16 +347,16 @@ def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> t
     if stated:
         return max(stated, least), False
     alone = ranks[0]
-    if asked and _talks_with_all(alone, job.groups, asked):
-        return asked, True
-    if asked and asked < least:
+    if wanted and _talks_with_all(alone, job.groups, wanted):
+        return wanted, True
+    if wanted and wanted < least:
         raise UsageError(
-            f"`num_devices={asked}`: the trace is of rank {alone.rank}, and its groups and peers name ranks "
+            f"`num_devices={wanted}`: the trace is of rank {alone.rank}, and its groups and peers name ranks "
             f"up to {least - 1}",
             path=faults.path,
             hint=f"`num_devices={least}` or more",
         )
-    return max(asked, least), False
+    return max(wanted, least), False
 
 
 def _talks_with_all(rank: RankPeers, groups: Groups, num_ranks: int) -> bool:

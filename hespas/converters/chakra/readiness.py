@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import AttributeFacts, Tag
-from hespas.converters.chakra.wire import Bools, Longs, Window, Words, copy_spans, offsets_of
-from hespas.converters.chakra.wire.columns import ByteRows
+from hespas.converters.chakra.wire import Bools, ByteRows, Longs, Window, Words, copy_spans, offsets_of
 from hespas.files.wire import WireError, fields
 from hespas.graph import CollectiveTable, Csr, NodeKind, OpClass, OpGraph, P2pTable, Resource
 from hespas.graph.columns import FloatArray
@@ -32,13 +31,13 @@ __all__ = [
     "SCHEMA_ATTRIBUTE",
     "STAGE_SCHEMA",
     "TensorLists",
+    "classes_by_name",
     "classes_unless_stated",
     "is_as_stated",
     "list_faults",
     "stand_ins",
     "states_lists",
     "tensor_lists",
-    "told_classes",
     "written_bytes",
 ]
 
@@ -77,8 +76,8 @@ def written_bytes(
     moved = costs[0] + costs[1]
     size = np.where((moved >= 0) & (moved < LARGEST_COUNT), costs[1], 0.0)
     result = collectives.result_bytes
-    told = result >= 0
-    size[collectives.node[told]] = result[told]
+    known = result >= 0
+    size[collectives.node[known]] = result[known]
     messages = np.isin(kind, (NodeKind.SEND, NodeKind.RECV))
     size[messages | (kind == NodeKind.METADATA)] = 0.0
     arrives = kind[p2p.node] == NodeKind.RECV
@@ -159,9 +158,9 @@ def list_faults(graph: OpGraph) -> Iterator[tuple[Bools, str]]:
     if not is_as_stated(graph):
         return
     stated = {name: _stated(graph, name) for name in LIST_NAMES}
-    told = graph.kind != NodeKind.METADATA
+    works = graph.kind != NodeKind.METADATA
     for name, lists in stated.items():
-        absent = told.copy()
+        absent = works.copy()
         absent[list(lists)] = False
         yield absent, f"no list {name!r}: the memory tracker throws"
         yield (
@@ -260,7 +259,7 @@ def _class_of(text: str) -> OpClass:
     return next((op_class for op_class, found in _CLASSES if found.search(words)), OpClass.UNKNOWN)
 
 
-def told_classes(
+def classes_by_name(
     default: NDArray[np.uint8],
     costs: tuple[NDArray[np.uint8], FloatArray],
     words: Callable[[list[int]], Iterable[str]],
@@ -270,18 +269,18 @@ def told_classes(
     operations or names of some nodes; ``schema``: what the file calls its own.
     """
     kind, flops = costs
-    asked = np.flatnonzero((kind == NodeKind.COMPUTE) & (flops > 0) & (default == OpClass.UNKNOWN))
-    if not len(asked):
+    unclassed = np.flatnonzero((kind == NodeKind.COMPUTE) & (flops > 0) & (default == OpClass.UNKNOWN))
+    if not len(unclassed):
         return default
     letters = _STAGE if schema == STAGE_SCHEMA else dict[str, OpClass]()
     known = dict[str, int]()
     found: list[int] = []
-    for text in words(asked.tolist()):
+    for text in words(unclassed.tolist()):
         if text not in known:
             known[text] = int(letters.get(text) or _class_of(text))
         found.append(known[text])
     classes = default.copy()
-    classes[asked] = found
+    classes[unclassed] = found
     return classes
 
 
@@ -296,5 +295,5 @@ def classes_unless_stated(graph: OpGraph, default: NDArray[np.uint8]) -> NDArray
             yield strings[operation or name]
 
     kept = np.flatnonzero((table.node < 0) & (table.tag == AttributeField.STRING)).tolist()
-    said = [table.value(row).decode() for row in kept if strings[int(table.key[row])] == SCHEMA_ATTRIBUTE]
-    return told_classes(default, (graph.kind, graph.flops), words, said[0] if said else "")
+    schemas = [table.value(row).decode() for row in kept if strings[int(table.key[row])] == SCHEMA_ATTRIBUTE]
+    return classes_by_name(default, (graph.kind, graph.flops), words, schemas[0] if schemas else "")

@@ -42,13 +42,15 @@ def score(head: Head) -> int:
 
 def _score_messages(messages: list[bytes]) -> int:
     from hespas.converters.chakra.history import (
+        Evidence,
         FirstFrame,
         Signature,
         first_frame,
+        is_final,
         looks_old,
         possible_versions,
+        survivors,
     )
-    from hespas.converters.chakra.history.resolution import Evidence, is_final, survivors
     from hespas.converters.chakra.wire import Window, offsets_of
     from hespas.schemas.chakra.history import NAMED
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.wire import Bools, Longs, Words
-from hespas.converters.chakra.wire.columns import ByteRows, IoColumns
+from hespas.converters.chakra.wire import Bools, ByteRows, IoColumns, Longs, Words
 from hespas.graph import (
     DTYPES,
     DYNAMIC,
@@ -159,17 +158,17 @@ def _spelled(graph: OpGraph, row: int) -> tuple[str, str]:
     size = float(types.bytes[row])
     elements = element.storage_bytes(prod(shape)) if element and isfinite(size) else size
     extra = int(size - elements) if isfinite(size) else 0
-    told = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), extra)
-    return _shape_text(shape), told.text()
+    spelled = _Type(element, graph.strings[int(types.encoding[row])], bool(types.bounded[row]), extra)
+    return _shape_text(shape), spelled.text()
 
 
-def _fits(told: _Type, shape: Sequence[int]) -> bool:
+def _fits(spelled: _Type, shape: Sequence[int]) -> bool:
     """Whether bytes beside the elements, or fewer than them, stand for a size that there can be."""
-    if not told.extra_bytes:
+    if not spelled.extra_bytes:
         return True
-    if told.element is None or DYNAMIC in shape:
+    if spelled.element is None or DYNAMIC in shape:
         return False
-    return told.element.storage_bytes(prod(shape)) + told.extra_bytes >= 0
+    return spelled.element.storage_bytes(prod(shape)) + spelled.extra_bytes >= 0
 
 
 class _Parser:
@@ -197,25 +196,25 @@ class _Parser:
             names = msgspec.json.decode(types, type=list[str])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        told = [_Type.parse(name) for name in names]
-        known = [each for each in told if each is not None]
+        parsed = [_Type.parse(name) for name in names]
+        known = [each for each in parsed if each is not None]
         negative = any(extent < -1 or extent > 1 << 62 for shape in extents for extent in shape)
-        if len(known) != len(told) or negative or len(extents) != len(names) or not extents:
+        if len(known) != len(parsed) or negative or len(extents) != len(names) or not extents:
             return None
         if not all(_fits(each, shape) for each, shape in zip(known, extents, strict=True)):
             return None
-        spelled = [(_shape_text(shape), each.text()) for shape, each in zip(extents, known, strict=True)]
-        if _joined(spelled) != TypeTexts(shapes, types):
+        texts = [(_shape_text(shape), each.text()) for shape, each in zip(extents, known, strict=True)]
+        if _joined(texts) != TypeTexts(shapes, types):
             return None
         return tuple(self._row(each, shape) for each, shape in zip(known, extents, strict=True))
 
-    def _row(self, told: _Type, shape: Sequence[int]) -> int:
+    def _row(self, spelled: _Type, shape: Sequence[int]) -> int:
         return self.types.add(
-            told.element,
+            spelled.element,
             shape,
-            encoding=self.strings.add(told.encoding),
-            bounded=told.bounded,
-            extra_bytes=told.extra_bytes,
+            encoding=self.strings.add(spelled.encoding),
+            bounded=spelled.bounded,
+            extra_bytes=spelled.extra_bytes,
         )
 
 
@@ -386,7 +385,7 @@ def _parsed(text: str) -> tuple[_Contraction, ...] | None:
 _COMMUNICATION = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV, NodeKind.PERMUTE)
 UNKNOWN = -1
 LONGEST_NS = 1 << 62
-"""Longer times (146 years) are told in microseconds only."""
+"""Longer times (146 years) are stated in microseconds only."""
 
 LARGEST_MICROS = np.uint64((1 << 63) - 1)
 """More would be a negative time to readers of signed numbers."""
@@ -426,11 +425,11 @@ class Times(NamedTuple):
         long = duration_ns >= LONGEST_NS
         return int((micros_as_ns(self.micros[long]) != duration_ns[long]).sum())
 
-    def said(self, duration_ns: FloatArray) -> Bools:
+    def are_exact(self, duration_ns: FloatArray) -> Bools:
         """Where ``micros`` alone tell the time, and it is not 0."""
         whole = (self.nanos % 1000 == 0) & ((self.nanos // 1000).view(np.uint64) == self.micros)
-        told: Bools = (self.nanos > 0) & (whole | (micros_as_ns(self.micros) == duration_ns))
-        return told
+        exact: Bools = (self.nanos > 0) & (whole | (micros_as_ns(self.micros) == duration_ns))
+        return exact
 
 
 def micros_as_ns(micros: Words) -> FloatArray:

@@ -37,9 +37,9 @@ from hespas.converters.chakra.preserve import (
 from hespas.converters.chakra.readiness import (
     LIST_NAMES,
     SCHEMA_ATTRIBUTE,
+    classes_by_name,
     states_lists,
     tensor_lists,
-    told_classes,
     written_bytes,
 )
 from hespas.converters.chakra.spelling import (
@@ -49,8 +49,7 @@ from hespas.converters.chakra.spelling import (
     parse_contractions,
     parse_io,
 )
-from hespas.converters.chakra.wire import Bools, Longs, Words
-from hespas.converters.chakra.wire.columns import EtColumns, IoColumns
+from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
@@ -170,8 +169,8 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     reader.refuse("bytes_written", int((~fits).sum()))
     bytes_written = reader.take(written.where(fits & (written.value > 0)), default=0.0)
     stated = reader.find("transcendentals", low=-1)
-    told = np.isnan(flops[stated.node]) != (stated.value != 0)
-    transcendentals = reader.take(stated.where(told | (stated.value > 0)))
+    counted = np.isnan(flops[stated.node]) != (stated.value != 0)
+    transcendentals = reader.take(stated.where(counted | (stated.value > 0)))
     # Zero microseconds may as well be an unknown time.
     micros = micros_as_ns(columns.duration_micros)
     nanos = reader.take(reader.find("duration_nanos"))
@@ -375,8 +374,8 @@ def _told(
             yield operations[row] if row else names.text(node)
 
     metadata = AttributeFacts.of(reader.columns.metadata)
-    said = list(metadata.values(metadata.texts(SCHEMA_ATTRIBUTE)))
-    return told_classes(default, (reader.kind, flops), words, said[0].decode() if said else "")
+    schemas = list(metadata.values(metadata.texts(SCHEMA_ATTRIBUTE)))
+    return classes_by_name(default, (reader.kind, flops), words, schemas[0].decode() if schemas else "")
 
 
 def _report(reader: _AttributeReader, costs: _Costs, faults: Faults) -> None:

@@ -22,8 +22,7 @@ from hespas.converters.chakra.contract import GROUPS_ATTRIBUTE, JOB_ATTRIBUTE, R
 from hespas.converters.chakra.from_graph import Lowered, Variables, from_graph
 from hespas.converters.chakra.lowering import Expanded, expand, flatten_runs, host_transfers, report
 from hespas.converters.chakra.sniff import RANK_FILE
-from hespas.converters.chakra.wire import Bools, Bytes, Longs
-from hespas.converters.chakra.wire.columns import EtColumns
+from hespas.converters.chakra.wire import Bools, Bytes, EtColumns, Longs
 from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.converters.format import Value, WriteOptions
 from hespas.files.streams import open_output
@@ -216,7 +215,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
 
 
 def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
-    """The ranks to write: those asked for, or all that are here. Raises :class:`UsageError` for others."""
+    """The ranks to write: those wanted, or all that are here. Raises :class:`UsageError` for others."""
     if options.ranks is None:
         return range(workload.num_ranks) if workload.is_complete else workload.present.tolist()
     if sum(workload.sizes_within(options.ranks)) < len(options.ranks):
@@ -315,9 +314,9 @@ class _Job:
         """How many ranks a reader of one rank's file takes its job to have, where nobody says more."""
         graph = self._graph(int(self.workload.rank_class[rank])).graph
         table = graph.p2p
-        told = table.permutation >= 0
-        sends = graph.kind[table.node[told]] == NodeKind.SEND
-        ways: list[int] = table.permutation[told].tolist()
+        addressed = table.permutation >= 0
+        sends = graph.kind[table.node[addressed]] == NodeKind.SEND
+        ways: list[int] = table.permutation[addressed].tolist()
         used = set(zip(ways, sends.tolist(), strict=True))
         peers = [self._peer(graph.permutations[way], rank, sends=is_send) for way, is_send in used]
         return 1 + max([rank, *peers, *(max(members) for members in groups.values())])
@@ -390,10 +389,10 @@ def _idle_nodes(graph: OpGraph, pattern: bytes) -> Bools:
     table = graph.collectives
     grouped = table.group_set >= 0
     idle[table.node[grouped]] = flags[table.group_set[grouped]]
-    told = graph.p2p.permutation >= 0
-    nodes = graph.p2p.node[told]
+    addressed = graph.p2p.permutation >= 0
+    nodes = graph.p2p.node[addressed]
     receives = (graph.kind[nodes] == NodeKind.RECV).astype(np.int64)
-    idle[nodes] = flags[len(graph.group_sets) + 2 * graph.p2p.permutation[told] + receives]
+    idle[nodes] = flags[len(graph.group_sets) + 2 * graph.p2p.permutation[addressed] + receives]
     return idle
 
 
@@ -503,8 +502,8 @@ def _write_directory(
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", path=str(path)) from error
     size = job.workload.num_ranks
-    said = {JOB_ATTRIBUTE: size} if len(ranks) < size else dict[str, int]()
-    change = partial(_with_metadata, numbers=said, texts=_whole_job(job.workload))
+    numbers = {JOB_ATTRIBUTE: size} if len(ranks) < size else dict[str, int]()
+    change = partial(_with_metadata, numbers=numbers, texts=_whole_job(job.workload))
     with _Files(options.jobs if len(ranks) >= _MANY_FILES else 1, packed=packed) as files:
         for done, rank in enumerate(ranks):
             files.write(path / f"{name}.{rank}{suffix}", job.trace(rank, change))

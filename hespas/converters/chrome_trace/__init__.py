@@ -15,9 +15,19 @@ __all__ = ["FORMAT"]
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[\s*\{[^{}]*"ph"\s*:')
 _OTHERS = (
-    b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"trace_id"', b'"Ev Idx"',
-    b'"External id"', b'"cpu_op"', b'"cuda_runtime"', b'"gpu_memcpy"', b'"/device:', b'"/host:', b'"hlo_op"',
-)  # fmt: skip
+    b'"schemaVersion"',
+    b'"deviceProperties"',
+    b'"distributedInfo"',
+    b'"trace_id"',
+    b'"Ev Idx"',
+    b'"External id"',
+    b'"cpu_op"',
+    b'"cuda_runtime"',
+    b'"gpu_memcpy"',
+    b'"/device:',
+    b'"/host:',
+    b'"hlo_op"',
+)
 """Signs of PyTorch's and of JAX's profilers, whose readers know what their events mean."""
 
 

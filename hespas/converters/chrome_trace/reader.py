@@ -6,10 +6,10 @@ process; the process names the device, or rank and device as our writer does (``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +18,18 @@ from numpy.typing import NDArray
 from hespas.converters.chrome_events import EventStream, TraceEvent, event_times
 from hespas.converters.chrome_trace.writer import SCHEMA_ID
 from hespas.converters.format import ReadOptions
-from hespas.converters.linking import enclosing, overlapping, pair
+from hespas.converters.linking import enclosing, pair
+from hespas.converters.tracks.reading import (
+    OP_CLASSES,
+    agreeing,
+    ops_and_kernels,
+    rank_and_device,
+    report_halves,
+    report_nested,
+    stream_in_name,
+)
 from hespas.converters.tracks.scene import HOST_CATEGORY
-from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTable, StringTableBuilder
+from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 
@@ -30,7 +39,6 @@ Track = tuple[int | str, int | str]
 
 _EXACT_US = float(1 << 31)
 """Below this a float64 is within half a ps of the microseconds written: 2**31 us are 36 minutes."""
-_CLASSES = {member.name.lower(): int(member) for member in OpClass}
 _TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
 _PHASES = "XBEsf"
 _WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
@@ -100,8 +108,8 @@ class Collected:
     start_part_ns: FloatArray
     duration_ns: IntArray
     duration_part_ns: FloatArray
-    told_start_ns: FloatArray
-    told_duration_ns: FloatArray
+    stated_start_ns: FloatArray
+    stated_duration_ns: FloatArray
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
@@ -114,10 +122,25 @@ class Collected:
         return replace(self, arguments=arguments, **columns)
 
 
-_COLUMNS = (
-    "track", "name_row", "category_row", "op_class", "run", "bytes_moved", "start_ns", "start_part_ns",
-    "duration_ns", "duration_part_ns", "told_start_ns", "told_duration_ns",
-)  # fmt: skip
+_KEPT = (
+    "name_row",
+    "category_row",
+    "op_class",
+    "run",
+    "bytes_moved",
+    "stated_start_ns",
+    "stated_duration_ns",
+)
+_COLUMNS = (*_KEPT, "track", "start_ns", "start_part_ns", "duration_ns", "duration_part_ns")
+_TYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("kind", "op_class"), np.int8),
+    **dict.fromkeys(("track", "start_ns", "duration_ns", "number"), np.int64),
+    **dict.fromkeys(
+        ("start_part_ns", "duration_part_ns", "bytes_moved", "stated_start_ns", "stated_duration_ns"),
+        np.float64,
+    ),
+}
+"""Of columns that are no rows of texts and no numbers of runs."""
 
 
 class Collector:
@@ -155,9 +178,11 @@ class Collector:
         for event, place in zip(slices, chosen, strict=True):
             if event.ts is None:
                 raise FormatError(
-                    f"{event.name[:40]!r} has no start", path=self._path,
-                    position=f"event {self._seen + place + 1}, field 'ts'", hint="export the trace again",
-                )  # fmt: skip
+                    f"{event.name[:40]!r} has no start",
+                    path=self._path,
+                    position=f"event {self._seen + place + 1}, field 'ts'",
+                    hint="export the trace again",
+                )
 
     def _skip(self, event: TraceEvent) -> None:
         what = f"phase {event.ph[:1] or '?'}"
@@ -193,22 +218,25 @@ class Collector:
         args = [self._decoded(event) for event in slices]
         add, number = self._strings.add, self._tracks
         tracks = [number.setdefault((_key(event.pid), _key(event.tid)), len(number)) for event in slices]
-        self._keep("kind", np.array(kinds, np.int8))
-        self._keep("start_ns", start)
-        self._keep("start_part_ns", start_part)
-        self._keep("duration_ns", duration)
-        self._keep("duration_part_ns", duration_part)
-        self._keep("track", np.array(tracks, np.int64))
-        self._keep("name", np.array([add(event.name) for event in slices], np.int32))
-        self._keep("category", np.array([add(event.cat) for event in slices], np.int32))
-        for key in _TEXTS:
-            self._keep(key, np.array([add(getattr(each, key)) for each in args], np.int32))
-        self._keep("op_class", np.array([_CLASSES.get(each.op_class, 0) for each in args], np.int8))
-        self._keep("number", np.array([_number(event.id) for event in slices], np.int64))
-        self._keep("run", np.array([_run(each.run) for each in args], np.int32))
-        self._keep("bytes", np.array([_size(each.bytes) for each in args], np.float64))
-        self._keep("told_start_ns", np.array([_size(each.start_ns) for each in args], np.float64))
-        self._keep("told_duration_ns", np.array([_size(each.duration_ns) for each in args], np.float64))
+        columns: dict[str, Sequence[float] | NDArray[np.generic]] = {
+            "kind": kinds,
+            "start_ns": start,
+            "start_part_ns": start_part,
+            "duration_ns": duration,
+            "duration_part_ns": duration_part,
+            "track": tracks,
+            "name_row": [add(event.name) for event in slices],
+            "category_row": [add(event.cat) for event in slices],
+            **{key: [add(getattr(each, key)) for each in args] for key in _TEXTS},
+            "op_class": [OP_CLASSES.get(each.op_class, 0) for each in args],
+            "number": [_number(event.id) for event in slices],
+            "run": [_run(each.run) for each in args],
+            "bytes_moved": [_size(each.bytes) for each in args],
+            "stated_start_ns": [_size(each.start_ns) for each in args],
+            "stated_duration_ns": [_size(each.duration_ns) for each in args],
+        }
+        for name, values in columns.items():
+            self._parts.setdefault(name, []).append(np.asarray(values, _TYPES.get(name, np.int32)))
 
     @staticmethod
     def _decoded(event: TraceEvent) -> _Args:
@@ -219,30 +247,22 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _NOTHING  # another writer's words
 
-    def _keep(self, name: str, values: NDArray[np.generic]) -> None:
-        self._parts.setdefault(name, []).append(values)
-
-    def _column(self, name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
+    def _column(self, name: str) -> NDArray[Any]:
         parts = self._parts.pop(name, [])
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+        return np.concatenate(parts) if parts else np.empty(0, _TYPES.get(name, np.int32))
 
     def finish(self) -> Collected:
         """All slices: those that were whole, then the pairs."""
-        kind = self._column("kind", np.int8).astype(np.int8)
+        kind, track = self._column("kind"), self._column("track")
         whole = np.flatnonzero(kind == _WHOLE)
         halves = np.flatnonzero((kind != _WHOLE) & (kind < _SOURCE))
-        start_ns = self._column("start_ns", np.int64).astype(np.int64)
-        part_ns = self._column("start_part_ns", np.float64).astype(np.float64)
-        track = self._column("track", np.int64).astype(np.int64)
-        duration_ns = self._column("duration_ns", np.int64).astype(np.int64)
-        duration_part_ns = self._column("duration_part_ns", np.float64).astype(np.float64)
-        pairs = pair(track[halves], start_ns[halves], kind[halves] == _BEGIN)
-        begin = halves[pairs.begin]
-        ended = pairs.end >= 0
+        start_ns, part_ns = self._column("start_ns"), self._column("start_part_ns")
+        duration_ns, duration_part_ns = self._column("duration_ns"), self._column("duration_part_ns")
+        pairs = pair(track, start_ns, kind == _BEGIN, halves)
+        begin, ended = pairs.begin, pairs.end >= 0
         last_ns = int((start_ns + duration_ns).max()) if len(kind) else 0
-        end = halves[np.where(ended, pairs.end, 0)] if len(begin) else begin
-        end_ns = np.where(ended, start_ns[end], last_ns)
-        end_part_ns = np.where(ended, part_ns[end], 0.0)
+        end_ns = np.where(ended, start_ns[pairs.end], last_ns)
+        end_part_ns = np.where(ended, part_ns[pairs.end], 0.0)
         row = np.concatenate([whole, begin])
         return Collected(
             strings=self._strings.build(),
@@ -250,18 +270,12 @@ class Collector:
             process_names=self._processes,
             thread_names=self._threads,
             track=track[row],
-            name_row=self._column("name", np.int32)[row].astype(np.int32),
-            category_row=self._column("category", np.int32)[row].astype(np.int32),
-            arguments={key: self._column(key, np.int32)[row].astype(np.int32) for key in _TEXTS},
-            op_class=self._column("op_class", np.int8)[row].astype(np.int8),
-            run=self._column("run", np.int32)[row].astype(np.int32),
-            bytes_moved=self._column("bytes", np.float64)[row].astype(np.float64),
+            arguments={key: self._column(key)[row] for key in _TEXTS},
+            **{name: self._column(name)[row] for name in _KEPT},
             start_ns=start_ns[row],
             start_part_ns=part_ns[row],
             duration_ns=np.concatenate([duration_ns[whole], end_ns - start_ns[begin]]),
             duration_part_ns=np.concatenate([duration_part_ns[whole], end_part_ns - part_ns[begin]]),
-            told_start_ns=self._column("told_start_ns", np.float64)[row].astype(np.float64),
-            told_duration_ns=self._column("told_duration_ns", np.float64)[row].astype(np.float64),
             skipped=self._skipped,
             unfinished=int((~ended).sum()),
             orphans=pairs.orphans,
@@ -270,7 +284,7 @@ class Collector:
 
     def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> Arrows:
         """Pairs of ends of the same number."""
-        number = self._column("number", np.int64).astype(np.int64)
+        number = self._column("number")
         source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
         _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
         source, target = source[first], target[second]
@@ -334,10 +348,8 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             position="list 'traceEvents'",
             hint="was the profiler stopped before anything ran?",
         )
-    diagnostics.warning(
-        "chrome-trace.invalid-utf8", str(path), "blocks with text that is not Unicode, which was replaced",
-        count=stream.repaired_blocks,
-    )  # fmt: skip
+    message = "blocks with text that is not Unicode, which was replaced"
+    diagnostics.warning("chrome-trace.invalid-utf8", str(path), message, count=stream.repaired_blocks)
     _report(collected, diagnostics, str(path))
     return _profile(path, collected, host, facts, ours=ours)
 
@@ -348,9 +360,11 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
         other = msgspec.json.decode(header, type=_Header).otherData
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"what stands beside the events is no JSON object: {error}", path=path, position="header",
+            f"what stands beside the events is no JSON object: {error}",
+            path=path,
+            position="header",
             hint="was the file cut off? export the trace again",
-        ) from error  # fmt: skip
+        ) from error
     try:
         found = msgspec.json.decode(other, type=dict[str, str | int | float | bool | None])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -365,7 +379,8 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
     metadata = facts if ours else {"format": "chrome-trace"}
     if not ours:
         metadata["first_event_ns"] = str(base_ns)
-    op_row, kernel_row = _names(found, ours=ours)
+    texts = found.arguments
+    op_row, kernel_row = ops_and_kernels(found.name_row, texts["op"], texts["kernel"], ours=ours)
     start_ns, duration_ns = _times(found, base_ns, ours=ours)
     strings = StringTableBuilder(found.strings)
     host_times = _times(host, base_ns, ours=ours)
@@ -378,9 +393,9 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
         duration_ns=duration_ns,
         op_row=op_row,
         kernel_row=kernel_row,
-        module_row=found.arguments["module"],
-        shapes_row=found.arguments["shapes"],
-        dtype_row=found.arguments["dtype"],
+        module_row=texts["module"],
+        shapes_row=texts["shapes"],
+        dtype_row=texts["dtype"],
         category_row=found.category_row,
         op_class=found.op_class,
         device_index=places.device_index,
@@ -400,7 +415,9 @@ def _times(found: Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, F
     duration_ns = _joined(found.duration_ns, found.duration_part_ns)
     if not ours:
         return start_ns, duration_ns
-    return _exactly(start_ns, found.told_start_ns), _exactly(duration_ns, found.told_duration_ns)
+    exact = (start_ns, found.stated_start_ns), (duration_ns, found.stated_duration_ns)
+    start_ns, duration_ns = (np.where(agreeing(stated, shown), stated, shown) for shown, stated in exact)
+    return start_ns, duration_ns
 
 
 def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
@@ -411,46 +428,29 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-def _exactly(shown_ns: FloatArray, told_ns: FloatArray) -> FloatArray:
-    """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
-    return np.where(np.abs(told_ns - shown_ns) < 2.0, told_ns, shown_ns)
-
-
-def _names(found: Collected, *, ours: bool) -> tuple[SmallIntArray, SmallIntArray]:
-    """Operations and kernels. A slice of ours is named by its kernel, else by its operation; of a slice of
-    others nothing tells whether its name is the one or the other, so it is both.
-    """
-    op, kernel, name = found.arguments["op"], found.arguments["kernel"], found.name_row
-    if not ours:
-        return np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
-    return op, np.where(kernel > 0, kernel, np.where(op == name, 0, name)).astype(np.int32)
-
-
 def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
     listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
-    diagnostics.info(
-        "chrome-trace.other-events", path, f"events without time on a device are left out: {listed}",
-        count=sum(found.skipped.values()),
-    )  # fmt: skip
-    diagnostics.warning(
-        "chrome-trace.unfinished", path, "events that do not end are counted to the end of the trace",
-        count=found.unfinished,
-    )  # fmt: skip
-    diagnostics.warning(
-        "chrome-trace.end-without-begin", path, "events end that did not begin, and are left out",
-        count=found.orphans,
-    )  # fmt: skip
-    negative = int((found.duration_ns < 0).sum())
-    diagnostics.warning(
-        "chrome-trace.negative-duration", path, "events end before they start", count=negative
+    message = f"events without time on a device are left out: {listed}"
+    diagnostics.info("chrome-trace.other-events", path, message, count=sum(found.skipped.values()))
+    report_halves(
+        diagnostics,
+        "chrome-trace",
+        path,
+        what="events",
+        unfinished=found.unfinished,
+        orphans=found.orphans,
     )
-    inside = overlapping(found.track, found.start_ns, found.duration_ns)
-    twice_ns = int(np.maximum(found.duration_ns[inside], 0).sum())
-    diagnostics.warning(
-        "chrome-trace.nested", path,
-        f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",
-        count=int(inside.sum()),
-    )  # fmt: skip
+    negative = int((found.duration_ns < 0).sum())
+    message = "events end before they start"
+    diagnostics.warning("chrome-trace.negative-duration", path, message, count=negative)
+    report_nested(
+        diagnostics,
+        "chrome-trace",
+        path,
+        track=found.track,
+        start_ns=found.start_ns,
+        duration_ns=found.duration_ns,
+    )
 
 
 # Host operations of a trace that our writer made, and the device work that arrows join to them.
@@ -504,10 +504,6 @@ def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
 
 # Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
 
-_RANK = re.compile(r"(?:\A|\s)(?:rank (\d{1,9})|unknown rank)(?:: (.*))?\Z", re.DOTALL)
-_STREAM = re.compile(r"(?i:\bstream) #?(\d{1,18})(?!\w)")
-_NO_STREAM = "no stream"
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Places:
@@ -528,13 +524,9 @@ class _Places:
         used = set(np.unique(found.track).tolist())
         for number, (pid, tid) in enumerate(found.tracks):
             known = found.process_names.get(pid, "")
-            told = _RANK.search(known)
-            if told:
-                rank.append(int(told[1]) if told[1] else -1)
-                name = told[2] or ""
-            else:
-                rank.append(0)
-                name = known or f"process {pid}"
+            stated = rank_and_device(known)
+            number_of_rank, name = (0, known or f"process {pid}") if stated is None else stated
+            rank.append(number_of_rank)
             device.append(devices.setdefault(name, len(devices)) if number in used else 0)
             stream.append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
         at = found.track
@@ -547,9 +539,7 @@ class _Places:
 
 
 def _stream(name: str, tid: int | str, number: int) -> int:
-    if name == _NO_STREAM:
-        return -1
-    told = _STREAM.search(name)
-    if told:
-        return int(told[1])
+    stated = stream_in_name(name)
+    if stated is not None:
+        return stated
     return tid if isinstance(tid, int) and 0 <= tid < 1 << 63 else number

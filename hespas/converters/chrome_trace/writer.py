@@ -175,8 +175,8 @@ def _spelled_slices(chunk: Chunk, threads: _Threads) -> Iterator[str]:
     lanes: list[int] = threads.lane[part].tolist()
     places: list[int] = chunk.label.tolist()
     for lane, begin_us, length_us, label, times in zip(lanes, start, duration, places, exactly, strict=True):
-        told = ",".join(filter(None, (times, arguments[label])))
-        tail = f',"args":{{{told}}}' if told else ""
+        text = ",".join(filter(None, (times, arguments[label])))
+        tail = f',"args":{{{text}}}' if text else ""
         yield f'{{"ph":"X",{identity[lane]},"ts":{begin_us},"dur":{length_us},{names[label]}{tail}}}'
 
 
@@ -191,8 +191,8 @@ def _name(label: Label) -> str:
 
 def _arguments(label: Label) -> str:
     """What stands between the braces."""
-    told = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
-    return msgspec.json.encode(told).decode()[1:-1]
+    text = {key: _number(value) if isinstance(value, float) else value for key, value in label.arguments}
+    return msgspec.json.encode(text).decode()[1:-1]
 
 
 def _number(value: float) -> int | float:

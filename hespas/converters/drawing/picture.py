@@ -127,8 +127,8 @@ class Picture:
         trips = float(regions.trips[region])
         if kind not in {"loop body", "branch"} and trips == 1:
             return f"{kind} {text}".strip()
-        told = "unknown trips" if np.isnan(trips) else f"{trips:,.0f} trip{'' if trips == 1 else 's'}"
-        return f"{kind} {text}: {told}" if text else f"{kind}: {told}"
+        count = "unknown trips" if np.isnan(trips) else f"{trips:,.0f} trip{'' if trips == 1 else 's'}"
+        return f"{kind} {text}: {count}" if text else f"{kind}: {count}"
 
     def depths(self) -> list[int]:
         """How many regions stand around each region."""
@@ -159,12 +159,12 @@ class Picture:
             return ""
         kind = CollectiveKind(int(table.kind[row])).name.lower()
         size = float(table.comm_bytes[row])
-        told = "unknown bytes" if np.isnan(size) else f"{size:,.0f} B"
+        text = "unknown bytes" if np.isnan(size) else f"{size:,.0f} B"
         which = int(table.group_set[row])
         if which < 0:
-            return f"{kind} of {told} by all ranks"
+            return f"{kind} of {text} by all ranks"
         groups = self.graph.group_sets[which]
-        return f"{kind} of {told} in {groups.num_groups:,} groups of {groups.group_size:,}"
+        return f"{kind} of {text} in {groups.num_groups:,} groups of {groups.group_size:,}"
 
 
 def type_text(graph: OpGraph, row: int) -> str:
@@ -228,8 +228,8 @@ def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> l
 def _picture(value: Workload, index: int) -> Picture:
     graph, ranks = value.classes[index], value.ranks_of(index)
     first, last = int(ranks[0]), int(ranks[-1])
-    told = f"rank {first}" if len(ranks) == 1 else f"{len(ranks):,} ranks, {first} to {last}"
-    return Picture(index, graph, f"{graph.name or value.name} ({told})")
+    text = f"rank {first}" if len(ranks) == 1 else f"{len(ranks):,} ranks, {first} to {last}"
+    return Picture(index, graph, f"{graph.name or value.name} ({text})")
 
 
 # --- Graphviz: regions are clusters, colours classes, edges show what waits for what.
@@ -249,8 +249,8 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
     found = pictures(value, options, diagnostics)
     for picture in found:
         deep = sum(depth >= MAX_DEPTH for depth in picture.depths())
-        told = f"regions nested more than {MAX_DEPTH} deep have no outline"
-        diagnostics.info("drawing.depth", picture.graph.name, told, count=deep)
+        text = f"regions nested more than {MAX_DEPTH} deep have no outline"
+        diagnostics.info("drawing.depth", picture.graph.name, text, count=deep)
     total = sum(len(picture.graph) for picture in found)
     if total > _QUICK_NODES:
         diagnostics.warning(

@@ -33,7 +33,7 @@ _SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Said:
+class _Labels:
     """What ranges say, a row for each range."""
 
     name_row: IntArray
@@ -44,7 +44,7 @@ class _Said:
     instruction: BoolArray
 
     @classmethod
-    def of(cls, trace: GpuTrace) -> _Said:
+    def of(cls, trace: GpuTrace) -> _Labels:
         """Parse each text once."""
         parsed = [parse_range_text(text) for text in trace.texts]
         add = trace.strings.add
@@ -76,34 +76,34 @@ def to_profile(
             hint="did the profiler record anything? trace CUDA or HIP, and ranges (NVTX, roctx)",
         )
     _check_times(trace, path)
-    nesting, said = nesting_of(trace.ranges), _Said.of(trace)
+    nesting, labels = nesting_of(trace.ranges), _Labels.of(trace)
     links = _link(trace, nesting)
     strings = trace.strings
-    telling = (said.shapes_row > 0) | said.instruction
-    owner = nearest(telling, nesting.parent, links.cause)
+    specific = (labels.shapes_row > 0) | labels.instruction
+    owner = nearest(specific, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
-    module = nearest(said.module_row > 0, nesting.parent, cause)
-    step = _steps(trace, links, nesting, said)
+    module = nearest(labels.module_row > 0, nesting.parent, cause)
+    step = _steps(trace, links, nesting, labels)
     work, base_ns = trace.work, _first_ns(trace)
-    op_row = np.where(cause >= 0, _of(said.name_row, cause, 0), work.range_row)
+    op_row = np.where(cause >= 0, _of(labels.name_row, cause, 0), work.range_row)
     rank = _ranks(work, _processes(trace, links), source, diagnostics, str(path))
-    comms = _comms(trace, links.cause, nesting, said, strings)
-    host = _host_ops(trace.ranges, nesting, said, base_ns, strings)
+    comms = _comms(trace, links.cause, nesting, labels, strings)
+    host = _host_ops(trace.ranges, nesting, labels, base_ns, strings)
     _report(trace, links, source, diagnostics, str(path))
     return Profile.of(
         path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
         trace.devices or ("",),
         strings.build(),
         op_row=op_row.astype(np.int32),
-        module_row=_of(said.module_row, module, 0).astype(np.int32),
+        module_row=_of(labels.module_row, module, 0).astype(np.int32),
         kernel_row=work.name_row.astype(np.int32),
         category_row=work.category_row.astype(np.int32),
-        shapes_row=_of(said.shapes_row, cause, 0).astype(np.int32),
+        shapes_row=_of(labels.shapes_row, cause, 0).astype(np.int32),
         op_class=_classes(work, comms, strings).astype(np.int8),
         device_index=work.device.astype(np.int32),
         rank=rank.astype(np.int32),
         stream=work.stream,
-        run=_of(said.step, step, -1).astype(np.int32),
+        run=_of(labels.step, step, -1).astype(np.int32),
         start_ns=(work.start_ns - base_ns).astype(np.float64),
         duration_ns=(work.end_ns - work.start_ns).astype(np.float64),
         bytes_moved=np.where(work.bytes_moved >= 0, work.bytes_moved.astype(np.float64), np.nan),
@@ -147,11 +147,11 @@ def _check_times(trace: GpuTrace, path: Path) -> None:
             )
 
 
-def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, said: _Said) -> IntArray:
+def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, labels: _Labels) -> IntArray:
     """The range of the step each event belongs to (-1: none): one around its launch on the same thread, else
     one of the same process that is running then, since backward passes have a thread of their own.
     """
-    is_step = said.step >= 0
+    is_step = labels.step >= 0
     found = nearest(is_step, nesting.parent, links.launched_in)
     rest = np.flatnonzero((found < 0) & (links.launch >= 0))
     steps = np.flatnonzero(is_step & trace.ranges.nests)
@@ -201,7 +201,7 @@ def _ranks(work: DeviceWork, process: IntArray, source: str, diagnostics: Diagno
 
 
 def _host_ops(
-    ranges: Ranges, nesting: Nesting, said: _Said, base_ns: int, strings: StringTableBuilder
+    ranges: Ranges, nesting: Nesting, labels: _Labels, base_ns: int, strings: StringTableBuilder
 ) -> HostOps:
     nothing = np.zeros(len(ranges), np.int32)
     threads, codes = np.unique(np.stack((ranges.process, ranges.thread)), axis=1, return_inverse=True)
@@ -213,13 +213,13 @@ def _host_ops(
         np.int32,
     )
     return HostOps(
-        name_row=said.name_row.astype(np.int32),
+        name_row=labels.name_row.astype(np.int32),
         thread_row=rows[codes.reshape(-1)] if len(rows) else nothing,
         parent=nesting.parent.astype(np.int32),
         start_ns=(ranges.start_ns - base_ns).astype(np.float64),
         duration_ns=(ranges.end_ns - ranges.start_ns).astype(np.float64),
-        sequence=said.sequence,
-        shapes_row=said.shapes_row.astype(np.int32),
+        sequence=labels.sequence,
+        shapes_row=labels.shapes_row.astype(np.int32),
         dtype_row=nothing,
         strides_row=nothing,
         values_row=nothing,
@@ -227,7 +227,7 @@ def _host_ops(
 
 
 def _comms(
-    trace: GpuTrace, cause: IntArray, nesting: Nesting, said: _Said, strings: StringTableBuilder
+    trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _Labels, strings: StringTableBuilder
 ) -> MeasuredComms:
     """The kernels of NCCL and RCCL. Their kind is in the kernel's name, else in a range around the launch."""
     table = strings.build()
@@ -239,9 +239,9 @@ def _comms(
     from_kernel = {row: strings.add(collective_in_kernel(names[row])) for row in rows}
     kind = np.array([from_kernel[row] for row in listed(trace.work.name_row[event])], np.int64)
     range_kinds = {
-        row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(said.name_row))
+        row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(labels.name_row))
     }
-    of_range = np.array([range_kinds[row] for row in listed(said.name_row)], np.int64)
+    of_range = np.array([range_kinds[row] for row in listed(labels.name_row)], np.int64)
     around = nearest(of_range > 0, nesting.parent, cause[event])
     kind = np.where(kind > 0, kind, _of(of_range, around, 0))
     count, unknown = len(event), np.full(len(event), -1, np.int32)
@@ -283,16 +283,16 @@ def _report(trace: GpuTrace, links: _Links, source: str, diagnostics: Diagnostic
         ),
     ):
         share = int(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
-        told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
-        diagnostics.warning(f"{source}.{code}", path, told, count=int(missing.sum()))
+        text = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
+        diagnostics.warning(f"{source}.{code}", path, text, count=int(missing.sum()))
     by_node, by_text = int(links.by_node.sum()), int(((links.cause < 0) & (work.range_row > 0)).sum())
     diagnostics.info(
         f"{source}.linked-by-graph-node", path, "linked to where their graph node was made", count=by_node
     )
     diagnostics.info(f"{source}.linked-by-name", path, "the operation is known by name alone", count=by_text)
     free = int((~trace.ranges.nests).sum())
-    told = "ranges that start and end anywhere are kept as host operations and own no device event"
-    diagnostics.info(f"{source}.start-end-ranges", path, told, count=free)
+    text = "ranges that start and end anywhere are kept as host operations and own no device event"
+    diagnostics.info(f"{source}.start-end-ranges", path, text, count=free)
     nameless = int((work.name_row == 0).sum())
     diagnostics.warning(f"{source}.unnamed", path, "device events have no name", count=nameless)
     negative, zero = int((duration_ns < 0).sum()), int((duration_ns == 0).sum())
@@ -469,9 +469,7 @@ def parse_range_text(text: str) -> RangeText:
     if sizes and not _are_sizes(sizes):
         return RangeText(text)
     step = _STEP.fullmatch(name)
-    return RangeText(
-        name, sizes, int(sequence) if sequence else -1, step=int(step[1]) if step else -1
-    )  # fmt: skip
+    return RangeText(name, sizes, int(sequence) if sequence else -1, step=int(step[1]) if step else -1)
 
 
 def _is_count(part: str) -> bool:

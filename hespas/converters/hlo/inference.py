@@ -21,8 +21,8 @@ __all__ = [
     "ARRAY_RULES",
     "COMPLEX_PARTS",
     "ELEMENTWISE",
-    "Asked",
     "Callee",
+    "Instruction",
     "Rule",
     "agree",
     "array_of",
@@ -61,7 +61,7 @@ class _Find(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Instruction:
     """What a rule may use. ``result`` is what the program states, None where it leaves that out;
     ``group_size`` how many devices talk to one another (1 where that is not stated).
     """
@@ -103,7 +103,7 @@ class Asked:
         return given[0]
 
 
-Rule = Callable[[Asked], Shape]
+Rule = Callable[[Instruction], Shape]
 
 
 def array_of(shape: Shape, what: str) -> ArrayShape:
@@ -180,34 +180,34 @@ def check(fits: bool, expected: str, *found: Shape | ArrayShape) -> None:
 # --- element by element ---
 
 
-def _elementwise(asked: Asked) -> Shape:
-    first = asked.operands[0]
-    for other in asked.operands[1:]:
+def _elementwise(op: Instruction) -> Shape:
+    first = op.operands[0]
+    for other in op.operands[1:]:
         check(same_extents(first, other), "operands of the same shape", first, other)
     return first
 
 
-def _compare(asked: Asked) -> Shape:
-    return with_dims(array_of(_elementwise(asked), "operand 0"), asked.array(0).dims, "pred")
+def _compare(op: Instruction) -> Shape:
+    return with_dims(array_of(_elementwise(op), "operand 0"), op.array(0).dims, "pred")
 
 
-def _is_finite(asked: Asked) -> Shape:
-    return with_dims(asked.array(0), asked.array(0).dims, "pred")
+def _is_finite(op: Instruction) -> Shape:
+    return with_dims(op.array(0), op.array(0).dims, "pred")
 
 
-def _complex(asked: Asked) -> Shape:
-    first = array_of(_elementwise(asked), "operand 0")
+def _complex(op: Instruction) -> Shape:
+    first = array_of(_elementwise(op), "operand 0")
     return with_dims(first, first.dims, "c128" if first.element == "f64" else "c64")
 
 
-def _real(asked: Asked) -> Shape:
-    first = asked.array(0)
+def _real(op: Instruction) -> Shape:
+    first = op.array(0)
     return with_dims(first, first.dims, COMPLEX_PARTS.get(first.element, ""))
 
 
-def _converted(asked: Asked) -> Shape:
+def _converted(op: Instruction) -> Shape:
     """The operand's extents in the type the program states."""
-    return with_dims(asked.array(0), asked.array(0).dims, array_of(asked.stated(), "the result").element)
+    return with_dims(op.array(0), op.array(0).dims, array_of(op.stated(), "the result").element)
 
 
 def bits_of(array: ArrayShape) -> int:
@@ -217,11 +217,11 @@ def bits_of(array: ArrayShape) -> int:
     return 8 if array.dtype.kind is DTypeKind.BOOL else array.dtype.bits
 
 
-def _bitcast_convert(asked: Asked) -> Shape:
-    given, wanted = asked.array(0), array_of(asked.stated(), "the result")
+def _bitcast_convert(op: Instruction) -> Shape:
+    given, wanted = op.array(0), array_of(op.stated(), "the result")
     before, after = bits_of(given), bits_of(wanted)
     if not before or not after:
-        return asked.stated()
+        return op.stated()
     if max(before, after) % min(before, after):
         raise ValueError(f"expected types whose bits divide, found {given.element} and {wanted.element}")
     dims = given.dims
@@ -234,33 +234,33 @@ def _bitcast_convert(asked: Asked) -> Shape:
     return with_dims(given, dims, wanted.element)
 
 
-def _select(asked: Asked) -> Shape:
-    chooser, left, right = asked.array(0), asked.array(1), asked.array(2)
-    fits = same_extents(asked.operands[1], asked.operands[2])
+def _select(op: Instruction) -> Shape:
+    chooser, left, right = op.array(0), op.array(1), op.array(2)
+    fits = same_extents(op.operands[1], op.operands[2])
     check(fits, "two values of the same shape to select from", left, right)
     fits = not chooser.dims or agree(chooser.dims, left.dims)
     check(fits, "a predicate that is scalar or has the extents of the values", chooser, left)
-    return asked.operands[1]
+    return op.operands[1]
 
 
-def _clamp(asked: Asked) -> Shape:
-    low, value, high = asked.array(0), asked.array(1), asked.array(2)
+def _clamp(op: Instruction) -> Shape:
+    low, value, high = op.array(0), op.array(1), op.array(2)
     for bound in (low, high):
         fits = not bound.dims or agree(bound.dims, value.dims)
         check(fits, "bounds that are scalars or have the extents of the value", bound, value)
-    return asked.operands[1]
+    return op.operands[1]
 
 
-def _first(asked: Asked) -> Shape:
-    return asked.operands[0]
+def _first(op: Instruction) -> Shape:
+    return op.operands[0]
 
 
 # --- contractions ---
 
 
-def listed(asked: Asked, key: str, rank: int) -> tuple[int, ...]:
+def listed(op: Instruction, key: str, rank: int) -> tuple[int, ...]:
     """Distinct dimensions of one operand."""
-    found = asked.ints(key)
+    found = op.ints(key)
     if len(set(found)) != len(found) or any(not 0 <= each < rank for each in found):
         raise ValueError(f"expected {key} to name some of {rank} dimensions, found {found}")
     return found
@@ -274,13 +274,13 @@ class _Contracted:
     right_free: tuple[int, ...]
 
 
-def _contracted(asked: Asked) -> _Contracted:
+def _contracted(op: Instruction) -> _Contracted:
     """The dimensions of a product, its pairs having equal extents."""
-    left, right = asked.array(0), asked.array(1)
+    left, right = op.array(0), op.array(1)
     sides: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for name, array in (("lhs", left), ("rhs", right)):
-        batch = listed(asked, f"{name}_batch_dims", len(array.dims))
-        contracting = listed(asked, f"{name}_contracting_dims", len(array.dims))
+        batch = listed(op, f"{name}_batch_dims", len(array.dims))
+        contracting = listed(op, f"{name}_contracting_dims", len(array.dims))
         if set(batch) & set(contracting):
             raise ValueError(f"expected {name} batch and contracting dimensions to be different ones")
         sides.append((batch, contracting))
@@ -301,25 +301,25 @@ def _contracted(asked: Asked) -> _Contracted:
     )
 
 
-def _product_element(asked: Asked) -> str:
-    if asked.result is not None and asked.result.array is not None:
-        return asked.result.array.element
-    left, right = asked.array(0), asked.array(1)
+def _product_element(op: Instruction) -> str:
+    if op.result is not None and op.result.array is not None:
+        return op.result.array.element
+    left, right = op.array(0), op.array(1)
     return left.element if bits_of(left) >= bits_of(right) else right.element
 
 
-def _dot(asked: Asked) -> Shape:
-    if "sparsity" in asked.attributes:  # its compressed operand is shorter than what it stands for
-        return asked.stated()
-    found = _contracted(asked)
-    left, right = asked.array(0), asked.array(1)
+def _dot(op: Instruction) -> Shape:
+    if "sparsity" in op.attributes:  # its compressed operand is shorter than what it stands for
+        return op.stated()
+    found = _contracted(op)
+    left, right = op.array(0), op.array(1)
     dims = [left.dims[place] for place in (*found.batch, *found.left_free)]
-    return with_dims(left, dims + [right.dims[place] for place in found.right_free], _product_element(asked))
+    return with_dims(left, dims + [right.dims[place] for place in found.right_free], _product_element(op))
 
 
-def _scaled_dot(asked: Asked) -> Shape:
+def _scaled_dot(op: Instruction) -> Shape:
     for place in (0, 1):
-        values, scales = asked.array(place), asked.array(place + 2)
+        values, scales = op.array(place), op.array(place + 2)
         if all(extent == 1 for extent in scales.dims):  # no scale, or one for everything
             continue
         fits = len(values.dims) == len(scales.dims) and all(
@@ -327,20 +327,20 @@ def _scaled_dot(asked: Asked) -> Shape:
             for extent, blocks in zip(values.dims, scales.dims, strict=True)
         )
         check(fits, "scales for equal blocks of their operand", values, scales)
-    return _dot(asked)
+    return _dot(op)
 
 
-def _ragged_dot(asked: Asked) -> Shape:
-    found = _contracted(asked)
-    left, right, sizes = asked.array(0), asked.array(1), asked.array(2)
-    ragged = asked.dimension("lhs_ragged_dims", len(left.dims))
+def _ragged_dot(op: Instruction) -> Shape:
+    found = _contracted(op)
+    left, right, sizes = op.array(0), op.array(1), op.array(2)
+    ragged = op.dimension("lhs_ragged_dims", len(left.dims))
     free = found.right_free
     check(bool(sizes.dims), "a list of group sizes", sizes)
     groups = sizes.dims[-1]
     if ragged in found.batch or ragged in found.left_contracting:
         dims = [groups] if ragged in found.left_contracting else []
     else:
-        place = asked.dimension("rhs_group_dims", len(right.dims))
+        place = op.dimension("rhs_group_dims", len(right.dims))
         fits = place in free and agree((right.dims[place],), (groups,))
         check(fits, f"as many groups as extent {place} of the right operand", sizes, right)
         free = tuple([each for each in free if each != place])
@@ -352,7 +352,7 @@ def _ragged_dot(asked: Asked) -> Shape:
         before = tuple([left.dims[place] for place in before[: before.index(ragged)]])
         check(agree(sizes.dims[:-1], before), f"group sizes for each of {before}", sizes, left)
     dims += [left.dims[place] for place in (*found.batch, *found.left_free)]
-    return with_dims(left, dims + [right.dims[place] for place in free], _product_element(asked))
+    return with_dims(left, dims + [right.dims[place] for place in free], _product_element(op))
 
 
 # --- windows ---
@@ -370,9 +370,9 @@ def _windowed(extent: int, dim: WindowDim) -> int:
     return 0 if size > padded or padded <= 0 else (padded - size) // dim.stride + 1
 
 
-def _windows(asked: Asked, array: ArrayShape) -> list[int]:
+def _windows(op: Instruction, array: ArrayShape) -> list[int]:
     """How often the window fits along each dimension of an array."""
-    dims = window(asked.attributes.get("window"))
+    dims = window(op.attributes.get("window"))
     if len(dims) != len(array.dims):
         raise ValueError(f"expected a window of {len(array.dims)} dimensions, found {len(dims)}")
     return [_windowed(extent, dim) for extent, dim in zip(array.dims, dims, strict=True)]
@@ -386,19 +386,19 @@ def _spatial(labels: Mapping[str, int], what: str, rank: int) -> list[int]:
     return order
 
 
-def _convolution(asked: Asked) -> Shape:
-    source, kernel = asked.array(0), asked.array(1)
-    taken, weights, made = dim_labels(asked.attributes.get("dim_labels", ""))
+def _convolution(op: Instruction) -> Shape:
+    source, kernel = op.array(0), op.array(1)
+    taken, weights, made = dim_labels(op.attributes.get("dim_labels", ""))
     rank = len(source.dims)
     check(rank == len(kernel.dims), "operands with equally many dimensions", source, kernel)
     places = [
         _spatial(labels, what, rank)
         for labels, what in ((taken, "input"), (weights, "kernel"), (made, "output"))
     ]
-    dims = window(asked.attributes.get("window"))
+    dims = window(op.attributes.get("window"))
     if len(dims) != len(places[0]):
         raise ValueError(f"expected a window of {len(places[0])} dimensions, found {len(dims)}")
-    groups, batches = asked.number("feature_group_count", 1), asked.number("batch_group_count", 1)
+    groups, batches = op.number("feature_group_count", 1), op.number("batch_group_count", 1)
     if groups < 1 or batches < 1 or (groups > 1 and batches > 1):
         raise ValueError(f"expected groups of features or of batches, found {groups} and {batches}")
     features, depth = source.dims[taken["f"]], kernel.dims[weights["i"]]
@@ -415,7 +415,7 @@ def _convolution(asked: Asked) -> Shape:
     extents[made["f"]] = output
     for ours, theirs, dim in zip(places[0], places[2], dims, strict=True):
         extents[theirs] = _windowed(source.dims[ours], dim)
-    return with_dims(source, extents, _product_element(asked))
+    return with_dims(source, extents, _product_element(op))
 
 
 def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
@@ -432,40 +432,40 @@ def check_reducer(callee: Callee, values: Sequence[Shape]) -> None:
             check(fits, "a computation of scalars", part)
 
 
-def _halves(asked: Asked) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
+def _halves(op: Instruction) -> tuple[list[ArrayShape], tuple[Shape, ...]]:
     """Values reduced together, of equal extents, and what each starts from, a scalar."""
-    body, count = asked.callee("to_apply"), len(asked.operands)
+    body, count = op.callee("to_apply"), len(op.operands)
     if count % 2 or not count:
         raise ValueError(f"expected values and as many initial values, found {count} operands")
     half = count // 2
-    values = [asked.array(place) for place in range(half)]
+    values = [op.array(place) for place in range(half)]
     for other in values[1:]:
         check(agree(values[0].dims, other.dims), "values of equal extents", values[0], other)
-    for start in asked.operands[half:]:
+    for start in op.operands[half:]:
         check(not array_of(start, "an initial value").dims, "a scalar to start from", start)
-    check_reducer(body, asked.operands[half:])
-    return values, asked.operands[half:]
+    check_reducer(body, op.operands[half:])
+    return values, op.operands[half:]
 
 
-def _reduce(asked: Asked) -> Shape:
-    values, starts = _halves(asked)
-    dropped = set(listed(asked, "dimensions", len(values[0].dims)))
+def _reduce(op: Instruction) -> Shape:
+    values, starts = _halves(op)
+    dropped = set(listed(op, "dimensions", len(values[0].dims)))
     dims = [extent for place, extent in enumerate(values[0].dims) if place not in dropped]
     return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
 
 
-def _reduce_window(asked: Asked) -> Shape:
-    dims = _windows(asked, asked.array(0))
-    _values, starts = _halves(asked)
+def _reduce_window(op: Instruction) -> Shape:
+    dims = _windows(op, op.array(0))
+    _values, starts = _halves(op)
     return one_or_tuple([with_dims(array_of(start, "it"), dims) for start in starts])
 
 
-def _select_and_scatter(asked: Asked) -> Shape:
-    operand, source = asked.array(0), asked.array(1)
-    check(not asked.array(2).dims, "a scalar to start from", asked.operands[2])
-    dims = _windows(asked, operand)
+def _select_and_scatter(op: Instruction) -> Shape:
+    operand, source = op.array(0), op.array(1)
+    check(not op.array(2).dims, "a scalar to start from", op.operands[2])
+    dims = _windows(op, operand)
     check(agree(dims, source.dims), f"{dims} values, one per window", source)
-    return asked.operands[0]
+    return op.operands[0]
 
 
 _KEEPING = """

@@ -10,8 +10,8 @@ from hespas.converters.hlo.attributes import Mesh, header_meshes, integer, is_tr
 from hespas.converters.hlo.inference import (
     ARRAY_RULES,
     ELEMENTWISE,
-    Asked,
     Callee,
+    Instruction,
     Rule,
     array_of,
     check,
@@ -34,22 +34,22 @@ _TOKEN = Shape(ArrayShape(find_dtype("token"), "token", ()))
 _U32 = Shape(ArrayShape(find_dtype("u32"), "u32", ()))
 
 
-def _first(asked: Asked) -> Shape:
-    return asked.operands[0]
+def _first(op: Instruction) -> Shape:
+    return op.operands[0]
 
 
 # --- tuples and calls ---
 
 
-def _tuple(asked: Asked) -> Shape:
-    return tuple_of(asked.operands)
+def _tuple(op: Instruction) -> Shape:
+    return tuple_of(op.operands)
 
 
-def _element(asked: Asked) -> Shape:
-    if "index" not in asked.attributes:
+def _element(op: Instruction) -> Shape:
+    if "index" not in op.attributes:
         raise ValueError("expected an attribute index")
-    number = asked.number("index", -1)
-    elements = asked.operands[0].elements
+    number = op.number("index", -1)
+    elements = op.operands[0].elements
     if elements is None or not 0 <= number < len(elements):
         count = 0 if elements is None else len(elements)
         raise ValueError(f"expected an index below {count}, the size of the tuple, found {number}")
@@ -77,22 +77,22 @@ def _fits(callee: Callee, place: int, wanted: Shape, given: Shape) -> bool:
     return True
 
 
-def _call(asked: Asked) -> Shape:
-    key = "to_apply" if "to_apply" in asked.attributes else "calls"
-    callee = asked.callee(key)
-    _check_arguments(callee, asked.operands, "the computation")
+def _call(op: Instruction) -> Shape:
+    key = "to_apply" if "to_apply" in op.attributes else "calls"
+    callee = op.callee(key)
+    _check_arguments(callee, op.operands, "the computation")
     return callee.result
 
 
-def _fusion(asked: Asked) -> Shape:
-    callee = asked.callee("calls")
-    _check_arguments(callee, asked.operands, "the computation", all_used=False)
+def _fusion(op: Instruction) -> Shape:
+    callee = op.callee("calls")
+    _check_arguments(callee, op.operands, "the computation", all_used=False)
     return callee.result
 
 
-def _while(asked: Asked) -> Shape:
-    state = asked.operands[:1]
-    body, condition = asked.callee("body"), asked.callee("condition")
+def _while(op: Instruction) -> Shape:
+    state = op.operands[:1]
+    body, condition = op.callee("body"), op.callee("condition")
     _check_arguments(body, state, "the body")
     _check_arguments(condition, state, "the condition")
     scalar = condition.result.array is not None and not condition.result.array.dims
@@ -100,16 +100,16 @@ def _while(asked: Asked) -> Shape:
     return body.result
 
 
-def _conditional(asked: Asked) -> Shape:
-    check(not asked.array(0).dims, "a scalar to branch on", asked.operands[0])
-    keys = [("branch_computations", place) for place in range(len(asked.operands) - 1)]
-    if "branch_computations" not in asked.attributes:
+def _conditional(op: Instruction) -> Shape:
+    check(not op.array(0).dims, "a scalar to branch on", op.operands[0])
+    keys = [("branch_computations", place) for place in range(len(op.operands) - 1)]
+    if "branch_computations" not in op.attributes:
         keys = [("true_computation", 0), ("false_computation", 0)]
-    if len(keys) != len(asked.operands) - 1:
+    if len(keys) != len(op.operands) - 1:
         raise ValueError(f"expected an operand for each of {len(keys)} branches")
-    branches = [asked.callee(key, place) for key, place in keys]
+    branches = [op.callee(key, place) for key, place in keys]
     for place, branch in enumerate(branches):
-        _check_arguments(branch, asked.operands[place + 1 : place + 2], f"branch {place}")
+        _check_arguments(branch, op.operands[place + 1 : place + 2], f"branch {place}")
         fits = _fits(branches[0], -1, branches[0].result, branch.result)
         check(fits, "branches that make the same", branches[0].result, branch.result)
     return branches[0].result
@@ -118,28 +118,28 @@ def _conditional(asked: Asked) -> Shape:
 # --- between devices ---
 
 
-def _gathered(asked: Asked, *, start: bool = False) -> Shape:
+def _gathered(op: Instruction, *, start: bool = False) -> Shape:
     """Operands joined along one dimension, as often as devices talk to one another."""
-    result = asked.stated()
+    result = op.stated()
     whole = result.element(1) if start and result.elements and len(result.elements) > 1 else result
-    parts = [whole] if len(asked.operands) == 1 else list(whole.elements or ())
-    if len(parts) != len(asked.operands):
-        raise ValueError(f"expected {len(asked.operands)} results, found {shown_shape(result)}")
-    rank = len(asked.array(0).dims)
-    along = asked.dimension("dimensions", rank)
-    given, made = asked.array(0).dims, array_of(parts[0], "the result").dims
-    check(len(made) == rank, "equally many dimensions", asked.operands[0], parts[0])
+    parts = [whole] if len(op.operands) == 1 else list(whole.elements or ())
+    if len(parts) != len(op.operands):
+        raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(result)}")
+    rank = len(op.array(0).dims)
+    along = op.dimension("dimensions", rank)
+    given, made = op.array(0).dims, array_of(parts[0], "the result").dims
+    check(len(made) == rank, "equally many dimensions", op.operands[0], parts[0])
     if DYNAMIC in (given[along], made[along]):
         return result
-    shards = -(-made[along] // given[along]) if given[along] else max(asked.group_size, 1)
-    expected = f"{asked.group_size} shards along dimension {along}, one of each device"
-    check(asked.group_size in (1, shards), expected, asked.operands[0], parts[0])
+    shards = -(-made[along] // given[along]) if given[along] else max(op.group_size, 1)
+    expected = f"{op.group_size} shards along dimension {along}, one of each device"
+    check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
     joined: list[Shape] = []
-    for place in range(len(asked.operands)):
-        array = asked.array(place)
+    for place in range(len(op.operands)):
+        array = op.array(place)
         check(along < len(array.dims), f"a dimension {along}", array)
         joined.append(_scaled(array, along, array.dims[along] * shards))
-    return _started(asked, one_or_tuple(joined)) if start else one_or_tuple(joined)
+    return _started(op, one_or_tuple(joined)) if start else one_or_tuple(joined)
 
 
 def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
@@ -148,38 +148,38 @@ def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
     return with_dims(array, dims)
 
 
-def _started(asked: Asked, made: Shape) -> Shape:
+def _started(op: Instruction, made: Shape) -> Shape:
     """What the start of a collective makes: operands, results, and whatever the backend keeps."""
-    result = asked.stated()
+    result = op.stated()
     elements = result.elements
     if not elements:  # as text of older versions has it
         return made
-    wrapped = len(asked.operands) == 1 and elements[0].elements is not None
-    given = tuple_of(asked.operands) if wrapped else one_or_tuple(asked.operands)
+    wrapped = len(op.operands) == 1 and elements[0].elements is not None
+    given = tuple_of(op.operands) if wrapped else one_or_tuple(op.operands)
     return tuple_of((given, made, *elements[2:]))
 
 
-def _all_gather_start(asked: Asked) -> Shape:
-    return _gathered(asked, start=True)
+def _all_gather_start(op: Instruction) -> Shape:
+    return _gathered(op, start=True)
 
 
-def _reduce_scatter(asked: Asked) -> Shape:
+def _reduce_scatter(op: Instruction) -> Shape:
     """One shard of each operand."""
-    result = asked.stated()
-    parts = [result] if len(asked.operands) == 1 else list(result.elements or ())
-    if len(parts) != len(asked.operands):
-        raise ValueError(f"expected {len(asked.operands)} results, found {shown_shape(result)}")
-    along = asked.dimension("dimensions", len(asked.array(0).dims))
-    given, made = asked.array(0).dims, array_of(parts[0], "the result").dims
-    check(len(made) == len(given), "equally many dimensions", asked.operands[0], parts[0])
+    result = op.stated()
+    parts = [result] if len(op.operands) == 1 else list(result.elements or ())
+    if len(parts) != len(op.operands):
+        raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(result)}")
+    along = op.dimension("dimensions", len(op.array(0).dims))
+    given, made = op.array(0).dims, array_of(parts[0], "the result").dims
+    check(len(made) == len(given), "equally many dimensions", op.operands[0], parts[0])
     if DYNAMIC in (given[along], made[along]):
         return result
-    shards = -(-given[along] // made[along]) if made[along] else max(asked.group_size, 1)
-    expected = f"{asked.group_size} shards along dimension {along}, one for each device"
-    check(asked.group_size in (1, shards), expected, asked.operands[0], parts[0])
+    shards = -(-given[along] // made[along]) if made[along] else max(op.group_size, 1)
+    expected = f"{op.group_size} shards along dimension {along}, one for each device"
+    check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
     cut: list[Shape] = []
-    for place in range(len(asked.operands)):
-        array = asked.array(place)
+    for place in range(len(op.operands)):
+        array = op.array(place)
         check(along < len(array.dims), f"a dimension {along}", array)
         fits = shards > 0 and (array.dims[along] == DYNAMIC or array.dims[along] % shards == 0)
         check(fits, f"{shards} equal shards along dimension {along}", array)
@@ -187,103 +187,103 @@ def _reduce_scatter(asked: Asked) -> Shape:
     return one_or_tuple(cut)
 
 
-def _each(asked: Asked) -> Shape:
+def _each(op: Instruction) -> Shape:
     """Every operand's own shape."""
-    return one_or_tuple(asked.operands)
+    return one_or_tuple(op.operands)
 
 
-def _all_to_all(asked: Asked) -> Shape:
-    first = asked.array(0)
-    if "dimensions" in asked.attributes:
-        along = asked.dimension("dimensions", len(first.dims))
-        fits = first.dims[along] == DYNAMIC or first.dims[along] % max(asked.group_size, 1) == 0
-        check(fits, f"{asked.group_size} equal parts along dimension {along}", first)
-        return one_or_tuple(asked.operands)
-    for place in range(1, len(asked.operands)):
-        check(same_extents(asked.operands[0], asked.operands[place]), "operands alike", *asked.operands[:2])
-    if asked.group_size > 1 and len(asked.operands) != asked.group_size:
-        raise ValueError(f"expected {asked.group_size} operands, one per device, found {len(asked.operands)}")
-    result = asked.stated()
-    return asked.operands[0] if result.elements is None else tuple_of(asked.operands)
+def _all_to_all(op: Instruction) -> Shape:
+    first = op.array(0)
+    if "dimensions" in op.attributes:
+        along = op.dimension("dimensions", len(first.dims))
+        fits = first.dims[along] == DYNAMIC or first.dims[along] % max(op.group_size, 1) == 0
+        check(fits, f"{op.group_size} equal parts along dimension {along}", first)
+        return one_or_tuple(op.operands)
+    for place in range(1, len(op.operands)):
+        check(same_extents(op.operands[0], op.operands[place]), "operands alike", *op.operands[:2])
+    if op.group_size > 1 and len(op.operands) != op.group_size:
+        raise ValueError(f"expected {op.group_size} operands, one per device, found {len(op.operands)}")
+    result = op.stated()
+    return op.operands[0] if result.elements is None else tuple_of(op.operands)
 
 
-def _ragged_all_to_all(asked: Asked) -> Shape:
-    if len(asked.operands) != 6:
-        raise ValueError(f"expected 6 operands, found {len(asked.operands)}")
+def _ragged_all_to_all(op: Instruction) -> Shape:
+    if len(op.operands) != 6:
+        raise ValueError(f"expected 6 operands, found {len(op.operands)}")
     for place in (3, 4, 5):
-        fits = same_extents(asked.operands[2], asked.operands[place])
-        check(fits, "offsets and sizes alike", asked.operands[2], asked.operands[place])
-    return asked.operands[1]
+        fits = same_extents(op.operands[2], op.operands[place])
+        check(fits, "offsets and sizes alike", op.operands[2], op.operands[place])
+    return op.operands[1]
 
 
-def _in_place(asked: Asked) -> bool:
+def _in_place(op: Instruction) -> bool:
     """Whether a permutation is written into a buffer it is given, at given offsets."""
-    offsets = asked.operands[2].elements if len(asked.operands) == 4 else None
+    offsets = op.operands[2].elements if len(op.operands) == 4 else None
     return offsets is not None
 
 
-def _permuted(asked: Asked) -> Shape:
-    return asked.operands[1] if _in_place(asked) else one_or_tuple(asked.operands)
+def _permuted(op: Instruction) -> Shape:
+    return op.operands[1] if _in_place(op) else one_or_tuple(op.operands)
 
 
-def _permute_start(asked: Asked) -> Shape:
-    stated = asked.result.elements if asked.result is not None and asked.result.elements else ()
-    if _in_place(asked):
-        return tuple_of((*asked.operands[:2], *stated[2:]))
-    return _started(asked, one_or_tuple(asked.operands))
+def _permute_start(op: Instruction) -> Shape:
+    stated = op.result.elements if op.result is not None and op.result.elements else ()
+    if _in_place(op):
+        return tuple_of((*op.operands[:2], *stated[2:]))
+    return _started(op, one_or_tuple(op.operands))
 
 
-def _finished(asked: Asked) -> Shape:
+def _finished(op: Instruction) -> Shape:
     """The results that a start promised."""
-    elements = asked.operands[0].elements
+    elements = op.operands[0].elements
     if elements is None or len(elements) < 2:
-        raise ValueError(f"expected what a start makes, found {shown_shape(asked.operands[0])}")
+        raise ValueError(f"expected what a start makes, found {shown_shape(op.operands[0])}")
     return elements[1]
 
 
-def _copy_start(asked: Asked) -> Shape:
-    return tuple_of((asked.operands[0], asked.operands[0], _U32))
+def _copy_start(op: Instruction) -> Shape:
+    return tuple_of((op.operands[0], op.operands[0], _U32))
 
 
-def _copy_done(asked: Asked) -> Shape:
-    made = _finished(asked)
-    first = asked.operands[0].element(0)
+def _copy_done(op: Instruction) -> Shape:
+    made = _finished(op)
+    first = op.operands[0].element(0)
     check(same_extents(first, made), "a copy like its source", first, made)
     return first
 
 
-def _handle(asked: Asked) -> Shape:
+def _handle(op: Instruction) -> Shape:
     """The number by which a backend knows a message, of whatever type."""
-    elements = asked.stated().elements
+    elements = op.stated().elements
     handle = elements[1] if elements is not None and len(elements) > 1 else _U32
     return handle if handle.array is not None and not handle.array.dims else _U32
 
 
-def _send(asked: Asked) -> Shape:
-    return tuple_of((asked.operands[0], _handle(asked), _TOKEN))
+def _send(op: Instruction) -> Shape:
+    return tuple_of((op.operands[0], _handle(op), _TOKEN))
 
 
-def _recv(asked: Asked) -> Shape:
-    elements = asked.stated().elements
+def _recv(op: Instruction) -> Shape:
+    elements = op.stated().elements
     if not elements:
-        raise ValueError(f"expected data, a number and a token, found {shown_shape(asked.stated())}")
-    return tuple_of((elements[0], _handle(asked), _TOKEN))
+        raise ValueError(f"expected data, a number and a token, found {shown_shape(op.stated())}")
+    return tuple_of((elements[0], _handle(op), _TOKEN))
 
 
-def _recv_done(asked: Asked) -> Shape:
-    elements = asked.operands[0].elements
+def _recv_done(op: Instruction) -> Shape:
+    elements = op.operands[0].elements
     if not elements:
-        raise ValueError(f"expected what a receive makes, found {shown_shape(asked.operands[0])}")
+        raise ValueError(f"expected what a receive makes, found {shown_shape(op.operands[0])}")
     return tuple_of((elements[0], _TOKEN))
 
 
-def _async_start(asked: Asked) -> Shape:
+def _async_start(op: Instruction) -> Shape:
     """A start that names its computation: what that takes, what it makes, and a context."""
-    key = "calls" if "calls" in asked.attributes else "to_apply"
-    callee = asked.callee(key)
-    _check_arguments(callee, asked.operands, "the computation")
-    stated = asked.result.elements if asked.result is not None and asked.result.elements else ()
-    return tuple_of((tuple_of(asked.operands), callee.result, *stated[2:]))
+    key = "calls" if "calls" in op.attributes else "to_apply"
+    callee = op.callee(key)
+    _check_arguments(callee, op.operands, "the computation")
+    stated = op.result.elements if op.result is not None and op.result.elements else ()
+    return tuple_of((tuple_of(op.operands), callee.result, *stated[2:]))
 
 
 _RULES: dict[str, Rule] = {
@@ -295,9 +295,9 @@ _RULES: dict[str, Rule] = {
     "fusion": _fusion,
     "while": _while,
     "conditional": _conditional,
-    "after-all": lambda _asked: _TOKEN,
-    "partition-id": lambda _asked: _U32,
-    "replica-id": lambda _asked: _U32,
+    "after-all": lambda _: _TOKEN,
+    "partition-id": lambda _: _U32,
+    "replica-id": lambda _: _U32,
     "all-gather": _gathered,
     "all-gather-start": _all_gather_start,
     "all-gather-done": _finished,
@@ -314,7 +314,7 @@ _RULES: dict[str, Rule] = {
     "copy-start": _copy_start,
     "copy-done": _copy_done,
     "send": _send,
-    "send-done": lambda _asked: _TOKEN,
+    "send-done": lambda _: _TOKEN,
     "recv": _recv,
     "recv-done": _recv_done,
     "async-start": _async_start,
@@ -327,10 +327,10 @@ _RULES: dict[str, Rule] = {
 
 
 class Inference:
-    """What the computations of a module take and make, and the size of groups of devices; all asked once."""
+    """What the computations of a module take and make, and the size of groups of devices; each found once."""
 
     def __init__(self, computations: Mapping[str, Computation], shapes: Sequence[Shape]) -> None:
-        """Start with nothing asked. Both may grow later."""
+        """Start with nothing found. Both may grow later."""
         self._computations = computations
         self._shapes = shapes
         self._callees: dict[str, Callee] = {}
@@ -371,25 +371,23 @@ class Inference:
             return self.callee(attributes, key, place)
 
         if rule is not None:
-            return rule(Asked(operands, attributes, callee, stated, group_size))
+            return rule(Instruction(operands, attributes, callee, stated, group_size))
         base, suffix = base_opcode(opcode)
         if not suffix or stated is None:
             return None
-        return self._asynchronous(_RULES.get(base), suffix, Asked(operands, attributes, callee, stated))
+        return self._asynchronous(_RULES.get(base), suffix, Instruction(operands, attributes, callee, stated))
 
-    def _asynchronous(self, rule: Rule | None, suffix: str, asked: Asked) -> Shape:
+    def _asynchronous(self, rule: Rule | None, suffix: str, op: Instruction) -> Shape:
         """``slice-start``, ``-update``, ``-done``: what is wrapped, made of (operands), result, context."""
         if suffix != "-start":
-            return _RULES[f"async{suffix}"](asked)
-        stated = asked.stated().elements
+            return _RULES[f"async{suffix}"](op)
+        stated = op.stated().elements
         if stated is None or len(stated) < 2:
-            raise ValueError(
-                f"expected operands, a result and a context, found {shown_shape(asked.stated())}"
-            )
+            raise ValueError(f"expected operands, a result and a context, found {shown_shape(op.stated())}")
         made = stated[1]
         if rule is not None:
-            made = rule(Asked(asked.operands, asked.attributes, asked.callee, made))
-        return tuple_of((tuple_of(asked.operands), made, *stated[2:]))
+            made = rule(Instruction(op.operands, op.attributes, op.callee, made))
+        return tuple_of((tuple_of(op.operands), made, *stated[2:]))
 
 
 # --- Whether the shapes of a module fit one another: every instruction against its operands, every call

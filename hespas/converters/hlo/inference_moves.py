@@ -10,7 +10,7 @@ from math import prod
 from hespas.converters.hlo.attributes import integer, is_true
 from hespas.converters.hlo.inference import (
     COMPLEX_PARTS,
-    Asked,
+    Instruction,
     Rule,
     agree,
     array_of,
@@ -31,11 +31,11 @@ _SLICE = re.compile(r"\[(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\]")
 _S32 = Shape(ArrayShape(find_dtype("s32"), "s32", ()))
 
 
-def _broadcast(asked: Asked) -> Shape:
-    given = asked.array(0)
-    if asked.result is None:
-        return with_dims(given, (*asked.ints("dimensions"), *given.dims))
-    made, places = array_of(asked.result, "the result"), asked.ints("dimensions")
+def _broadcast(op: Instruction) -> Shape:
+    given = op.array(0)
+    if op.result is None:
+        return with_dims(given, (*op.ints("dimensions"), *given.dims))
+    made, places = array_of(op.result, "the result"), op.ints("dimensions")
     if len(places) != len(given.dims) or any(not 0 <= place < len(made.dims) for place in places):
         raise ValueError(f"expected a dimension of the result for each of the operand, found {places}")
     extents = [made.dims[place] for place in places]
@@ -47,19 +47,19 @@ def _elements(array: ArrayShape) -> int | None:
     return None if DYNAMIC in array.dims else prod(array.dims)
 
 
-def _reshape(asked: Asked) -> Shape:
-    given, made = asked.array(0), array_of(asked.stated(), "the result")
+def _reshape(op: Instruction) -> Shape:
+    given, made = op.array(0), array_of(op.stated(), "the result")
     before, after = _elements(given), _elements(made)
     fits = before is None or after is None or before == after
     check(fits, "as many elements as the operand has", given, made)
     return with_dims(given, made.dims)
 
 
-def _bitcast(asked: Asked) -> Shape:
+def _bitcast(op: Instruction) -> Shape:
     """Another view of the same bytes. They are compared where layouts are assigned, as XLA does; not where
     tiles pad them or small types are packed.
     """
-    result, given = asked.stated(), asked.operands[0]
+    result, given = op.stated(), op.operands[0]
     before, after = given.array, result.array
     if before is None or after is None:
         return result
@@ -73,25 +73,25 @@ def _bitcast(asked: Asked) -> Shape:
     return result
 
 
-def _transpose(asked: Asked) -> Shape:
-    given = asked.array(0)
-    order = asked.ints("dimensions")
+def _transpose(op: Instruction) -> Shape:
+    given = op.array(0)
+    order = op.ints("dimensions")
     if sorted(order) != list(range(len(given.dims))):
         raise ValueError(f"expected dimensions to permute {len(given.dims)} of them, found {order}")
     return with_dims(given, [given.dims[place] for place in order])
 
 
-def _reverse(asked: Asked) -> Shape:
-    listed(asked, "dimensions", len(asked.array(0).dims))
-    return asked.operands[0]
+def _reverse(op: Instruction) -> Shape:
+    listed(op, "dimensions", len(op.array(0).dims))
+    return op.operands[0]
 
 
-def _concatenate(asked: Asked) -> Shape:
-    first = asked.array(0)
-    along = asked.dimension("dimensions", len(first.dims))
+def _concatenate(op: Instruction) -> Shape:
+    first = op.array(0)
+    along = op.dimension("dimensions", len(first.dims))
     total = 0
-    for place in range(len(asked.operands)):
-        part = asked.array(place)
+    for place in range(len(op.operands)):
+        part = op.array(place)
         fits = len(part.dims) == len(first.dims) and agree(
             (*first.dims[:along], *first.dims[along + 1 :]), (*part.dims[:along], *part.dims[along + 1 :])
         )
@@ -100,9 +100,9 @@ def _concatenate(asked: Asked) -> Shape:
     return with_dims(first, (*first.dims[:along], total, *first.dims[along + 1 :]))
 
 
-def _slice(asked: Asked) -> Shape:
-    given = asked.array(0)
-    text = "".join(asked.attributes.get("slice", "").split())
+def _slice(op: Instruction) -> Shape:
+    given = op.array(0)
+    text = "".join(op.attributes.get("slice", "").split())
     ranges = _SLICE.findall(text)
     if len(ranges) != len(given.dims) or text.count("[") != len(ranges):
         raise ValueError(
@@ -117,9 +117,9 @@ def _slice(asked: Asked) -> Shape:
     return with_dims(given, dims)
 
 
-def _check_indices(asked: Asked, first: int, rank: int) -> None:
+def _check_indices(op: Instruction, first: int, rank: int) -> None:
     """Where a dynamic slice starts: one scalar per dimension, or a list of them."""
-    given = [asked.array(place) for place in range(first, len(asked.operands))]
+    given = [op.array(place) for place in range(first, len(op.operands))]
     if len(given) == 1 and len(given[0].dims) == 1:
         check(agree(given[0].dims, (rank,)), f"{rank} start indices", given[0])
         return
@@ -129,9 +129,9 @@ def _check_indices(asked: Asked, first: int, rank: int) -> None:
         check(not index.dims, "start indices that are scalars", index)
 
 
-def _dynamic_slice(asked: Asked) -> Shape:
-    given, sizes = asked.array(0), asked.ints("dynamic_slice_sizes")
-    _check_indices(asked, 1, len(given.dims))
+def _dynamic_slice(op: Instruction) -> Shape:
+    given, sizes = op.array(0), op.ints("dynamic_slice_sizes")
+    _check_indices(op, 1, len(given.dims))
     fits = len(sizes) == len(given.dims) and all(
         size <= extent or extent == DYNAMIC for size, extent in zip(sizes, given.dims, strict=True)
     )
@@ -139,20 +139,20 @@ def _dynamic_slice(asked: Asked) -> Shape:
     return with_dims(given, sizes)
 
 
-def _dynamic_update_slice(asked: Asked) -> Shape:
-    given, update = asked.array(0), asked.array(1)
-    _check_indices(asked, 2, len(given.dims))
+def _dynamic_update_slice(op: Instruction) -> Shape:
+    given, update = op.array(0), op.array(1)
+    _check_indices(op, 2, len(given.dims))
     fits = len(given.dims) == len(update.dims) and all(
         part <= whole or DYNAMIC in (part, whole) for part, whole in zip(update.dims, given.dims, strict=True)
     )
     check(fits, "an update that lies within the operand", given, update)
-    return asked.operands[0]
+    return op.operands[0]
 
 
-def _pad(asked: Asked) -> Shape:
-    given = asked.array(0)
-    check(not asked.array(1).dims, "a scalar to pad with", asked.operands[1])
-    text = asked.attributes.get("padding", "")
+def _pad(op: Instruction) -> Shape:
+    given = op.array(0)
+    check(not op.array(1).dims, "a scalar to pad with", op.operands[1])
+    text = op.attributes.get("padding", "")
     rows = [[integer(item) for item in part.split("_")] for part in text.split("x")] if text else []
     if len(rows) != len(given.dims) or any(not 2 <= len(row) <= 3 for row in rows):
         raise ValueError(f"expected padding such as 0_1x1_0_2 for {len(given.dims)} dimensions")
@@ -165,22 +165,22 @@ def _pad(asked: Asked) -> Shape:
     return with_dims(given, dims)
 
 
-def _index_dims(asked: Asked, place: int, count_key: str) -> list[int]:
+def _index_dims(op: Instruction, place: int, count_key: str) -> list[int]:
     """Extents of a table of indices without the dimension that one index lies along."""
-    table = asked.array(place)
-    along = asked.number("index_vector_dim", len(table.dims))
+    table = op.array(place)
+    along = op.number("index_vector_dim", len(table.dims))
     dims = [*table.dims, 1] if along == len(table.dims) else list(table.dims)
     check(0 <= along < len(dims), f"a dimension {along} that an index lies along", table)
-    listed = asked.ints(count_key)
+    listed = op.ints(count_key)
     check(dims[along] in (len(listed), DYNAMIC), f"{len(listed)} numbers in each index", table)
     return dims[:along] + dims[along + 1 :]
 
 
-def _gather(asked: Asked) -> Shape:
-    given = asked.array(0)
-    rows = _index_dims(asked, 1, "start_index_map")
-    sizes, offsets = asked.ints("slice_sizes"), asked.ints("offset_dims")
-    gone = {*asked.ints("collapsed_slice_dims"), *asked.ints("operand_batching_dims")}
+def _gather(op: Instruction) -> Shape:
+    given = op.array(0)
+    rows = _index_dims(op, 1, "start_index_map")
+    sizes, offsets = op.ints("slice_sizes"), op.ints("offset_dims")
+    gone = {*op.ints("collapsed_slice_dims"), *op.ints("operand_batching_dims")}
     fits = len(sizes) == len(given.dims) == len(offsets) + len(gone) and all(
         0 <= size <= extent or extent == DYNAMIC for size, extent in zip(sizes, given.dims, strict=True)
     )
@@ -196,15 +196,15 @@ def _gather(asked: Asked) -> Shape:
     return with_dims(given, [next(windows if place in inside else batches) for place in range(rank)])
 
 
-def _scatter(asked: Asked) -> Shape:
-    count = len(asked.operands) // 2
-    if len(asked.operands) != 2 * count + 1 or not count:
-        raise ValueError(f"expected operands, indices and updates, found {len(asked.operands)} operands")
-    rows = _index_dims(asked, count, "scatter_dims_to_operand_dims")
-    inside = listed(asked, "update_window_dims", len(asked.array(count + 1).dims))
-    gone = {*asked.ints("inserted_window_dims"), *asked.ints("input_batching_dims")}
+def _scatter(op: Instruction) -> Shape:
+    count = len(op.operands) // 2
+    if len(op.operands) != 2 * count + 1 or not count:
+        raise ValueError(f"expected operands, indices and updates, found {len(op.operands)} operands")
+    rows = _index_dims(op, count, "scatter_dims_to_operand_dims")
+    inside = listed(op, "update_window_dims", len(op.array(count + 1).dims))
+    gone = {*op.ints("inserted_window_dims"), *op.ints("input_batching_dims")}
     for place in range(count):
-        given, update = asked.array(place), asked.array(count + 1 + place)
+        given, update = op.array(place), op.array(count + 1 + place)
         whole = [extent for dim, extent in enumerate(given.dims) if dim not in gone]
         fits = len(inside) + len(gone) == len(given.dims) and len(update.dims) == len(rows) + len(inside)
         check(fits, "updates with a dimension for each of window and indices", given, update)
@@ -212,78 +212,78 @@ def _scatter(asked: Asked) -> Shape:
         fits = all(a <= b or DYNAMIC in (a, b) for a, b in zip(parts, whole, strict=True))
         check(fits, "updates that lie within the operand", given, update)
         along = [extent for dim, extent in enumerate(update.dims) if dim not in inside]
-        check(agree(along, rows), "an update for each index", asked.array(count), update)
-    check_reducer(asked.callee("to_apply"), asked.operands[:count])
-    return one_or_tuple(asked.operands[:count])
+        check(agree(along, rows), "an update for each index", op.array(count), update)
+    check_reducer(op.callee("to_apply"), op.operands[:count])
+    return one_or_tuple(op.operands[:count])
 
 
-def _sort(asked: Asked) -> Shape:
-    first = asked.array(0)
-    for place in range(1, len(asked.operands)):
-        check(agree(first.dims, asked.array(place).dims), "operands of equal extents", *asked.operands[:2])
-    asked.dimension("dimensions", max(len(first.dims), 1), max(len(first.dims) - 1, 0))
-    compare = asked.callee("to_apply")
-    if len(compare.parameters) != 2 * len(asked.operands):
+def _sort(op: Instruction) -> Shape:
+    first = op.array(0)
+    for place in range(1, len(op.operands)):
+        check(agree(first.dims, op.array(place).dims), "operands of equal extents", *op.operands[:2])
+    op.dimension("dimensions", max(len(first.dims), 1), max(len(first.dims) - 1, 0))
+    compare = op.callee("to_apply")
+    if len(compare.parameters) != 2 * len(op.operands):
         count = len(compare.parameters)
-        raise ValueError(f"expected a comparison of {2 * len(asked.operands)} values, found {count}")
+        raise ValueError(f"expected a comparison of {2 * len(op.operands)} values, found {count}")
     for part in (*compare.parameters, compare.result):
         if part is not None:
             check(part.array is not None and not part.array.dims, "a comparison of scalars", part)
-    return one_or_tuple(asked.operands)
+    return one_or_tuple(op.operands)
 
 
-def _map(asked: Asked) -> Shape:
-    first = asked.array(0)
-    for place in range(1, len(asked.operands)):
-        other = asked.array(place)
+def _map(op: Instruction) -> Shape:
+    first = op.array(0)
+    for place in range(1, len(op.operands)):
+        other = op.array(place)
         check(agree(first.dims, other.dims), "operands of equal extents", first, other)
-    body = asked.callee("to_apply")
+    body = op.callee("to_apply")
     made = array_of(body.result, "what the computation makes")
-    if len(body.parameters) != len(asked.operands):
+    if len(body.parameters) != len(op.operands):
         count = len(body.parameters)
-        raise ValueError(f"expected a computation of {len(asked.operands)} parameters, found {count}")
+        raise ValueError(f"expected a computation of {len(op.operands)} parameters, found {count}")
     for part in (*body.parameters, body.result):
         if part is not None:
             check(part.array is not None and not part.array.dims, "a computation of scalars", part)
     return with_dims(first, first.dims, made.element)
 
 
-def _scalar(asked: Asked) -> Shape:
+def _scalar(op: Instruction) -> Shape:
     """One number, of whatever type the program states."""
-    return _S32 if asked.result is None else with_dims(array_of(asked.result, "the result"), ())
+    return _S32 if op.result is None else with_dims(array_of(op.result, "the result"), ())
 
 
-def _iota(asked: Asked) -> Shape:
-    made = array_of(asked.stated(), "the result")
-    asked.dimension("iota_dimension", len(made.dims))
-    return asked.stated()
+def _iota(op: Instruction) -> Shape:
+    made = array_of(op.stated(), "the result")
+    op.dimension("iota_dimension", len(made.dims))
+    return op.stated()
 
 
-def _rng(asked: Asked) -> Shape:
+def _rng(op: Instruction) -> Shape:
     for place in (0, 1):
-        check(not asked.array(place).dims, "scalar parameters of the distribution", asked.operands[place])
-    return asked.stated()
+        check(not op.array(place).dims, "scalar parameters of the distribution", op.operands[place])
+    return op.stated()
 
 
-def _rng_bits(asked: Asked) -> Shape:
-    result = asked.stated()
+def _rng_bits(op: Instruction) -> Shape:
+    result = op.stated()
     if result.elements is None:
         return result
     check(len(result.elements) == 2, "a state and random bits", result)
-    return tuple_of((asked.operands[0], result.elements[1]))
+    return tuple_of((op.operands[0], result.elements[1]))
 
 
-def _rng_state(_asked: Asked) -> Shape:
+def _rng_state(_: Instruction) -> Shape:
     return Shape(ArrayShape(find_dtype("u64"), "u64", (2,)))
 
 
-def _fft(asked: Asked) -> Shape:
-    given, lengths = asked.array(0), asked.ints("fft_length")
-    kind = asked.attributes.get("fft_type", "FFT")
+def _fft(op: Instruction) -> Shape:
+    given, lengths = op.array(0), op.ints("fft_length")
+    kind = op.attributes.get("fft_type", "FFT")
     rank = len(lengths)
     check(1 <= rank <= 3 and rank <= len(given.dims), f"an operand with {rank} dimensions", given)
     if kind not in {"RFFT", "IRFFT"}:
-        return asked.operands[0]
+        return op.operands[0]
     last = lengths[-1] // 2 + 1
     inner = lengths if kind == "RFFT" else (*lengths[:-1], last)
     empty = kind == "IRFFT" and not lengths[-1] and not given.dims[-1]
@@ -299,50 +299,50 @@ def _square(array: ArrayShape) -> None:
     check(fits, "square matrices", array)
 
 
-def _cholesky(asked: Asked) -> Shape:
-    _square(asked.array(0))
-    return asked.operands[0]
+def _cholesky(op: Instruction) -> Shape:
+    _square(op.array(0))
+    return op.operands[0]
 
 
-def _triangular_solve(asked: Asked) -> Shape:
-    matrix, right = asked.array(0), asked.array(1)
+def _triangular_solve(op: Instruction) -> Shape:
+    matrix, right = op.array(0), op.array(1)
     _square(matrix)
     check(len(matrix.dims) == len(right.dims), "equally many dimensions", matrix, right)
-    shared = -2 if is_true(asked.attributes.get("left_side", "false")) else -1
+    shared = -2 if is_true(op.attributes.get("left_side", "false")) else -1
     fits = agree((matrix.dims[-1],), (right.dims[shared],)) and agree(matrix.dims[:-2], right.dims[:-2])
     check(fits, "right hand sides that fit the matrices", matrix, right)
-    return asked.operands[1]
+    return op.operands[1]
 
 
-def _topk(asked: Asked) -> Shape:
-    given, count = asked.array(0), asked.number("k", -1)
+def _topk(op: Instruction) -> Shape:
+    given, count = op.array(0), op.number("k", -1)
     check(bool(given.dims) and 0 <= count <= max(given.dims[-1], 0), f"{count} values to take", given)
     dims = (*given.dims[:-1], count)
     return tuple_of((with_dims(given, dims), with_dims(given, dims, "s32")))
 
 
-def _batch_norm(asked: Asked) -> Shape:
+def _batch_norm(op: Instruction) -> Shape:
     """Training and gradient make the operand's shape and two lists of features."""
-    given = asked.array(0)
-    features = given.dims[asked.dimension("feature_index", len(given.dims))]
-    for place in range(1, len(asked.operands)):
-        other = asked.array(place)
+    given = op.array(0)
+    features = given.dims[op.dimension("feature_index", len(given.dims))]
+    for place in range(1, len(op.operands)):
+        other = op.array(place)
         fits = len(other.dims) == 1 and agree(other.dims, (features,))
         check(fits or agree(other.dims, given.dims), f"{features} features", other)
-    listed = with_dims(asked.array(1), (features,))
-    return tuple_of((asked.operands[0], listed, listed))
+    listed = with_dims(op.array(1), (features,))
+    return tuple_of((op.operands[0], listed, listed))
 
 
-def _batch_norm_inference(asked: Asked) -> Shape:
-    _batch_norm(asked)
-    return asked.operands[0]
+def _batch_norm_inference(op: Instruction) -> Shape:
+    _batch_norm(op)
+    return op.operands[0]
 
 
-def _dynamic_reshape(asked: Asked) -> Shape:
-    rank = len(array_of(asked.stated(), "the result").dims)
-    if len(asked.operands) != rank + 1:
-        raise ValueError(f"expected {rank} sizes, found {len(asked.operands) - 1}")
-    return _reshape(asked)
+def _dynamic_reshape(op: Instruction) -> Shape:
+    rank = len(array_of(op.stated(), "the result").dims)
+    if len(op.operands) != rank + 1:
+        raise ValueError(f"expected {rank} sizes, found {len(op.operands) - 1}")
+    return _reshape(op)
 
 
 MOVING_RULES: dict[str, Rule] = {
@@ -373,6 +373,6 @@ MOVING_RULES: dict[str, Rule] = {
     "batch-norm-grad": _batch_norm,
     "batch-norm-inference": _batch_norm_inference,
     "get-dimension-size": _scalar,
-    "set-dimension-size": lambda asked: asked.operands[0],
+    "set-dimension-size": lambda op: op.operands[0],
 }
 """Opcode -> the shape its result has to have, of these operations."""

@@ -112,8 +112,8 @@ class Lowering:
         return list(dict.fromkeys([nodes[operand] for operand in operands]))
 
     def control_nodes(self, frame: Frame, index: int) -> list[int]:
-        """Nodes of ``control-predecessors``; one that does not stand above is told of and left out. Behind an
-        asynchronous start means behind its issue, which waits for what the start waits for; what it began
+        """Nodes of ``control-predecessors``; one that does not stand above is reported and left out. Behind
+        an asynchronous start means behind its issue, which waits for what the start waits for; what it began
         goes on meanwhile.
         """
         text = frame.computation.attributes[index].get("control-predecessors")
@@ -444,14 +444,14 @@ class _Control:
         operands = computation.operands[index]
         region = self._open(frame, RegionKind.LOOP_BODY, trips.count, body.name)
         first = len(self.builder)
-        asked = self._part(frame, condition, region, operands[0])
-        test = asked.value(condition.root)
+        tested = self._part(frame, condition, region, operands[0])
+        test = tested.value(condition.root)
         outer = self.lowering.gate
-        self.lowering.gate = gate = self._gate(asked, condition.root, test.node, outer)
+        self.lowering.gate = gate = self._gate(tested, condition.root, test.node, outer)
         inner = self._part(frame, body, region, operands[0])
         self.lowering.gate = outer
-        readers = [*asked.readers, *inner.readers]
-        if gate is not None and gate is not outer and self.lowering.reads_state(asked, condition.root):
+        readers = [*tested.readers, *inner.readers]
+        if gate is not None and gate is not outer and self.lowering.reads_state(tested, condition.root):
             readers += [(-1, node) for node in gate.waiting]
         if self.lowering.reads_state(frame, operands[0]):
             frame.readers.extend(readers)

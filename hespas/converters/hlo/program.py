@@ -398,7 +398,7 @@ _FACTS: dict[str, Callable[[_Asked], Facts]] = {
 
 _MOVING = frozenset({"bitcast", "reshape", "copy", "transpose", "broadcast", "slice"})
 _CALLS = frozenset({"fusion", "call"})
-_PRODUCTS = frozenset({"dot", "convolution"})
+_CONTRACTIONS = frozenset({"dot", "convolution"})
 _MAX_STEPS = 64
 _WIDE, _NARROW_BITS = (DTypeKind.FLOAT, 32), 16
 
@@ -414,12 +414,14 @@ def source_dtypes(program: Program, computation: Computation, index: int) -> tup
     if computation.opcodes[index] in _CALLS:
         callers.append(place)
         body = _callee(program, place)
-        found = [number for number, opcode in enumerate(body.opcodes) if opcode in _PRODUCTS] if body else []
+        found = (
+            [number for number, opcode in enumerate(body.opcodes) if opcode in _CONTRACTIONS] if body else []
+        )
         if body is None or len(found) != 1:
             return None
         place = (body, found[0])
     inside, product = place
-    if inside.opcodes[product] not in _PRODUCTS:
+    if inside.opcodes[product] not in _CONTRACTIONS:
         return None
     sources = [_narrow(program, (inside, each), callers) for each in inside.operands[product][:2]]
     lhs, rhs = sources if len(sources) == 2 else (None, None)

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from hespas.converters.format import Head
-from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
 from hespas.graph.errors import FormatError, MissingExtraError
 
@@ -375,7 +375,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     _module_class()
     _check_ids(data, path)
     try:
-        text = run_contained(f"{__name__}:print_text", data, "XLA")
+        text = run_sandboxed(f"{__name__}:print_text", data, "XLA")
     except ParserFailedError as error:
         raise _no_module(data, path, f"it {error}") from None
     if text.startswith(_REFUSED):

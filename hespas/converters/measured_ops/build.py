@@ -105,9 +105,6 @@ class EventGroups:
     busy_ns: FloatArray
     duration_ns: FloatArray
 
-    def __len__(self) -> int:
-        return len(self.role)
-
 
 def event_roles(profile: Profile) -> NDArray[np.uint8]:
     """The role of each event, by kernel name and category; each distinct pair is looked at once."""
@@ -324,9 +321,13 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     with np.errstate(invalid="ignore"):
         costed = ~np.isnan(graph.flops + graph.bytes_read + graph.bytes_written)
     found = CostedOps(
-        graph=graph, groups=groups, node=groups.node, host_op=groups.host_op, busy_ns=groups.busy_ns,
+        graph=graph,
+        groups=groups,
+        node=groups.node,
+        host_op=groups.host_op,
+        busy_ns=groups.busy_ns,
         costed=costed,
-    )  # fmt: skip
+    )
     if diagnostics is not None:
         _report(profile, groups, found, diagnostics)
     return found
@@ -388,9 +389,13 @@ class _Builder:
         """All nodes."""
         groups = self.groups
         columns = (
-            groups.role.tolist(), groups.host_op.tolist(), groups.answers.tolist(), groups.longest.tolist(),
-            groups.stream.tolist(), groups.duration_ns.tolist(),
-        )  # fmt: skip
+            groups.role.tolist(),
+            groups.host_op.tolist(),
+            groups.answers.tolist(),
+            groups.longest.tolist(),
+            groups.stream.tolist(),
+            groups.duration_ns.tolist(),
+        )
         before: dict[tuple[int, int, int], int] = {}
         for role, op, answers, event, stream, duration_ns in zip(*columns, strict=True):
             queue = (int(self.profile.rank[event]), int(self.profile.device_index[event]), stream)
@@ -471,9 +476,13 @@ class _Builder:
         found = self.costs.get(key)
         if found is None:
             found = self.costs[key] = aten_cost(
-                self.text(name), self.text(shapes), self.text(types), strides=self.text(strides),
-                values=self.text(values), hint=hint,
-            )  # fmt: skip
+                self.text(name),
+                self.text(shapes),
+                self.text(types),
+                strides=self.text(strides),
+                values=self.text(values),
+                hint=hint,
+            )
         return found
 
     def _group(self, ranks_row: int) -> int:
@@ -495,10 +504,13 @@ class _Builder:
             kind = collective_kind([kernel])
         sent = nan if row is None else float(comms.operand_bytes[row])
         self.graph.add_collective(
-            node, kind, group_set=-1 if row is None else self._group(int(comms.ranks_row[row])),
-            comm_bytes=sent, operand_bytes=sent,
+            node,
+            kind,
+            group_set=-1 if row is None else self._group(int(comms.ranks_row[row])),
+            comm_bytes=sent,
+            operand_bytes=sent,
             result_bytes=nan if row is None else float(comms.result_bytes[row]),
-        )  # fmt: skip
+        )
 
 
 def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
@@ -513,7 +525,7 @@ def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics
     in_table = rules[place] if len(rows) else np.zeros(0, np.bool_)
     described = np.append(profile.host.shapes_row != 0, False)[found.host_op]  # -1: no operation
     lacking = rest & in_table & (groups.answers | ~described)
-    for mask, code, told in (
+    for mask, code, reason in (
         (unlinked, "measured-ops.unlinked", "device events of no host operation have no cost"),
         (rest & ~lacking, "measured-ops.unknown-op", "no row in the cost table"),
         (lacking, "measured-ops.inputs-not-recorded", NOT_RECORDED),
@@ -521,25 +533,16 @@ def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics
     ):
         time_ns = float(found.busy_ns[mask].sum())
         share = time_ns / total_ns if total_ns else 0.0
-        message = f"{told}: {share:.1%} of the device time{_names(graph, found.busy_ns, mask)}"
-        if code == "measured-ops.communication":
-            diagnostics.info(code, where, message, count=int(mask.sum()))
-        else:
-            diagnostics.warning(code, where, message, count=int(mask.sum()))
-    diagnostics.warning(
-        "measured-ops.negative-duration",
-        where,
-        "device events end before they start and are left out of the time of their operations",
-        count=int((profile.duration_ns < 0).sum()),
-    )
+        message = f"{reason}: {share:.1%} of the device time{_names(graph, found.busy_ns, mask)}"
+        report = diagnostics.info if mask is talks else diagnostics.warning
+        report(code, where, message, count=int(mask.sum()))
+    message = "device events end before they start and are left out of the time of their operations"
+    negative = int((profile.duration_ns < 0).sum())
+    diagnostics.warning("measured-ops.negative-duration", where, message, count=negative)
     overlap_ns = groups.busy_ns - groups.duration_ns
     overlapping = overlap_ns > 0
-    diagnostics.info(
-        "measured-ops.overlap",
-        where,
-        f"events of one operation overlap, by {overlap_ns[overlapping].sum():,.0f} ns in all",
-        count=int(overlapping.sum()),
-    )
+    message = f"events of one operation overlap, by {overlap_ns[overlapping].sum():,.0f} ns in all"
+    diagnostics.info("measured-ops.overlap", where, message, count=int(overlapping.sum()))
 
 
 def _names(graph: OpGraph, busy_ns: FloatArray, mask: BoolArray) -> str:

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.linking import nearest
-from hespas.converters.measured_ops.build import NOT_RECORDED, CostedOps, Role, costed_ops, event_roles
+from hespas.converters.measured_ops.build import (
+    NOT_RECORDED,
+    CostedOps,
+    Role,
+    costed_ops,
+    event_roles,
+)
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
 from hespas.costs.operation import Contraction
@@ -204,7 +210,7 @@ def _report(
     kernels = np.bincount(found.node[bears], minlength=len(found.graph))
     for mask, code, message in (
         (~whole, "measured-ops.shared-cost", "operations of several kernels, which share its cost by time"),
-        (whole, "measured-ops.main-kernel", "products of several kernels; all their cost is on the longest"),
+        (whole, "measured-ops.main-kernel", "matmuls of several kernels; all their cost is on the longest"),
     ):
         diagnostics.info(code, profile.name, message, count=int(((kernels > 1) & mask & found.costed).sum()))
 
@@ -360,7 +366,7 @@ def _on_operations(sides: Csr, rows: IntArray, count: int) -> Csr:
 
 
 def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]) -> ContractionTable:
-    """The matrix products of all operations."""
+    """The matmuls of all operations."""
     listed: list[Contraction] = []
     of_key: list[list[int]] = []
     for each in priced:
@@ -378,10 +384,10 @@ def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]
 
 
 def _report_host(
-    host: HostOps, strings: StringTable, roles: _Roles, found: EventCosts, told: tuple[Diagnostics, str]
+    host: HostOps, strings: StringTable, roles: _Roles, found: EventCosts, sink: tuple[Diagnostics, str]
 ) -> None:
     """Say what has no cost, and what was taken to have none of its own."""
-    diagnostics, where = told
+    diagnostics, where = sink
     unknown = ~roles.bears & ~roles.idle & ~roles.communicates
     unclear = roles.bears & np.isnan(found.flops + found.bytes_read + found.bytes_written)
     unclear |= unknown & roles.undescribed
@@ -392,10 +398,11 @@ def _report_host(
         named = _most_frequent(host, strings, mask)
         diagnostics.warning(code, where, f"{message}: {named}", count=int(mask.sum()))
     diagnostics.info(
-        "measured-ops.calls", where,
+        "measured-ops.calls",
+        where,
         "calls around operations with a cost, parts of them, views and bookkeeping cost nothing themselves",
         count=int(roles.idle.sum()),
-    )  # fmt: skip
+    )
 
 
 def _most_frequent(host: HostOps, strings: StringTable, mask: BoolArray) -> str:
@@ -510,6 +517,8 @@ def recorded_steps_of(attachments: Mapping[str, bytes], name: str) -> RecordedSt
 
 def _broken(name: str, why: str) -> FormatError:
     return FormatError(
-        f"the recorded steps are malformed: {why}", path=name, position=f"attachment {RECORDED_STEPS}",
+        f"the recorded steps are malformed: {why}",
+        path=name,
+        position=f"attachment {RECORDED_STEPS}",
         hint="convert the traces again",
-    )  # fmt: skip
+    )

@@ -83,8 +83,8 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
         _report_tables(database, diagnostics)
         report_refused(database, "nsys", diagnostics)
     if log_beside(path):
-        told = "a write-ahead log lies beside the database: what is in it is not read"
-        diagnostics.warning("nsys.write-ahead-log", str(path), told)
+        message = "a write-ahead log lies beside the database: what is in it is not read"
+        diagnostics.warning("nsys.write-ahead-log", str(path), message)
     return to_profile(path, "nsys", trace, metadata, diagnostics)
 
 
@@ -142,8 +142,10 @@ def _metadata(database: Database, diagnostics: Diagnostics) -> dict[str, str]:
     version, product = facts.get("EXPORT_SCHEMA_VERSION", ""), facts.get("EXPORT_PRODUCT_VERSION", "")
     major = version.partition(".")[0]
     if major.isdecimal() and int(major[:9]) > _NEWEST_MAJOR:
-        told = f"the export has schema {version[:40]}, newer than {_NEWEST_MAJOR}: columns may have changed"
-        diagnostics.warning("nsys.newer-schema", database.path, told)
+        message = (
+            f"the export has schema {version[:40]}, newer than {_NEWEST_MAJOR}: columns may have changed"
+        )
+        diagnostics.warning("nsys.newer-schema", database.path, message)
     session = database.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)).integers["utcEpochNs"]
     started = str(session[0]) if len(session) and session[0] != MISSING else ""
     known = {"schema_version": version[:100], "product_version": product[:100], "session_start_ns": started}
@@ -157,8 +159,8 @@ def _report_tables(database: Database, diagnostics: Diagnostics) -> None:
         for name in database.tables
         if folded(name) not in _READ_FOLDED and not folded(name).startswith(_NO_EVENTS_FOLDED)
     ]
-    told = f"tables that are not read: {', '.join(name[:60] for name in others[:40])}"
-    diagnostics.info("nsys.other-tables", database.path, told, count=len(others))
+    message = f"tables that are not read: {', '.join(name[:60] for name in others[:40])}"
+    diagnostics.info("nsys.other-tables", database.path, message, count=len(others))
 
 
 # NVTX ranges of an export. Numbers of event types: table ``ENUM_NSYS_EVENT_TYPE``.
@@ -180,16 +182,16 @@ def _read_ranges(
     nests = np.isin(kind, _PUSH_POP) | untyped
     chosen = nests | np.isin(kind, _START_END)
     timeless = chosen & (columns["start"] == MISSING)
-    told = "marks, domains and categories of NVTX are no ranges"
-    diagnostics.info("nsys.other-nvtx-events", path, told, count=int((~chosen).sum()))
-    told = "NVTX ranges have no start and are left out"
-    diagnostics.warning("nsys.range-without-time", path, told, count=int(timeless.sum()))
+    message = "marks, domains and categories of NVTX are no ranges"
+    diagnostics.info("nsys.other-nvtx-events", path, message, count=int((~chosen).sum()))
+    message = "NVTX ranges have no start and are left out"
+    diagnostics.warning("nsys.range-without-time", path, message, count=int(timeless.sum()))
     rows = np.flatnonzero(chosen & ~timeless)
     start, end = columns["start"][rows], columns["end"][rows]
     still_open = end < start
     last = max((int(part.max()) for part in (start, end, work.end_ns) if len(part)), default=0)
-    told = "NVTX ranges were open when the recording ended, and are taken to last until then"
-    diagnostics.info("nsys.open-range", path, told, count=int(still_open.sum()))
+    message = "NVTX ranges were open when the recording ended, and are taken to last until then"
+    diagnostics.info("nsys.open-range", path, message, count=int(still_open.sum()))
     thread = columns["globalTid"][rows]
     places, texts = _texts(table, rows, strings)
     return Ranges(
@@ -251,9 +253,9 @@ class _Reader:
         """The work of one table without names, and the further columns. What has no times is left out."""
         columns = self.database.read(table, (*_COMMON, *further)).integers
         known = (columns["start"] != MISSING) & (columns["end"] != MISSING)
-        told = f"rows of {table} have no start or no end and are left out"
+        message = f"rows of {table} have no start or no end and are left out"
         lost = len(known) - int(known.sum())
-        self.diagnostics.error("nsys.event-without-time", self.database.path, told, count=lost)
+        self.diagnostics.error("nsys.event-without-time", self.database.path, message, count=lost)
         columns = {name: column[known] for name, column in columns.items()}
         count = int(known.sum())
         nothing = np.zeros(count, np.int64)
@@ -318,9 +320,9 @@ class _Reader:
         part, columns = self.part("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "cuda_graph", ("graphId",))
         wanted = (part.process, part.correlation)
         covered = match_rows((others.process, others.correlation), wanted) >= 0
-        told = "CUDA graphs whose nodes are recorded too are left out: their time is that of the nodes"
+        message = "CUDA graphs whose nodes are recorded too are left out: their time is that of the nodes"
         self.diagnostics.info(
-            "nsys.graph-of-recorded-nodes", self.database.path, told, count=int(covered.sum())
+            "nsys.graph-of-recorded-nodes", self.database.path, message, count=int(covered.sum())
         )
         numbers, codes = np.unique(columns["graphId"], return_inverse=True)
         rows = [self.strings.builder.add(f"CUDA graph {max(number, 0)}") for number in listed(numbers)]

@@ -54,7 +54,7 @@ def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wor
 
 
 class _Reader:
-    """One read: the text, and how faults in it are told."""
+    """One read: the text, and how faults in it are reported."""
 
     def __init__(self, path: Path, options: ReadOptions, diagnostics: Diagnostics) -> None:
         self._path = str(path)
@@ -130,15 +130,15 @@ class _Reader:
 
     def _num_ranks(self, document: Document) -> int | None:
         """The number of ranks: as the document says, else as the user says."""
-        asked = self._options.num_devices
+        wanted = self._options.num_devices
         stated = document.num_ranks
         if stated is None and document.rank_class is None:
-            return asked
-        if asked is not None and stated is not None and asked != stated:
+            return wanted
+        if wanted is not None and stated is not None and wanted != stated:
             self._diagnostics.warning(
                 "op-graph.num-devices-ignored",
                 "num_ranks",
-                f"the document states {stated} ranks; {asked} were asked for",
+                f"the document states {stated} ranks; {wanted} were asked for",
                 path=self._path,
             )
         return stated

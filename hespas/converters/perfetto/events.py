@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from hespas.converters.perfetto.packets import LARGEST_NS, Clocks, Packet, Sequence, text
+from hespas.converters.tracks.reading import rank_and_device, stream_in_name
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import StringTableBuilder
 from hespas.schemas.perfetto import (
@@ -43,9 +44,13 @@ ARGUMENTS = frozenset(
 _DOUBLE = struct.Struct("<d")
 _U64 = struct.Struct("<Q")
 _FLOWS = frozenset(
-    {EventField.FLOW_IDS, EventField.TERMINATING_FLOW_IDS, EventField.FLOW_IDS_OLD,
-     EventField.TERMINATING_FLOW_IDS_OLD}
-)  # fmt: skip
+    {
+        EventField.FLOW_IDS,
+        EventField.TERMINATING_FLOW_IDS,
+        EventField.FLOW_IDS_OLD,
+        EventField.TERMINATING_FLOW_IDS_OLD,
+    }
+)
 _NS_PER_US = 1000
 
 
@@ -64,9 +69,12 @@ _KINDS: dict[int, EventKind] = {
     EventType.INSTANT: EventKind.INSTANT,
 }
 _PHASES = {
-    ord("B"): EventKind.BEGIN, ord("E"): EventKind.END, ord("X"): EventKind.COMPLETE,
-    ord("I"): EventKind.INSTANT, ord("i"): EventKind.INSTANT,
-}  # fmt: skip
+    ord("B"): EventKind.BEGIN,
+    ord("E"): EventKind.END,
+    ord("X"): EventKind.COMPLETE,
+    ord("I"): EventKind.INSTANT,
+    ord("i"): EventKind.INSTANT,
+}
 
 
 @dataclass(slots=True)
@@ -164,13 +172,13 @@ class EventColumns:
         category = parts.category or self._looked_up(
             sequence, InternedDataField.EVENT_CATEGORIES, parts.category_iid
         )
-        told = self._annotations(packet.data, sequence, parts.annotations) if parts.annotations else ()
+        arguments = self._annotations(packet.data, sequence, parts.annotations) if parts.annotations else ()
         for flow in parts.flows:
             self.flow.append(flow)
             self.flow_event.append(len(self.kind))
         track = sequence.track if parts.track is None else parts.track
         times_ns = (_within(time_ns, start), _within(duration_ns, start))
-        self._append(kind, ("track", track, 0), times_ns, (name, category), told)
+        self._append(kind, ("track", track, 0), times_ns, (name, category), arguments)
 
     @staticmethod
     def _parts(data: bytes, start: int, end: int) -> _Parts:
@@ -211,7 +219,7 @@ class EventColumns:
         return found or ""
 
     def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> Arguments:
-        told: dict[str, str | float] = {}
+        arguments: dict[str, str | float] = {}
         for start, end in spans:
             key = ""
             value: str | float | None = None
@@ -234,22 +242,22 @@ class EventColumns:
                     case _:
                         pass
             if key in ARGUMENTS and value is not None:
-                told[key] = value
-        return tuple(told.items())
+                arguments[key] = value
+        return tuple(arguments.items())
 
     def stage(self, packet: Packet, sequence: Sequence, start: int, end: int) -> None:
         """Work on a queue of a GPU; what only lists queues and stages is no event."""
         data, values = packet.data, dict[int, int]()
-        name, told = "", dict[str, str | float]()
+        name, arguments = "", dict[str, str | float]()
         for number, wire, value, after in fields(data, start, end):
             if wire == VARINT:
                 values[number] = value
             elif number == StageField.NAME and wire == BYTES:
                 name = text(data, value, after)
             elif number == StageField.EXTRA_DATA and wire == BYTES:
-                key, said = _pair(data, value, after)
+                key, content = _pair(data, value, after)
                 if key in ARGUMENTS:
-                    told[key] = said
+                    arguments[key] = content
             elif number == StageField.SPECIFICATIONS and wire == BYTES:
                 self._specify(data, value, after)
         if StageField.EVENT_ID not in values and StageField.DURATION not in values:
@@ -270,7 +278,9 @@ class EventColumns:
         where = queue or f"queue {values.get(StageField.HW_QUEUE_ID, 0)}"
         shown = name or interned or kernel or stage
         times_ns = (_within(time_ns, start), _within(values.get(StageField.DURATION, 0), start))
-        self._append(EventKind.COMPLETE, ("gpu", gpu, where), times_ns, (shown, stage), tuple(told.items()))
+        self._append(
+            EventKind.COMPLETE, ("gpu", gpu, where), times_ns, (shown, stage), tuple(arguments.items())
+        )
 
     def _specified(
         self,
@@ -307,7 +317,7 @@ class EventColumns:
         track: TrackKey,
         times_ns: tuple[int, int],
         names: tuple[str, str],
-        told: Arguments,
+        arguments: Arguments,
     ) -> None:
         self.kind.append(kind)
         self.track.append(self.tracks.setdefault(track, len(self.tracks)))
@@ -315,15 +325,15 @@ class EventColumns:
         self.duration_ns.append(times_ns[1])
         self.name_row.append(self.strings.add(names[0]))
         self.category_row.append(self.strings.add(names[1]))
-        self.argument.append(self.arguments.setdefault(told, len(self.arguments)))
+        self.argument.append(self.arguments.setdefault(arguments, len(self.arguments)))
 
 
 def _pair(data: bytes, start: int, end: int) -> tuple[str, str]:
     """A name and a value as texts."""
-    told = {
+    arguments = {
         number: text(data, at, after) for number, wire, at, after in fields(data, start, end) if wire == BYTES
     }
-    return told.get(ExtraDataField.NAME, ""), told.get(ExtraDataField.VALUE, "")
+    return arguments.get(ExtraDataField.NAME, ""), arguments.get(ExtraDataField.VALUE, "")
 
 
 def _within(time_ns: int, position: int) -> int:
@@ -339,9 +349,6 @@ _DEVICE = re.compile(
     r"(?<![a-z])(gpus?|tpus?|npus?|xpus?|cuda|hip|rocm|device|streams?|(hw )?queues?|nccl|rccl|kernels?"
     r"|memcpy|memset|compute|communication|copy)(?![a-z])"
 )
-_RANK = re.compile(r"(?:\A|\s)(?:rank (\d{1,9})|unknown rank)(?:: (.*))?\Z", re.DOTALL)
-_STREAM = re.compile(r"(?i:\bstream) #?(\d{1,18})(?!\w)")
-_NO_STREAM = "no stream"
 _DEEPEST = 64
 """Tracks within tracks; more are a circle, or as good as one."""
 _NAMES = frozenset({DescriptorField.NAME, DescriptorField.STATIC_NAME, DescriptorField.ATRACE_NAME})
@@ -429,12 +436,12 @@ class Descriptions:
             return Place(label, name or f"GPU {which}", 0, _stream([str(queue)], number), is_device=True)
         names = list(self._names(which))
         process = names[-1] if names else ""
-        told = next((found for found in map(_RANK.search, reversed(names)) if found), None)
-        device = (told[2] or "") if told else (process or "")
+        ranks = map(rank_and_device, reversed(names))
+        rank, device = next((found for found in ranks if found is not None), (0, process or ""))
         return Place(
             "/".join(reversed([name for name in names if name])) or f"track {which}",
             device,
-            int(told[1] or -1) if told else 0,
+            rank,
             _stream(names, number),
             is_device=any(_DEVICE.search(name.lower()) for name in names) and not _host(names),
             is_host=_host(names),
@@ -464,13 +471,8 @@ def _host(names: list[str]) -> bool:
 
 
 def _stream(names: list[str], number: int) -> int:
-    for name in names:
-        if name == _NO_STREAM:
-            return -1
-        told = _STREAM.search(name)
-        if told:
-            return int(told[1])
-    return number
+    stated = (stream_in_name(name) for name in names)
+    return next((stream for stream in stated if stream is not None), number)
 
 
 def _name(data: bytes, start: int, end: int, which: int) -> str:

@@ -70,9 +70,10 @@ def packets(data: bytes) -> Iterator[Packet]:
         squeezed = [span for span in packet.messages if span[0] == PacketField.COMPRESSED_PACKETS]
         if any(number == PacketField.ZSTD_COMPRESSED_PACKETS for number, _, _ in packet.messages):
             raise UnsupportedError(
-                "the trace holds packets compressed with zstd", position=f"byte {packet.start}",
+                "the trace holds packets compressed with zstd",
+                position=f"byte {packet.start}",
                 hint="record it with deflate, or unpack it: traceconv decompress_packets TRACE OUT",
-            )  # fmt: skip
+            )
         if not squeezed:
             yield packet
         for _, start, end in squeezed:
@@ -309,7 +310,7 @@ def likelihood(data: bytes) -> int:
     """
     if SCHEMA_ID.encode() in data:
         return 100
-    packets, telling = 0, 0
+    packets, typical = 0, 0
     try:
         for number, wire, start, end in fields(data, 0, len(data)):
             if number != TraceField.PACKET or wire != BYTES:
@@ -319,12 +320,12 @@ def likelihood(data: bytes) -> int:
                 return 0
             packets += 1
             timed = PacketField.TIMESTAMP in seen or PacketField.TRUSTED_PACKET_SEQUENCE_ID in seen
-            telling += timed and not _PAYLOADS.isdisjoint(seen)
-            telling += seen.keys() == {PacketField.COMPRESSED_PACKETS}
+            typical += timed and not _PAYLOADS.isdisjoint(seen)
+            typical += seen.keys() == {PacketField.COMPRESSED_PACKETS}
             if packets >= _MOST_PACKETS:
                 break
     except WireError:
         pass  # the start of a file ends in the middle of a packet
-    if not telling:
+    if not typical:
         return 0
-    return 95 if telling * 4 >= packets else 60
+    return 95 if typical * 4 >= packets else 60

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.linking import enclosing, overlapping, pair
+from hespas.converters.linking import enclosing, pair
 from hespas.converters.perfetto.events import Descriptions, EventColumns, EventKind, Place
 from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID, Clocks, Packet, Sequence, packets, text
+from hespas.converters.tracks.reading import (
+    OP_CLASSES,
+    agreeing,
+    ops_and_kernels,
+    report_halves,
+    report_nested,
+)
 from hespas.converters.tracks.scene import HOST_CATEGORY
 from hespas.files.streams import read_bytes
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
-from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
+from hespas.graph import Diagnostics, HostOps, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.perfetto import AttributeField, PacketField, ThreadField
@@ -45,9 +51,11 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
                 options.progress(packet.start, len(data))
     except WireError as error:
         raise FormatError(
-            f"no Perfetto trace: {error}", path=str(path), position=f"byte {error.position}",
+            f"no Perfetto trace: {error}",
+            path=str(path),
+            position=f"byte {error.position}",
             hint="was the recording interrupted? record it again",
-        ) from error  # fmt: skip
+        ) from error
     except UnsupportedError as error:
         error.path = str(path)
         raise
@@ -102,34 +110,36 @@ class _Reader:
         for number, wire, value, after in fields(data, start, end):
             if number != _ATTRIBUTE or wire != BYTES:
                 continue
-            key, told = "", ""
+            key, stated = "", ""
             for inner, kind, place, behind in fields(data, value, after):
                 if inner == AttributeField.KEY and kind == BYTES:
                     key = text(data, place, behind)
                 elif inner == AttributeField.STRING_VALUE and kind == BYTES:
-                    told = text(data, place, behind)
-            self.attributes[key] = told
+                    stated = text(data, place, behind)
+            self.attributes[key] = stated
 
     def report(self, diagnostics: Diagnostics, path: str) -> None:
         """Say what could not be used."""
-        diagnostics.warning(
-            "perfetto.lost-packets", path,
-            "events refer to packets that the recorder dropped, and are left out",
-            count=self.lost,
-        )  # fmt: skip
-        diagnostics.warning(
-            "perfetto.unresolved-name", path, "texts that events refer to are not in the trace, and empty",
-            count=self.columns.unresolved,
-        )  # fmt: skip
-        diagnostics.warning(
-            "perfetto.unknown-clock", path,
-            "times are of clocks that no snapshot mentions, and are taken for the trace's own",
-            count=self.clocks.unknown,
-        )  # fmt: skip
-        diagnostics.info(
-            "perfetto.other-events", path, "counters and other events without duration are left out",
-            count=self.columns.other,
-        )  # fmt: skip
+        for code, message, count in (
+            (
+                "lost-packets",
+                "events refer to packets that the recorder dropped, and are left out",
+                self.lost,
+            ),
+            (
+                "unresolved-name",
+                "texts that events refer to are not in the trace, and empty",
+                self.columns.unresolved,
+            ),
+            (
+                "unknown-clock",
+                "times are of clocks that no snapshot mentions, and are taken for the trace's own",
+                self.clocks.unknown,
+            ),
+        ):
+            diagnostics.warning(f"perfetto.{code}", path, message, count=count)
+        message = "counters and other events without duration are left out"
+        diagnostics.info("perfetto.other-events", path, message, count=self.columns.other)
 
 
 # Events of a trace as a :class:`Profile`.
@@ -166,16 +176,6 @@ class _Slices:
         return len(self.event)
 
 
-class _TextColumns(TypedDict):
-    """What texts tell of events."""
-
-    op_row: SmallIntArray
-    kernel_row: SmallIntArray
-    module_row: SmallIntArray
-    shapes_row: SmallIntArray
-    dtype_row: SmallIntArray
-
-
 def _profile_of(facts: _TraceFacts, diagnostics: Diagnostics) -> Profile:
     """Device slices as events, the others as host operations, joined by flows. Raises ``FormatError`` where
     there is no slice at all.
@@ -183,18 +183,17 @@ def _profile_of(facts: _TraceFacts, diagnostics: Diagnostics) -> Profile:
     slices = _slices(facts.columns, diagnostics, str(facts.path))
     if not len(slices):
         raise FormatError(
-            "the trace holds neither slices nor stages of a GPU", path=str(facts.path),
+            "the trace holds neither slices nor stages of a GPU",
+            path=str(facts.path),
             position="all packets",
             hint="was a source of track events or of GPU render stages recorded?",
-        )  # fmt: skip
+        )
     places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]
     is_device = _device(facts, slices, places, diagnostics)
     device, host = slices.only(is_device), slices.only(~is_device)
     moments = _column(facts.columns.kind)[host.event] == EventKind.INSTANT
-    diagnostics.info(
-        "perfetto.host-moments", str(facts.path), "moments on the host took no time and are left out",
-        count=int(moments.sum()),
-    )  # fmt: skip
+    message = "moments on the host took no time and are left out"
+    diagnostics.info("perfetto.host-moments", str(facts.path), message, count=int(moments.sum()))
     return _profile(facts, device, host.only(~moments), places, diagnostics)
 
 
@@ -204,19 +203,12 @@ def _slices(columns: EventColumns, diagnostics: Diagnostics, path: str) -> _Slic
     time_ns, duration_ns = _column(columns.time_ns), _column(columns.duration_ns)
     halves = np.flatnonzero((kind == EventKind.BEGIN) | (kind == EventKind.END))
     whole = np.flatnonzero((kind == EventKind.COMPLETE) | (kind == EventKind.INSTANT))
-    pairs = pair(track[halves], time_ns[halves], kind[halves] == EventKind.BEGIN)
-    begin, ended = halves[pairs.begin], pairs.end >= 0
+    pairs = pair(track, time_ns, kind == EventKind.BEGIN, halves)
+    begin, ended = pairs.begin, pairs.end >= 0
     last_ns = int((time_ns + duration_ns).max()) if len(kind) else 0
-    end = halves[np.where(ended, pairs.end, 0)] if len(begin) else begin
-    end_ns = np.where(ended, time_ns[end], last_ns)
-    diagnostics.warning(
-        "perfetto.unfinished", path, "slices that do not end are counted to the end of the trace",
-        count=int((~ended).sum()),
-    )  # fmt: skip
-    diagnostics.warning(
-        "perfetto.end-without-begin", path, "slices end that did not begin, and are left out",
-        count=pairs.orphans,
-    )  # fmt: skip
+    end_ns = np.where(ended, time_ns[pairs.end], last_ns)
+    unfinished = int((~ended).sum())
+    report_halves(diagnostics, "perfetto", path, what="slices", unfinished=unfinished, orphans=pairs.orphans)
     event = np.concatenate([begin, whole])
     return _Slices(
         event,
@@ -242,54 +234,54 @@ def _device(facts: _TraceFacts, slices: _Slices, places: list[Place], diagnostic
         return found
     other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
     taken = other if other.any() else np.ones(len(slices), np.bool_)
-    diagnostics.warning(
-        "perfetto.no-device-track", str(facts.path),
-        "no track says it is a device, so all slices but those of a host are taken for device events",
-        count=int(taken.sum()),
-    )  # fmt: skip
+    message = "no track says it is a device, so all slices but those of a host are taken for device events"
+    diagnostics.warning("perfetto.no-device-track", str(facts.path), message, count=int(taken.sum()))
     return taken
 
 
 def _profile(
     facts: _TraceFacts, device: _Slices, host: _Slices, places: list[Place], diagnostics: Diagnostics
 ) -> Profile:
-    _report_overlaps(device, diagnostics, str(facts.path))
+    report_nested(
+        diagnostics,
+        "perfetto",
+        str(facts.path),
+        track=device.track,
+        start_ns=device.start_ns,
+        duration_ns=device.duration_ns,
+    )
     columns, attributes = facts.columns, dict(facts.attributes)
     ours = attributes.pop("schema", "") == SCHEMA_ID
     base_ns = _first_ns(attributes, device, host, ours=ours)
     name = attributes.pop("name", "") if ours else ""
-    told = _Told.of(columns, device.event)
+    stated = _Stated.of(columns, device.event)
     devices, device_index = _devices(places, device)
-    event_columns = _named(columns, told, device, ours=ours)
+    name_row = _column(columns.name_row)[device.event].astype(np.int32)
+    op_row, kernel_row = ops_and_kernels(name_row, stated.text("op"), stated.text("kernel"), ours=ours)
+    module_row, shapes_row, dtype_row = (stated.text(key) for key in ("module", "shapes", "dtype"))
     host_ops = _host_ops(columns, host, places, base_ns)
     return Profile.of(
         name or facts.path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
         columns.strings.build(),
-        start_ns=told.start_ns((device.start_ns - base_ns).astype(np.float64)),
-        duration_ns=told.duration_ns(device.duration_ns.astype(np.float64)),
+        start_ns=stated.start_ns((device.start_ns - base_ns).astype(np.float64)),
+        duration_ns=stated.duration_ns(device.duration_ns.astype(np.float64)),
+        op_row=op_row,
+        kernel_row=kernel_row,
+        module_row=module_row,
+        shapes_row=shapes_row,
+        dtype_row=dtype_row,
         category_row=_column(columns.category_row)[device.event].astype(np.int32),
-        op_class=told.op_class(),
+        op_class=stated.op_class(),
         device_index=device_index,
         rank=np.array([place.rank for place in places], np.int32)[device.track],
         stream=np.array([place.stream for place in places], np.int64)[device.track],
-        run=told.run(),
-        bytes_moved=told.exact("bytes", np.full(len(device), np.nan)),
+        run=stated.run(),
+        bytes_moved=stated.exact("bytes", np.full(len(device), np.nan)),
         host_event=_causes(columns, device, host),
         host=host_ops,
         metadata=attributes if ours else {"format": "perfetto", "first_event_ns": str(base_ns)},
-        **event_columns,
     )
-
-
-def _report_overlaps(device: _Slices, diagnostics: Diagnostics, path: str) -> None:
-    inside = overlapping(device.track, device.start_ns, device.duration_ns)
-    twice_ns = int(np.maximum(device.duration_ns[inside], 0).sum())
-    diagnostics.warning(
-        "perfetto.nested", path,
-        f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once",
-        count=int(inside.sum()),
-    )  # fmt: skip
 
 
 def _first_ns(attributes: dict[str, str], device: _Slices, host: _Slices, *, ours: bool) -> int:
@@ -310,38 +302,19 @@ def _devices(places: list[Place], device: _Slices) -> tuple[tuple[str, ...], Sma
     return tuple(names), index[device.track]
 
 
-def _named(columns: EventColumns, told: _Told, device: _Slices, *, ours: bool) -> _TextColumns:
-    """Texts of the events. A slice of ours is named by its kernel, else by its operation; of a slice of
-    others nothing tells whether its name is the one or the other, so it is both.
-    """
-    name = _column(columns.name_row)[device.event].astype(np.int32)
-    op, kernel = told.text("op"), told.text("kernel")
-    if ours:
-        kernel = np.where(kernel > 0, kernel, np.where(op == name, 0, name)).astype(np.int32)
-    else:
-        op, kernel = np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
-    return _TextColumns(
-        op_row=op,
-        kernel_row=kernel,
-        module_row=told.text("module"),
-        shapes_row=told.text("shapes"),
-        dtype_row=told.text("dtype"),
-    )
-
-
 def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns: int) -> HostOps:
-    told = _Told.of(columns, host.event)
+    stated = _Stated.of(columns, host.event)
     labels = np.array([columns.strings.add(place.label) for place in places], np.int32)
     nothing = np.zeros(len(host), np.int32)
     return HostOps(
         name_row=_column(columns.name_row)[host.event].astype(np.int32),
         thread_row=labels[host.track] if len(host) else nothing,
         parent=enclosing(host.track, host.start_ns, host.duration_ns)[0].astype(np.int32),
-        start_ns=told.start_ns((host.start_ns - base_ns).astype(np.float64)),
-        duration_ns=told.duration_ns(host.duration_ns.astype(np.float64)),
+        start_ns=stated.start_ns((host.start_ns - base_ns).astype(np.float64)),
+        duration_ns=stated.duration_ns(host.duration_ns.astype(np.float64)),
         sequence=np.full(len(host), -1, np.int64),
-        shapes_row=told.text("shapes"),
-        dtype_row=told.text("dtype"),
+        shapes_row=stated.text("shapes"),
+        dtype_row=stated.text("dtype"),
         strides_row=nothing,
         values_row=nothing,
     )
@@ -373,20 +346,12 @@ def _causes(columns: EventColumns, device: _Slices, host: _Slices) -> SmallIntAr
 
 # What annotations tell of chosen events, as columns.
 
-_CLASSES = {member.name.lower(): int(member) for member in OpClass}
 _LARGEST = float((1 << 31) - 1)
 _TOO_LARGE = 1e300
-_LEAST_SHOWN_NS = 2.0
-
-
-def _agrees(told_ns: FloatArray, shown_ns: FloatArray) -> BoolArray:
-    """Whether times are shown as they are told, in whole ns."""
-    agrees: BoolArray = np.abs(told_ns - shown_ns) < _LEAST_SHOWN_NS
-    return agrees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
+class _Stated:
     """``rows`` says which of ``arguments`` each event has."""
 
     arguments: tuple[dict[str, str | float], ...]
@@ -394,35 +359,35 @@ class _Told:
     strings: StringTableBuilder
 
     @classmethod
-    def of(cls, columns: EventColumns, event: IntArray) -> _Told:
+    def of(cls, columns: EventColumns, event: IntArray) -> _Stated:
         """What was told of the given events."""
         rows = np.array(columns.argument, np.int64)[event]
-        return cls(tuple(dict(told) for told in columns.arguments), rows, columns.strings)
+        return cls(tuple(dict(stated) for stated in columns.arguments), rows, columns.strings)
 
     def text(self, key: str) -> SmallIntArray:
         """String rows, 0 where nothing is told."""
-        texts = [told.get(key, "") for told in self.arguments]
+        texts = [stated.get(key, "") for stated in self.arguments]
         rows = [self.strings.add(text) if isinstance(text, str) else 0 for text in texts]
         return np.array(rows, np.int32)[self.rows]
 
     def exact(self, key: str, otherwise: FloatArray) -> FloatArray:
         """Numbers, ``otherwise`` where none is told that may be one."""
-        told = self._numbers(key)
-        return np.where(np.abs(told) < _TOO_LARGE, told, otherwise)
+        stated = self._numbers(key)
+        return np.where(np.abs(stated) < _TOO_LARGE, stated, otherwise)
 
     def start_ns(self, shown_ns: FloatArray) -> FloatArray:
         """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
         told_ns = self._numbers("start_ns")
-        return np.where(_agrees(told_ns, shown_ns), told_ns, shown_ns)
+        return np.where(agreeing(told_ns, shown_ns), told_ns, shown_ns)
 
     def duration_ns(self, shown_ns: FloatArray) -> FloatArray:
         """The same of durations; one that is unknown or negative is shown as none."""
         told_ns = self._numbers("duration_ns", nothing=np.inf)
-        agrees = _agrees(np.maximum(np.nan_to_num(told_ns, posinf=np.inf), 0.0), shown_ns)
+        agrees = agreeing(np.maximum(np.nan_to_num(told_ns, posinf=np.inf), 0.0), shown_ns)
         return np.where(agrees & ~np.isinf(told_ns), told_ns, shown_ns)
 
     def _numbers(self, key: str, nothing: float = np.nan) -> FloatArray:
-        values = [told.get(key) for told in self.arguments]
+        values = [stated.get(key) for stated in self.arguments]
         numbers = [value if isinstance(value, float) else nothing for value in values]
         return np.array(numbers, np.float64)[self.rows]
 
@@ -433,5 +398,5 @@ class _Told:
 
     def op_class(self) -> NDArray[np.int8]:
         """Codes of operation classes, 0 for unknown ones."""
-        codes = [_CLASSES.get(str(told.get("op_class", "")), 0) for told in self.arguments]
+        codes = [OP_CLASSES.get(str(stated.get("op_class", "")), 0) for stated in self.arguments]
         return np.array(codes, np.int8)[self.rows]

@@ -98,9 +98,11 @@ def _check_times(scene: Scene, path: str) -> None:
     )
     if not last_ns - min(first_ns, 0.0) < _LATEST_NS:
         raise UnsupportedError(
-            "an event ends too late for 63 bits of nanoseconds", path=path, position=f"{last_ns:.6g} ns",
+            "an event ends too late for 63 bits of nanoseconds",
+            path=path,
+            position=f"{last_ns:.6g} ns",
             hint="is the time of one event wrong? a trace cannot last for centuries",
-        )  # fmt: skip
+        )
 
 
 def _packet(content: bytes) -> bytes:
@@ -148,7 +150,7 @@ class _Writer:
         facts |= {"schema": SCHEMA_ID, "name": shown(self._scene.name)}
         if self._base_ns:
             facts[MOVED_BY] = str(self._base_ns)
-        told = b"".join(
+        encoded = b"".join(
             field_bytes(
                 _ATTRIBUTE,
                 field_bytes(AttributeField.KEY, key.encode())
@@ -157,7 +159,9 @@ class _Writer:
             for key, text in sorted(facts.items(), key=lambda fact: fact[0] != "schema")
         )
         cleared = field_bytes(PacketField.SEQUENCE_FLAGS, SequenceFlag.INCREMENTAL_STATE_CLEARED)
-        self._stream.write(_packet(_OF_SEQUENCE + cleared + field_bytes(PacketField.TRACE_ATTRIBUTES, told)))
+        self._stream.write(
+            _packet(_OF_SEQUENCE + cleared + field_bytes(PacketField.TRACE_ATTRIBUTES, encoded))
+        )
 
     def _process(self, uuid: int, name: str) -> None:
         process = field_bytes(ProcessField.PID, uuid) + field_bytes(ProcessField.PROCESS_NAME, name.encode())
@@ -243,33 +247,33 @@ class _Writer:
 
     def _label(self, label: Label) -> bytes:
         number = self._texts.number
-        told = _BEGIN + field_bytes(EventField.NAME_IID, number(InternedDataField.EVENT_NAMES, label.name))
+        encoded = _BEGIN + field_bytes(EventField.NAME_IID, number(InternedDataField.EVENT_NAMES, label.name))
         if label.category:
             category = number(InternedDataField.EVENT_CATEGORIES, label.category)
-            told += field_bytes(EventField.CATEGORY_IIDS, category)
-        return told + b"".join(self._annotation(key, value) for key, value in label.arguments)
+            encoded += field_bytes(EventField.CATEGORY_IIDS, category)
+        return encoded + b"".join(self._annotation(key, value) for key, value in label.arguments)
 
     def _annotation(self, key: str, value: str | float) -> bytes:
         name = self._texts.number(InternedDataField.DEBUG_ANNOTATION_NAMES, key)
-        told = field_bytes(AnnotationField.NAME_IID, name)
+        encoded = field_bytes(AnnotationField.NAME_IID, name)
         if isinstance(value, str):
             text = self._texts.number(InternedDataField.DEBUG_ANNOTATION_STRING_VALUES, value)
-            told += field_bytes(AnnotationField.STRING_VALUE_IID, text)
+            encoded += field_bytes(AnnotationField.STRING_VALUE_IID, text)
         elif abs(value) < _LARGEST_NS and value == int(value):
-            told += field_bytes(AnnotationField.INT_VALUE, int(value))
+            encoded += field_bytes(AnnotationField.INT_VALUE, int(value))
         else:
-            told += fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
-        return field_bytes(EventField.DEBUG_ANNOTATIONS, told)
+            encoded += fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
+        return field_bytes(EventField.DEBUG_ANNOTATIONS, encoded)
 
     def _exactly(self, *times_ns: float) -> bytes:
         """Annotations of the start and the duration that a trace in whole ns cannot say."""
-        told = b""
+        encoded = b""
         for key, value in zip(_EXACT, times_ns, strict=True):
             double = fixed64(AnnotationField.DOUBLE_VALUE, int.from_bytes(_DOUBLE.pack(value), "little"))
-            told += field_bytes(
+            encoded += field_bytes(
                 EventField.DEBUG_ANNOTATIONS, field_bytes(AnnotationField.NAME, key.encode()) + double
             )
-        return told
+        return encoded
 
 
 # Texts that are written once and referred to by number.

@@ -21,7 +21,7 @@ from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.kernels import (
     communication_kernels,
     owner_with_shapes,
-    said_around,
+    ranges_around,
     stated_communication,
     thread_key,
 )
@@ -61,10 +61,8 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     all_talks = {int(place[event]): talk for event, talk in talks.items()}
     for node in np.flatnonzero(~shown).tolist():
         all_talks[node] = talks_of_host[int(nodes.host[node])]
-    diagnostics.warning(
-        "pytorch.communication-without-kernel", path,
-        "communications that no device event shows, kept without a time", count=len(hidden),
-    )  # fmt: skip
+    message = "communications that no device event shows, kept without a time"
+    diagnostics.warning("pytorch.communication-without-kernel", path, message, count=len(hidden))
     queue = _queues(linked, nodes)
     control = _order(linked, nodes, queue, diagnostics, path)
     types = _dataflow(linked, _owners(linked, nodes.host))
@@ -91,12 +89,12 @@ def _kernel_talks(
     )
     found: dict[int, Communication] = {}
     used: set[int] = set()
-    around = said_around(linked.kineto, linked.links, kernels.event)
-    rows = zip(kernels.event.tolist(), causes.tolist(), kernels.said, around, strict=True)
-    for event, inside, said, outer in rows:
+    around = ranges_around(linked.kineto, linked.links, kernels.event)
+    rows = zip(kernels.event.tolist(), causes.tolist(), kernels.meaning, around, strict=True)
+    for event, inside, meaning, outer in rows:
         stated = stated_communication(linked.kineto, event)
         cause = inside
-        if inside < 0 and stated is None and said is None:
+        if inside < 0 and stated is None and meaning is None:
             cause = _waiting_cause(linked, event, waiting)
         recorded = talks_of_host.get(cause)
         if stated is None and cause >= 0 and cause in used:
@@ -105,7 +103,7 @@ def _kernel_talks(
         if stated is not None:
             talk = merged(stated, recorded)
         else:
-            talk = recorded or Communication(meaning=said or (outer.meaning if outer else _UNKNOWN))
+            talk = recorded or Communication(meaning=meaning or (outer.meaning if outer else _UNKNOWN))
         found[event] = talk.with_size(outer.operand_bytes) if outer else talk
     return found, used
 
@@ -153,11 +151,8 @@ def _possible(edges: Edges, nodes: _Nodes, queue: IntArray, diagnostics: Diagnos
     """Dependencies between queues that the measured times allow; a reused storage makes others."""
     same = queue[edges.consumer] == queue[edges.producer]
     fits = same | (nodes.end_ns[edges.producer] <= nodes.start_ns[edges.consumer])
-    diagnostics.info(
-        "pytorch.contradicted-dependency", path,
-        "dependencies through a storage that the measured times contradict are left out",
-        count=int((~fits).sum()),
-    )  # fmt: skip
+    message = "dependencies through a storage that the measured times contradict are left out"
+    diagnostics.info("pytorch.contradicted-dependency", path, message, count=int((~fits).sum()))
     return edges.where(fits)
 
 
@@ -173,20 +168,13 @@ def _order(linked: LinkedTrace, nodes: _Nodes, queue: IntArray, diagnostics: Dia
         linked.kineto, _DeviceWork(launch, queue, nodes.start_ns, nodes.end_ns, _queue_numbers(linked))
     )
     diagnostics.info("pytorch.stated-waits", path, "waits recorded with their streams", count=waits.stated)
-    diagnostics.info(
-        "pytorch.inferred-waits", path, "waits whose streams are inferred from the order of calls",
-        count=waits.inferred,
-    )  # fmt: skip
-    diagnostics.info(
-        "pytorch.contradicted-waits", path,
-        "inferred dependencies that the measured times contradict, left out",
-        count=waits.contradicted,
-    )  # fmt: skip
+    message = "waits whose streams are inferred from the order of calls"
+    diagnostics.info("pytorch.inferred-waits", path, message, count=waits.inferred)
+    message = "inferred dependencies that the measured times contradict, left out"
+    diagnostics.info("pytorch.contradicted-waits", path, message, count=waits.contradicted)
     before = nodes.end_ns[chained.producer] > nodes.start_ns[chained.consumer]
-    diagnostics.warning(
-        "pytorch.overlap-on-stream", path, "device events overlap the one before them on their stream",
-        count=int(before.sum()),
-    )  # fmt: skip
+    message = "device events overlap the one before them on their stream"
+    diagnostics.warning("pytorch.overlap-on-stream", path, message, count=int(before.sum()))
     return Edges.joined(chained, waits.edges)
 
 
@@ -350,7 +338,7 @@ class _Barrier:
     """What a thread of the host has waited for, and the queues that know of it."""
 
     producers: list[int] = field(default_factory=list[int])
-    told: set[int] = field(default_factory=set[int])
+    informed: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
@@ -376,8 +364,8 @@ class _Walk:
         others = [producer for producer in waiting if self.queue[producer] != queue]
         others += self.by_queue.pop(queue, [])
         barrier = self.barriers.get(thread)
-        if barrier and queue not in barrier.told:
-            barrier.told.add(queue)
+        if barrier and queue not in barrier.informed:
+            barrier.informed.add(queue)
             others += barrier.producers
         for producer in dict.fromkeys(others):
             way = queue, self.queue[producer]

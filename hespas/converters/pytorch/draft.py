@@ -250,10 +250,13 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
     """The graph. Findings: groups and peers that nobody names, dependencies against the order of time."""
     nodes = len(draft)
     backward = draft.data.producer >= draft.data.consumer
+    message = "data dependencies against the order of time are left out"
     diagnostics.info(
-        "pytorch.backward-dependency", rank.path, "data dependencies against the order of time are left out",
+        "pytorch.backward-dependency",
+        rank.path,
+        message,
         count=int((backward & (draft.data.producer != draft.data.consumer)).sum()),
-    )  # fmt: skip
+    )
     data = draft.data.where(~backward).distinct(nodes)
     control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
     control = control.latest(draft.queue).without(data, nodes)
@@ -371,21 +374,15 @@ class _Tables:
     def report(self, diagnostics: Diagnostics) -> None:
         """Say what nobody stated."""
         path = self.rank.path
-        diagnostics.warning(
-            "pytorch.group-assumed", path,
-            f"no process group is stated, here or in a list: taken for all {self.rank.groups.world:,} ranks",
-            count=self._assumed,
-        )  # fmt: skip
+        message = (
+            f"no process group is stated, here or in a list: taken for all {self.rank.groups.world:,} ranks"
+        )
+        diagnostics.warning("pytorch.group-assumed", path, message, count=self._assumed)
         names = ", ".join(sorted(self._no_group)[:4]) or "no name"
-        diagnostics.info(
-            "pytorch.group-not-stated", path,
-            f"communications of process groups that no list holds ({names}): taken for all ranks",
-            count=sum(self._no_group.values()),
-        )  # fmt: skip
-        diagnostics.warning(
-            "pytorch.unknown-collective", path, "communication kernels whose operation is not recorded",
-            count=self._no_kind,
-        )  # fmt: skip
+        message = f"communications of process groups that no list holds ({names}): taken for all ranks"
+        diagnostics.info("pytorch.group-not-stated", path, message, count=sum(self._no_group.values()))
+        message = "communication kernels whose operation is not recorded"
+        diagnostics.warning("pytorch.unknown-collective", path, message, count=self._no_kind)
         diagnostics.warning(
             "pytorch.peer-not-stated", path, "messages whose peer is not recorded", count=self._no_peer
         )

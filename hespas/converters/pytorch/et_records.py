@@ -144,9 +144,17 @@ def _chakra(raw: msgspec.Raw) -> EtNode:
     if node.name == COMMUNICATION_RECORD:
         facts = {attribute.name: _text(attribute.value) for attribute in node.attrs}
     return EtNode(
-        node.id, node.name, parent or 0, known["rf_id"], known["tid"], known["seq_id"], schema, node.inputs,
-        node.outputs, facts,
-    )  # fmt: skip
+        node.id,
+        node.name,
+        parent or 0,
+        known["rf_id"],
+        known["tid"],
+        known["seq_id"],
+        schema,
+        node.inputs,
+        node.outputs,
+        facts,
+    )
 
 
 def _integer(text: bytes, default: int) -> int:
@@ -191,14 +199,18 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
         found = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"no execution trace: {error}", path=str(path), position="the document",
+            f"no execution trace: {error}",
+            path=str(path),
+            position="the document",
             hint="was the observer stopped before the program ended?",
-        ) from error  # fmt: skip
+        ) from error
     if found.nodes is None:
         raise FormatError(
-            "no execution trace: there is no list 'nodes'", path=str(path), position="the document",
+            "no execution trace: there is no list 'nodes'",
+            path=str(path),
+            position="the document",
             hint="export it with torch.profiler.ExecutionTraceObserver",
-        )  # fmt: skip
+        )
     schema = version or found.schema
     decode = SCHEMAS.get(schema)
     if decode is None:
@@ -225,9 +237,11 @@ def _nodes(
             ) from error
         if not (0 <= node.id <= _LARGEST and 0 <= node.parent <= _LARGEST):
             raise FormatError(
-                "the id of an operation does not fit 63 bits", path=path, position=f"nodes[{place}]",
+                "the id of an operation does not fit 63 bits",
+                path=path,
+                position=f"nodes[{place}]",
                 hint="export the trace again",
-            )  # fmt: skip
+            )
         yield node
 
 

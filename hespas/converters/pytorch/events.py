@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -150,6 +151,14 @@ class KinetoTrace:
 
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
+_Kind = TypeVar("_Kind", bound=Events)
+
+
+def _is_row(column: str) -> bool:
+    """Whether a column holds rows of texts."""
+    return column.endswith("_row") or column in {"process", "thread"}
+
+
 _NULL, _NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 
 
@@ -162,12 +171,22 @@ class _Collected:
     def add(self, name: str, values: Sequence[int] | IntArray) -> None:
         self.parts.setdefault(name, []).append(np.asarray(values, np.int64))
 
+    def add_numbers(self, args: Sequence[msgspec.Struct], *names: str) -> None:
+        """Columns of what the arguments of events say under these names."""
+        for name in names:
+            self.add(name, integers(list(map(attrgetter(name), args))))
+
     def column(self, name: str) -> IntArray:
         parts = self.parts.get(name, [])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def rows(self, name: str) -> SmallIntArray:
-        return self.column(name).astype(np.int32)
+    def build(self, kind: type[_Kind]) -> _Kind:
+        """The columns that a kind of events has; rows of texts are small."""
+        columns: dict[str, Any] = {
+            each.name: self.column(each.name).astype(np.int32 if _is_row(each.name) else np.int64)
+            for each in fields(kind)
+        }
+        return kind(**columns)
 
     def without_repeated(self) -> IntArray:
         """Leave out events that are equal to an earlier one in all columns; the categories of those.
@@ -283,16 +302,25 @@ class _Reader:
         into = self.kinds[kind]
         match kind:
             case Kind.DEVICE:
-                self._device(into, self._decoded(self.device_args, events, places))
+                devices = self._decoded(self.device_args, events, places)
+                into.add_numbers(devices, "correlation", "graph_node", "stream", "device", "bytes")
+                into.add("external_id", _external_ids(devices))
+                into.add("collective_row", [self._collective(each) for each in devices])
             case Kind.LAUNCH:
                 launches = self._decoded(self.launch_args, events, places)
-                into.add("correlation", integers([each.correlation for each in launches]))
+                into.add_numbers(launches, "correlation")
                 into.add("external_id", _external_ids(launches))
-                into.add("id", into.parts["correlation"][-1])
             case Kind.HOST | Kind.ANNOTATION:
-                self._host(into, self._decoded(self.host_args, events, places))
+                hosts = self._decoded(self.host_args, events, places)
+                into.add_numbers(hosts, "external_id", "record_id", "sequence", "forward_thread")
+                for name in ("dims", "types", "strides", "concrete"):
+                    into.add(f"{name}_row", self._texts(list(map(attrgetter(name), hosts))))
+                into.add("id", np.maximum(into.parts["external_id"][-1], into.parts["record_id"][-1]))
+                return
             case Kind.SYNC:
-                self._sync(into, self._decoded(self.sync_args, events, places))
+                waits = self._decoded(self.sync_args, events, places)
+                into.add_numbers(waits, "correlation", "device", "stream", "wait_on_stream", "record")
+        into.add("id", into.parts["correlation"][-1])
 
     def _decoded(
         self, decoder: msgspec.json.Decoder[list[_Args]], events: list[TraceEvent], places: list[int]
@@ -308,19 +336,11 @@ class _Reader:
             wrong = (place for place, event in pairs if not _makes_sense(decoder, event))
             number = next(wrong, places[0])
             raise FormatError(
-                f"the args of an event make no sense: {error}", path=self.path,
-                position=f"event {self.seen + number + 1}, field 'args'", hint="export the trace again",
-            ) from error  # fmt: skip
-
-    def _device(self, into: _Collected, args: list[DeviceArgs]) -> None:
-        into.add("correlation", integers([each.correlation for each in args]))
-        into.add("id", into.parts["correlation"][-1])
-        into.add("external_id", _external_ids(args))
-        into.add("graph_node", integers([each.graph_node for each in args]))
-        into.add("stream", integers([each.stream for each in args]))
-        into.add("device", integers([each.device for each in args]))
-        into.add("bytes", integers([each.bytes for each in args]))
-        into.add("collective_row", [self._collective(each) for each in args])
+                f"the args of an event make no sense: {error}",
+                path=self.path,
+                position=f"event {self.seen + number + 1}, field 'args'",
+                hint="export the trace again",
+            ) from error
 
     def _collective(self, args: DeviceArgs) -> int:
         """What a kernel says of the collective it is part of, as a text; row 0 for nothing."""
@@ -341,25 +361,6 @@ class _Reader:
         }
         return self.strings.add(msgspec.json.encode(facts).decode())
 
-    def _sync(self, into: _Collected, args: list[SyncArgs]) -> None:
-        into.add("correlation", integers([each.correlation for each in args]))
-        into.add("device", integers([each.device for each in args]))
-        into.add("stream", integers([each.stream for each in args]))
-        into.add("wait_on_stream", integers([each.wait_on_stream for each in args]))
-        into.add("record", integers([each.record for each in args]))
-        into.add("id", into.parts["correlation"][-1])
-
-    def _host(self, into: _Collected, args: list[HostArgs]) -> None:
-        into.add("external_id", integers([each.external_id for each in args]))
-        into.add("record_id", integers([each.record_id for each in args]))
-        into.add("id", np.maximum(into.parts["external_id"][-1], into.parts["record_id"][-1]))
-        into.add("sequence", integers([each.sequence for each in args]))
-        into.add("forward_thread", integers([each.forward_thread for each in args]))
-        into.add("dims_row", self._texts([each.dims for each in args]))
-        into.add("types_row", self._texts([each.types for each in args]))
-        into.add("strides_row", self._texts([each.strides for each in args]))
-        into.add("concrete_row", self._texts([each.concrete for each in args]))
-
     def _texts(self, raws: list[msgspec.Raw]) -> list[int]:
         """String rows of JSON texts; equal ones are decoded once."""
         if not bytes(raws[0]) and raws.count(raws[0]) == len(raws):  # no event states any
@@ -371,36 +372,15 @@ class _Reader:
         rows = [collected.without_repeated() for collected in self.kinds.values()]
         strings = self.strings.build()
         repeated = Counter(strings[row] for row in np.concatenate(rows).tolist())
-        device, launch = self.kinds[Kind.DEVICE], self.kinds[Kind.LAUNCH]
-        host, annotation = self.kinds[Kind.HOST], self.kinds[Kind.ANNOTATION]
-        sync = self.kinds[Kind.SYNC]
+        kinds = self.kinds
         return KinetoTrace(
             header=header,
             strings=strings,
-            device=DeviceEvents(
-                **_shared(device),
-                correlation=device.column("correlation"),
-                external_id=device.column("external_id"),
-                stream=device.column("stream"),
-                device=device.column("device"),
-                bytes=device.column("bytes"),
-                collective_row=device.rows("collective_row"),
-            ),
-            launch=LaunchEvents(
-                **_shared(launch),
-                correlation=launch.column("correlation"),
-                external_id=launch.column("external_id"),
-            ),
-            host=_host_events(host),
-            annotation=_host_events(annotation),
-            sync=SyncEvents(
-                **_shared(sync),
-                correlation=sync.column("correlation"),
-                device=sync.column("device"),
-                stream=sync.column("stream"),
-                wait_on_stream=sync.column("wait_on_stream"),
-                record=sync.column("record"),
-            ),
+            device=kinds[Kind.DEVICE].build(DeviceEvents),
+            launch=kinds[Kind.LAUNCH].build(LaunchEvents),
+            host=kinds[Kind.HOST].build(HostEvents),
+            annotation=kinds[Kind.ANNOTATION].build(HostEvents),
+            sync=kinds[Kind.SYNC].build(SyncEvents),
             skipped=self.skipped,
             repeated=dict(repeated),
             repaired_blocks=repaired_blocks,
@@ -412,40 +392,6 @@ def _external_ids(args: Sequence[DeviceArgs] | Sequence[LaunchArgs]) -> IntArray
     found = integers([each.external_id for each in args])
     first = integers([each.first_external_id for each in args])
     return np.where(found < 0, first, found)
-
-
-class _Shared(TypedDict):
-    name_row: SmallIntArray
-    category_row: SmallIntArray
-    process: SmallIntArray
-    thread: SmallIntArray
-    start_ns: IntArray
-    duration_ns: IntArray
-
-
-def _shared(collected: _Collected) -> _Shared:
-    return _Shared(
-        name_row=collected.rows("name_row"),
-        category_row=collected.rows("category_row"),
-        process=collected.rows("process"),
-        thread=collected.rows("thread"),
-        start_ns=collected.column("start_ns"),
-        duration_ns=collected.column("duration_ns"),
-    )
-
-
-def _host_events(host: _Collected) -> HostEvents:
-    return HostEvents(
-        **_shared(host),
-        external_id=host.column("external_id"),
-        record_id=host.column("record_id"),
-        sequence=host.column("sequence"),
-        forward_thread=host.column("forward_thread"),
-        dims_row=host.rows("dims_row"),
-        types_row=host.rows("types_row"),
-        strides_row=host.rows("strides_row"),
-        concrete_row=host.rows("concrete_row"),
-    )
 
 
 # Values of events as columns: numbers however they are spelled, rows of texts, parts of an exchange.

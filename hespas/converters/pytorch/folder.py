@@ -23,11 +23,11 @@ from hespas.converters.pytorch.draft import Draft, Edges, Rank, Work, assembled,
 from hespas.converters.pytorch.events import KinetoTrace, read_events
 from hespas.converters.pytorch.host_trace import (
     HostTrace,
-    asked_devices,
     host_trace_graph,
     ranks_here,
     ranks_of_one,
     read_host_trace,
+    requested_devices,
 )
 from hespas.converters.pytorch.kernels import host_steps_of, link, nesting_of, range_bytes, steps_of
 from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, join
@@ -67,10 +67,11 @@ def read_rank(
     path = str(files.profile)
     if not len(kineto.device) and not len(kineto.host):
         raise FormatError(
-            "the trace holds neither device events nor host operations", path=path,
+            "the trace holds neither device events nor host operations",
+            path=path,
             position="list 'traceEvents'",
             hint="did the profiler record anything? torch.profiler.profile(activities=[...])",
-        )  # fmt: skip
+        )
     strings = StringTableBuilder(kineto.strings)
     trace = read_host_trace(files.trace, options.max_bytes, strings, options.version) if files.trace else None
     linked = _linked(kineto, trace, strings)
@@ -187,8 +188,9 @@ def _host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: 
     for call, work in calls.work.items():
         if work != call and events.key[call] == events.key[work]:
             merged_into[call] = work
-    own += np.bincount(merged_into, weights=np.where(merged_into != np.arange(len(own)), own, 0),
-                       minlength=len(own)).astype(np.int64)  # fmt: skip
+    own += np.bincount(
+        merged_into, weights=np.where(merged_into != np.arange(len(own)), own, 0), minlength=len(own)
+    ).astype(np.int64)
     start_ns = events.start_ns.copy()
     joined = np.flatnonzero(merged_into != np.arange(len(own)))
     start_ns[merged_into[joined]] = events.start_ns[joined]
@@ -251,14 +253,12 @@ def _report_merged(
     calls: _Calls, works: IntArray, merged_into: IntArray, diagnostics: Diagnostics, path: str
 ) -> None:
     alone = sum(work == call for call, work in calls.work.items())
-    diagnostics.info(
-        "pytorch.communication-without-work", path,
-        "communications of which only the call is recorded; they have its time", count=alone,
-    )  # fmt: skip
+    message = "communications of which only the call is recorded; they have its time"
+    diagnostics.info("pytorch.communication-without-work", path, message, count=alone)
+    message = "works of communications whose call is not recorded"
     diagnostics.warning(
-        "pytorch.work-without-call", path, "works of communications whose call is not recorded",
-        count=len(works) - len(calls.work) + alone,
-    )  # fmt: skip
+        "pytorch.work-without-call", path, message, count=len(works) - len(calls.work) + alone
+    )
     both = int((merged_into != np.arange(len(merged_into))).sum())
     diagnostics.info(
         "pytorch.blocking-communication",
@@ -427,8 +427,8 @@ class _Found:
 def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Workload:
     """Read all ranks. Raises ``FormatError`` where files do not make one job, or one of them is broken."""
     ranks = _paired(path, list(_files(path)), diagnostics)
-    asked = asked_devices(options, str(path))
-    world = max(asked, len(ranks))
+    requested = requested_devices(options, str(path))
+    world = max(requested, len(ranks))
     graphs: list[OpGraph] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
@@ -441,15 +441,15 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     stated = metadata.get("world_size", "")
     recorded = int(stated) if stated.isdecimal() and len(stated) < _MOST_DIGITS else 1
     if len(ranks) > 1:
-        rank_class = ranks_here(sorted(ranks), graphs, max(recorded, asked), str(path))
-        diagnostics.warning(
-            "pytorch.ranks-missing", str(path), "ranks of the job have no trace here",
-            count=len(rank_class) - len(ranks),
-        )  # fmt: skip
+        rank_class = ranks_here(sorted(ranks), graphs, max(recorded, requested), str(path))
+        message = "ranks of the job have no trace here"
+        diagnostics.warning("pytorch.ranks-missing", str(path), message, count=len(rank_class) - len(ranks))
     else:
         number = next(iter(ranks))
         metadata["rank"] = str(number)
-        rank_class = ranks_of_one(graphs[0], number, diagnostics, str(path), asked=asked, recorded=recorded)
+        rank_class = ranks_of_one(
+            graphs[0], number, diagnostics, str(path), requested=requested, recorded=recorded
+        )
     graphs = _with_equal_payloads(graphs, diagnostics, str(path))
     return Workload(
         name=path.resolve().name if path.is_dir() else graphs[0].name,
@@ -466,9 +466,11 @@ def _files(path: Path) -> Iterator[_Found]:
     candidates = [entry for entry in (*entries, *nested) if entry.is_file() and ".json" in entry.suffixes]
     if len(candidates) > _MOST_FILES:
         raise FormatError(
-            f"{len(candidates):,} files, more than {_MOST_FILES:,}", path=str(path),
-            position=f"file {candidates[_MOST_FILES].name}", hint="keep one job per folder",
-        )  # fmt: skip
+            f"{len(candidates):,} files, more than {_MOST_FILES:,}",
+            path=str(path),
+            position=f"file {candidates[_MOST_FILES].name}",
+            hint="keep one job per folder",
+        )
     for entry in candidates:
         head = first_bytes(entry, HEAD_BYTES)
         profile = is_profile(head)
@@ -492,15 +494,16 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
     """
     if not found:
         raise FormatError(
-            "no profile and no execution trace of PyTorch here", path=str(path),
+            "no profile and no execution trace of PyTorch here",
+            path=str(path),
             position="the names and first bytes of its files",
             hint="one file of torch.profiler and one of ExecutionTraceObserver per rank, .json or .json.gz",
-        )  # fmt: skip
+        )
     kinds = [[each for each in found if each.is_profile is kind] for kind in (True, False)]
     if all(len(kind) <= 1 for kind in kinds):
         profile, trace = (kind[0].path if kind else None for kind in kinds)
-        ranks_said = (_rank_alone(each) for each in (*kinds[0], *kinds[1]))
-        stated = next((rank for rank in ranks_said if rank >= 0), 0)
+        ranks_stated = (_rank_alone(each) for each in (*kinds[0], *kinds[1]))
+        stated = next((rank for rank in ranks_stated if rank >= 0), 0)
         return {stated: RankFiles(profile, trace)}
     by_kind: list[dict[int, Path]] = []
     for kind in kinds:
@@ -510,10 +513,11 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
             if number < 0 or number in ranks:
                 other = f" and {ranks[number].name}" if number in ranks else ""
                 raise FormatError(
-                    f"which rank is {each.path.name}{other} of?", path=str(path),
+                    f"which rank is {each.path.name}{other} of?",
+                    path=str(path),
                     position=f"file {each.path.name}",
                     hint="keep one job per folder, and name files like job.rank0.kineto.json",
-                )  # fmt: skip
+                )
             ranks[number] = each.path
         by_kind.append(ranks)
     return _complete(path, by_kind[0], by_kind[1], diagnostics)
@@ -535,9 +539,11 @@ def _complete(
     missing = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks[-1] < _MOST_FILES else [0]
     if missing:
         raise FormatError(
-            f"the files of {len(missing):,} ranks are missing, first rank {missing[0]}", path=str(path),
-            position=f"rank {missing[0]}", hint="copy the set again",
-        )  # fmt: skip
+            f"the files of {len(missing):,} ranks are missing, first rank {missing[0]}",
+            path=str(path),
+            position=f"rank {missing[0]}",
+            hint="copy the set again",
+        )
     single = len(profiles.keys() ^ traces.keys()) if profiles and traces else 0
     diagnostics.warning(
         "pytorch.unpaired", str(path), "ranks have only one of profile and execution trace", count=single
@@ -573,11 +579,8 @@ def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: 
     if not largest or len(graphs) < 2:
         return graphs
     equal = [_bounded(graph, mine, largest) for graph, mine in zip(graphs, places, strict=True)]
-    diagnostics.info(
-        "pytorch.ragged-exchange", path,
-        "all-to-alls with parts of several sizes; their payload is the largest of all ranks",
-        count=len(largest),
-    )  # fmt: skip
+    message = "all-to-alls with parts of several sizes; their payload is the largest of all ranks"
+    diagnostics.info("pytorch.ragged-exchange", path, message, count=len(largest))
     return equal
 
 

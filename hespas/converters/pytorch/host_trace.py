@@ -53,12 +53,12 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
 __all__ = [
     "HostTrace",
-    "asked_devices",
     "host_trace_graph",
     "ranks_here",
     "ranks_of_one",
     "read_execution_trace",
     "read_host_trace",
+    "requested_devices",
 ]
 
 _NONE = "<None>"
@@ -226,9 +226,11 @@ class _Collector:
         again = np.flatnonzero(ids[1:] == ids[:-1])
         if len(again):
             raise FormatError(
-                "two operations have the same id", path=path, position=f"node {int(ids[again[0]])}",
+                "two operations have the same id",
+                path=path,
+                position=f"node {int(ids[again[0]])}",
                 hint="export the trace again",
-            )  # fmt: skip
+            )
         parent, lost = _parents(ids, np.array(self.numbers["parent"], np.int64)[order], path)
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
@@ -316,10 +318,10 @@ def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnost
     Raises ``FormatError`` or ``UnsupportedError`` as :func:`.host_trace.read_host_trace` and
     :func:`.alone.ranks_of_one` do.
     """
-    asked = asked_devices(options, str(path))
+    requested = requested_devices(options, str(path))
     trace = read_host_trace(path, options.max_bytes, StringTableBuilder(), options.version)
     number = max(rank_in_name(path.name, alone=True), 0)
-    groups = Groups.of(trace.groups, max(asked, number + 1))
+    groups = Groups.of(trace.groups, max(requested, number + 1))
     name = job_name(path.name)
     graph = host_trace_graph(trace, name, Rank(number, groups, str(path)), diagnostics)
     metadata = {
@@ -329,7 +331,7 @@ def read_execution_trace(path: Path, options: ReadOptions, diagnostics: Diagnost
         "world_size": str(groups.world),
     }
     recorded = groups.world if trace.groups else 1
-    rank_class = ranks_of_one(graph, number, diagnostics, str(path), asked=asked, recorded=recorded)
+    rank_class = ranks_of_one(graph, number, diagnostics, str(path), requested=requested, recorded=recorded)
     return Workload(name=name, classes=(graph,), rank_class=rank_class, metadata=metadata)
 
 
@@ -339,9 +341,11 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
     kept = np.flatnonzero(~trace.structural & ~works)
     if not len(kept):
         raise FormatError(
-            "the execution trace holds no operation", path=rank.path, position="list 'nodes'",
+            "the execution trace holds no operation",
+            path=rank.path,
+            position="list 'nodes'",
             hint="start the observer before the step that is to be recorded",
-        )  # fmt: skip
+        )
     _report(trace, works, rank, diagnostics)
     node_of = np.full(len(trace), -1, np.int64)
     node_of[kept] = np.arange(len(kept))
@@ -428,35 +432,31 @@ def _report(trace: HostTrace, works: BoolArray, rank: Rank, diagnostics: Diagnos
     diagnostics.warning(
         "pytorch.lost-parent", rank.path, "operations whose call is not in the file", count=trace.lost_parents
     )
-    diagnostics.info(
-        "pytorch.structural", rank.path, "roots of threads and lists of process groups are no operations",
-        count=int(trace.structural.sum()),
-    )  # fmt: skip
-    diagnostics.info(
-        "pytorch.work-of-communication", rank.path, "named ranges that repeat a communication are left out",
-        count=int(works.sum()),
-    )  # fmt: skip
+    message = "roots of threads and lists of process groups are no operations"
+    diagnostics.info("pytorch.structural", rank.path, message, count=int(trace.structural.sum()))
+    message = "named ranges that repeat a communication are left out"
+    diagnostics.info("pytorch.work-of-communication", rank.path, message, count=int(works.sum()))
 
 
 # The trace of one rank of a job of several: what it is, and what it can stand for.
 
 
-def asked_devices(options: ReadOptions, path: str) -> int:
+def requested_devices(options: ReadOptions, path: str) -> int:
     """How many devices the user states, or 1. Raises ``UsageError`` for more than any job has."""
-    asked = 1 if options.num_devices is None else options.num_devices
-    if not 1 <= asked <= MAX_DEVICES:
-        raise UsageError(f"{asked:,} devices asked for", path=path, hint=f"1 to {MAX_DEVICES:,}")
-    return asked
+    requested = 1 if options.num_devices is None else options.num_devices
+    if not 1 <= requested <= MAX_DEVICES:
+        raise UsageError(f"{requested:,} devices asked for", path=path, hint=f"1 to {MAX_DEVICES:,}")
+    return requested
 
 
 def ranks_of_one(
-    graph: OpGraph, number: int, diagnostics: Diagnostics, path: str, *, asked: int, recorded: int
+    graph: OpGraph, number: int, diagnostics: Diagnostics, path: str, *, requested: int, recorded: int
 ) -> NDArray[np.int32]:
     """The class of each rank of the job, where one rank of ``recorded`` is here: the others are absent, or do
-    the same where as many are ``asked`` for. Raises ``UnsupportedError`` where it cannot stand for those.
+    the same where as many are ``requested`` for. Raises ``UnsupportedError`` where it cannot stand for those.
     """
-    if asked > 1:
-        return _for_all(graph, number, asked, diagnostics, path)
+    if requested > 1:
+        return _for_all(graph, number, requested, diagnostics, path)
     if recorded > 1:
         remedy = (
             f"`num_devices={recorded}` takes it that all ranks do what this one did"
@@ -464,10 +464,11 @@ def ranks_of_one(
             else "give the traces of all ranks for one"
         )
         diagnostics.warning(
-            "pytorch.one-rank", path,
+            "pytorch.one-rank",
+            path,
             f"the trace is of rank {number} of {recorded:,}; the others are not here, and collectives and "
             f"messages with them end nowhere. It is no job that a simulator can run; {remedy}",
-        )  # fmt: skip
+        )
     return ranks_here([number], [graph], recorded, path)
 
 
@@ -505,11 +506,12 @@ def _for_all(
         raise UnsupportedError(
             f"the trace of rank {number} cannot stand for {world:,} ranks: it does not always talk with all "
             "of them, and with no others",
-            path=path, position="process groups and messages",
+            path=path,
+            position="process groups and messages",
             hint="give the traces of all ranks, or leave `num_devices` out",
-        )  # fmt: skip
-    diagnostics.warning(
-        "pytorch.one-rank-for-all", path,
-        f"all {world:,} ranks are taken to do what rank {number} did, in its times: no other was recorded",
-    )  # fmt: skip
+        )
+    message = (
+        f"all {world:,} ranks are taken to do what rank {number} did, in its times: no other was recorded"
+    )
+    diagnostics.warning("pytorch.one-rank-for-all", path, message)
     return np.zeros(world, np.int32)

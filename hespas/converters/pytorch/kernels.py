@@ -28,7 +28,7 @@ __all__ = [
     "KernelFacts",
     "LinkedBy",
     "Links",
-    "Said",
+    "NamedRange",
     "communication_kernels",
     "host_steps_of",
     "link",
@@ -36,7 +36,7 @@ __all__ = [
     "nesting_of",
     "owner_with_shapes",
     "range_bytes",
-    "said_around",
+    "ranges_around",
     "stated_communication",
     "steps_of",
     "thread_key",
@@ -177,7 +177,7 @@ class _Kernels(NamedTuple):
     """Rows of device events that communicate, and what their names say."""
 
     event: IntArray
-    said: list[Named | None]
+    meaning: list[Named | None]
 
 
 def communication_kernels(trace: KinetoTrace) -> _Kernels:
@@ -186,11 +186,11 @@ def communication_kernels(trace: KinetoTrace) -> _Kernels:
     rows, inverse = np.unique(device.name_row, return_inverse=True)
     texts = [trace.strings[row] for row in rows.tolist()]
     by_name = np.array([is_communication_kernel(text) for text in texts], np.bool_)
-    said = [kernel_operation(text) for text in texts]
+    meaning = [kernel_operation(text) for text in texts]
     if not len(device):
         return _Kernels(np.empty(0, np.int64), [])
     events = np.flatnonzero(by_name[inverse] | (device.collective_row > 0))
-    return _Kernels(events, [said[place] for place in inverse[events].tolist()])
+    return _Kernels(events, [meaning[place] for place in inverse[events].tolist()])
 
 
 def stated_communication(trace: KinetoTrace, event: int) -> Communication | None:
@@ -213,7 +213,7 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     )
 
 
-class Said(NamedTuple):
+class NamedRange(NamedTuple):
     """What a named range says of the communication in it; bytes of its inputs, NaN where it states none."""
 
     meaning: Named
@@ -239,7 +239,7 @@ def range_bytes(trace: KinetoTrace, place: int) -> float:
     return total
 
 
-def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Said | None]:
+def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[NamedRange | None]:
     """What the named range around the launch of each device event says (``nccl:all_to_all``)."""
     note, launch = trace.annotation, links.launch[events]
     texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
@@ -255,24 +255,27 @@ def said_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Said
     calls = trace.launch
     around: list[int] = around_launch(nesting, launch, thread_key(calls), calls.start_ns).tolist()
     places = [source[place] for place in around]
-    said: dict[int, Said | None] = {-1: None}
+    ranges: dict[int, NamedRange | None] = {-1: None}
     for place in places:
-        if place not in said:
+        if place not in ranges:
             meaning = meanings[names[place]]
-            said[place] = Said(meaning, range_bytes(trace, place)) if meaning else None
-    return [said[place] for place in places]
+            ranges[place] = NamedRange(meaning, range_bytes(trace, place)) if meaning else None
+    return [ranges[place] for place in places]
 
 
 def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder) -> MeasuredComms:
     """What is known of all device events that communicate; texts go to ``strings``."""
     kernels = communication_kernels(trace)
-    around = said_around(trace, links, kernels.event)
-    said = [
-        name or (outer.meaning if outer else None) for name, outer in zip(kernels.said, around, strict=True)
+    around = ranges_around(trace, links, kernels.event)
+    meaning = [
+        name or (outer.meaning if outer else None)
+        for name, outer in zip(kernels.meaning, around, strict=True)
     ]
     rows = [int(trace.device.collective_row[event]) for event in kernels.event.tolist()]
     facts = [_FACTS.decode(trace.strings[row]) if row else None for row in rows]
-    names = [each.collective if each else _word(said) for each, said in zip(facts, said, strict=True)]
+    names = [
+        each.collective if each else _word(meaning) for each, meaning in zip(facts, meaning, strict=True)
+    ]
     sent = [each.bytes_of(each.in_elements) if each else nan for each in facts]
     sizes = [
         outer.operand_bytes if outer and isnan(size) else size
@@ -296,8 +299,12 @@ def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder
     )
 
 
-def _word(said: Named | None) -> str:
+def _word(meaning: Named | None) -> str:
     """The usual spelling of what a kernel's name says."""
-    if said is None:
+    if meaning is None:
         return ""
-    return (said.collective if said.node is NodeKind.COLLECTIVE else said.node).name.lower().replace("_", "")
+    return (
+        (meaning.collective if meaning.node is NodeKind.COLLECTIVE else meaning.node)
+        .name.lower()
+        .replace("_", "")
+    )

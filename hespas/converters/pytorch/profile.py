@@ -190,11 +190,11 @@ def _report_ranks(trace: KinetoTrace, diagnostics: Diagnostics, path: str) -> No
     if stated is None:
         return
     rank, size = stated.rank, stated.world_size
-    told = f"the trace is of rank {str(rank)[:40]!r} of {str(size)[:40]!r} ranks"
+    text = f"the trace is of rank {str(rank)[:40]!r} of {str(size)[:40]!r} ranks"
     if rank is not None and not _is_count(rank):
-        diagnostics.warning("kineto.impossible-rank", path, f"{told}: it is read as that of rank 0")
+        diagnostics.warning("kineto.impossible-rank", path, f"{text}: it is read as that of rank 0")
     elif size is not None and not (_is_count(size) and size > (rank if _is_count(rank) else 0)):
-        diagnostics.warning("kineto.impossible-rank", path, f"{told}, which contradicts itself")
+        diagnostics.warning("kineto.impossible-rank", path, f"{text}, which contradicts itself")
 
 
 def _devices(trace: KinetoTrace) -> tuple[tuple[str, ...], SmallIntArray]:
@@ -243,10 +243,11 @@ def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, pat
     device = trace.device
     twice = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.repeated.items()))
     diagnostics.warning(
-        "kineto.repeated", path,
+        "kineto.repeated",
+        path,
         f"events stand in the file again, with the same ids and times, and count once: {twice}",
         count=sum(trace.repeated.values()),
-    )  # fmt: skip
+    )
     ran_ns = np.maximum(device.duration_ns, 0).astype(np.float64)
     total_ns = float(ran_ns.sum())
     for missing, code, message in (
@@ -254,17 +255,19 @@ def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, pat
         (links.linked_by == LinkedBy.NOTHING, "kineto.unlinked", "device events have no host operation"),
     ):
         share = float(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
-        told = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
-        diagnostics.warning(code, path, told, count=int(missing.sum()))
+        text = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
+        diagnostics.warning(code, path, text, count=int(missing.sum()))
     by_id = int((links.linked_by == LinkedBy.EXTERNAL_ID).sum())
     diagnostics.info("kineto.linked-by-external-id", path, "linked by External id alone", count=by_id)
     listed = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.skipped.items()))
-    left_out = f"events that carry no work are left out: {listed}"
-    diagnostics.info("kineto.other-events", path, left_out, count=sum(trace.skipped.values()))
+    message = f"events that carry no work are left out: {listed}"
+    diagnostics.info("kineto.other-events", path, message, count=sum(trace.skipped.values()))
     diagnostics.warning(
-        "kineto.invalid-utf8", path, "blocks with text that is not Unicode, which was replaced",
+        "kineto.invalid-utf8",
+        path,
+        "blocks with text that is not Unicode, which was replaced",
         count=trace.repaired_blocks,
-    )  # fmt: skip
+    )
     _report_times(trace.strings, device.duration_ns, device.name_row, diagnostics, path)
 
 

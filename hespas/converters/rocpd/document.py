@@ -222,8 +222,8 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
         for process in processes:
             _Reader(process, assembly, diagnostics, str(path), f"{_ROOT}[{number}]").add()
             number += 1
-    told = "kernels tell no stream: they are ordered by hardware queue"
-    diagnostics.info("rocprofv3.ordered-by-queue", str(path), told, count=assembly.by_queue)
+    message = "kernels tell no stream: they are ordered by hardware queue"
+    diagnostics.info("rocprofv3.ordered-by-queue", str(path), message, count=assembly.by_queue)
     return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
 
 
@@ -234,20 +234,20 @@ def _decoded_again(text: bytes, path: str) -> _Document:
         raise _no_document(error, path, len(text)) from error
 
 
-def _position(place: re.Match[str] | None, told: str, size: int) -> str:
+def _position(place: re.Match[str] | None, message: str, size: int) -> str:
     """The JSON path or byte that the library names; it names none for the document itself."""
     if place:
         return place.group(1) or f"byte {place.group(2)}"
-    return f"byte {size}" if "truncated" in told else "$"
+    return f"byte {size}" if "truncated" in message else "$"
 
 
 def _no_document(error: Exception, path: str, size: int) -> FormatError:
-    told = str(error)
-    place = _PLACE.search(told)
+    message = str(error)
+    place = _PLACE.search(message)
     return FormatError(
-        f"this is no document of rocprofv3: {_PLACE.sub('', told)}",
+        f"this is no document of rocprofv3: {_PLACE.sub('', message)}",
         path=path,
-        position=_position(place, told, size),
+        position=_position(place, message, size),
         hint="was the profiler interrupted? record again with --output-format json",
     )
 
@@ -539,13 +539,13 @@ def _decoded(
 def _no_record(error: Exception, path: str, at: tuple[str, int]) -> FormatError:
     """The error at a place of the array, whose elements are decoded some at a time: ``at`` is the first."""
     where, first = at
-    told = str(error)
-    place = _FAULT_PLACE.search(told)
+    message = str(error)
+    place = _FAULT_PLACE.search(message)
     position = f"{where}[{first}] or later"
     if place:
         position = f"{where}[{first + int(place.group(1))}]{place.group(2)}"
     return FormatError(
-        f"a record makes no sense: {_FAULT_PLACE.sub('', told)}",
+        f"a record makes no sense: {_FAULT_PLACE.sub('', message)}",
         path=path,
         position=position,
         hint="was the profiler interrupted? record again",

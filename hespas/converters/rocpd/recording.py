@@ -260,13 +260,13 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
         versions = sorted({_version(database, suffix) for suffix in suffixes})
         report_refused(database, "rocpd", diagnostics)
     others = [version for version in versions if version != _SCHEMA]
-    told = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
-    diagnostics.warning("rocpd.other-schema", str(path), told, count=len(others))
-    told = "kernels tell no stream: they are ordered by hardware queue"
-    diagnostics.info("rocpd.ordered-by-queue", str(path), told, count=assembly.by_queue)
+    message = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
+    diagnostics.warning("rocpd.other-schema", str(path), message, count=len(others))
+    message = "kernels tell no stream: they are ordered by hardware queue"
+    diagnostics.info("rocpd.ordered-by-queue", str(path), message, count=assembly.by_queue)
     if log_beside(path):
-        told = "a write-ahead log lies beside the database: what is in it is not read"
-        diagnostics.warning("rocpd.write-ahead-log", str(path), told)
+        message = "a write-ahead log lies beside the database: what is in it is not read"
+        diagnostics.warning("rocpd.write-ahead-log", str(path), message)
     metadata = {"schema_version": versions[-1][:100]} if versions[-1] else {}
     return to_profile(path, "rocpd", assembly.trace(), metadata, diagnostics)
 
@@ -372,9 +372,9 @@ class _Reader:
             own = np.maximum(columns[each], -1)
             columns[each] = np.where(own >= 0, own, _picked(self.tracks[each], track))
         known = (columns["start"] != MISSING) & (columns["end"] != MISSING)
-        told = f"rows of rocpd_{name} have no start or no end and are left out"
+        message = f"rows of rocpd_{name} have no start or no end and are left out"
         lost = len(known) - int(known.sum())
-        self.diagnostics.error("rocpd.event-without-time", self.database.path, told, count=lost)
+        self.diagnostics.error("rocpd.event-without-time", self.database.path, message, count=lost)
         columns = {each: column[known] for each, column in columns.items()}
         event = self.event_of.places(columns["event_id"])
         columns["event"] = event
@@ -463,16 +463,16 @@ class _Reader:
         label = _picked(self.string_place, self.string_of.places(regions["name_id"]))
         of_event = self.string_of.places(self.events.integers["category_id"])
         category = _picked(_picked(self.string_place, of_event), regions["event"])
-        said = _picked(self.events.texts["extdata"], regions["event"])
-        used = np.unique(said[said >= 0])
+        described = _picked(self.events.texts["extdata"], regions["event"])
+        used = np.unique(described[described >= 0])
         message = np.full(len(self.events.distinct) + 1, -1, np.int64)
         for place in listed(used):
             text = _message(self.events.distinct[place])
             if text:
                 message[place] = len(texts)
                 texts.append(text)
-        told = message[said]
-        return np.where(told >= 0, told, label), category, texts
+        message = message[described]
+        return np.where(message >= 0, message, label), category, texts
 
 
 def _agents(table: Table, machine: int, node: int) -> Agents:

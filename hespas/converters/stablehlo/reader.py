@@ -29,7 +29,7 @@ from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
 from hespas.files.limits import VARIABLE
-from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_contained
+from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
@@ -406,7 +406,7 @@ def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> Sandboxed:
         (options.num_devices, options.num_replicas, options.locations, dict(options.dims))
     ).decode()
     try:
-        answer = run_contained(f"{__name__}:parse_in_child", data, "jaxlib's parser", settings)
+        answer = run_sandboxed(f"{__name__}:parse_in_child", data, "jaxlib's parser", settings)
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"

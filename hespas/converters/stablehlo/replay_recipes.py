@@ -5,7 +5,7 @@ Attributes follow from types (:mod:`hespas.programs`); what they do not say is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import isnan, prod
 
@@ -183,87 +183,55 @@ _MOVES: dict[str, Recipe] = {
 
 # --- operations that work element by element, and of reductions.
 
-_Accepts = Callable[[Tensor], bool]
+_Kinds = frozenset[DTypeKind]
+_FLOAT = frozenset({DTypeKind.FLOAT})
+_INTEGER = frozenset({DTypeKind.SIGNED, DTypeKind.UNSIGNED})
+_BITS = _INTEGER | {DTypeKind.BOOL}
+_INEXACT = _FLOAT | {DTypeKind.COMPLEX}
+_REAL = _FLOAT | _INTEGER
+_ORDERED = _REAL | {DTypeKind.BOOL}
+_NUMBER = _REAL | {DTypeKind.COMPLEX}
+_ANY = _NUMBER | {DTypeKind.BOOL}
 
 
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_float or tensor.is_integer
-
-
-def _number(tensor: Tensor) -> bool:
-    return _real(tensor) or tensor.is_complex
-
-
-def _inexact(tensor: Tensor) -> bool:
-    return tensor.is_float or tensor.is_complex
-
-
-def _float(tensor: Tensor) -> bool:
-    return tensor.is_float
-
-
-def _integer(tensor: Tensor) -> bool:
-    return tensor.is_integer
-
-
-def _bits(tensor: Tensor) -> bool:
-    return tensor.is_integer or tensor.is_bool
-
-
-def _any(tensor: Tensor) -> bool:
-    return _number(tensor) or tensor.is_bool
-
-
-def _ordered(tensor: Tensor) -> bool:
-    return _real(tensor) or tensor.is_bool
-
-
-def _signed(tensor: Tensor) -> bool:
-    return tensor.is_float or tensor.is_complex or tensor.element.kind.value == "signed"
-
-
-def _counted(
-    node: Node, *, transcendental: bool = False, stretch: bool = True, op: str = ""
-) -> list[Value] | None:
+def _counted(node: Node, *, transcendental: bool = False, stretch: bool = True) -> list[Value] | None:
     """An operation of one FLOP, or transcendental, for each element of its result."""
-    write = operator(op or node.op, node.operands, node.results)
+    write = operator(node.op, node.operands, node.results)
     if write is None:
         return None
     bound = node.bound(stretch=stretch)
     count = float(node.results[0].elements)
-    node.emitter.work(
-        flops=0.0 if transcendental else count, transcendentals=count if transcendental else 0.0
-    )
+    node.emitter.work(**{"transcendentals" if transcendental else "flops": count})
     return [node.emitter.add(write(bound), node.results[0])]
 
 
-def _elementwise(arity: int, accepts: _Accepts, transcendental: bool, node: Node) -> list[Value] | None:
+def _elementwise(arity: int, kinds: _Kinds, transcendental: bool, node: Node) -> list[Value] | None:
     """One or two operands and a result of one type."""
     result = node.result
-    if result is None or node.operands != (result,) * arity or not accepts(result):
+    if result is None or node.operands != (result,) * arity or result.element.kind not in kinds:
         return None
     return _counted(node, transcendental=transcendental)
 
 
 def _square(node: Node) -> list[Value] | None:
     """``chlo.square``, which XLA makes a multiplication of."""
-    if node.result is None or node.operands != (node.result,) or not _number(node.result):
+    if node.result is None or node.operands != (node.result,) or node.result.element.kind not in _NUMBER:
         return None
     value = node.bound()[0]
     node.emitter.work(flops=float(node.result.elements))
     return [node.emitter.binary("multiply", value, value)]
 
 
-def _checked(accepts: _Accepts, stretch: bool, node: Node) -> list[Value] | None:
+def _checked(kinds: _Kinds, stretch: bool, node: Node) -> list[Value] | None:
     """Operands that are not all of the result's type."""
-    able = all(accepts(each) for each in (*node.operands, *node.results))
+    able = all(each.element.kind in kinds for each in (*node.operands, *node.results))
     return _counted(node, stretch=stretch) if able else None
 
 
 def _reduce(node: Node) -> list[Value] | None:
     """Each input is reduced by itself; the reducer is not known, so sums are taken."""
     count = len(node.results)
-    if len(node.operands) != 2 * count or not all(map(_any, node.operands)):
+    if len(node.operands) != 2 * count or any(each.element.kind not in _ANY for each in node.operands):
         return None
     types = list(zip(node.operands[:count], node.operands[count:], strict=True))
     writers = [operator("reduce", pair, (made,)) for pair, made in zip(types, node.results, strict=True)]
@@ -279,38 +247,34 @@ def _reduce(node: Node) -> list[Value] | None:
     return made
 
 
-def _rows(names: str, arity: int, accepts: _Accepts, *, transcendental: bool = False) -> dict[str, Recipe]:
-    return dict.fromkeys(names.split(), partial(_elementwise, arity, accepts, transcendental))
+def _rows(names: str, arity: int, kinds: _Kinds, *, transcendental: bool = False) -> dict[str, Recipe]:
+    return dict.fromkeys(names.split(), partial(_elementwise, arity, kinds, transcendental))
 
 
 RECIPES: dict[str, Recipe] = {
     **_MOVES,
-    **_rows(
-        "exponential exponential_minus_one log log_plus_one logistic sqrt rsqrt sine cosine tan tanh",
-        1,
-        _inexact,
-        transcendental=True,
-    ),
-    **_rows("cbrt", 1, _float, transcendental=True),
-    **_rows("ceil floor round_nearest_afz round_nearest_even", 1, _float),
-    **_rows("negate", 1, _number),
-    **_rows("abs sign", 1, lambda tensor: _real(tensor) and _signed(tensor)),
-    **_rows("not", 1, _bits),
-    **_rows("popcnt count_leading_zeros", 1, _integer),
-    **_rows("add multiply", 2, _any),
-    **_rows("subtract divide", 2, _number),
-    **_rows("maximum minimum", 2, _ordered),
-    **_rows("remainder", 2, _real),
-    **_rows("power", 2, _number, transcendental=True),
-    **_rows("atan2", 2, _inexact, transcendental=True),
-    **_rows("and or xor", 2, _bits),
-    **_rows("shift_left shift_right_arithmetic shift_right_logical", 2, _integer),
+    **_rows("exponential exponential_minus_one log log_plus_one", 1, _INEXACT, transcendental=True),
+    **_rows("logistic sqrt rsqrt sine cosine tan tanh", 1, _INEXACT, transcendental=True),
+    **_rows("cbrt", 1, _FLOAT, transcendental=True),
+    **_rows("ceil floor round_nearest_afz round_nearest_even", 1, _FLOAT),
+    **_rows("negate", 1, _NUMBER),
+    **_rows("abs sign", 1, frozenset({DTypeKind.FLOAT, DTypeKind.SIGNED})),
+    **_rows("not", 1, _BITS),
+    **_rows("popcnt count_leading_zeros", 1, _INTEGER),
+    **_rows("add multiply", 2, _ANY),
+    **_rows("subtract divide", 2, _NUMBER),
+    **_rows("maximum minimum", 2, _ORDERED),
+    **_rows("remainder", 2, _REAL),
+    **_rows("power", 2, _NUMBER, transcendental=True),
+    **_rows("atan2", 2, _INEXACT, transcendental=True),
+    **_rows("and or xor", 2, _BITS),
+    **_rows("shift_left shift_right_arithmetic shift_right_logical", 2, _INTEGER),
     "square": _square,
-    "compare": partial(_checked, _any, True),
-    "select": partial(_checked, _any, True),
-    "clamp": partial(_checked, _ordered, True),
-    "convert": partial(_checked, _ordered, False),
-    "is_finite": partial(_checked, _ordered, False),
+    "compare": partial(_checked, _ANY, True),
+    "select": partial(_checked, _ANY, True),
+    "clamp": partial(_checked, _ORDERED, True),
+    "convert": partial(_checked, _ORDERED, False),
+    "is_finite": partial(_checked, _ORDERED, False),
     "reduce": _reduce,
 }
 """Operation name -> recipe."""

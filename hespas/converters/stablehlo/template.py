@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ __all__ = [
     "check_size",
     "flatten",
 ]
+
+_Small = TypeVar("_Small", np.int64, np.int16, np.uint8)
 
 Flow = tuple[int, ...]
 """Who makes a value: nodes (>= 0), arguments and slots (< 0). Empty: a constant of the program's start."""
@@ -454,21 +456,24 @@ def _contractions(which: NDArray[np.int64], signatures: Sequence[Signature]) -> 
     index = Csr.from_lengths(np.array(lengths, np.int64), np.arange(len(flat), dtype=np.int32)).take(which)
     rows = index.values
 
-    def column(name: str, kind: type[np.generic]) -> NDArray[np.generic]:
+    def integers(name: str, kind: type[_Small]) -> NDArray[_Small]:
         return np.array([getattr(part, name) for part in flat], kind)[rows]
+
+    def figures(name: str) -> FloatArray:
+        return np.array([getattr(part, name) for part in flat], np.float64)[rows]
 
     return ContractionTable(
         node=index.row_ids.astype(np.int32),
-        batch=column("batch", np.int64).astype(np.int64),
-        m=column("m", np.int64).astype(np.int64),
-        n=column("n", np.int64).astype(np.int64),
-        k=column("k", np.int64).astype(np.int64),
-        flops=column("flops", np.float64).astype(np.float64),
-        useful_flops=column("useful_flops", np.float64).astype(np.float64),
-        lhs=column("lhs", np.int16).astype(np.int16),
-        rhs=column("rhs", np.int16).astype(np.int16),
-        accumulator=column("accumulator", np.int16).astype(np.int16),
-        products=column("products", np.uint8).astype(np.uint8),
+        batch=integers("batch", np.int64),
+        m=integers("m", np.int64),
+        n=integers("n", np.int64),
+        k=integers("k", np.int64),
+        flops=figures("flops"),
+        useful_flops=figures("useful_flops"),
+        lhs=integers("lhs", np.int16),
+        rhs=integers("rhs", np.int16),
+        accumulator=integers("accumulator", np.int16),
+        products=integers("products", np.uint8),
     )
 
 
@@ -519,40 +524,35 @@ class _Links:
         self._messages.append((node, communication, self._permutation(node, communication)))
 
     def _groups(self, node: int, stated: Collective) -> int:
-        key = (stated.groups, stated.mode)
-        row = self._known.get(key)
-        if row is not None:
-            return row
-        devices = self._devices
+        """The row of a collective's groups, made global once for each distinct statement."""
+        key, devices = (stated.groups, stated.mode), self._devices
+        if key in self._known:
+            return self._known[key]
+        name = stated.kind.name.lower()
         try:
-            made = normalise_groups(stated.groups, stated.mode, devices.num_replicas, devices.num_partitions)
+            made = normalise_groups(*key, devices.num_replicas, devices.num_partitions)
         except ValueError as error:
-            raise self._refused(node, stated.kind.name.lower(), error) from error
+            raise self._refused(node, name, error) from error
         missing = devices.num_devices - made.num_ranks
         if missing:
-            message = (
-                f"{missing} of {devices.num_devices} devices are in no group of {stated.kind.name.lower()}"
-            )
+            message = f"{missing} of {devices.num_devices} devices are in no group of {name}"
             path = self._shared.path
             self._shared.diagnostics.warning("stablehlo.devices-left-out", path, message, path=path)
-        row = self._known[key] = self.group_sets.setdefault(made, len(self.group_sets))
-        return row
+        self._known[key] = self.group_sets.setdefault(made, len(self.group_sets))
+        return self._known[key]
 
     def _permutation(self, node: int, stated: Message) -> int:
         if stated.pairs is None or stated.is_host:
             return -1
-        mode = stated.mode or self._devices.single_mode
-        key = (stated.pairs, mode)
-        row = self._known.get(key)
-        if row is not None:
-            return row
         devices = self._devices
-        try:
-            made = normalise_pairs(stated.pairs, mode, devices.num_replicas, devices.num_partitions)
-        except ValueError as error:
-            raise self._refused(node, "collective_permute", error) from error
-        row = self._known[key] = self.permutations.setdefault(made, len(self.permutations))
-        return row
+        key = (stated.pairs, stated.mode or devices.single_mode)
+        if key not in self._known:
+            try:
+                made = normalise_pairs(*key, devices.num_replicas, devices.num_partitions)
+            except ValueError as error:
+                raise self._refused(node, "collective_permute", error) from error
+            self._known[key] = self.permutations.setdefault(made, len(self.permutations))
+        return self._known[key]
 
     def _refused(self, node: int, what: str, error: ValueError) -> FormatError:
         devices = self._devices

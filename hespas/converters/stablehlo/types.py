@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
 from hespas.costs import Cost, CustomFacts, Facts, Tensor, canonical_name, cost_of, find_rule, unknown_cost
@@ -38,6 +38,10 @@ _MAX_PARTS = 1 << 20
 """Of a tuple: one within another, each named twice, doubles with every level."""
 
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
 class TypeInfo:
     """There is one object per type, compared by identity. ``rows`` of the type table and the tensors behind
     one MLIR type: one each, several for a tuple.
@@ -60,16 +64,16 @@ class TypeInfo:
         self.elements = elements
 
 
-class _Known(dict[Type, TypeInfo]):
-    """Types decoded so far; an unknown one is decoded when it is looked up."""
+class _Memo(dict[_K, _V]):
+    """What was made of keys so far; that of an unknown key is made when it is looked up."""
 
-    def __init__(self, decode: Callable[[Type], TypeInfo]) -> None:
+    def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()
-        self._decode = decode
+        self._make = make
 
-    def __missing__(self, kind: Type) -> TypeInfo:
-        self[kind] = info = self._decode(kind)
-        return info
+    def __missing__(self, key: _K) -> _V:
+        self[key] = made = self._make(key)
+        return made
 
 
 class TypeTable:
@@ -80,7 +84,7 @@ class TypeTable:
         self._stablehlo = bindings.stablehlo
         self._mhlo = bindings.mhlo
         self._strings = strings
-        self.known = _Known(self._decode)
+        self.known = _Memo(self._decode)
         self.rows = TensorTypesBuilder()
 
     def get(self, kind: Type) -> TypeInfo:
@@ -247,24 +251,12 @@ _Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], F
 """Operation name, types of operands and of results, places of repeated operands, facts."""
 
 
-class _KnownSignatures(dict[_Key, int]):
-    """Rows by key; an unknown key is priced when it is looked up."""
-
-    def __init__(self, price: Callable[[_Key], int]) -> None:
-        super().__init__()
-        self._price = price
-
-    def __missing__(self, key: _Key) -> int:
-        self[key] = row = self._price(key)
-        return row
-
-
 class Signatures:
     """The table of signatures of one program: ``known[key]`` is a row of ``rows``."""
 
     def __init__(self) -> None:
         self.rows: list[Signature] = []
-        self.known = _KnownSignatures(self._add)
+        self.known = _Memo(self._add)
 
     def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
         """The row of an operation whose cost its name and types give."""

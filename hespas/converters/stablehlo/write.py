@@ -137,18 +137,11 @@ class _Job(NamedTuple):
             message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
             found.info("stablehlo.devices", graph.name, message)
         counts = {**absent, **{code: count for code, (count, _) in changed.items()}}
-        origin = _Origin(graph.name, self.workload.metadata.get("format", "op-graph"), len(flat))
         lines = [f"{what}: {count}" for what, count in counts.items() if count]
-        text = _module_text(replayed, origin, lines, self._share(index))
+        text = _module_text(replayed, flat, lines, self.workload, index)
         again = self._as_read(text, graph.name)
         compare(flat, replayed, again.classes[0], found)
         return text, again.metadata
-
-    def _share(self, index: int) -> _Share | None:
-        """Which of several classes a program is of."""
-        if len(self.workload.classes) == 1:
-            return None
-        return _Share(index, len(self.workload.classes), ranks_text(self.workload.ranks_of(index)))
 
     def _as_read(self, text: str, name: str) -> Workload:
         """The replay as its reader sees it: what the file holds. Raises ``UnsupportedError`` where it is no
@@ -309,24 +302,19 @@ class _Original(NamedTuple):
     metadata: Mapping[str, str]
 
 
-class _Verdict(NamedTuple):
-    """The original, or why there is none: ``reason`` is empty where the graph never was a program."""
-
-    original: _Original | None
-    reason: str = ""
-
-
-def _original_of(graph: OpGraph, num_ranks: int) -> _Verdict:
-    """The program of a graph that all ``num_ranks`` ranks run. An attachment that cannot be read is none."""
+def _original_of(graph: OpGraph, num_ranks: int) -> tuple[_Original | None, str]:
+    """The program of a graph that all ``num_ranks`` ranks run, or why there is none: empty where it never was
+    one. An attachment that cannot be read is none.
+    """
     data = graph.attachments.get(_ATTACHMENT)
     if data is None:
-        return _Verdict(None)
+        return None, ""
     try:
         again = read_program(data, _ATTACHMENT, ReadOptions(num_devices=num_ranks), Diagnostics())
     except HespasError as error:
-        return _Verdict(None, f"the program attached to the graph cannot be read: {error.message}")
+        return None, f"the program attached to the graph cannot be read: {error.message}"
     if again.num_ranks != num_ranks:
-        return _Verdict(None, f"the program runs on {again.num_ranks} devices, the graph on {num_ranks}")
+        return None, f"the program runs on {again.num_ranks} devices, the graph on {num_ranks}"
     beyond: dict[str, int] = {}
     changed: list[str] = []
     source = again.classes[0]
@@ -337,8 +325,8 @@ def _original_of(graph: OpGraph, num_ranks: int) -> _Verdict:
         elif what:
             beyond[what] = beyond.get(what, 0) + difference.count
     if changed:
-        return _Verdict(None, f"passes or edits changed the program it was read from: {', '.join(changed)}")
-    return _Verdict(_Original(data, Form(again.metadata["form"]), beyond, again.metadata))
+        return None, f"passes or edits changed the program it was read from: {', '.join(changed)}"
+    return _Original(data, Form(again.metadata["form"]), beyond, again.metadata), ""
 
 
 def _what(column: str) -> str | None:
@@ -445,42 +433,32 @@ def _is_same(text: str, module: Module, bindings: Bindings) -> bool:
 # The module around a replay: header, arguments, results, and what was not kept, for readers of the file.
 
 
-class _Origin(NamedTuple):
-    """The graph that is replayed: its name, the format it came from, and how many operations it has."""
-
-    name: str
-    format: str
-    operations: int
-
-
-class _Share(NamedTuple):
-    """The rank class of a program that is one of ``classes``; ``ranks`` as :mod:`.ranks` writes them."""
-
-    number: int
-    classes: int
-    ranks: str
-
-
-def _module_text(replayed: Replayed, origin: _Origin, not_kept: Sequence[str], share: _Share | None) -> str:
-    """The program as text. ``hespas.replay`` marks it; ``not_kept`` are lines like ``durations: 12``."""
+def _module_text(
+    replayed: Replayed, flat: OpGraph, not_kept: Sequence[str], workload: Workload, index: int
+) -> str:
+    """The program of rank class ``index`` as text. ``hespas.replay`` marks it, with the format and the number
+    of operations of the graph, and the ranks of the class; ``not_kept`` are lines like ``durations: 12``.
+    """
     emitter = replayed.emitter
     aliases = [f"{alias} = {attribute}" for attribute, alias in emitter.aliases.items()]
     arguments = ", ".join(f"%arg{place}: {tensor}" for place, tensor in enumerate(emitter.arguments))
     kinds = ", ".join(str(value.type) for value in replayed.outputs)
     listed = ", ".join(quoted_text(line) for line in not_kept)
-    ranks = f"ranks = {quoted_text(share.ranks)}, " if share else ""
+    classes = len(workload.classes)
+    ranks = f"ranks = {quoted_text(ranks_text(workload.ranks_of(index)))}, " if classes > 1 else ""
+    source = workload.metadata.get("format", "op-graph")
     marks = (
         f"hespas.replay = {{flops = {replayed.flops!r} : f64, not_kept = [{listed}], "
-        f"operations = {origin.operations} : i64, {ranks}source = {quoted_text(origin.format)}}}"
+        f"operations = {len(flat)} : i64, {ranks}source = {quoted_text(source)}}}"
     )
     attributes = f"{marks}, mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {replayed.num_ranks} : i32"
     names = ", ".join(str(value) for value in replayed.outputs)
     ends = f"return {names} : {kinds}" if names else "return"
     lines = [
         "// A replay: the work of a graph in its order, not the program that the graph was taken from.",
-        *([f"{CLASS_MARK} {share.number} of {share.classes}"] if share else []),
+        *([f"{CLASS_MARK} {index} of {classes}"] if classes > 1 else []),
         *aliases,
-        f"module @{quoted_text(origin.name or 'replay')} attributes {{{attributes}}} {{",
+        f"module @{quoted_text(workload.classes[index].name or 'replay')} attributes {{{attributes}}} {{",
         f"  func.func public @main({arguments}) -> ({kinds}) {{",
         "    %zero = stablehlo.constant dense<0> : tensor<i32>",
         *emitter.lines,

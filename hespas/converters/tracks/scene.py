@@ -189,12 +189,12 @@ def _labels(tracks: Tracks, part: slice) -> tuple[tuple[Label, ...], IntArray]:
     keys = tuple(tracks.arguments)
     labels: list[Label] = []
     for name, category, *rest in zip(*spelled, strict=True):
-        told = tuple((key, value) for key, value in zip(keys, rest, strict=True) if _told(value))
-        labels.append(Label(str(name), str(category), told))
+        stated = tuple((key, value) for key, value in zip(keys, rest, strict=True) if _is_stated(value))
+        labels.append(Label(str(name), str(category), stated))
     return tuple(labels), key.astype(np.int64, copy=False)
 
 
-def _told(value: str | float) -> bool:
+def _is_stated(value: str | float) -> bool:
     return value != "" and value == value  # noqa: PLR0124 # NaN says nothing
 
 
@@ -407,21 +407,14 @@ def _report(profile: Profile, diagnostics: Diagnostics) -> None:
     """Say what a viewer will not show, or shows in another way."""
     homeless = np.isnan(profile.start_ns)
     total_ns = float(np.nansum(profile.duration_ns[homeless]))
-    diagnostics.warning(
-        "tracks.no-start", profile.name,
-        f"events have no start and stand on no track: {total_ns:,.0f} ns of device time",
-        count=int(homeless.sum()),
-    )  # fmt: skip
+    message = f"events have no start and stand on no track: {total_ns:,.0f} ns of device time"
+    diagnostics.warning("tracks.no-start", profile.name, message, count=int(homeless.sum()))
     negative = int((profile.duration_ns < 0).sum())
-    diagnostics.warning(
-        "tracks.negative-duration", profile.name, "events end before they start; viewers do not draw them",
-        count=negative,
-    )  # fmt: skip
+    message = "events end before they start; viewers do not draw them"
+    diagnostics.warning("tracks.negative-duration", profile.name, message, count=negative)
     halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
-    diagnostics.warning(
-        "tracks.invalid-text", profile.name, "halves of surrogate pairs are no text and are replaced",
-        count=halves,
-    )  # fmt: skip
+    message = "halves of surrogate pairs are no text and are replaced"
+    diagnostics.warning("tracks.invalid-text", profile.name, message, count=halves)
 
 
 def _processes(profile: Profile) -> tuple[tuple[str, ...], IntArray]:
@@ -488,9 +481,11 @@ def _host(profile: Profile) -> tuple[Tracks, _Placed]:
     threads, track = np.unique(host.thread_row, return_inverse=True)
     placed = _Placed.of(track.reshape(-1).astype(np.int64), host.start_ns, host.duration_ns)
     columns = {
-        "shapes": host.shapes_row, "dtype": host.dtype_row, "strides": host.strides_row,
+        "shapes": host.shapes_row,
+        "dtype": host.dtype_row,
+        "strides": host.strides_row,
         "values": host.values_row,
-    }  # fmt: skip
+    }
     texts = {key: rows[placed.event] for key, rows in columns.items()}
     ranks = np.unique(profile.rank)
     owner = f"rank {int(ranks[0])} host" if len(ranks) == 1 and int(ranks[0]) >= 0 else "host"

@@ -158,10 +158,8 @@ def _arrows(
             unseen += missing
         first += len(ordered)
     ends.extend(_communication_arrows(timeline, workload, spans))
-    diagnostics.info(
-        "tracks.dependency-not-drawn", workload.name,
-        "dependencies lead to operations that took no time and have no arrow", count=unseen,
-    )  # fmt: skip
+    message = "dependencies lead to operations that took no time and have no arrow"
+    diagnostics.info("tracks.dependency-not-drawn", workload.name, message, count=unseen)
     return Flows.of(ends)
 
 

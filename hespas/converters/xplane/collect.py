@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hespas.converters.linking import enclosing, nearest
-from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, Line, LineEvents, LineKind, Texts
+from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, Line, LineEvents, LineKind
+from hespas.graph import StringTableBuilder
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.schemas.xplane import CPU_PLANE, TPU_PREFIX
 
@@ -305,9 +306,9 @@ def _merged_cores(
     """The ordinals of all cores of chips that work as one."""
     cores = {_ordinal(line.plane) for line in collected.lines if line.plane.startswith(TPU_PREFIX)}
     by_ordinal = {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
-    asked = num_devices is not None and 2 * num_devices == len(cores)
+    requested = num_devices is not None and 2 * num_devices == len(cores)
     uses = collected.device.stats["uses_megacore"]
-    if not asked and bool((uses == 0).any()):
+    if not requested and bool((uses == 0).any()):
         return []
     found: list[int] = []
     for first in sorted(cores):
@@ -315,10 +316,10 @@ def _merged_cores(
             continue
         both = (first, first + 1)
         flags = [planes.get(by_ordinal.get(core, ""), {}).get("has_megacore", "0") for core in both]
-        told = all(flag not in ("", "0", "False") for flag in flags)
+        stated = all(flag not in ("", "0", "False") for flag in flags)
         if not any("has_megacore" in facts for facts in planes.values()):
-            told = all(_uses(collected, by_ordinal.get(core, "")) for core in both)
-        if asked or (told and _same_programs(collected, *(by_ordinal[core] for core in both))):
+            stated = all(_uses(collected, by_ordinal.get(core, "")) for core in both)
+        if requested or (stated and _same_programs(collected, *(by_ordinal[core] for core in both))):
             found.extend(both)
     return found
 
@@ -436,7 +437,7 @@ class Labels:
     bytes_moved: FloatArray
 
 
-def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: Texts) -> Labels:
+def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: StringTableBuilder) -> Labels:
     """Name every device event.
 
     An operation is what ``hlo_op`` says, else, on a line of operations or transfers, the name of the event or
@@ -479,7 +480,7 @@ def _category(line: Line) -> str:
             return line.name
 
 
-def _categories(device: DeviceTable, lines: tuple[Line, ...], strings: Texts) -> IntArray:
+def _categories(device: DeviceTable, lines: tuple[Line, ...], strings: StringTableBuilder) -> IntArray:
     of_line = [strings.add(_category(line)) for line in lines]
     category = np.array(of_line, np.int64)[device.line]
     on_stream = np.array([line.kind is LineKind.STREAM for line in lines], np.bool_)[device.line]
@@ -489,7 +490,7 @@ def _categories(device: DeviceTable, lines: tuple[Line, ...], strings: Texts) ->
     return category
 
 
-def _bytes(stats: dict[str, IntArray], details: IntArray, strings: Texts) -> FloatArray:
+def _bytes(stats: dict[str, IntArray], details: IntArray, strings: StringTableBuilder) -> FloatArray:
     """Bytes that a copy moved, else those that an operation says it touches."""
     moved = np.full(len(details), np.nan)
     for name in ("bytes_accessed", "bytes_transferred"):
@@ -506,7 +507,7 @@ def _copied(details: str) -> float:
     return float(found[1]) if found else np.nan
 
 
-def collective_kinds(op_row: IntArray, strings: Texts) -> IntArray:
+def collective_kinds(op_row: IntArray, strings: StringTableBuilder) -> IntArray:
     """The string row of the collective that each operation is by its name (``all-reduce``), 0 for others."""
 
     def kind(row: int) -> int:

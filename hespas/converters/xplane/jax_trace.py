@@ -24,7 +24,6 @@ from hespas.converters.xplane.lines import (
     Line,
     LineEvents,
     LineKind,
-    Texts,
     device_clock,
     device_rows,
     has_devices,
@@ -33,7 +32,7 @@ from hespas.converters.xplane.lines import (
 )
 from hespas.converters.xplane.profile import Recorded, profile_of
 from hespas.converters.xplane.space import SpaceFacts, to_integer
-from hespas.graph import Diagnostics, Profile
+from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE
@@ -96,7 +95,7 @@ class _Reader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.strings = Texts()
+        self.strings = StringTableBuilder()
         self.threads: dict[_Key, _Thread] = {}
         self.process: dict[int | str | None, str] = {}
         self.thread_name: dict[_Key, str] = {}
@@ -144,10 +143,10 @@ class _Reader:
         thread.duration_ns.append(duration_ns)
 
     def _facts(self, thread: _Thread, args: _Args) -> None:
-        told = [(name, value) for name in _FACTS if (value := getattr(args, name)) is not None]
-        if not told:
+        stated = [(name, value) for name in _FACTS if (value := getattr(args, name)) is not None]
+        if not stated:
             return
-        for name, value in told:
+        for name, value in stated:
             column = thread.args.setdefault(name, [])
             missing = ABSENT if name in _NUMERIC else 0
             column.extend([missing] * (len(thread.rows) - len(column)))
@@ -177,8 +176,8 @@ class _Reader:
         for number, (key, (plane, name)) in enumerate(named.items()):
             thread = self.threads.pop(key)
             kind = line_kind(plane, name, truths[plane])
-            if kind is LineKind.LEFT_OUT:
-                facts.left_out[name] = facts.left_out.get(name, 0) + len(thread.names)
+            if kind is LineKind.OTHER:
+                facts.other_lines[name] = facts.other_lines.get(name, 0) + len(thread.names)
                 continue
             tid = key[1] if isinstance(key[1], int) else number
             yield self._line(Line(plane, name, tid, kind), thread, base_ns, launches)
@@ -187,14 +186,14 @@ class _Reader:
         return self.process.get(key[0], CPU_PLANE), self.thread_name.get(key, "")
 
     def _line(self, line: Line, thread: _Thread, base_ns: int, launches: bool) -> LineEvents:
-        count, told = len(thread.names), np.array(thread.rows, np.int64)
+        count, stated = len(thread.names), np.array(thread.rows, np.int64)
         relative = np.array(thread.start_ns, np.int64) - base_ns
         duration_ns = np.array(thread.duration_ns, np.int64)
         latest_ns = max(thread.start_ns, default=base_ns) - base_ns  # of whole numbers without bounds
         beyond = (duration_ns > _LARGEST_NS) | (duration_ns < -_LARGEST_NS)
         if latest_ns > _LARGEST_NS or bool(beyond.any()):
             raise self._error("an event lies more than 26 days from the others", "field 'ts'")
-        columns = {name: _spread(values, told, count, name) for name, values in thread.args.items()}
+        columns = {name: _spread(values, stated, count, name) for name, values in thread.args.items()}
         start_ps, duration_ps = device_clock(
             relative * 1000, duration_ns * 1000, columns, self.shifts_ps, line.plane
         )

@@ -27,7 +27,6 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
-from hespas.graph import StringTable
 from hespas.graph.columns import IntArray, SmallIntArray
 from hespas.schemas.xplane import (
     ASYNC_LINES,
@@ -53,7 +52,6 @@ __all__ = [
     "LineEvents",
     "LineKind",
     "Program",
-    "Texts",
     "Truth",
     "device_clock",
     "device_rows",
@@ -99,7 +97,7 @@ LARGEST_PS = (1 << 61) - 1000
 class LineKind(IntEnum):
     """What the events of a line are."""
 
-    LEFT_OUT = 0
+    OTHER = 0
     HOST = 1
     """Operations of the host, and those of a CPU device among them."""
     OPS = 2
@@ -171,11 +169,11 @@ def truth_of(plane: str, lines: Iterable[str]) -> Truth:
 def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
     """What the events of a line are."""
     if plane.startswith(HOST_PREFIX):
-        return LineKind.LEFT_OUT if plane == METADATA_PLANE else LineKind.HOST
+        return LineKind.OTHER if plane == METADATA_PLANE else LineKind.HOST
     name = line.partition(DERIVED_OF)[0]
     if not plane.startswith(DEVICE_PREFIX) or name in DERIVED_LINES | ASYNC_LINES:
         is_modules = line in MODULE_LINES and plane.startswith(DEVICE_PREFIX)
-        return LineKind.MODULES if is_modules else LineKind.LEFT_OUT
+        return LineKind.MODULES if is_modules else LineKind.OTHER
     match truth:
         case Truth.STREAMS:
             counts = line.startswith(STREAM_PREFIX)
@@ -184,7 +182,7 @@ def line_kind(plane: str, line: str, truth: Truth) -> LineKind:
         case Truth.ALL:
             counts = True
     work = LineKind.OPS if truth is Truth.OPERATIONS else LineKind.STREAM
-    return work if counts else LineKind.LEFT_OUT
+    return work if counts else LineKind.OTHER
 
 
 def has_devices(planes: Iterable[str]) -> bool:
@@ -229,31 +227,3 @@ def split_module_name(text: str) -> tuple[str, int]:
         return text, -1
     number = int(digits) & ((1 << 64) - 1)
     return name, number - (1 << 64) if number >= 1 << 63 else number
-
-
-# --- The texts of a trace while it is read.
-
-
-class Texts:
-    """Interns texts as a profile's string table does, and tells them again; row 0 is the empty one."""
-
-    __slots__ = ("_rows", "_texts")
-
-    def __init__(self) -> None:
-        """Hold the empty text."""
-        self._texts: list[str] = [""]
-        self._rows: dict[str, int] = {"": 0}
-
-    def add(self, text: str) -> int:
-        """The row of ``text``, new or old."""
-        row = self._rows.setdefault(text, len(self._texts))
-        if row == len(self._texts):
-            self._texts.append(text)
-        return row
-
-    def __getitem__(self, row: int) -> str:
-        return self._texts[row]
-
-    def build(self) -> StringTable:
-        """The finished table."""
-        return StringTable.from_strings(self._texts)

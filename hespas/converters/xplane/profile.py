@@ -28,14 +28,13 @@ from hespas.converters.xplane.lines import (
     Line,
     LineKind,
     Program,
-    Texts,
     has_devices,
     split_module_name,
 )
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
-from hespas.converters.xplane.wire import WireFault
 from hespas.files.streams import read_bytes
-from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile
+from hespas.files.wire import WireError
+from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile, StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE, ENVIRONMENT_PLANE, GPU_PREFIX, METADATA_PLANE, TPU_PREFIX
@@ -87,22 +86,22 @@ class Membership:
     run_id: IntArray
 
 
-def membership(collected: Collected, programs: list[Program], strings: Texts) -> Membership:
+def membership(collected: Collected, programs: list[Program], strings: StringTableBuilder) -> Membership:
     """Find the program of every device event."""
-    told = _stated(collected, strings)
+    stated = _stated(collected, strings)
     rows_by_plane = collected.rows_by_plane() if collected.modules else {}
     of_program = np.array([line.kind is LineKind.OPS for line in collected.lines], np.bool_)
     for plane, runs in collected.modules.items():
         rows = rows_by_plane.get(plane, np.empty(0, np.int64))
-        rows = rows[(told.name_row[rows] > 0) | of_program[collected.device.line[rows]]]
-        _by_window(runs, collected.device.start_ps[rows], rows, told, strings)
+        rows = rows[(stated.name_row[rows] > 0) | of_program[collected.device.line[rows]]]
+        _by_window(runs, collected.device.start_ps[rows], rows, stated, strings)
     group_id = collected.device.stats["group_id"]
-    told.run_id = np.where(told.run_id == ABSENT, group_id, told.run_id)
-    return _labelled(told, programs, strings)
+    stated.run_id = np.where(stated.run_id == ABSENT, group_id, stated.run_id)
+    return _labelled(stated, programs, strings)
 
 
 @dataclass(slots=True, eq=False)
-class _Told:
+class _Stated:
     """What is known of each event while it is found: the name of its program, its id (-1: none), its run."""
 
     name_row: IntArray
@@ -110,7 +109,7 @@ class _Told:
     run_id: IntArray
 
 
-def _stated(collected: Collected, strings: Texts) -> _Told:
+def _stated(collected: Collected, strings: StringTableBuilder) -> _Stated:
     """What events say themselves; the id of a program may be part of its name."""
     stats = collected.device.stats
     rows, inverse = np.unique(stats["hlo_module"], return_inverse=True)
@@ -118,10 +117,12 @@ def _stated(collected: Collected, strings: Texts) -> _Told:
     name_row = np.array([strings.add(name) for name, _ in names], np.int64)[inverse]
     in_name = np.array([number for _, number in names], np.int64)[inverse]
     program_id = np.where(stats["program_id"] == ABSENT, in_name, stats["program_id"])
-    return _Told(name_row, program_id, stats["run_id"].copy())
+    return _Stated(name_row, program_id, stats["run_id"].copy())
 
 
-def _by_window(runs: ModuleRuns, start_ps: IntArray, rows: IntArray, told: _Told, strings: Texts) -> None:
+def _by_window(
+    runs: ModuleRuns, start_ps: IntArray, rows: IntArray, stated: _Stated, strings: StringTableBuilder
+) -> None:
     """Fill in, for the events ``rows`` of a plane, what the runs of programs around them tell."""
     at = runs.at(start_ps)
     names = [split_module_name(strings[row]) for row in runs.name_row.tolist()]
@@ -131,20 +132,22 @@ def _by_window(runs: ModuleRuns, start_ps: IntArray, rows: IntArray, told: _Told
     identity = np.where(runs.run_id == ABSENT, np.arange(len(runs.run_id)), runs.run_id)
     found = at >= 0
     rows, at = rows[found], at[found]
-    fits = (told.name_row[rows] == 0) | (told.name_row[rows] == run_name[at])
+    fits = (stated.name_row[rows] == 0) | (stated.name_row[rows] == run_name[at])
     rows, at = rows[fits], at[fits]
-    told.name_row[rows] = run_name[at]
-    told.program_id[rows] = np.where(told.program_id[rows] == -1, run_program[at], told.program_id[rows])
-    told.run_id[rows] = np.where(told.run_id[rows] == ABSENT, identity[at], told.run_id[rows])
+    stated.name_row[rows] = run_name[at]
+    stated.program_id[rows] = np.where(
+        stated.program_id[rows] == -1, run_program[at], stated.program_id[rows]
+    )
+    stated.run_id[rows] = np.where(stated.run_id[rows] == ABSENT, identity[at], stated.run_id[rows])
 
 
-def _labelled(told: _Told, programs: list[Program], strings: Texts) -> Membership:
-    both = np.stack([told.name_row, told.program_id])
+def _labelled(stated: _Stated, programs: list[Program], strings: StringTableBuilder) -> Membership:
+    both = np.stack([stated.name_row, stated.program_id])
     keys, inverse = np.unique(both, axis=1, return_inverse=True)
     pairs = [(strings[row], number) for row, number in zip(*keys.tolist(), strict=True)]
     modules = Modules.of([*pairs, *((each.name, each.number) for each in programs)])
     labels = np.array([strings.add(modules.label(*pair)) for pair in pairs], np.int64)
-    return Membership(modules, labels[inverse.reshape(-1)], told.run_id)
+    return Membership(modules, labels[inverse.reshape(-1)], stated.run_id)
 
 
 def run_numbers(
@@ -154,11 +157,11 @@ def run_numbers(
     has one number on all of them.
     """
     numbers = np.full(len(label_row), -1, np.int64)
-    told = np.flatnonzero((label_row > 0) & (run_id != ABSENT))
-    if len(told):
-        shared = _is_shared(run_id[told], rank[told])
-        group = label_row[told] if shared else _paired(label_row[told], rank[told])
-        numbers[told] = _ordinals(group, run_id[told], start_ps[told])
+    stated = np.flatnonzero((label_row > 0) & (run_id != ABSENT))
+    if len(stated):
+        shared = _is_shared(run_id[stated], rank[stated])
+        group = label_row[stated] if shared else _paired(label_row[stated], rank[stated])
+        numbers[stated] = _ordinals(group, run_id[stated], start_ps[stated])
     rest = np.flatnonzero((label_row > 0) & (run_id == ABSENT))
     group = _paired(label_row[rest], rank[rest])
     order = np.argsort(group, kind="stable")
@@ -216,7 +219,7 @@ class Recorded:
     format_name: str
     collected: Collected
     facts: SpaceFacts
-    strings: Texts
+    strings: StringTableBuilder
 
 
 def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
@@ -225,15 +228,17 @@ def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     The rule for what counts as device work stands in :mod:`hespas.converters.xplane.lines`.
     """
     data = read_bytes(path, options.max_bytes)
-    strings = Texts()
+    strings = StringTableBuilder()
     reader = SpaceReader(data, strings, options.recover)
     try:
         collected = collect(reader.lines())
-    except WireFault as fault:
+    except WireError as fault:
         raise FormatError(
-            f"no XSpace: {fault}", path=str(path), position=f"byte {fault.byte}",
+            f"no XSpace: {fault}",
+            path=str(path),
+            position=f"byte {fault.position}",
             hint="was the profiler interrupted? record again, or read whole planes with `recover`",
-        ) from fault  # fmt: skip
+        ) from fault
     return profile_of(Recorded("xplane", collected, reader.facts, strings), path, options, diagnostics)
 
 
@@ -242,10 +247,11 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
     collected, facts, strings = recorded.collected, recorded.facts, recorded.strings
     if not len(collected.device) and not len(collected.host):
         raise FormatError(
-            "the trace holds neither device events nor host operations", path=str(path),
+            "the trace holds neither device events nor host operations",
+            path=str(path),
             position="all planes and lines",
             hint="did the program run between start_trace and stop_trace?",
-        )  # fmt: skip
+        )
     on = ranked(collected, facts.planes, options.num_devices)
     merged = Collected(collected.lines, on.device, collected.host, collected.modules, collected.overlapping)
     member = membership(merged, facts.programs, strings)
@@ -327,7 +333,7 @@ def _streams(lines: tuple[Line, ...]) -> IntArray:
     return np.array(numbers, np.int64)
 
 
-def _host_ops(collected: Collected, base_ps: int, strings: Texts) -> HostOps:
+def _host_ops(collected: Collected, base_ps: int, strings: StringTableBuilder) -> HostOps:
     host = collected.host
     count = len(host)
     threads = np.array([strings.add(_shown_line(line)) for line in collected.lines], np.int64)
@@ -346,7 +352,7 @@ def _host_ops(collected: Collected, base_ps: int, strings: Texts) -> HostOps:
     )
 
 
-def _comms(labels: Labels, strings: Texts) -> MeasuredComms:
+def _comms(labels: Labels, strings: StringTableBuilder) -> MeasuredComms:
     """Operations that communicate, by their names; sizes and groups stand in the HLO."""
     kind = collective_kinds(labels.op_row, strings)
     event = np.flatnonzero(kind > 0)
@@ -404,9 +410,9 @@ def _device_name(plane: str, stats: Mapping[str, str]) -> str:
     """The device behind a plane, as exactly as its stats tell."""
     if plane == CPU_PLANE:
         return "CPU"
-    told = stats.get("device_type_string") or stats.get("gpu_device_name") or stats.get("device_type")
-    if told:
-        return told
+    stated = stats.get("device_type_string") or stats.get("gpu_device_name") or stats.get("device_type")
+    if stated:
+        return stated
     capability = f"{stats.get('compute_cap_major')}.{stats.get('compute_cap_minor')}"
     key = (capability, stats.get("core_count", ""))
     if stats.get("device_vendor") == "AMD" and key in _UNNAMED_DEVICES:
@@ -432,15 +438,17 @@ def _attachments(programs: list[Program], modules: Modules) -> dict[str, bytes]:
     return {f"hlo/{modules.label(each.name, each.number)}": each.hlo for each in programs}
 
 
-def _op_facts(device: DeviceTable, label_row: IntArray, op_row: IntArray, strings: Texts) -> dict[str, bytes]:
+def _op_facts(
+    device: DeviceTable, label_row: IntArray, op_row: IntArray, strings: StringTableBuilder
+) -> dict[str, bytes]:
     """The facts about operations as an attachment; none where the trace tells none."""
     stats = device.stats
-    told = np.zeros(len(device), np.bool_)
+    stated = np.zeros(len(device), np.bool_)
     for name in _TEXT_FACTS:
-        told |= stats[name] > 0
+        stated |= stats[name] > 0
     for name in _NUMBER_FACTS:
-        told |= stats[name] != ABSENT
-    rows = np.flatnonzero(told & (op_row > 0))
+        stated |= stats[name] != ABSENT
+    rows = np.flatnonzero(stated & (op_row > 0))
     if not len(rows):
         return {}
     _, first = np.unique(np.stack([label_row[rows], op_row[rows]]), axis=1, return_index=True)
@@ -491,7 +499,9 @@ class _Sink:
         self.diagnostics.warning(f"{self.prefix}.{code}", self.path, message, count=count)
 
 
-def _report(found: _Found, strings: Texts, diagnostics: Diagnostics, path: str, prefix: str) -> None:
+def _report(
+    found: _Found, strings: StringTableBuilder, diagnostics: Diagnostics, path: str, prefix: str
+) -> None:
     """Add all findings, their codes beginning with ``prefix``."""
     sink = _Sink(diagnostics, path, prefix)
     _report_work(found, sink)
@@ -542,7 +552,7 @@ def _report_cores(found: _Found, sink: _Sink) -> None:
     sink.warning("megacore-not-stated", undecided, on.undecided)
 
 
-def _report_programs(found: _Found, strings: Texts, sink: _Sink) -> None:
+def _report_programs(found: _Found, strings: StringTableBuilder, sink: _Sink) -> None:
     """Programs that ran and whose HLO is not in the file; one that has no HLO at all is not reproached."""
     if not found.programs:
         return
@@ -552,7 +562,7 @@ def _report_programs(found: _Found, strings: Texts, sink: _Sink) -> None:
     sink.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
 
 
-def _report_times(found: _Found, strings: Texts, sink: _Sink) -> None:
+def _report_times(found: _Found, strings: StringTableBuilder, sink: _Sink) -> None:
     negative = np.flatnonzero(found.on.device.duration_ps < 0)
     if len(negative):
         name = strings[int(found.labels.kernel_row[negative[0]])]
@@ -567,9 +577,11 @@ def _report_times(found: _Found, strings: Texts, sink: _Sink) -> None:
 
 
 def _report_file(facts: SpaceFacts, sink: _Sink) -> None:
-    listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.left_out.items())[:12])
-    left_out = f"events of lines that say the same again or run beside the operations are left out: {listed}"
-    sink.info("other-lines", left_out, sum(facts.left_out.values()))
+    listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.other_lines.items())[:12])
+    other_lines = (
+        f"events of lines that say the same again or run beside the operations are left out: {listed}"
+    )
+    sink.info("other-lines", other_lines, sum(facts.other_lines.values()))
     sink.warning("unknown-kind", "events are of a kind that the file does not describe", facts.unnamed)
     sink.warning("aggregated", "events stand for many; each keeps the time of all", facts.aggregated)
     sink.warning("profiler-message", "errors and warnings of the profiler are in the file", facts.errors)

@@ -18,7 +18,6 @@ from hespas.converters.xplane.lines import (
     LineEvents,
     LineKind,
     Program,
-    Texts,
     device_clock,
     device_rows,
     has_devices,
@@ -26,7 +25,9 @@ from hespas.converters.xplane.lines import (
     split_module_name,
     truth_of,
 )
-from hespas.converters.xplane.wire import Bytes, Fields, WireFault, split
+from hespas.converters.xplane.wire import Bytes, Fields, split
+from hespas.files.wire import WireError
+from hespas.graph import StringTableBuilder
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.schemas.xplane import (
     ENVIRONMENT_PLANE,
@@ -100,7 +101,7 @@ class StatReader:
     """Reads the stats of one plane, whose names and shared texts stand in its stat metadata."""
 
     data: Bytes
-    strings: Texts
+    strings: StringTableBuilder
     ids: IdMap
     name_start: IntArray
     name_size: IntArray
@@ -108,7 +109,7 @@ class StatReader:
     rows: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     @classmethod
-    def of(cls, data: Bytes, strings: Texts, entries: Fields) -> StatReader:
+    def of(cls, data: Bytes, strings: StringTableBuilder, entries: Fields) -> StatReader:
         """For the stat metadata of a plane. O(its entries)."""
         ids, fields, count = map_entries(data, entries)
         start, size = fields.spans(StatMetadataField.NAME, count)
@@ -128,9 +129,9 @@ class StatReader:
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
         kind, value, start = (np.zeros(number, np.int64) for _ in range(3))
-        told = inner.number != StatField.METADATA_ID
-        at = inner.owner[told]
-        kind[at], value[at], start[at] = inner.number[told], inner.value[told], inner.start[told]
+        stated = inner.number != StatField.METADATA_ID
+        at = inner.owner[stated]
+        kind[at], value[at], start[at] = inner.number[stated], inner.value[stated], inner.start[stated]
         columns: dict[str, IntArray] = {}
         for name, rows in self.wanted.items():
             chosen = np.flatnonzero(np.isin(key, rows))
@@ -237,7 +238,7 @@ class SpaceFacts:
     planes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     programs: list[Program] = field(default_factory=list[Program])
     base_ns: int | None = None
-    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    other_lines: dict[str, int] = field(default_factory=dict[str, int])
     aggregated: int = 0
     unnamed: int = 0
     errors: int = 0
@@ -255,9 +256,9 @@ class _Kinds:
 
 
 class SpaceReader:
-    """Reads a document once. Raises :class:`WireFault` with the byte of what makes no sense."""
+    """Reads a document once. Raises :class:`WireError` with the byte of what makes no sense."""
 
-    def __init__(self, raw: bytes, strings: Texts, recover: bool) -> None:
+    def __init__(self, raw: bytes, strings: StringTableBuilder, recover: bool) -> None:
         """Read nothing yet."""
         self.data = Bytes(raw)
         self.strings = strings
@@ -276,15 +277,15 @@ class SpaceReader:
         filled: list[int] = np.unique(fields.owner[np.isin(fields.number, _CONTENT)]).tolist()
         if len(filled) > _MOST_PLANES:
             byte = int(planes.start[filled[_MOST_PLANES]])
-            raise WireFault(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
+            raise WireError(f"{len(filled):,} planes; no recording has more than {_MOST_PLANES:,}", byte)
         self._has_devices = has_devices(names[place] for place in filled)
         for place in filled:
             yield from self._opened(names[place], fields.of(place))
 
     def _opened(self, name: str, fields: Fields) -> Iterator[LineEvents]:
         stats = StatReader.of(self.data, self.strings, fields.messages(PlaneField.STAT_METADATA))
-        told = fields.messages(PlaneField.STATS)
-        self.facts.planes.setdefault(name, {}).update(stats.named(told))
+        stated = fields.messages(PlaneField.STATS)
+        self.facts.planes.setdefault(name, {}).update(stats.named(stated))
         if name == METADATA_PLANE:
             self._programs(fields.messages(PlaneField.EVENT_METADATA), stats)
         elif name != ENVIRONMENT_PLANE:
@@ -301,10 +302,10 @@ class SpaceReader:
         whole = np.array([0]), np.array([len(self.data)])
         try:
             fields = split(self.data, *whole)
-        except WireFault as fault:
+        except WireError as fault:
             if not self._recover:
                 raise
-            fields = split(self.data, whole[0], np.array([fault.byte]))
+            fields = split(self.data, whole[0], np.array([fault.position]))
             self.facts.cut_planes = 1
         self.facts.errors = int(np.isin(fields.number, (SpaceField.ERRORS, SpaceField.WARNINGS)).sum())
         return fields.messages(SpaceField.PLANES)
@@ -327,13 +328,13 @@ class SpaceReader:
         self._lines += len(filled)
         if self._lines > _MOST_LINES:
             byte = int(spans.start[filled[-1]])
-            raise WireFault(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
+            raise WireError(f"{self._lines:,} lines; no recording has more than {_MOST_LINES:,}", byte)
         for place in filled:
             name, events = names[place], all_events.of(place)
             kind = line_kind(plane, name, truth)
-            if kind is LineKind.LEFT_OUT:
+            if kind is LineKind.OTHER:
                 what = f"{plane.rpartition(':')[0] or plane}: {name}"
-                self.facts.left_out[what] = self.facts.left_out.get(what, 0) + len(events.start)
+                self.facts.other_lines[what] = self.facts.other_lines.get(what, 0) + len(events.start)
                 continue
             kinds = kinds or self._kinds(fields.messages(PlaneField.EVENT_METADATA), stats)
             shift_ps = self._shift_ps(timestamps_ns[place], events)
@@ -345,7 +346,7 @@ class SpaceReader:
             self.facts.base_ns = timestamp_ns
         shift_ps = (timestamp_ns - self.facts.base_ns) * 1000
         if abs(shift_ps) > LARGEST_PS:
-            raise WireFault("a line begins more than 26 days from the others", int(events.start[0]))
+            raise WireError("a line begins more than 26 days from the others", int(events.start[0]))
         return shift_ps
 
     def _kinds(self, entries: Fields, stats: StatReader) -> _Kinds:
@@ -404,12 +405,12 @@ class SpaceReader:
         duration_ps = fields.numbers(EventField.DURATION_PS, count)
         beyond = np.flatnonzero(_is_beyond(offset_ps) | _is_beyond(duration_ps))
         if len(beyond):
-            raise WireFault("an event lies more than 26 days from the others", int(start[beyond[0]]))
+            raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(EventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
         at, known = np.maximum(kind, 0), kind >= 0
-        told = stats.read(fields.messages(EventField.STATS), count)
-        columns = _merged(told, kinds.stats, at, known)
+        own = stats.read(fields.messages(EventField.STATS), count)
+        columns = _merged(own, kinds.stats, at, known)
         device = device_rows(line, columns, count, has_devices=self._has_devices)
         launch = columns.get("correlation_id", np.full(count, ABSENT, np.int64))
         name_row = _rows_of(kinds.name_row, at, known)
@@ -417,9 +418,14 @@ class SpaceReader:
         if line.kind is LineKind.OPS:
             stated["long_name"] = _rows_of(kinds.long_row, at, known)
         return LineEvents(
-            line=line, name_row=name_row.astype(np.int32), start_ps=offset_ps, duration_ps=duration_ps,
-            device=device, stats=stated, launch=launch,
-        )  # fmt: skip
+            line=line,
+            name_row=name_row.astype(np.int32),
+            start_ps=offset_ps,
+            duration_ps=duration_ps,
+            device=device,
+            stats=stated,
+            launch=launch,
+        )
 
     def _programs(self, entries: Fields, stats: StatReader) -> None:
         """The HLO of each program, a stat of an event that never happens."""
@@ -428,15 +434,15 @@ class SpaceReader:
         found = fields.messages(EventMetadataField.STATS)
         inner = split(self.data, found.start, found.value)
         key = stats.ids.find(inner.numbers(StatField.METADATA_ID, len(found.start)))
-        told = stats.read(found, count).get("program_id")
+        stated = stats.read(found, count).get("program_id")
         for row in np.flatnonzero((inner.number == StatField.BYTES) & inner.is_bytes).tolist():
             stat = int(inner.owner[row])
             owner, name_of = int(found.owner[stat]), int(key[stat])
             if name_of < 0 or self.data.raw[_span(stats, name_of)] != _HLO_PROTO:
                 continue
             name, number = split_module_name(self.data.text(int(start[owner]), max(int(size[owner]), 0)))
-            if told is not None and told[owner] != ABSENT:
-                number = int(told[owner])
+            if stated is not None and stated[owner] != ABSENT:
+                number = int(stated[owner])
             at, length = int(inner.start[row]), int(inner.value[row])
             self.facts.programs.append(Program(name, number, self.data.raw[at : at + length]))
 
@@ -454,17 +460,17 @@ def _rows_of(rows: IntArray, at: IntArray, known: BoolArray) -> IntArray:
 
 
 def _merged(
-    told: dict[str, IntArray],
+    stated: dict[str, IntArray],
     common: dict[str, IntArray],
     at: IntArray,
     known: BoolArray,
 ) -> dict[str, IntArray]:
     """What events say themselves, else what their kind says."""
-    merged = dict(told)
+    merged = dict(stated)
     for name, column in common.items():
         missing = ABSENT if name in NUMBERS or name in CLOCK else 0
         of_kind = np.where(known, column[at], missing)
-        own = told.get(name)
+        own = stated.get(name)
         merged[name] = of_kind if own is None else np.where(own == missing, of_kind, own)
     return merged
 

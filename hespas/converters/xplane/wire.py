@@ -9,29 +9,21 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.files.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, signed
 from hespas.graph.columns import BoolArray, IntArray
 
-__all__ = ["Bytes", "Fields", "WireFault", "split"]
+__all__ = ["Bytes", "Fields", "split"]
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _IN_STEP = 64
 """Fewer messages than this are faster one by one."""
 _PADDING = 16
 _MAX_VARINT_BYTES = 10
-_MASK64 = (1 << 64) - 1
-
-
-class WireFault(Exception):  # noqa: N818 - never leaves the format
-    """The bytes are no protobuf message."""
-
-    def __init__(self, message: str, byte: int) -> None:
-        super().__init__(message)
-        self.byte = byte
+_LARGEST_NUMBER = 1 << 30
+"""Of fields; those beyond are all the same."""
 
 
 class Bytes:
@@ -106,7 +98,7 @@ class Fields:
 
 
 def split(data: Bytes, start: IntArray, size: IntArray) -> Fields:
-    """The fields of messages at ``start`` with ``size`` bytes each. Raises :class:`WireFault`.
+    """The fields of messages at ``start`` with ``size`` bytes each. Raises :class:`WireError`.
 
     O(bytes); a message is not descended into.
     """
@@ -157,7 +149,7 @@ def _varints(data: Bytes, at: IntArray, end: IntArray) -> tuple[NDArray[np.uint6
         after[more] += 1
         more = more[byte >= 0x80]
     if len(more):
-        _fault("a number has more than 10 bytes", int(at[more[0]]))
+        raise WireError("a number has more than 10 bytes", int(at[more[0]]))
     _inside(after, end, at)
     return value, after
 
@@ -165,33 +157,29 @@ def _varints(data: Bytes, at: IntArray, end: IntArray) -> tuple[NDArray[np.uint6
 def _inside(after: IntArray, end: IntArray, at: IntArray) -> None:
     beyond = np.flatnonzero(after > end)
     if len(beyond):
-        _fault("a field reaches beyond its message", int(at[beyond[0]]))
-
-
-def _fault(message: str, byte: int) -> NoReturn:
-    raise WireFault(message, byte)
+        raise WireError("a field reaches beyond its message", int(at[beyond[0]]))
 
 
 def _step(data: Bytes, owner: IntArray, at: IntArray, end: IntArray) -> tuple[Fields, IntArray]:
     """The next field of each message, and where it ends."""
     tag, start = _varints(data, at, end)
     wire = (tag & np.uint64(7)).astype(np.int64)
-    number = np.minimum(tag >> np.uint64(3), np.uint64(1 << 30)).astype(np.int64)
-    unknown = np.flatnonzero((number == 0) | (wire == 3) | (wire == 4) | (wire > _FIXED32))
+    number = np.minimum(tag >> np.uint64(3), np.uint64(_LARGEST_NUMBER)).astype(np.int64)
+    unknown = np.flatnonzero((number == 0) | (wire == 3) | (wire == 4) | (wire > FIXED32))
     if len(unknown):
-        _fault("no field of a message", int(at[unknown[0]]))
+        raise WireError("no field of a message", int(at[unknown[0]]))
     value, size = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
-    coded = np.flatnonzero((wire == _VARINT) | (wire == _LENGTH))
+    coded = np.flatnonzero((wire == VARINT) | (wire == BYTES))
     if len(coded):
         bits, start[coded] = _varints(data, start[coded], end[coded])
         value[coded] = bits.view(np.int64)
-    is_bytes = wire == _LENGTH
+    is_bytes = wire == BYTES
     room = end - start
     beyond = np.flatnonzero(is_bytes & ((value < 0) | (value > room)))
     if len(beyond):
-        _fault("a field reaches beyond its message", int(at[beyond[0]]))
+        raise WireError("a field reaches beyond its message", int(at[beyond[0]]))
     size[is_bytes] = value[is_bytes]
-    for kind, width in ((_FIXED64, 8), (_FIXED32, 4)):
+    for kind, width in ((FIXED64, 8), (FIXED32, 4)):
         rows = np.flatnonzero(wire == kind)
         if len(rows):
             size[rows] = width
@@ -208,57 +196,11 @@ def _fixed(data: Bytes, start: IntArray, width: int) -> IntArray:
 
 
 def _one_by_one(data: Bytes, owners: list[int], starts: list[int], ends: list[int]) -> Fields:
-    columns = tuple(array("q") for _ in range(5))
+    found = array("q")
     for owner, start, end in zip(owners, starts, ends, strict=True):
-        _walk(data.raw, owner, start, end, columns)
-    owner_, number, is_bytes, value, start_ = (np.frombuffer(column, np.int64) for column in columns)
-    return Fields(owner_, number, is_bytes.astype(np.bool_), value, start_)
-
-
-def _walk(raw: bytes, owner: int, at: int, end: int, columns: tuple[array[int], ...]) -> None:
-    """Append the fields of one message."""
-    owners, numbers, kinds, values, starts = (column.append for column in columns)
-    while at < end:
-        begin = at
-        tag = raw[at]
-        at += 1
-        if tag >= 0x80:
-            tag, at = _varint(raw, begin, end)
-        wire, number = tag & 7, tag >> 3
-        size = 0
-        if wire in (_VARINT, _LENGTH):
-            value = raw[at] if at < end else 0x80
-            if value < 0x80:
-                at += 1
-            else:
-                value, at = _varint(raw, at, end)
-            if wire == _LENGTH:
-                size = value
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-            value = int.from_bytes(raw[at : at + size], "little")
-        else:
-            _fault("no field of a message", begin)
-        if not number:
-            _fault("no field of a message", begin)
-        if size > end - at:
-            _fault("a field reaches beyond its message", begin)
-        owners(owner)
-        numbers(min(number, 1 << 30))
-        kinds(wire == _LENGTH)
-        values(value if value < 1 << 63 else value - (1 << 64))
-        starts(at)
-        at += size
-
-
-def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
-    value, begin = 0, at
-    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
-        if at >= end:
-            _fault("a field reaches beyond its message", begin)
-        byte = raw[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value & _MASK64, at
-    _fault("a number has more than 10 bytes", begin)
+        for number, wire, value, place in fields(data.raw, start, end):
+            is_bytes = wire == BYTES
+            size, at = (place - value, value) if is_bytes else (signed(value), place)
+            found.extend((owner, min(number, _LARGEST_NUMBER), is_bytes, size, at))
+    owner_, number_, is_bytes_, value_, start_ = np.frombuffer(found, np.int64).reshape(-1, 5).T
+    return Fields(owner_, number_, is_bytes_.astype(np.bool_), value_, start_)

@@ -151,6 +151,10 @@ class Call(NamedTuple):
         found = self.arg(place)
         return found.tensors[0] if found.is_tensor and found.tensors else None
 
+    def present(self, *places: int) -> list[Strided]:
+        """The tensors among those places."""
+        return [each for each in map(self.tensor, places) if each is not None]
+
     def listed(self, place: int) -> tuple[Strided, ...] | None:
         """The tensors of a list, with the hinted element type; None where the trace does not tell."""
         found = self.arg(place)

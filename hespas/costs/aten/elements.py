@@ -176,8 +176,7 @@ def pointwise(name: str) -> AtenRule:
     row = POINTWISE[base]
 
     def rule(call: Call) -> AtenCost:
-        placed = [call.tensor(place) for place in range(row.inputs)]
-        inputs = [each for each in placed if each is not None]
+        inputs = call.present(*range(row.inputs))
         first = call.tensor(0)
         if not inputs or (in_place and first is None):
             return unknown(call, OpClass.ELEMENTWISE)
@@ -433,7 +432,7 @@ def scatter(*, adds: bool, copies: bool = False) -> AtenRule:
         copied = target.bytes if copies else 0.0
         return simple(
             OpClass.SCATTER,
-            [each for each in (target, indices, source) if each is not None],
+            call.present(0, 2, 3),
             [dense(target.dtype, target.shape)],
             flops=float(indices.elements) if adds else 0.0,
             read=read + copied,

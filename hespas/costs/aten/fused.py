@@ -346,12 +346,11 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
 
     The table has one row of ``rotated`` columns a position; of each head only so many elements turn.
     """
-    key = call.tensor(2)
     table, head = call.tensor(4), call.integer(3)
     if table is None or not head or len(table.shape) != 2:
         return None
     share = min(table.shape[1] / head, 1.0)
-    turned = [each for each in (query, key) if each is not None]
+    turned = call.present(1, 2)
     touched = share * sum(each.elements * each.width for each in turned)
     rows = min(positions.elements, table.shape[0])
     return simple(

@@ -118,14 +118,12 @@ def _extents(found: AtenCost) -> tuple[int, int, int, int]:
 @needs(OpClass.CONTRACTION, 0, 1)
 def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     """``_grouped_mm``: the rows of (tokens, K) are cut in groups, each multiplied with its own K x N."""
-    offsets = call.tensor(2)
     if len(lhs.shape) != 2 or len(rhs.shape) != 3 or lhs.shape[1] != rhs.shape[1]:
         return None
     tokens, k = lhs.shape
     row = matrix_product((1, tokens, rhs.shape[2], k), (lhs.dtype, rhs.dtype, lhs.dtype))
-    inputs = [each for each in (lhs, rhs, offsets) if each is not None]
     result = dense(lhs.dtype, (tokens, rhs.shape[2]))
-    return simple(OpClass.CONTRACTION, inputs, [result], flops=row.flops, contractions=(row,))
+    return simple(OpClass.CONTRACTION, call.present(0, 1, 2), [result], flops=row.flops, contractions=(row,))
 
 
 @needs(OpClass.CONTRACTION, 0, 1)

@@ -120,19 +120,23 @@ def _result(kind: str, dtype: DType | None) -> DType | None:
 @needs(OpClass.NORMALIZATION, 0)
 def layer_norm(call: Call, source: Strided) -> AtenCost | None:
     """``native_layer_norm`` (input, normalised shape, weight, bias): result, mean and deviation of a row."""
-    weight, bias = call.tensor(2), call.tensor(3)
+    weight = call.tensor(2)
     inner = call.integers(1) or (None if weight is None else weight.shape)
     if inner is None or source.shape[-len(inner) :] != inner:
         return None
     outer = source.shape[: -len(inner)]
-    affine = [each for each in (weight, bias) if each is not None]
-    statistic = dense(_statistics(source.dtype), (*outer, *(1,) * len(inner)))
+    return _normalised(source, call.present(2, 3), (*outer, *(1,) * len(inner)))
+
+
+def _normalised(source: Strided, affine: list[Strided], rows: tuple[int, ...]) -> AtenCost:
+    """The result, and a mean and a deviation for each of ``rows``."""
+    statistic = dense(_statistics(source.dtype), rows)
     return simple(
         OpClass.NORMALIZATION,
         [source, *affine],
         [dense(source.dtype, source.shape), statistic, statistic],
         flops=(_NORM_FLOPS + len(affine)) * source.elements,
-        transcendentals=float(prod(outer)),
+        transcendentals=float(prod(rows)),
     )
 
 
@@ -150,11 +154,10 @@ def rms_norm(
         if not source.shape:
             return None
         residual = call.tensor(residual_at)
-        out = call.tensor(out_at) if out_at >= 0 else None
-        inputs = [each for each in (source, residual, weight) if each is not None]
+        out, kept = call.tensor(out_at), call.tensor(residual_out_at)
+        inputs = call.present(source_at, residual_at, weight_at)
         results = [dense((out or source).dtype, source.shape)]
         if residual is not None:
-            kept = call.tensor(residual_out_at) if residual_out_at >= 0 else None
             results.append(dense((kept or residual).dtype, source.shape))
         flops = 3.0 + (weight is not None) + (residual is not None)
         rows = float(prod(source.shape[:-1]))
@@ -168,19 +171,10 @@ def rms_norm(
 @needs(OpClass.NORMALIZATION, 0)
 def group_norm(call: Call, source: Strided) -> AtenCost | None:
     """``native_group_norm`` (input, weight, bias, N, C, HxW, groups, eps)."""
-    weight, bias = call.tensor(1), call.tensor(2)
     batch, groups = call.integer(3), call.integer(6)
     if batch is None or groups is None or min(batch, groups) < 1:
         return None
-    affine = [each for each in (weight, bias) if each is not None]
-    statistic = dense(_statistics(source.dtype), (batch, groups))
-    return simple(
-        OpClass.NORMALIZATION,
-        [source, *affine],
-        [dense(source.dtype, source.shape), statistic, statistic],
-        flops=(_NORM_FLOPS + len(affine)) * source.elements,
-        transcendentals=float(batch * groups),
-    )
+    return _normalised(source, call.present(1, 2), (batch, groups))
 
 
 @needs(OpClass.NORMALIZATION, 0)
@@ -191,13 +185,12 @@ def batch_norm(call: Call, source: Strided) -> AtenCost | None:
     training = call.flag(5)
     if len(source.shape) < 2 or training is None:
         return None
-    others = [each for each in (call.tensor(place) for place in range(1, 5)) if each is not None]
     features = source.shape[1]
     statistic = dense(_statistics(source.dtype), (features,))
     result = dense(source.dtype, source.shape)
     return simple(
         OpClass.NORMALIZATION,
-        [source, *others],
+        call.present(*range(5)),
         [result, statistic, statistic] if training else [result],
         flops=(8.0 if training else 4.0) * source.elements,
         transcendentals=float(features),
@@ -214,11 +207,15 @@ def normalisation_backward(*read_at: int, source_at: int, weight_at: int, mask: 
         weight = call.tensor(weight_at)
         wanted = call.flags(len(call.args) - 1) if mask and call.has_values else None
         wanted = wanted if wanted is not None and len(wanted) == 3 else (True, True, True)
-        inputs = [each for each in (call.tensor(place) for place in read_at) if each is not None]
         results = [dense(source.dtype, source.shape)] if wanted[0] else []
         if weight is not None:
             results += [dense(weight.dtype, weight.shape)] * (wanted[1] + wanted[2])
-        return simple(OpClass.NORMALIZATION, inputs, results, flops=_NORM_BACKWARD_FLOPS * source.elements)
+        return simple(
+            OpClass.NORMALIZATION,
+            call.present(*read_at),
+            results,
+            flops=_NORM_BACKWARD_FLOPS * source.elements,
+        )
 
     return rule
 

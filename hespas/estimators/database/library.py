@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +18,7 @@ from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, MissingExtraError, UsageError
 from hespas.hardware import canonical
 from hespas.measurements import Columns, Measurements, columns_measured, read_measurements
-from hespas.operations import Labels, find_scheme
+from hespas.operations import find_scheme, rows_by_label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,17 +96,11 @@ class Library:
 
 
 def _classes(table: Measurements) -> Iterable[tuple[_Class, IntArray]]:
-    labels: Sequence[Labels] = (
-        table.hardware, table.ops.kind, table.ops.op, table.ops.scheme, table.ops.variant,
-    )  # fmt: skip
-    key = np.zeros(len(table), np.int64)
-    for each in labels:
-        key = key * (len(each.names) + 1) + each.row
-    order = np.argsort(key, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
-        first = int(rows[0])
-        device, kind, op, scheme, variant = (each[first] for each in labels)
-        yield (device, kind, op, scheme, variant), rows.astype(np.int64)
+    ops = table.ops
+    columns = (table.hardware, ops.kind, ops.op, ops.scheme, ops.variant)
+    for labels, rows in rows_by_label(*columns):
+        device, kind, op, scheme, variant = labels
+        yield (device, kind, op, scheme, variant), rows
 
 
 def library_of_file(path: str, split: str) -> Library:

@@ -18,7 +18,7 @@ from hespas.estimators.external.adapter import (
     run_command,
 )
 from hespas.estimators.registry import Availability
-from hespas.estimators.systolic.cycles import parse_array, parse_dataflow
+from hespas.estimators.systolic.cycles import array_of, parse_array, parse_dataflow
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
 
@@ -76,19 +76,14 @@ class Cocossim(External):
         return Simulated(duration_ns=1e3 * time if time > 0 else -1.0, cycles=cycles)
 
     def _options(self, device: Device) -> list[str]:
-        shape = device.systolic
-        if self.array:
-            rows, columns = parse_array(self.array)
-        elif shape is not None:
-            rows, columns = shape.rows, shape.columns
-        else:
+        array = array_of(device, self.array, self.dataflow)
+        if array is None:
             hint = "`estimator=cocossim:array=128x128`"
             raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
-        if rows != columns:
-            raise UsageError(f"cocossim: arrays are square, not {rows}x{columns}")
-        stated = shape.dataflow if shape is not None and shape.dataflow != "is" else "ws"
-        weights_stay = (self.dataflow.lower() or stated) == "ws"
-        told = {"c": self.cores, "sa_sz": rows, "vu_sz": rows, "ws": int(weights_stay)}
+        if array.rows != array.columns:
+            raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")
+        weights_stay = array.dataflow != "os"  # its arrays know no inputs that stay
+        told = {"c": self.cores, "sa_sz": array.rows, "vu_sz": array.rows, "ws": int(weights_stay)}
         clock = f"{self.clock_hz(device) / 1e9:.6g}"
         return [*(text for name, value in told.items() for text in (f"-{name}", str(value))), "-f", clock]
 

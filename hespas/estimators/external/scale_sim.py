@@ -16,7 +16,7 @@ from hespas.estimators.external.adapter import (
     run_command,
 )
 from hespas.estimators.registry import Availability
-from hespas.estimators.systolic.cycles import Array, parse_array, parse_dataflow
+from hespas.estimators.systolic.cycles import Array, array_of, parse_array, parse_dataflow
 from hespas.files.sandbox import isolated_script
 from hespas.graph.errors import UsageError
 from hespas.hardware import Device
@@ -125,15 +125,11 @@ class ScaleSim(External):
         return Simulated(cycles=_total_cycles(report) + 1)
 
     def _array(self, device: Device) -> Array:
-        shape = device.systolic
-        if shape is None and not self.array:
+        array = array_of(device, self.array, self.dataflow)
+        if array is None:
             hint = "`estimator=scalesim:array=128x128,dataflow=ws`"
             raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
-        rows, columns = (
-            parse_array(self.array) if self.array or shape is None else (shape.rows, shape.columns)
-        )
-        stated = "ws" if shape is None else shape.dataflow
-        return Array(rows, columns, parse_dataflow(self.dataflow or stated))
+        return array
 
 
 def _total_cycles(report: Path) -> float:

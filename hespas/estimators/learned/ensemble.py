@@ -20,7 +20,7 @@ from hespas.estimators.rates import peak_times
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import InvariantError
 from hespas.hardware import Device
-from hespas.operations import Operations, find_scheme
+from hespas.operations import Operations, element_bytes
 
 __all__ = ["FAMILIES", "MOST_LEAVES", "Features", "Forest", "features_of"]
 
@@ -83,12 +83,6 @@ def _tile_work_flops(ops: Operations, device: Device) -> FloatArray:
     return best
 
 
-def _stored_bytes(ops: Operations, part: str) -> FloatArray:
-    found = [find_scheme(name) for name in ops.scheme.names]
-    bits = [np.nan if each is None else float(getattr(each, f"{part}_bits")) for each in found]
-    return np.array(bits)[ops.scheme.row] / 8
-
-
 def _product_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
     """Products: sizes, their alignment, and for each tile the waves and what rounding to whole ones loses."""
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
@@ -110,9 +104,9 @@ def _product_sizes(ops: Operations, device: Device) -> dict[str, FloatArray]:
         "align_m": _alignment(m),
         "align_n": _alignment(n),
         "align_k": _alignment(k),
-        "weights_over_cache": _log2(batch * n * k * _stored_bytes(ops, "weight") / cache),
-        "inputs_over_cache": _log2(batch * m * k * _stored_bytes(ops, "activation") / cache),
-        "outputs_over_cache": _log2(batch * m * n * _stored_bytes(ops, "output") / cache),
+        "weights_over_cache": _log2(batch * n * k * element_bytes(ops.scheme, "weight") / cache),
+        "inputs_over_cache": _log2(batch * m * k * element_bytes(ops.scheme, "activation") / cache),
+        "outputs_over_cache": _log2(batch * m * n * element_bytes(ops.scheme, "output") / cache),
     }
     for rows, cols in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / cols)
@@ -313,8 +307,6 @@ def _device_columns(ops: Operations, device: Device, arithmetic_ns: FloatArray) 
     bandwidth = device.main_memory.bandwidth_bytes_per_s
     rate = np.maximum(ops.flops, 1.0) / arithmetic_ns * 1e9
     count = len(ops)
-    found = [find_scheme(name) for name in ops.scheme.names]
-    weight_bits = np.array([np.nan if each is None else each.weight_bits for each in found])[ops.scheme.row]
     return {
         "peak": np.log2(rate),
         "peak_per_unit": np.log2(rate / device.units),
@@ -323,7 +315,7 @@ def _device_columns(ops: Operations, device: Device, arithmetic_ns: FloatArray) 
         "units": np.full(count, np.log2(device.units)),
         "cache": np.full(count, np.log2(_cache_bytes(device))),
         "bytes_over_cache": np.log2(np.maximum(ops.bytes_moved, 1.0) / _cache_bytes(device)),
-        "weight_bits": weight_bits,
+        "weight_bits": 8 * element_bytes(ops.scheme, "weight"),
     }
 
 

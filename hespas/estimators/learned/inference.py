@@ -163,7 +163,8 @@ class _Library:
         """The time of each operation, and how many have none for which reason. O(ops x trees)."""
         parts: dict[tuple[Path, bool], list[tuple[_Choice, IntArray]]] = {}
         answer = _Answer.none(len(ops))
-        for wanted, rows in _by_label(ops):
+        for labels, rows in ops.classes():
+            wanted = _Wanted(*labels)
             choice = _choose(self.cards, wanted, device, ranked=self.ranked)
             if isinstance(choice, str):
                 answer.reasons[choice] = answer.reasons.get(choice, 0) + len(rows)
@@ -193,21 +194,6 @@ class ModelsAtHand:
         library = _Library(cards, load=by_path.__getitem__)
         answer = library.ask(ops, device, diagnostics)
         return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
-
-
-def _by_label(ops: Operations) -> list[tuple[_Wanted, IntArray]]:
-    """Rows of operations that share all their labels."""
-    labels = (ops.kind, ops.op, ops.scheme, ops.variant)
-    key = np.zeros(len(ops), np.int64)
-    for each in labels:
-        key = key * max(len(each.names), 1) + each.row
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    return [
-        (_Wanted(*(each[int(rows[0])] for each in labels)), rows)
-        for rows in np.split(order, starts[1:])
-        if len(rows)
-    ]
 
 
 def _tell_stand_in(

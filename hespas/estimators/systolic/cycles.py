@@ -16,12 +16,14 @@ import numpy as np
 
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
+from hespas.hardware import Device
 
 __all__ = [
     "Array",
     "Backing",
     "Dataflow",
     "FoldCounts",
+    "array_of",
     "fold_counts",
     "fold_cycles",
     "parse_array",
@@ -48,6 +50,17 @@ class Array:
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns} {self.dataflow}"
+
+
+def array_of(device: Device, shape: str = "", dataflow: str = "") -> Array | None:
+    """The array that options name (empty: the device's); None where neither states one. Raises
+    ``UsageError``.
+    """
+    stated = device.systolic
+    if stated is None and not shape:
+        return None
+    rows, columns = parse_array(shape) if shape or stated is None else (stated.rows, stated.columns)
+    return Array(rows, columns, parse_dataflow(dataflow or ("ws" if stated is None else stated.dataflow)))
 
 
 def parse_array(text: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from hespas.estimators.systolic.cycles import Array, shared_cycles
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, load_device
 from hespas.hardware.device_file import read_fits
-from hespas.operations import Operations, find_scheme
+from hespas.operations import Labels, Operations, element_bytes, find_scheme
 
 __all__ = [
     "ELEMENTS",
@@ -66,23 +66,6 @@ def read_lines(device: str) -> tuple[Fit, ...]:
     return read_fits(shipped[device]) if device in shipped else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ElementBytes:
-    """Bytes per element of the operands and the result."""
-
-    lhs: float
-    rhs: float
-    result: float
-
-
-def _element_bytes(scheme: str) -> _ElementBytes:
-    found = find_scheme(scheme)
-    if found is None:
-        return _ElementBytes(lhs=np.nan, rhs=np.nan, result=np.nan)
-    bits = (found.activation_bits, found.weight_bits, found.output_bits)
-    return _ElementBytes(lhs=bits[0] / 8, rhs=bits[1] / 8, result=bits[2] / 8)
-
-
 def _tiled(size: FloatArray, tile: float) -> FloatArray:
     return np.ceil(size / tile) * tile
 
@@ -111,20 +94,23 @@ def line_array(fit: Fit, own: Array) -> Array:
 def product_columns(ops: Operations, cycles: FloatArray, scheme: str) -> dict[str, FloatArray]:
     """What the line of products is linear in, by parameter."""
     batch, m, n, k = (ops.dim(name) for name in ("batch", "m", "n", "k"))
-    size = _element_bytes(scheme)
+    labels = Labels.constant(scheme, len(ops))
+    lhs_bytes, rhs_bytes, result_bytes = (
+        element_bytes(labels, part) for part in ("activation", "weight", "output")
+    )
     depth = _tiled(k, _LANES)
     rows, columns = _tiled(m, _SUBLANES), _tiled(n, _SUBLANES)
-    lhs = batch * rows * depth * size.lhs
+    lhs = batch * rows * depth * lhs_bytes
     # A convolution reads its input once, not every window of it: what its product reads beyond is not moved.
-    others = batch * (n * k * size.rhs + m * n * size.result)
+    others = batch * (n * k * rhs_bytes + m * n * result_bytes)
     is_convolution = np.array([name == "convolution" for name in ops.kind.names])[ops.kind.row]
     lhs = np.where(is_convolution, np.fmin(np.maximum(ops.bytes_moved - others, 0.0), lhs), lhs)
     return {
         "t0_ns": np.where(np.isnan(batch * m * n * k), np.nan, 1.0),
         "cycle_ns": cycles,
         "lhs_ns_per_byte": lhs,
-        "rhs_ns_per_byte": batch * depth * columns * size.rhs,
-        "result_ns_per_byte": batch * rows * columns * size.result,
+        "rhs_ns_per_byte": batch * depth * columns * rhs_bytes,
+        "result_ns_per_byte": batch * rows * columns * result_bytes,
         "odd_k_ns": ((k > _LANES) & (k % _HALF_TILE != 0)).astype(np.float64),
     }
 

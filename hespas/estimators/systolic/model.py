@@ -14,10 +14,11 @@ import numpy as np
 
 from hespas.estimators.calibrated import doublings_beyond
 from hespas.estimators.rates import peak_times
-from hespas.estimators.registry import Prediction, estimate_by_operation
+from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.systolic.cycles import (
     Array,
     Backing,
+    array_of,
     parse_array,
     parse_dataflow,
     shared_cycles,
@@ -109,15 +110,7 @@ class Systolic:
 
     def array_of(self, device: Device) -> Array | None:
         """The array that is counted on; None where neither the options nor the device file state one."""
-        shape = device.systolic
-        if self.array:
-            rows, columns = parse_array(self.array)
-        elif shape is not None:
-            rows, columns = shape.rows, shape.columns
-        else:
-            return None
-        stated = "ws" if shape is None else shape.dataflow
-        return Array(rows, columns, parse_dataflow(self.dataflow or stated))
+        return array_of(device, self.array, self.dataflow)
 
     def cycles(self, ops: Operations, device: Device) -> FloatArray:
         """SCALE-Sim's total cycles of each product (with stalls, where a memory is given), NaN of others."""
@@ -259,13 +252,7 @@ def _with_interval(
     """
     beyond = doublings_beyond(basis.fit, ops)
     findings.assumed([("beyond", "sizes beyond those that were fitted on")], int((beyond > 0).sum()))
-    bands = basis.fit.bands
-    if not honest or not bands:
+    if not honest:
         nothing = np.full(len(ops), np.nan)
         return np.stack((time, nothing, nothing))
-    tops = np.array([band.up_to_ns for band in bands])
-    place = np.minimum(np.searchsorted(tops, time), len(bands) - 1)
-    widening = 1 + _PER_DOUBLING * beyond
-    low = np.array([band.low for band in bands])[place] ** widening
-    high = np.array([band.high for band in bands])[place] ** widening
-    return np.stack((time, time * np.minimum(low, 1.0), time * np.maximum(high, 1.0)))
+    return with_bands(basis.fit, time, 1 + _PER_DOUBLING * beyond)

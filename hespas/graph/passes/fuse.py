@@ -269,7 +269,7 @@ def merge_nodes(
     """
     groups = len(roots)
     several = np.bincount(group, minlength=groups) > 1
-    data, control = (_quotient(deps, group, groups) for deps in (graph.data_deps, graph.control_deps))
+    data, control = (_between_groups(deps, group, groups) for deps in (graph.data_deps, graph.control_deps))
     merged = take_nodes(graph, roots, data, control)
     leaves = _leaves(graph, group)
     if keeps_traffic:
@@ -340,7 +340,7 @@ def _sum(column: FloatArray, group: IntArray, groups: int) -> FloatArray:
     return np.bincount(group, weights=column, minlength=groups).astype(np.float64, copy=False)
 
 
-def _quotient(deps: Csr, group: IntArray, groups: int) -> Csr:
+def _between_groups(deps: Csr, group: IntArray, groups: int) -> Csr:
     """Dependencies between different groups, each once, in order of first mention."""
     if not len(deps.values):
         return Csr.empty(groups)

@@ -141,7 +141,7 @@ def with_default_dtype(graph: OpGraph, code: int) -> tuple[OpGraph, int]:
 
 
 def take_nodes(graph: OpGraph, rows: IntArray, data_deps: Csr, control_deps: Csr) -> OpGraph:
-    """A graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` speak new numbers.
+    """A graph whose node ``i`` is old node ``rows[i]``; ``data_deps`` and ``control_deps`` have new numbers.
 
     A row may come several times (a loop unrolled). Side tables follow their nodes, in new node order.
     """

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from hespas._version import __version__
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Figure, document_bytes
 from hespas.files.limits import limits
 from hespas.files.streams import read_document
 from hespas.graph.errors import FormatError, UsageError, clipped
 from hespas.validators.accuracy.document import SCHEMA_ID
 
-__all__ = ["COMPARISON_SCHEMA_ID", "Change", "Comparison", "compare_reports", "comparison_json"]
+__all__ = [
+    "COMPARISON_SCHEMA_ID",
+    "Change",
+    "Comparison",
+    "ComparisonDocument",
+    "compare_reports",
+    "comparison_json",
+]
 
-COMPARISON_SCHEMA_ID = "hespas.compare/1"
+COMPARISON_SCHEMA_ID: Final = "hespas.compare/1"
 _MOST_SOURCES = 5
 
 
@@ -219,18 +226,44 @@ def _figures(report: _Report) -> Iterator[tuple[tuple[str, str], float]]:
             yield (what, "end to end"), abs(run.relative_error)
 
 
+class _Change(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    figure: Literal["MAPE", "median", "not covered", "end to end"]
+    before: Figure
+    after: Figure
+    difference: Annotated[Figure, msgspec.Meta(description="above 0 is worse")]
+
+
+class ComparisonDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate compare --json writes."""
+
+    schema: Literal["hespas.compare/1"] = COMPARISON_SCHEMA_ID
+    hespas_version: str = __version__
+    inputs: tuple[str, ...]
+    diagnostics: tuple[str, ...] = ()
+    max_regression: Figure
+    changes: list[_Change]
+    unlike: Annotated[
+        str, msgspec.Meta(description="a sentence where the reports are of different sources; else empty")
+    ]
+    only_base: tuple[str, ...]
+    only_new: tuple[str, ...]
+    regressions: list[_Change]
+
+
 def comparison_json(done: Comparison, limit: float) -> bytes:
     """The document ``hespas.compare/1`` as indented JSON that ends in a newline."""
-    document = {
-        "schema": COMPARISON_SCHEMA_ID,
-        "hespas_version": __version__,
-        "inputs": [done.base, done.new],
-        "diagnostics": list[str](),
-        "max_regression": limit,
-        "changes": [asdict(each) | {"difference": each.difference} for each in done.changes],
-        "unlike": done.unlike(),
-        "only_base": done.only_base,
-        "only_new": done.only_new,
-        "regressions": [asdict(each) | {"difference": each.difference} for each in done.regressions(limit)],
-    }
+    document = ComparisonDocument(
+        inputs=(done.base, done.new),
+        max_regression=limit,
+        changes=_rows(done.changes),
+        unlike=done.unlike(),
+        only_base=done.only_base,
+        only_new=done.only_new,
+        regressions=_rows(done.regressions(limit)),
+    )
     return document_bytes(document)
+
+
+def _rows(changes: Sequence[Change]) -> list[_Change]:
+    return [_Change(**asdict(each), difference=each.difference) for each in changes]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.files.documents import Count, Figure
 from hespas.graph import OpGraph, Profile
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import InvariantError
@@ -150,8 +151,8 @@ class Unmatched:
     """One kind of event or node that nobody matches; ``total_ns`` is NaN for nodes."""
 
     name: str
-    count: int
-    total_ns: float
+    count: Count
+    total_ns: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hespas.files.documents import Count, Figure
 from hespas.graph import Profile
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device
@@ -31,8 +32,8 @@ class LintFinding:
 
     code: str
     source: str
-    count: int
-    share: float
+    count: Count
+    share: Figure
     message: str
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from msgspec import Meta
+
+from hespas.files.documents import Count, Figure
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.lint import LintFinding
@@ -88,12 +91,12 @@ class Contribution:
     label: str
     shape: str
     op_class: str
-    count: int
-    predicted_ns: float
-    measured_ns: float
-    share: float
-    instructions: int = 1
-    operations: int = 1
+    count: Count
+    predicted_ns: Figure
+    measured_ns: Figure
+    share: Annotated[Figure, Meta(description="signed, of the measured time of the source")]
+    instructions: Annotated[Count, Meta(description="compiled instructions that the first case is of")] = 1
+    operations: Annotated[Count, Meta(description="operations of the program that they carry out")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +120,9 @@ class Trend:
 
     estimator: str
     hardware: str
-    n: int
-    rank: float
-    slope: float
+    n: Count
+    rank: Annotated[Figure, Meta(description="Kendall's tau")]
+    slope: Annotated[Figure, Meta(description="of ln(predicted) over ln(measured)")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,23 +136,23 @@ class SpeedUp:
     estimator: str
     hardware: str
     other: str
-    n: int
-    n_long: int
-    sign: float
-    sign_long: float
-    median_error: float
-    rank: float
-    constant_error: float
-    constant_sign: float
+    n: Count
+    n_long: Count
+    sign: Figure
+    sign_long: Figure
+    median_error: Figure
+    rank: Annotated[Figure, Meta(description="Kendall's tau")]
+    constant_error: Figure
+    constant_sign: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
     """Limits a user set; NaN is none. Shares and relative errors, 0.1 is 10 %."""
 
-    max_mape: float
-    max_e2e: float
-    min_coverage: float
+    max_mape: Figure
+    max_e2e: Figure
+    min_coverage: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Annotated, Final, Literal, cast
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from hespas._version import __version__
 from hespas.estimators.learned.serialization import Cell, LearnedModel, forget_models, load_model, save_model
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Count, Figure, document_bytes
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics
 from hespas.graph.errors import OutputError, UsageError
 from hespas.hardware import Device, Fit, named_device, write_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels
-from hespas.validators.accuracy.document import diagnostics_json, summary_json
+from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, diagnostics_json, summary_json
 from hespas.validators.accuracy.tables import rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
@@ -52,6 +55,7 @@ __all__ = [
     "KEPT_SPLIT",
     "SCHEMA_ID",
     "Calibration",
+    "CalibrationDocument",
     "Progress",
     "TableUse",
     "calibrate",
@@ -74,8 +78,8 @@ class TableUse:
 
     name: str
     provenance: str
-    rows: int
-    fitted: int
+    rows: Annotated[Count, Meta(description="of the device")]
+    fitted: Annotated[Count, Meta(description="those that entered fits")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,84 +355,160 @@ def _other_devices(tables: Sequence[Measurements], device: Device) -> Others:
     return Others(rows, devices)
 
 
-SCHEMA_ID = "hespas.calibrate/1"
+SCHEMA_ID: Final = "hespas.calibrate/1"
 """What a document of this version says in ``schema``."""
+
+_Estimator = Literal["calibrated", "systolic", "learned"]
+_Test = Literal["shape", "op", "recording", "hardware"]
+_Pair = tuple[Figure, Figure]
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class _Fit(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    op: str
+    scheme: str
+    variant: str
+    default: bool
+    form: str
+    samples: Count
+    parameters: Annotated[dict[str, _Pair], Meta(description="value and standard error by name")]
+    n: Annotated[Count, Meta(description="rows outside the fits that the errors are of")]
+    mape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+    bias: Figure
+    table: str
+    provenance: str
+
+
+class _KindErrors(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    n: Count
+    mape: Figure
+    median_ape: Figure
+    p90_ape: Figure
+    bias: Figure
+
+
+class _Model(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    schemes: list[str]
+    samples: _Positive
+    shape_groups: Annotated[_Positive, Meta(description="layers or sizes that are left out together")]
+    trees: _Positive
+    leaves: _Positive
+    loss: str
+    library: str
+    tables: tuple[str, ...]
+    provenance: tuple[str, ...]
+    errors: list[_KindErrors]
+
+
+class _HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    by: _Test
+    what: str
+    rows: Count
+    fitted_rows: Count
+    summary: list[SummaryJson]
+
+
+class CalibrationDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What hespas-validate calibrate --json writes: null is unknown, errors are relative to the
+    measurement.
+    """
+
+    schema: Literal["hespas.calibrate/1"] = SCHEMA_ID
+    hespas_version: str = __version__
+    inputs: tuple[str, ...]
+    hardware: str
+    estimators: Annotated[tuple[_Estimator, ...], Meta(description="those fitted")]
+    seed: Count
+    fitted: Annotated[str, Meta(description="date, ISO 8601")]
+    tables: tuple[TableUse, ...]
+    fits: list[_Fit]
+    models: Annotated[
+        list[_Model], Meta(description="learned models; errors are of rows left out of the fit in turn")
+    ]
+    held_out: list[_HeldOut]
+    diagnostics: list[DiagnosticJson]
 
 
 def calibration_json(done: Calibration, inputs: Sequence[str]) -> bytes:
     """The document as indented UTF-8 JSON that ends in a newline; unknown figures are null."""
-    document = {
-        "schema": SCHEMA_ID,
-        "hespas_version": __version__,
-        "inputs": list(inputs),
-        "hardware": done.device.name,
-        "estimators": list(done.estimators),
-        "seed": done.seed,
-        "fitted": done.fitted,
-        "tables": [asdict(table) for table in done.tables],
-        "fits": [_fit(fit) for fit in done.fits],
-        "models": [_model(model) for model in done.models],
-        "held_out": [
-            {
-                "by": test.by,
-                "what": TESTS[test.by],
-                "rows": test.count,
-                "fitted_rows": test.fitted,
-                "summary": [summary_json(row) for row in test.accuracy.summary],
-            }
+    document = CalibrationDocument(
+        inputs=tuple(inputs),
+        hardware=done.device.name,
+        estimators=cast("tuple[_Estimator, ...]", done.estimators),
+        seed=done.seed,
+        fitted=done.fitted,
+        tables=done.tables,
+        fits=list(map(_fit, done.fits)),
+        models=list(map(_model, done.models)),
+        held_out=[
+            _HeldOut(
+                by=cast("_Test", test.by),
+                what=TESTS[test.by],
+                rows=test.count,
+                fitted_rows=test.fitted,
+                summary=[summary_json(row) for row in test.accuracy.summary],
+            )
             for test in done.held_out
         ],
-        "diagnostics": diagnostics_json(done.diagnostics),
-    }
+        diagnostics=diagnostics_json(done.diagnostics),
+    )
     return document_bytes(document)
 
 
-def _fit(fit: Fit) -> dict[str, object]:
-    error = fit.error
-    return {
-        "kind": fit.kind,
-        "op": fit.op,
-        "scheme": fit.scheme,
-        "variant": fit.variant,
-        "default": fit.default,
-        "form": fit.form,
-        "samples": fit.samples,
-        "parameters": {each.name: [each.value, each.std_error] for each in fit.parameters},
-        "n": max(error.n, 0),
-        "mape": error.mape,
-        "median_ape": error.median_ape,
-        "p90_ape": error.p90_ape,
-        "bias": error.bias,
-        "table": fit.table,
-        "provenance": fit.provenance,
-    }
+def _fit(fit: Fit) -> _Fit:
+    return _Fit(
+        kind=fit.kind,
+        op=fit.op,
+        scheme=fit.scheme,
+        variant=fit.variant,
+        default=fit.default,
+        form=fit.form,
+        samples=fit.samples,
+        parameters={each.name: (each.value, each.std_error) for each in fit.parameters},
+        n=max(fit.error.n, 0),
+        mape=fit.error.mape,
+        median_ape=fit.error.median_ape,
+        p90_ape=fit.error.p90_ape,
+        bias=fit.error.bias,
+        table=fit.table,
+        provenance=fit.provenance,
+    )
 
 
-def _model(model: LearnedModel) -> dict[str, object]:
+def _model(model: LearnedModel) -> _Model:
     card, training = model.card, model.card.training
-    return {
-        "name": card.name,
-        "schemes": sorted({cell.scheme for cell in card.cells}),
-        "samples": training.rows,
-        "shape_groups": training.shape_groups,
-        "trees": training.trees,
-        "leaves": training.leaves,
-        "loss": training.loss,
-        "library": training.library,
-        "tables": training.tables,
-        "provenance": training.provenance,
-        "errors": [
-            {
-                "kind": row.kind,
-                "n": row.n,
-                "mape": row.mape,
-                "median_ape": row.median_ape,
-                "p90_ape": row.p90_ape,
-                "bias": row.bias,
-            }
+    return _Model(
+        name=card.name,
+        schemes=sorted({cell.scheme for cell in card.cells}),
+        samples=training.rows,
+        shape_groups=training.shape_groups,
+        trees=training.trees,
+        leaves=training.leaves,
+        loss=training.loss,
+        library=training.library,
+        tables=training.tables,
+        provenance=training.provenance,
+        errors=[
+            _KindErrors(
+                kind=row.kind,
+                n=row.n,
+                mape=_known(row.mape),
+                median_ape=_known(row.median_ape),
+                p90_ape=_known(row.p90_ape),
+                bias=_known(row.bias),
+            )
             for row in card.errors
         ],
-    }
+    )
+
+
+def _known(figure: float | None) -> float:
+    return np.nan if figure is None else figure
 
 
 def models_folder(path: Path) -> Path:

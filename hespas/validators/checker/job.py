@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Final, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from hespas._version import __version__
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Count, document_bytes
 from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
 from hespas.graph.columns import BoolArray, IntArray
 from hespas.graph.errors import HespasError, exit_code
@@ -24,6 +26,7 @@ from hespas.validators.checker.replay import NodeProgram, Task, replay
 __all__ = [
     "SCHEMA_ID",
     "Backend",
+    "CheckDocument",
     "CheckResult",
     "CheckedInput",
     "Findings",
@@ -37,15 +40,25 @@ __all__ = [
 ]
 
 
+Profile = Literal["chakra", "astra-sim"]
+"""What the input must be fit for, beyond being sound: a Chakra trace, or a trace ASTRA-sim can run."""
+
+
+_Id = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One broken rule. ``rank`` and ``node`` (the format's own id) are None where it has no single place."""
 
-    code: str
-    severity: Severity
+    code: Annotated[
+        str,
+        Meta(description="Rule: ETnnn of the Chakra contract, GRnnn of any graph, else the reader's own."),
+    ]
+    severity: Annotated[Severity, Meta(extra_json_schema={"enum": ["warning", "error"]})]
     path: str
-    rank: int | None
-    node: int | None
+    rank: Count | None
+    node: Annotated[_Id | None, Meta(description="The format's own node id.")]
     message: str
 
 
@@ -55,10 +68,15 @@ class CheckedInput:
 
     path: str
     format: str
-    num_ranks: int
-    num_classes: int
-    num_nodes: int
-    complete: bool
+    num_ranks: Annotated[int, Meta(ge=1)]
+    num_classes: Annotated[
+        int, Meta(ge=1, description="Distinct graphs; ranks of one class run the same one.")
+    ]
+    num_nodes: Annotated[Count, Meta(description="Nodes of all classes together.")]
+    complete: Annotated[
+        bool,
+        Meta(description="False for one file of a per-rank set: rules across ranks were not checked."),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +86,7 @@ class CheckResult:
     ``unreadable`` are the errors of inputs that could not be read at all (their violation is listed too).
     """
 
-    profile: str | None
+    profile: Profile | None
     inputs: tuple[CheckedInput, ...]
     violations: tuple[Violation, ...]
     counts: Mapping[str, int]
@@ -122,27 +140,29 @@ class Findings:
         return code in self.counts
 
 
-SCHEMA_ID = "hespas.check/1"
+SCHEMA_ID: Final = "hespas.check/1"
 """What a document of this version says in ``schema``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    schema: str
-    hespas_version: str
-    profile: str | None
-    valid: bool
+class CheckDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of hespas-validate check."""
+
+    schema: Literal["hespas.check/1"] = SCHEMA_ID
+    hespas_version: str = __version__
+    profile: Annotated[Profile | None, Meta(description="Rule set that was asked for beyond soundness.")]
+    valid: Annotated[bool, Meta(description="Every input was read and no violation is an error.")]
     inputs: tuple[CheckedInput, ...]
-    counts: dict[str, int]
+    counts: Annotated[
+        dict[str, Annotated[int, Meta(ge=1)]],
+        Meta(description="Exact number of findings per code; violations lists the first ones of each."),
+    ]
     violations: tuple[Violation, ...]
     diagnostics: tuple[Diagnostic, ...]
 
 
 def check_json(result: CheckResult) -> bytes:
     """The document as indented UTF-8 JSON that ends in a newline."""
-    document = _Document(
-        schema=SCHEMA_ID,
-        hespas_version=__version__,
+    document = CheckDocument(
         profile=result.profile,
         valid=result.valid,
         inputs=result.inputs,
@@ -152,9 +172,6 @@ def check_json(result: CheckResult) -> bytes:
     )
     return document_bytes(document)
 
-
-Profile = Literal["chakra", "astra-sim"]
-"""What the input must be fit for, beyond being sound: a Chakra trace, or a trace ASTRA-sim can run."""
 
 Backend = Literal["unaware", "aware"]
 """ASTRA-sim's analytical network without or with congestion."""

@@ -8,10 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
 
 from hespas._version import __version__
 from hespas.converters import ReadOptions, format_names, is_recognised, load_format
-from hespas.files.documents import document_bytes
+from hespas.files.documents import Count, document_bytes
 from hespas.files.sandbox import die_with_parent, safe_spawning
 from hespas.graph.errors import FormatError, UsageError
 from hespas.validators.roundtrip.pairs import (
@@ -28,6 +32,7 @@ __all__ = [
     "SCHEMA_ID",
     "Cell",
     "CellText",
+    "RoundTripDocument",
     "RoundTrips",
     "cell_text",
     "matrix",
@@ -234,55 +239,69 @@ def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterat
         yield from pool.map(_pairs_of, inputs, [tuple(formats)] * len(inputs))
 
 
-SCHEMA_ID = "hespas.roundtrip/1"
+SCHEMA_ID: Final = "hespas.roundtrip/1"
 """What a document of this version says in ``schema``."""
 
+_Number = Annotated[int, Meta(ge=1)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finding:
+
+class _Finding(msgspec.Struct, frozen=True, kw_only=True):
     code: str
-    count: int
+    count: _Number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InputRow:
+_Findings = tuple[_Finding, ...]
+
+
+class _InputRow(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     format: str
-    diagnostics: tuple[_Finding, ...]
-    skipped: str
+    diagnostics: Annotated[_Findings, Meta(description="What its reader reported.")]
+    skipped: Annotated[str, Meta(description="Why no pair was tried with it; empty where pairs were.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ColumnRow:
+class _ColumnRow(msgspec.Struct, frozen=True, kw_only=True):
     column: str
-    kept: str
-    known: int
-    changed: int
-    reported: bool
+    kept: Literal["exact", "changed", "cannot express"]
+    known: Annotated[Count, Meta(description="Rows that said something.")]
+    changed: Annotated[Count, Meta(description="Rows that say something else afterwards.")]
+    reported: Annotated[bool, Meta(description="A finding or the format's declaration accounts for it.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CellRow:
+class _CellRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     via: str
     verdict: str
-    compared: int
-    written: int
-    refused: Mapping[str, int]
-    unreadable: Mapping[str, int]
-    columns: tuple[_ColumnRow, ...]
-    diagnostics: tuple[_Finding, ...]
+    compared: Annotated[Count, Meta(description="Files that came back.")]
+    written: Annotated[Count, Meta(description="Files written in a format that cannot be read.")]
+    refused: Annotated[dict[str, _Number], Meta(description="Files by the message of the refusal.")]
+    unreadable: Annotated[
+        dict[str, _Number],
+        Meta(description="Files that were written and that their own reader refuses, by its message."),
+    ]
+    columns: Annotated[tuple[_ColumnRow, ...], Meta(description="Columns that said something in some file.")]
+    diagnostics: _Findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    schema: str
-    hespas_version: str
-    valid: bool
+class RoundTripDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of hespas-validate roundtrip."""
+
+    schema: Literal["hespas.roundtrip/1"] = SCHEMA_ID
+    hespas_version: str = __version__
+    valid: Annotated[
+        bool,
+        Meta(description="Everything that was written can be read, and all that was not kept was reported."),
+    ]
     inputs: tuple[_InputRow, ...]
     formats: tuple[str, ...]
-    cells: tuple[_CellRow, ...]
-    diagnostics: tuple[_Finding, ...]
+    cells: Annotated[
+        tuple[_CellRow, ...],
+        Meta(
+            description="One per pair: from source through via and back to source (one way where source "
+            "cannot be written)."
+        ),
+    ]
+    diagnostics: _Findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +331,7 @@ def roundtrip_json(done: RoundTrips) -> bytes:
     for cell in done.cells:
         for code, count in cell.findings.items():
             totals[code] = totals.get(code, 0) + count
-    document = _Document(
-        schema=SCHEMA_ID,
-        hespas_version=__version__,
+    document = RoundTripDocument(
         valid=done.valid,
         inputs=tuple(map(_input_row, (*done.inputs, *done.skipped))),
         formats=_formats(done),

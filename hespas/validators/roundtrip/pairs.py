@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 JOB_COLUMNS = ("ranks", "metadata", "nodes")
-"""What is compared beside the columns of a graph: rank classes, facts about the job, the set of nodes."""
+"""What is compared beside the columns of a graph: rank classes, metadata of the job, the set of nodes."""
 
 _PROVENANCE = frozenset({"format", "version", "form"})
 """Facts about a file itself, which are another file's after a conversion."""

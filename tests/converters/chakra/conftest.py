@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hespas.converters.chakra.wire import EtColumns
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.graph.diagnostics import Diagnostics
 from hespas.schemas.chakra.tables import reference_messages

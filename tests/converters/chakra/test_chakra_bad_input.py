@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from hespas.cli import convert
 from hespas.cli.validate import app as validate
+from hespas.converters.chakra.wire import EtColumns
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.graph import Diagnostics
 from tests.converters.chakra.historic_protos import classes, encode, framed, graph_nodes, rich_nodes
 

@@ -11,8 +11,8 @@ import pytest
 
 from hespas.converters.chakra import FORMAT
 from hespas.converters.chakra.contract import AttributeFacts
+from hespas.converters.chakra.wire import EtColumns
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.chakra.wire.columns import EtColumns
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.graph import (
     CollectiveKind,

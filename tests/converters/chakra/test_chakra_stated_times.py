@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hespas.converters import ReadOptions, WriteOptions, load_format
-from hespas.converters.chakra.preserve import simulated_ns
+from hespas.converters.chakra.assembly import simulated_ns
 from hespas.converters.chakra.spelling import Times
 from hespas.graph import Diagnostics, Workload
 from hespas.validators.checker import check

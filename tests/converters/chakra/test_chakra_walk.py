@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.converters.chakra.history import Fields, walk
 from hespas.converters.chakra.wire import Window, offsets_of
+from hespas.converters.chakra.wire.walk import Fields, walk
 from tests.converters.chakra.historic_protos import classes
 
 _SETTINGS = settings(deadline=None, max_examples=80)

@@ -12,7 +12,8 @@ import pytest
 
 from hespas.converters.format import Format, ReadOptions
 from hespas.converters.xplane import FORMAT, FORMAT_JSON
-from hespas.converters.xplane.wire import Bytes, WireFault, split
+from hespas.converters.xplane.wire import Bytes, split
+from hespas.files.wire import WireError
 from hespas.graph import Diagnostics, Profile
 from hespas.graph.errors import FormatError, HespasError
 
@@ -230,9 +231,9 @@ def test_messages_in_step_and_one_by_one_have_the_same_fields() -> None:
 @pytest.mark.parametrize("copies", [1, 200])
 def test_what_is_no_message_is_told_with_its_byte(data: bytes, copies: int) -> None:
     starts = [len(data) * place for place in range(copies)]
-    with pytest.raises(WireFault) as caught:
+    with pytest.raises(WireError) as caught:
         fields_of(data * copies, starts, [len(data)] * copies)
-    assert caught.value.byte < len(data)
+    assert caught.value.position < len(data)
 
 
 @pytest.mark.parametrize(("field", "value"), [("ts", "1e999999999"), ("dur", None), ("dur", "Infinity")])

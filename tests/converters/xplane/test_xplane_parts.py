@@ -96,13 +96,13 @@ def test_which_lines_count() -> None:
            "XLA Ops - from #3", "XLA Modules - from #3", "Something new"]  # fmt: skip
     truth = truth_of("/device:GPU:0", gpu)
     kinds = [line_kind("/device:GPU:0", name, truth) for name in gpu]
-    assert kinds == [LineKind.STREAM, LineKind.MODULES, *[LineKind.LEFT_OUT] * 7]
+    assert kinds == [LineKind.STREAM, LineKind.MODULES, *[LineKind.OTHER] * 7]
     tpu = ["XLA Ops", "Async XLA Ops", "Something new"]
     truth = truth_of("/device:TPU:0", tpu)
     kinds = [line_kind("/device:TPU:0", name, truth) for name in tpu]
-    assert kinds == [LineKind.OPS, LineKind.LEFT_OUT, LineKind.LEFT_OUT]
+    assert kinds == [LineKind.OPS, LineKind.OTHER, LineKind.OTHER]
     assert truth_of("/device:CUSTOM:0", ["queue 0"]) is Truth.ALL
     assert line_kind("/device:CUSTOM:0", "queue 0", Truth.ALL) is LineKind.STREAM
     assert line_kind("/host:CPU", "python", Truth.ALL) is LineKind.HOST
-    assert line_kind("/host:metadata", "", Truth.ALL) is LineKind.LEFT_OUT
-    assert line_kind("Syscalls", "", Truth.ALL) is LineKind.LEFT_OUT
+    assert line_kind("/host:metadata", "", Truth.ALL) is LineKind.OTHER
+    assert line_kind("Syscalls", "", Truth.ALL) is LineKind.OTHER

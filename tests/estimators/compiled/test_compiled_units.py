@@ -27,53 +27,11 @@ def tensor(*shape: int, element: str = "f32") -> Tensor:
     return Tensor(dtype(element), shape)
 
 
-def written(op: str, operands: list[Tensor], *results: Tensor) -> str | None:
-    values = tuple(Value(f"%p{place}", each) for place, each in enumerate(operands))
-    made = write_operation(op, values, results, count())
-    return None if made is None else "\n".join(made[0])
-
-
 def unit(op: str, operands: list[Tensor], *results: Tensor) -> Unit:
     values = tuple(Value(f"%p{place}", each) for place, each in enumerate(operands))
     made = write_operation(op, values, results, count())
     assert made is not None
     return Unit(tuple(made[0]), tuple(operands), made[1])
-
-
-def test_axes_of_a_product_follow_from_its_shapes() -> None:
-    text = written("dot_general", [tensor(2, 3, 5, 7), tensor(2, 3, 7, 11)], tensor(2, 3, 5, 11))
-    assert text is not None
-    assert "batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [2]" in text
-
-
-def test_a_product_whose_result_has_its_operands_axes_only_is_an_outer_one() -> None:
-    text = written("dot_general", [tensor(5), tensor(7)], tensor(5, 7))
-    assert text is not None
-    assert "contracting_dims = [] x []" in text
-
-
-def test_a_transposition_of_equal_extents_moves_them() -> None:
-    text = written("transpose", [tensor(4, 4)], tensor(4, 4))
-    assert text is not None
-    assert "dims = [1, 0]" in text
-
-
-@pytest.mark.parametrize(
-    ("op", "operands", "result"),
-    [
-        ("dot_general", [tensor(2, 3), tensor(5, 7)], tensor(2, 7)),
-        ("reduce", [tensor(2, 3)], tensor(5)),
-        ("gather", [tensor(2, 3, 4), tensor(5, element="i32")], tensor(5, 4)),
-        ("transpose", [tensor(2, 3)], tensor(6)),
-        ("slice", [tensor(2, 3)], tensor(4, 3)),
-        ("reshape", [tensor(2, 3)], tensor(7)),
-        ("add", [tensor(2)], tensor(2)),
-        ("fft", [tensor(2)], tensor(2)),
-        ("convolution", [tensor(1, 8, 8, 3), tensor(3, 3, 4, 16)], tensor(1, 8, 8, 16)),
-    ],
-)
-def test_what_types_do_not_say_gets_no_program(op: str, operands: list[Tensor], result: Tensor) -> None:
-    assert written(op, operands, result) is None
 
 
 UNITS = {

@@ -1,46 +1,52 @@
-"""Telling the schema of a trace by its first frames: labels are unreliable and numbers were reused.
+"""Which schema a trace has. Labels are unreliable and numbers were reused, so its structure decides.
 
 A metadata frame with a version text or with attributes in field 2 can only be of today's schema. Everything
-else (no metadata, empty ones, attributes in field 1) needs :mod:`.resolution` from the nodes.
+else (no metadata, empty ones, attributes in field 1) needs evidence from the nodes, which is held against the
+table of versions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
 from typing import NamedTuple
 
 import numpy as np
 
 from hespas.converters.chakra.wire import (
     Bools,
+    ByteRows,
     Longs,
     Window,
     Words,
-    offsets_of,
+    copy_spans,
     packed_varints,
-    read_varints,
 )
+from hespas.converters.chakra.wire.messages import not_text
+from hespas.converters.chakra.wire.walk import Fields, walk
 from hespas.files.wire import BYTES, VARINT, WireError, encode_varint
 from hespas.files.wire import fields as wire_fields
+from hespas.graph.errors import UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY
-from hespas.schemas.chakra.history import VERSIONS
-from hespas.schemas.chakra.tables import WireType
+from hespas.schemas.chakra.history import NAMED, PLACES, VERSIONS, Declared, SchemaVersion
+from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, FieldSpec, Kind, WireType
 
 __all__ = [
-    "Fields",
+    "Evidence",
     "FirstFrame",
-    "Repeated",
+    "Resolution",
     "Signature",
     "as_current_metadata",
     "first_frame",
+    "is_final",
     "looks_old",
     "possible_versions",
-    "tag_of",
-    "walk",
+    "resolve",
+    "survivors",
 ]
 
-_NAME_TAG = b"\x0a"
+_ATTRIBUTE_START = b"\x0a"
 _WITH_METADATA = frozenset(label for label, version in VERSIONS.items() if version.metadata)
 _PROTO2 = frozenset(label for label, version in VERSIONS.items() if version.syntax == "proto2")
 
@@ -109,7 +115,7 @@ def possible_versions(signature: Signature) -> frozenset[str]:
 
 
 def _is_attribute(content: bytes) -> bool:
-    inner = Signature.of(content) if content.startswith(_NAME_TAG) else None
+    inner = Signature.of(content) if content.startswith(_ATTRIBUTE_START) else None
     return inner is not None
 
 
@@ -131,205 +137,419 @@ def looks_old(signature: Signature) -> bool:
     return any({(1, BYTES), (2, VARINT)} <= inner.wires for inner in old)
 
 
-# --- All fields of many messages at once, in whatever order and number they stand.
+# --- Which version a trace has: its evidence held against the table of versions.
 #
-# Where the codec of today's schema expects what a serialiser writes, this walks any message: the fields of
-# old traces are few, their encodings many (packed and unpacked lists, explicit zeros). Nothing here raises;
-# malformed messages are marked.
+# A version is taken when it is the only one that explains every field, or when all that do read the same
+# graph from them. Otherwise the user has to name one, and a name that contradicts the structure is refused.
 
-_ROUNDS = 64
-"""Fields that are walked for all messages at once; longer messages are finished singly."""
-
-_LARGEST_TAG = (1 << 32) - 1
-_FIXED_BYTES: dict[int, int] = {WireType.FIXED64: 8, WireType.FIXED32: 4}
+_OLD_TAGS = (6 << 3 | 2, 7 << 3 | 2, *(number << 3 for number in range(8, 21)))
+_PACKED_PARENTS = 4 << 3 | 2
 
 
-def tag_of(number: int, wire: int) -> int:
-    """A field number and wire type as they stand before a value."""
-    return number << 3 | wire
+class Resolution(NamedTuple):
+    """``reading``: the version whose table to read with; ``label``: what to call the file's version."""
+
+    reading: str
+    label: str
 
 
-class Repeated(NamedTuple):
-    """A repeated integer field: ``values[offsets[i]:offsets[i + 1]]`` are those of message ``i``."""
+def survivors(evidence: Evidence, possible: Collection[str], *, has_metadata: bool) -> frozenset[str]:
+    """The versions of ``possible`` that explain all evidence."""
+    fitting = _fitting(evidence, possible, has_metadata, texts_are_lists=False)
+    if fitting:
+        return fitting
+    # What nobody writes, lists packed so that they look like text, is considered where nothing else fits;
+    # then fields that today's schema does not know.
+    fitting = _fitting(evidence, possible, has_metadata, texts_are_lists=True)
+    return fitting or frozenset(
+        label for label in possible if label in NAMED[CURRENT] and _tolerable(evidence)
+    )
 
-    values: Words
-    offsets: Longs
+
+def _fitting(
+    evidence: Evidence, possible: Collection[str], has_metadata: bool, *, texts_are_lists: bool
+) -> frozenset[str]:
+    old = {
+        label
+        for label in possible
+        if VERSIONS[label].syntax == "proto2" and _fits_old(VERSIONS[label], evidence, texts_are_lists)
+    }
+    # Without metadata, or beside another explanation, a trace of today is at least one that a serialiser of
+    # today would have written.
+    canonical = not evidence.unlike_proto3
+    fits = _fits_current(evidence) and (canonical or (has_metadata and not old))
+    return frozenset(old) | frozenset(label for label in possible if label in NAMED[CURRENT] and fits)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fields:
-    """Fields in message order: field ``i`` belongs to message ``owner[i]`` and has the tag ``tag[i]``.
+def _fits_current(evidence: Evidence) -> bool:
+    fields = VERSIONS[CURRENT].node.fields
+    if evidence.broken - {_ATTRIBUTE_TAG}:
+        return False
+    return all(tag >> 3 in fields and _has_wire(fields[tag >> 3], tag & 7) for tag in evidence.largest)
 
-    ``value`` is the integer, the raw bits of a fixed one, or the length of the content, which begins at
-    ``at``. ``bad`` marks messages that are malformed; their fields up to the fault are listed.
+
+def _tolerable(evidence: Evidence) -> bool:
+    """Whether today's codec may read it, leaving unknown fields out: nothing looks like an older schema."""
+    old_attributes = _ATTRIBUTE_TAG in evidence.largest and _ATTRIBUTE_TAG not in evidence.broken
+    return not old_attributes and not evidence.largest.keys() & set(_OLD_TAGS)
+
+
+def _fits_old(version: SchemaVersion, evidence: Evidence, texts_are_lists: bool) -> bool:
+    if evidence.broken & {_PACKED_PARENTS, _ATTRIBUTE_TAG} or not _fits_fields(version, evidence):
+        return False
+    types, kinds = len(version.declared), len(version.comm_types)
+    if max(evidence.valueless, default=-1) >= types or max(evidence.comm_types, default=-1) >= kinds:
+        return False
+    return all(
+        _explains(version.declared, place, seen, texts_are_lists) for place, seen in evidence.values.items()
+    )
+
+
+def _fits_fields(version: SchemaVersion, evidence: Evidence) -> bool:
+    """Whether a version has all fields that nodes have, for values as theirs, and requires no others."""
+    fields = version.node.fields
+    for tag, largest in evidence.largest.items():
+        spec = fields.get(tag >> 3)
+        if spec is None or not _has_wire(spec, tag & 7):
+            return False
+        too_large = spec.largest is not None and largest > spec.largest
+        if too_large or (spec.kind is Kind.STRING and tag in evidence.not_text):
+            return False
+    return not any(spec.required and spec.number in evidence.lacking for spec in fields.values())
+
+
+def _has_wire(spec: FieldSpec, wire: int) -> bool:
+    packed = spec.repeated and spec.kind.wire == WireType.VARINT and wire == WireType.BYTES
+    return wire == spec.kind.wire or packed
+
+
+def _explains(
+    declared: tuple[Declared, ...], place: tuple[int, int], seen: _Seen, texts_are_lists: bool
+) -> bool:
+    """Whether values of one (declared type, tag) can be what the version says."""
+    number, tag = place
+    if number >= len(declared) or declared[number].field.number != tag >> 3:
+        return False
+    spec, wire = declared[number].field, tag & 7
+    if wire == spec.kind.wire:
+        return not (spec.kind is Kind.BOOL and seen & _Seen.ABOVE_ONE)
+    if not spec.repeated or wire != WireType.BYTES:
+        return False
+    if seen & _Seen.EMPTY or (seen & _Seen.TEXT and not texts_are_lists):
+        return False
+    excluded = {Kind.BOOL: _Seen.NO_BOOLS, Kind.FLOAT: _Seen.NO_FLOATS}.get(spec.kind, _Seen.NO_VARINTS)
+    return not seen & excluded
+
+
+def _meaning(version: SchemaVersion, evidence: Evidence) -> Hashable:
+    """What a version makes of the evidence: equal meanings are equal graphs."""
+    fields = version.node.fields
+    roles = frozenset(
+        (tag, PLACES.get(spec.name, spec.name))
+        for tag in evidence.largest
+        if (spec := fields.get(tag >> 3)) is not None
+    )
+    kinds = tuple(version.node_types[number] for number in sorted(evidence.node_types) if number < 7)
+    stated = evidence.comm_types
+    comm = tuple(version.comm_types[number] for number in sorted(stated) if number < len(version.comm_types))
+    if not version.declared:
+        return roles, kinds, comm, (), ()
+    values = tuple(
+        (place, _target(version.declared[place[0]].becomes, seen))
+        for place, seen in sorted(evidence.values.items())
+    )
+    empty = tuple(
+        (number, target if target in _LISTS else AttributeField.UNSET)
+        for number in sorted(evidence.valueless)
+        for target in (version.declared[number].becomes,)
+    )
+    return roles, kinds, comm, values, empty
+
+
+_LISTS = frozenset(field for field in AttributeField if field % 2 == 0 and field > AttributeField.DOUBLE)
+
+
+def _target(becomes: AttributeField, seen: _Seen) -> AttributeField:
+    """The type of a value; INT and UINT are the same for what both can hold."""
+    unsigned = becomes is AttributeField.UINT64 and not seen & _Seen.ABOVE_INT64
+    return AttributeField.INT64 if unsigned else becomes
+
+
+def is_final(found: Collection[str]) -> bool:
+    """Whether more evidence cannot change the reading: none, one, or versions with the same tables."""
+    tables = {
+        (VERSIONS[label].declared, VERSIONS[label].node_types, VERSIONS[label].syntax) for label in found
+    }
+    return len(tables) <= 1
+
+
+def resolve(
+    evidence: Evidence, possible: Collection[str], *, has_metadata: bool, named: str, path: str
+) -> Resolution:
+    """The version to read with. Raises :class:`UnsupportedError` (``ET003``) where none fits, several do and
+    disagree, or the one that the user named does not.
     """
-
-    window: Window
-    messages: int
-    owner: Longs
-    tag: Longs
-    value: Words
-    at: Longs
-    bad: Bools
-
-    def rows(self, tag: int) -> Longs:
-        """The fields with one tag."""
-        return np.flatnonzero(self.tag == tag)
-
-    def has(self, tag: int) -> Bools:
-        """Which messages have a field."""
-        found = np.zeros(self.messages, np.bool_)
-        found[self.owner[self.rows(tag)]] = True
-        return found
-
-    def scalar(self, tag: int) -> Words:
-        """The last value of a field in each message, 0 where it is absent."""
-        column = np.zeros(self.messages, np.uint64)
-        rows = self.rows(tag)
-        column[self.owner[rows]] = self.value[rows]
-        return column
-
-    def span(self, number: int) -> tuple[Longs, Longs]:
-        """Start and length of a length-delimited field's last occurrence; length 0 where it is absent."""
-        rows = self.rows(tag_of(number, WireType.BYTES))
-        start, length = np.zeros(self.messages, np.int64), np.zeros(self.messages, np.int64)
-        start[self.owner[rows]] = self.at[rows]
-        length[self.owner[rows]] = self.value[rows].view(np.int64)
-        return start, length
-
-    def integers(self, number: int) -> tuple[Repeated, Bools | None]:
-        """A repeated varint field, packed or not, and which messages hold a malformed packed one."""
-        packed_tag = tag_of(number, WireType.BYTES)
-        rows = np.flatnonzero((self.tag == tag_of(number, WireType.VARINT)) | (self.tag == packed_tag))
-        if not len(rows):
-            return Repeated(np.empty(0, np.uint64), np.broadcast_to(np.int64(0), (self.messages + 1,))), None
-        owner, values = self.owner[rows], self.value[rows]
-        packed = np.flatnonzero(self.tag[rows] == packed_tag)
-        if not len(packed):
-            return Repeated(values, offsets_of(np.bincount(owner, minlength=self.messages))), None
-        inside, bounds, cut = packed_varints(
-            self.window, self.at[rows[packed]], values[packed].view(np.int64)
+    found = survivors(evidence, possible, has_metadata=has_metadata)
+    if not found:
+        raise UnsupportedError(
+            f"the fields of this file fit no version of the Chakra schema{_family(evidence)}",
+            code="ET003",
+            path=path,
+            position="byte 0",
+            hint="is this a Chakra trace? Its frames may come from several versions",
         )
-        counts = np.ones(len(rows), np.int64)
-        counts[packed] = np.diff(bounds)
-        place = offsets_of(counts)
-        merged = np.empty(int(place[-1]), np.uint64)
-        single = np.delete(np.arange(len(rows)), packed)
-        merged[place[single]] = values[single]
-        shift = np.repeat(place[packed] - bounds[:-1], np.diff(bounds))
-        merged[np.arange(len(inside)) + shift] = inside
-        totals = np.bincount(owner, weights=counts, minlength=self.messages).astype(np.int64)
-        bad = None if cut is None else np.isin(np.arange(self.messages), owner[packed[cut]])
-        return Repeated(merged, offsets_of(totals)), bad
+    wanted = found & NAMED[named] if named else found
+    if not wanted:
+        raise UnsupportedError(
+            f"this is no Chakra trace of schema {named}; its structure is that of {_listed(found)}",
+            code="ET003",
+            path=path,
+            position="byte 0",
+            hint="leave the version out, or name that one",
+        )
+    meanings = {label: _meaning(VERSIONS[label], evidence) for label in found}
+    if len({meanings[label] for label in wanted}) > 1:
+        raise UnsupportedError(
+            f"nothing in this file tells which Chakra schema it has: it may be {_listed(wanted)}",
+            code="ET003",
+            path=path,
+            position="byte 0",
+            hint=f"name it, if you know: `source_version={_oldest(wanted)}`",
+        )
+    meaning = meanings[_oldest(wanted)]
+    alike = {label for label in found if meanings[label] == meaning}
+    return Resolution(_reading(alike, wanted, has_metadata=has_metadata), named or _label(alike))
 
 
-class _Round(NamedTuple):
-    """One field of each of some messages."""
-
-    rows: Longs
-    tag: Longs
-    value: Words
-    at: Longs
+def _family(evidence: Evidence) -> str:
+    """What a file that fits no version resembles."""
+    if _ATTRIBUTE_TAG in evidence.largest and _NAME_TAG in evidence.largest:
+        return ": its nodes are like those of 0.0.2 or 0.0.3, but values do not stand where their types say"
+    return ""
 
 
-def walk(window: Window, start: Longs, end: Longs) -> Fields:
-    """The fields of the messages at ``start`` to ``end``. Cost: O(fields), a few passes over each."""
-    bad = np.zeros(len(start), np.bool_)
-    rows = np.flatnonzero(start < end)
-    at = start[rows]
-    rounds: list[_Round] = []
-    while len(rows) and len(rounds) < _ROUNDS:
-        found, at, good = _step(window, rows, at, end[rows])
-        if good is not None:
-            bad[rows[~good]] = True
-            found = _Round(found.rows[good], found.tag[good], found.value[good], found.at[good])
-            at = at[good]
-        rounds.append(found)
-        more = at < end[found.rows]
-        rows, at = (found.rows, at) if more.all() else (found.rows[more], at[more])
-    counts = np.zeros(len(start), np.int64)
-    for found in rounds:
-        counts[found.rows] += 1
-    tails = _tails(window, rows, at, end, bad)
-    for row, fields in tails:
-        counts[row] += len(fields)
-    return _in_order(window, rounds, tails, counts, bad)
+def _oldest(labels: Iterable[str]) -> str:
+    return min(labels, key=list(VERSIONS).index)
 
 
-def _step(window: Window, rows: Longs, at: Longs, end: Longs) -> tuple[_Round, Longs, Bools | None]:
-    """Read one field of each message at ``at``.
-
-    Returns the positions behind, and which are sound (None: all).
+def _reading(alike: set[str], wanted: Collection[str], *, has_metadata: bool) -> str:
+    """One of several versions that read the same graph: today's, which is read fastest, else of the oldest
+    table the newest version (that the user named), which knows most collectives.
     """
-    tag, behind, wrong = read_varints(window, at)
-    wire = (tag & np.uint64(7)).astype(np.uint8)
-    value, content, endless = read_varints(window, behind)
-    delimited = wire == WireType.BYTES
-    length = np.where(delimited, value.view(np.int64), 0)
-    behind_value = content + length
-    fixed = np.flatnonzero((wire == WireType.FIXED32) | (wire == WireType.FIXED64))
-    sound = (length >= 0) & (length <= end - content) & (delimited | (wire == WireType.VARINT))
-    if endless is not None:
-        sound &= ~endless
-    if len(fixed):
-        size = np.where(wire[fixed] == WireType.FIXED64, 8, 4)
-        behind_value[fixed] = behind[fixed] + size
-        raw = window.words[behind[fixed]]
-        value[fixed] = np.where(size == 8, raw, raw & np.uint64(0xFFFFFFFF))
-        content[fixed] = behind[fixed]
-        sound[fixed] = behind_value[fixed] <= end[fixed]
-    sound &= (tag >= 8) & (tag <= _LARGEST_TAG)
-    if wrong is not None:
-        sound &= ~wrong
-    good = None if sound.all() else sound
-    return _Round(rows, tag.view(np.int64), value, content), behind_value, good
+    if CURRENT in alike and has_metadata:
+        return CURRENT
+    old = alike - NAMED[CURRENT] or alike
+    table = VERSIONS[_oldest(old)].declared
+    same = [label for label in VERSIONS if label in old and VERSIONS[label].declared == table]
+    return ([label for label in same if label in wanted] or same)[-1]
 
 
-_Tail = list[tuple[int, int, int]]
+def _label(labels: set[str]) -> str:
+    """The name that means just these versions or, where there is none, some more of them."""
+    names = [name for name, meant in NAMED.items() if labels <= meant]
+    return min(names, key=lambda name: len(NAMED[name]), default=_oldest(labels))
 
 
-def _tails(window: Window, rows: Longs, at: Longs, end: Longs, bad: Bools) -> list[tuple[int, _Tail]]:
-    """The rest of long messages, one by one: (row, [(tag, value, position)])."""
-    tails: list[tuple[int, _Tail]] = []
-    for row, here, stop in zip(rows.tolist(), at.tolist(), end[rows].tolist(), strict=True):
-        fields, sound = _walk_one(window.u8[here:stop].tobytes(), here)
-        bad[row] |= not sound
-        tails.append((row, fields))
-    return tails
+def _listed(labels: Collection[str]) -> str:
+    """Versions for a message, oldest first; revisions of one schema are that schema beside others."""
+    revisions = NAMED["0.0.3"]
+    short = not revisions.issuperset(labels)
+    names = ["0.0.3" if short and label in revisions else label for label in VERSIONS if label in labels]
+    if EARLY in names and CURRENT in names:
+        names.remove(EARLY)
+    return " or ".join(dict.fromkeys(names))
 
 
-def _walk_one(data: bytes, base: int) -> tuple[_Tail, bool]:
-    """The fields of one message's rest, and whether it is sound."""
-    found: _Tail = []
-    try:
-        for number, wire, value, place in wire_fields(data, 0, len(data)):
-            tag = number << 3 | wire
-            if tag > _LARGEST_TAG:
-                return found, False
-            is_bytes = wire == WireType.BYTES
-            found.append((tag, place - value, base + value) if is_bytes else (tag, value, base + place))
-    except WireError:
-        return found, False
-    return found, True
+# What the nodes of a trace say about its schema: which fields they have, of which wire types, how large.
+#
+# Evidence is collected over as many frames as it takes and then held against each version's table above.
+# It is a few small sets, however long the trace is.
+
+_ATTRIBUTE_TAG = 11 << 3 | WireType.BYTES
+"""Attributes of 0.0.2 and 0.0.3 nodes."""
+
+_NAME, _TYPE, _DOC = 0x0A, 0x10, 0x1A
+_ID_TAG, _NAME_TAG, _TYPE_TAG = 0x08, 0x12, 0x18
+_CTRL, _DATA = 4 << 3, 5 << 3
+_TEXT_TAGS = tuple(number << 3 | WireType.BYTES for number in range(5, 11))
+_PACKED = (_CTRL | WireType.BYTES, _DATA | WireType.BYTES)
+_IO = tuple(number << 3 | WireType.BYTES for number in (8, 9))
+_ATTR = 10 << 3 | WireType.BYTES
+_IO_TAGS = (0x0A, 0x12, 0x1A)
+_ATTR_TAGS = (
+    0x0A,
+    0x12,
+    *(number << 3 | kind.wire for number, kind in VALUE_FIELDS.items()),
+    *(number + 1 << 3 | WireType.BYTES for number in VALUE_FIELDS),
+)
+_NOT_IN_PROTO3 = (_ID_TAG, _TYPE_TAG, 6 << 3, 7 << 3)
+"""Numbers that a proto3 serialiser leaves out when they are 0."""
+
+_COMM_TYPE = (9, int.from_bytes(b"comm_typ", "little"), ord("e"))
+_UNKNOWN_TAG = 32 << 3
+"""No version has a field of this number, or of a larger one."""
+_LARGEST_TYPE = 15
+_MANY = 64
 
 
-def _in_order(
-    window: Window, rounds: list[_Round], tails: list[tuple[int, _Tail]], counts: Longs, bad: Bools
-) -> Fields:
-    """Rounds hold the first, second, ... field of every message; put each message's side by side."""
-    offsets = offsets_of(counts)
-    total = int(offsets[-1])
-    tag, value = np.empty(total, np.int64), np.empty(total, np.uint64)
-    at = np.empty(total, np.int64)
-    place = offsets[:-1].copy()
-    for found in rounds:
-        into = place[found.rows]
-        tag[into], value[into], at[into] = found.tag, found.value, found.at
-        place[found.rows] = into + 1
-    for row, fields in tails:
-        rest = slice(int(place[row]), int(offsets[row + 1]))
-        tag[rest] = [field[0] for field in fields]
-        value[rest] = np.array([field[1] for field in fields], np.uint64)
-        at[rest] = [field[2] for field in fields]
-    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return Fields(window, len(counts), owner, tag, value, at, bad)
+class _Seen(IntFlag):
+    """What has been seen of the values of one (declared type, tag) of attributes."""
+
+    ABOVE_ONE = 1
+    ABOVE_INT64 = 2
+    EMPTY = 4
+    TEXT = 8
+    NO_BOOLS = 16
+    NO_FLOATS = 32
+    NO_VARINTS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Evidence:
+    """Collected over nodes, and over the metadata attributes of old traces.
+
+    ``largest`` is the largest value by tag (0 for what is no integer), ``lacking`` the numbers of fields that
+    some node lacks, ``broken`` the tags whose content is not what it is in any schema that has messages or
+    lists there, ``not_text`` those whose content is no text. ``values`` says what attribute values look like
+    by (declared type, tag), ``valueless`` the declared types of attributes without one. ``unlike_proto3``:
+    some node is not as a proto3 serialiser writes it.
+    """
+
+    largest: dict[int, int] = field(default_factory=dict[int, int])
+    lacking: set[int] = field(default_factory=set[int])
+    broken: set[int] = field(default_factory=set[int])
+    not_text: set[int] = field(default_factory=set[int])
+    node_types: set[int] = field(default_factory=set[int])
+    values: dict[tuple[int, int], _Seen] = field(default_factory=dict[tuple[int, int], _Seen])
+    valueless: set[int] = field(default_factory=set[int])
+    comm_types: set[int] = field(default_factory=set[int])
+    unlike_proto3: bool = False
+
+    def copy(self) -> Evidence:
+        """The same evidence, to which more can be added."""
+        return Evidence(
+            dict(self.largest),
+            set(self.lacking),
+            set(self.broken),
+            set(self.not_text),
+            set(self.node_types),
+            dict(self.values),
+            set(self.valueless),
+            set(self.comm_types),
+            self.unlike_proto3,
+        )
+
+    def add_nodes(self, window: Window, start: Longs, end: Longs) -> None:
+        """Take in nodes; malformed ones say nothing."""
+        fields = walk(window, start, end)
+        if fields.bad.any():
+            good = np.flatnonzero(~fields.bad)
+            fields = walk(window, start[good], end[good])
+        for number, tag in ((1, _ID_TAG), (2, _NAME_TAG), (3, _TYPE_TAG)):
+            if not fields.has(tag).all():
+                self.lacking.add(number)
+        present = np.bincount(np.minimum(fields.tag, _UNKNOWN_TAG), minlength=_UNKNOWN_TAG + 1)
+        for tag in np.flatnonzero(present[:_UNKNOWN_TAG]).tolist():
+            self._field(tag, fields)
+        if present[_UNKNOWN_TAG]:
+            self.largest[_UNKNOWN_TAG] = 0
+        self._few(self.node_types, fields.value[fields.rows(_TYPE_TAG)])
+
+    def add_metadata(self, message: bytes) -> None:
+        """Take in the attributes of a metadata frame that may be one of 0.0.3."""
+        window = Window.holding(np.frombuffer(message, np.uint8))
+        fields = walk(window, np.zeros(1, np.int64), np.full(1, len(message)))
+        self._attributes(fields, fields.rows(_NAME))
+
+    def _field(self, tag: int, fields: Fields) -> None:
+        rows = fields.rows(tag)
+        value = fields.value[rows]
+        is_integer = tag & 7 == WireType.VARINT
+        self.largest[tag] = max(self.largest.get(tag, 0), int(value.max()) if is_integer else 0)
+        if tag in (_CTRL, _DATA) or (tag in (*_NOT_IN_PROTO3, _NAME_TAG) and not value.all()):
+            self.unlike_proto3 = True
+        if tag & 7 != WireType.BYTES:
+            return
+        start, length = fields.at[rows], value.view(np.int64)
+        if tag in _TEXT_TAGS and not_text(ByteRows(*copy_spans(fields.window, start, length))).any():
+            self.not_text.add(tag)
+        if tag in _PACKED and packed_varints(fields.window, start, length)[2] is not None:
+            self.broken.add(tag)
+        if tag in _IO or tag == _ATTR:
+            inner = walk(fields.window, start, start + length)
+            known = _IO_TAGS if tag in _IO else _ATTR_TAGS
+            if inner.bad.any() or not np.isin(inner.tag, known).all():
+                self.broken.add(tag)
+        if tag == _ATTRIBUTE_TAG:
+            self._attributes(fields, rows)
+
+    def _attributes(self, fields: Fields, rows: Longs) -> None:
+        """Attributes of proto2, standing in the given fields."""
+        start = fields.at[rows]
+        inner = walk(fields.window, start, start + fields.value[rows].view(np.int64))
+        declared = inner.scalar(_TYPE)
+        has_value = np.zeros(inner.messages, np.bool_)
+        number = inner.tag >> 3
+        held = np.flatnonzero((number > 3) & (number < 16))
+        has_value[inner.owner[held]] = True
+        known = np.isin(inner.tag, (_NAME, _TYPE, _DOC))
+        known[held] = True
+        complete = inner.has(_NAME) & inner.has(_TYPE) & (declared <= _LARGEST_TYPE)
+        if inner.bad.any() or not (known.all() and complete.all()):
+            self.broken.add(_ATTRIBUTE_TAG)
+            return
+        self._few(self.valueless, declared[~has_value])
+        code = declared[inner.owner[held]].view(np.int64) * 128 + inner.tag[held]
+        for each in np.unique(code).tolist():
+            place = divmod(each, 128)
+            seen = _looks(inner, held[code == each], place[1] & 7)
+            self.values[place] = self.values.get(place, _Seen(0)) | seen
+        is_kind = held[_named_comm_type(inner)[inner.owner[held]]]
+        self._few(self.comm_types, inner.value[is_kind[inner.tag[is_kind] & 7 == WireType.VARINT]])
+
+    @staticmethod
+    def _few(into: set[int], values: Words) -> None:
+        """Add distinct values; more than a few are all too large, and the smallest and largest will do."""
+        distinct: list[int] = np.unique(values).tolist()
+        into.update(distinct if len(distinct) < _MANY else (distinct[0], distinct[-1]))
+
+
+def _looks(fields: Fields, rows: Longs, wire: int) -> _Seen:
+    """What the values in some fields of one tag look like."""
+    value = fields.value[rows]
+    if wire == WireType.VARINT:
+        highest = int(value.max())
+        return _Seen(_Seen.ABOVE_ONE * (highest > 1) | _Seen.ABOVE_INT64 * (highest >= 1 << 63))
+    if wire != WireType.BYTES:
+        return _Seen(0)
+    start, length = fields.at[rows], value.view(np.int64)
+    seen = _Seen.EMPTY if not length.all() else _Seen(0)
+    filled = np.flatnonzero(length)
+    if not len(filled):
+        return seen
+    content = ByteRows(*copy_spans(fields.window, start[filled], length[filled]))
+    if (~_is_binary(content)).any():
+        seen |= _Seen.TEXT
+    if (content.data > 1).any():
+        seen |= _Seen.NO_BOOLS
+    if (content.lengths % 4).any():
+        seen |= _Seen.NO_FLOATS
+    if packed_varints(fields.window, start[filled], length[filled])[2] is not None:
+        seen |= _Seen.NO_VARINTS
+    return seen
+
+
+def _is_binary(content: ByteRows) -> Bools:
+    """Which rows nobody would write as a text: no UTF-8, or with control characters."""
+    data = content.data
+    control = ((data < 0x20) & (data != 0x09) & (data != 0x0A) & (data != 0x0D)) | (data == 0x7F)
+    return not_text(content) | (np.add.reduceat(control, content.offsets[:-1], dtype=np.int64) > 0)
+
+
+def _named_comm_type(fields: Fields) -> Bools:
+    """Which attributes are called ``comm_type``."""
+    start, length = fields.span(1)
+    size, head, last = _COMM_TYPE
+    named = (length == size) & (fields.window.words[start] == head)
+    same: Bools = named & (fields.window.u8[start + 8] == last)
+    return same

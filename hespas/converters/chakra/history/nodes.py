@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import ATTRIBUTES, INTEGER_FIELDS
-from hespas.converters.chakra.history import Fields, tag_of, walk
 from hespas.converters.chakra.wire import (
+    AttributeColumns,
     Bools,
+    ByteRows,
     Bytes,
+    EtColumns,
+    IoColumns,
     Longs,
     Window,
     Words,
@@ -25,9 +28,9 @@ from hespas.converters.chakra.wire import (
     offsets_of,
     packed_varints,
 )
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire.decode import FrameBatch, Metadata
 from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable, canonical_message, not_text
+from hespas.converters.chakra.wire.walk import Fields, tag_of, walk
 from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError

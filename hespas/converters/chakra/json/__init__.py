@@ -1,6 +1,6 @@
 """A Chakra trace in JSON as the messages of a ``.et`` file, one after the other.
 
-Three kinds are told apart by their structure: documents in protobuf-JSON behind each other, the first of
+Three kinds are distinguished by their structure: documents in protobuf-JSON behind each other, the first of
 them the ``GlobalMetadata`` (what ``chakra_jsonizer`` prints); an object with a list ``workload_graph``, for
 Chakra's C++ feeder; and the same with everything that a trace holds, as our writer makes it.
 """

@@ -168,7 +168,7 @@ class _Copies:
         diagnostics.add("ET001", severity, error.position or "", message, path=str(path))
 
     def rename(self, error: HespasError) -> None:
-        """Let an error speak of the JSON file."""
+        """Let an error name the JSON file."""
         copy = Path(error.path or "").name
         error.position = error.position and self.lines_for(error.position, copy)
         error.path, error.text = error.path and self.named(error.path), self.named(error.text)
@@ -176,7 +176,7 @@ class _Copies:
         error.args = (error.message,)
 
     def named(self, text: str) -> str:
-        """A text that speaks of the JSON files instead of their copies."""
+        """A text that names the JSON files instead of their copies."""
         text = text.replace(f"{self.scratch}/", "" if self.folder == Path() else f"{self.folder}/")
         text = text.replace(str(self.scratch), str(self.folder))
         for copy, path in self._sources.items():
@@ -203,12 +203,12 @@ class _Copies:
                 lines[byte] = message.line
                 byte += len(encode_varint(len(message.data))) + len(message.data)
         except FormatError:
-            pass  # told before
+            pass  # reported before
         return lines
 
 
 class _Findings(Diagnostics):
-    """What the reader of the copies finds, told of the JSON files."""
+    """What the reader of the copies finds, in terms of the JSON files."""
 
     __slots__ = ("_copies", "_target")
 
@@ -218,7 +218,7 @@ class _Findings(Diagnostics):
         self._target = target
 
     def record(self, diagnostic: Diagnostic, count: int) -> None:
-        """Pass a finding on; that a copy is cut where its source is has been said."""
+        """Pass a finding on; that a copy is cut where its source is has been reported."""
         if diagnostic.code == "ET001" and self._copies.cut:
             return
         copies = self._copies

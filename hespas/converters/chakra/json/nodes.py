@@ -89,8 +89,9 @@ _OF_SCALAR: tuple[tuple[type, str], ...] = (
 """In this order, because a bool is an int."""
 
 
-def listed_node(node: dict[str, JsonValue], left_out: list[str]) -> dict[str, JsonValue]:
-    """The node as protobuf-JSON says it. Keys that mean nothing and hold no plain value go to ``left_out``.
+def listed_node(node: dict[str, JsonValue], unread_keys: list[str]) -> dict[str, JsonValue]:
+    """The node as protobuf-JSON says it. Keys that mean nothing and hold no plain value go to
+    ``unread_keys``.
 
     Raises :class:`WrongValueError` where what every node has is missing.
     """
@@ -110,9 +111,9 @@ def listed_node(node: dict[str, JsonValue], left_out: list[str]) -> dict[str, Js
         else:
             found[field] = value
     if "attr" not in found:
-        found["attr"] = _attributes(found, others, left_out)
+        found["attr"] = _attributes(found, others, unread_keys)
     else:
-        left_out += [key for key in others if key not in FEEDER_KEYS]
+        unread_keys += [key for key in others if key not in FEEDER_KEYS]
     return found
 
 
@@ -138,7 +139,7 @@ def _plain(value: JsonValue) -> int | None:
 
 
 def _attributes(
-    fields: dict[str, JsonValue], others: dict[str, JsonValue], left_out: list[str]
+    fields: dict[str, JsonValue], others: dict[str, JsonValue], unread_keys: list[str]
 ) -> list[JsonValue]:
     """Attributes from plain keys: those of the contract have its type, others that of their value."""
     found: list[JsonValue] = []
@@ -150,7 +151,7 @@ def _attributes(
     for key, value in others.items():
         attribute = _attribute(key, value)
         if attribute is None:
-            left_out.append(key)
+            unread_keys.append(key)
         else:
             found.append(attribute)
     return found

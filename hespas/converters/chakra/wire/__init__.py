@@ -6,30 +6,32 @@ inside is safe.
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.files.wire import WireError, decode_varint
+from hespas.schemas.chakra.tables import AttributeField
 
 __all__ = [
     "BLOCK",
     "SLACK",
+    "AttributeColumns",
     "Bools",
+    "ByteRows",
     "Bytes",
-    "Cursor",
+    "EtColumns",
+    "IoColumns",
     "Longs",
-    "Spans",
     "Window",
     "Words",
     "copy_spans",
     "offsets_of",
     "packed_varints",
     "read_varints",
-    "repeated_spans",
 ]
 
 Bools = NDArray[np.bool_]
@@ -179,198 +181,278 @@ def packed_varints(window: Window, start: Longs, length: Longs) -> tuple[Words, 
     return values, offsets, cut if cut.any() else None
 
 
-# Walking many messages at once, field by field, in ascending field order.
+# --- A Chakra trace as columns: what the codec reads and writes.
 #
-# A :class:`Cursor` stands at one position per message. Whatever is not what a protobuf serialiser writes
-# (fields out of order, unknown fields, wrong wire types, spans that leave the message) marks the message as
-# ``bad`` and is left to :mod:`.messages`, which knows the whole wire format. What is not marked has been
-# read right.
-
-_ROUNDS = 48
-"""Entries of a repeated field that are walked for all messages at once; longer rows are finished singly."""
+# These are the format's own values: nothing is interpreted. One :class:`EtColumns` holds a whole file, or a
+# chunk of one, in a few flat arrays (about 60 bytes a node plus its names and 13 bytes an attribute).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
-    """A length-delimited field: ``rows`` have it (None: all), with its content at ``start``, ``length``."""
+class ByteRows:
+    """Byte strings in one buffer: row ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
-    rows: Longs | None
-    start: Longs
-    length: Longs
+    data: Bytes
+    offsets: Longs
 
-    def spread(self, count: int) -> tuple[Longs, Longs]:
-        """Start and length for each of ``count`` messages; those without the field get length 0."""
-        if self.rows is None:
-            return self.start, self.length
-        start, length = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        start[self.rows], length[self.rows] = self.start, self.length
-        return start, length
+    @classmethod
+    def from_rows(cls, rows: Sequence[bytes]) -> ByteRows:
+        """One row per byte string."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.frombuffer(b"".join(rows), np.uint8), offsets_of(lengths))
 
+    @classmethod
+    def from_text(cls, rows: Iterable[str]) -> ByteRows:
+        """One row per string, as UTF-8."""
+        return cls.from_rows([row.encode() for row in rows])
 
-class Cursor:
-    """Positions in ``window``: message ``i`` is read from ``at[i]`` and ends at ``end[i]``."""
+    @classmethod
+    def blank(cls, rows: int) -> ByteRows:
+        """``rows`` empty rows."""
+        return cls(np.empty(0, np.uint8), np.broadcast_to(np.int64(0), (rows + 1,)))
 
-    __slots__ = ("at", "bad", "end", "window")
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
-    def __init__(self, window: Window, start: Longs, end: Longs) -> None:
-        """Stand at the start of every message."""
-        self.window = window
-        self.at = start
-        self.end = end
-        self.bad: Bools = np.zeros(len(start), np.bool_)
+    def __getitem__(self, row: int) -> bytes:
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
 
-    def _having(self, tag: int) -> tuple[Longs | None, Longs]:
-        """Rows whose next byte is ``tag`` (None: all), and the positions behind the tag."""
-        here = (self.window.u8.take(self.at) == tag) & (self.at < self.end)
-        if here.all():
-            return None, self.at + 1
-        rows = np.flatnonzero(here)
-        return rows, self.at[rows] + 1
+    def __iter__(self) -> Iterator[bytes]:
+        data = self.data.tobytes()
+        bounds: list[int] = self.offsets.tolist()
+        return (data[start:end] for start, end in pairwise(bounds))
 
-    def _move(self, rows: Longs | None, to: Longs) -> None:
-        if rows is None:
-            self.at = to
-        else:
-            self.at = self.at.copy()
-            self.at[rows] = to
+    def text(self, row: int) -> str:
+        """One row as text."""
+        return self[row].decode()
 
-    def mark(self, rows: Longs | None, bad: Bools | None) -> None:
-        """Give the messages up where ``bad``, which is parallel to ``rows``."""
-        if bad is None or not bad.any():
-            return
-        if rows is None:
-            self.bad = self.bad | bad
-        else:
-            self.bad[rows[bad]] = True
+    @property
+    def lengths(self) -> Longs:
+        """Bytes in each row."""
+        return np.diff(self.offsets)
 
-    def varint(self, tag: int) -> Words:
-        """A varint field of every message, 0 where it is absent."""
-        rows, at = self._having(tag)
-        if rows is not None and not len(rows):
-            return np.zeros(len(self.at), np.uint64)
-        value, behind, endless = read_varints(self.window, at)
-        self.mark(rows, endless)
-        self._move(rows, behind)
-        if rows is None:
-            return value
-        column = np.zeros(len(self.at), np.uint64)
-        column[rows] = value
-        return column
+    def joined(self, other: ByteRows) -> ByteRows:
+        """These rows, then those."""
+        data = np.concatenate([self.data, other.data])
+        return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
-    def span(self, tag: int) -> Spans:
-        """A length-delimited field; its content lies within the message (length 0 where it would not)."""
-        rows, at = self._having(tag)
-        if not len(at):
-            return Spans(rows if len(self.at) else None, at, at)
-        end = self.end if rows is None else self.end[rows]
-        start, length, bad = _content(self.window, at, end)
-        self.mark(rows, bad)
-        self._move(rows, start + length)
-        return Spans(rows, start, length)
+    def take(self, rows: Longs) -> ByteRows:
+        """The given rows, copied."""
+        start = self.offsets[rows]
+        return ByteRows(*copy_spans(Window.holding(self.data), start, self.offsets[rows + 1] - start))
 
-    def finish(self) -> Bools:
-        """Messages that were not read to their exact end, or were given up before."""
-        unread: Bools = self.at != self.end
-        return self.bad | unread
+    def part(self, start: int, stop: int) -> ByteRows:
+        """Rows ``start`` to ``stop`` without copying their bytes."""
+        offsets = self.offsets[start : stop + 1]
+        return ByteRows(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _content(window: Window, at: Longs, end: Longs) -> tuple[Longs, Longs, Bools | None]:
-    """Start and length behind the length varints at ``at``; what leaves ``end`` is bad and has length 0."""
-    value, start, bad = read_varints(window, at)
-    length = value.view(np.int64)
-    outside = (length > end - start) | (length < 0)
-    if bad is not None:
-        outside |= bad
-    if not outside.any():
-        return start, length, None
-    return np.where(outside, end, start), np.where(outside, 0, length), outside
+@dataclass(frozen=True, slots=True, eq=False)
+class AttributeColumns:
+    """Attributes of many owners (nodes, or the file): owner ``i`` has rows ``offsets[i]:offsets[i + 1]``.
 
-
-def repeated_spans(cursor: Cursor, tag: int) -> tuple[Longs, Longs, Longs]:
-    """All occurrences of a repeated length-delimited field that fills the rest of each message.
-
-    Returns offsets per message, and start and length per occurrence in message order. Messages holding
-    anything else are marked bad.
+    ``key`` indexes ``keys``. ``field`` is the number of the value's field (0: no value). ``bits`` is the
+    value: an integer in two's complement, 0 or 1 for a bool, the raw 32 or 64 bits of a float or double. For
+    strings, bytes and lists it is the row of ``payload``; a list is stored as its encoded message.
+    ``doc_row`` says which rows have the doc strings ``doc``.
     """
-    window, end = cursor.window, cursor.end
-    cursor.bad = cursor.bad | (cursor.at > end)
-    rows = np.flatnonzero(cursor.at < end)
-    at = cursor.at[rows]
-    found: list[tuple[Longs, Longs, Longs]] = []
-    tails: list[tuple[int, Longs]] = []
-    counts = np.zeros(len(end), np.int64)
-    while len(rows):
-        if len(found) == _ROUNDS:
-            tails = _finish_singly(cursor, tag, rows, at, counts)
-            break
-        wrong = window.u8.take(at) != tag
-        row_end = end[rows]
-        start, length, bad = _content(window, at + 1, row_end)
-        bad = wrong if bad is None else bad | wrong
-        if bad.any():
-            cursor.bad[rows[bad]] = True
-            kept = np.flatnonzero(~bad)
-            rows, row_end, start, length = rows[kept], row_end[kept], start[kept], length[kept]
-        found.append((rows, start, length))
-        counts[rows] += 1
-        at = start + length
-        more = at < row_end
-        if not more.all():
-            rows, at = rows[more], at[more]
-    cursor.at = end
-    return _in_message_order(found, tails, counts)
+
+    keys: tuple[str, ...]
+    offsets: Longs
+    key: NDArray[np.int32]
+    field: Bytes
+    bits: Words
+    payload: ByteRows
+    doc_row: Longs
+    doc: ByteRows
+
+    @classmethod
+    def empty(cls, owners: int) -> AttributeColumns:
+        """No attributes for any of ``owners``."""
+        return cls(
+            (),
+            np.broadcast_to(np.int64(0), (owners + 1,)),
+            np.empty(0, np.int32),
+            np.empty(0, np.uint8),
+            np.empty(0, np.uint64),
+            ByteRows.blank(0),
+            np.empty(0, np.int64),
+            ByteRows.blank(0),
+        )
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def owner(self) -> Longs:
+        """The owner of each row."""
+        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int64), np.diff(self.offsets))
+
+    @property
+    def has_payload(self) -> NDArray[np.bool_]:
+        """Which rows are strings, bytes or lists."""
+        number = self.field
+        lists: NDArray[np.bool_] = (number >= AttributeField.DOUBLE_LIST) & (number & 1 == 0)
+        return lists | (number >= AttributeField.BOOL_LIST)
+
+    def with_keys(self, keys: tuple[str, ...]) -> AttributeColumns:
+        """The same rows with the names that ``key`` indexes."""
+        return replace(self, keys=keys)
+
+    def part(self, start: int, stop: int) -> AttributeColumns:
+        """The attributes of owners ``start`` to ``stop``."""
+        offsets = self.offsets[start : stop + 1]
+        rows = slice(int(offsets[0]), int(offsets[-1]))
+        narrowed = AttributeColumns(
+            self.keys,
+            offsets - offsets[0],
+            self.key[rows],
+            self.field[rows],
+            self.bits[rows],
+            self.payload,
+            self.doc_row,
+            self.doc,
+        )
+        return narrowed._with_own_payload(rows)
+
+    def _with_own_payload(self, rows: slice) -> AttributeColumns:
+        """Narrow ``payload`` and ``doc`` to ``rows`` of the whole; payload rows stand in attribute order."""
+        used = self.bits[self.has_payload]
+        first = int(used[0]) if len(used) else 0
+        docs = np.searchsorted(self.doc_row, [rows.start, rows.stop])
+        bits = self.bits
+        if first:
+            bits = np.where(self.has_payload, bits - np.uint64(first), bits)
+        return AttributeColumns(
+            self.keys,
+            self.offsets,
+            self.key,
+            self.field,
+            bits,
+            self.payload.part(first, first + len(used)),
+            self.doc_row[docs[0] : docs[1]] - rows.start,
+            self.doc.part(int(docs[0]), int(docs[1])),
+        )
 
 
-def _in_message_order(
-    found: list[tuple[Longs, Longs, Longs]], tails: list[tuple[int, Longs]], counts: Longs
-) -> tuple[Longs, Longs, Longs]:
-    """Rounds hold the first, second, ... occurrence of every message; put each message's side by side."""
-    offsets = offsets_of(counts)
-    starts, lengths = np.empty(int(offsets[-1]), np.int64), np.empty(int(offsets[-1]), np.int64)
-    place = offsets[:-1].copy()
-    for rows, start, length in found:
-        into = place[rows]
-        starts[into], lengths[into] = start, length
-        place[rows] = into + 1
-    for row, spans in tails:
-        first, last = int(place[row]), int(offsets[row + 1])
-        starts[first:last], lengths[first:last] = spans[:, 0], spans[:, 1]
-    return offsets, starts, lengths
+@dataclass(frozen=True, slots=True, eq=False)
+class IoColumns:
+    """``Node.inputs`` or ``Node.outputs``: only the nodes that have one, ascending in ``node``."""
+
+    node: Longs
+    values: ByteRows
+    shapes: ByteRows
+    types: ByteRows
+
+    @classmethod
+    def empty(cls) -> IoColumns:
+        """No node has one."""
+        return cls(np.empty(0, np.int64), ByteRows.blank(0), ByteRows.blank(0), ByteRows.blank(0))
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    def take(self, rows: Longs) -> IoColumns:
+        """The given rows."""
+        return IoColumns(
+            self.node[rows], self.values.take(rows), self.shapes.take(rows), self.types.take(rows)
+        )
+
+    def joined(self, other: IoColumns) -> IoColumns:
+        """The rows of both, by node."""
+        node = np.concatenate([self.node, other.node])
+        both = IoColumns(
+            node,
+            self.values.joined(other.values),
+            self.shapes.joined(other.shapes),
+            self.types.joined(other.types),
+        )
+        return both.take(np.argsort(node, kind="stable"))
+
+    def part(self, start: int, stop: int) -> IoColumns:
+        """Those of nodes ``start`` to ``stop``."""
+        first, last = (int(place) for place in np.searchsorted(self.node, [start, stop]))
+        return IoColumns(
+            self.node[first:last] - start,
+            self.values.part(first, last),
+            self.shapes.part(first, last),
+            self.types.part(first, last),
+        )
 
 
-def _finish_singly(
-    cursor: Cursor, tag: int, rows: Longs, at: Longs, counts: Longs
-) -> list[tuple[int, Longs]]:
-    """Walk the remaining occurrences of long rows one by one: (row, spans of shape (occurrences, 2))."""
-    ends: list[int] = cursor.end[rows].tolist()
-    tails: list[tuple[int, Longs]] = []
-    for row, here, end in zip(rows.tolist(), at.tolist(), ends, strict=True):
-        spans = _walk(cursor.window, tag, here, end)
-        if spans is None:
-            cursor.bad[row] = True
-            continue
-        counts[row] += len(spans) // 2
-        tails.append((row, np.asarray(spans, np.int64).reshape(-1, 2)))
-    return tails
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EtColumns:
+    """One trace file. Columns have shape ``(nodes,)``; dependencies are CSR over node ids, in file order.
 
-
-def _walk(window: Window, tag: int, at: int, end: int) -> array[int] | None:
-    """Content spans of consecutive ``tag`` fields from ``at`` to exactly ``end``, start and length in turn;
-    None when it is not so.
+    ``frame_byte`` is where each node's frame starts in the (decompressed) file. ``schema`` is the version of
+    the schema that the file has, where that is not the one of its label; ``is_cut`` says that nodes behind a
+    cut are missing; ``run_ns`` are times that an old schema states in no unit and the user calls ns, in which
+    case ``duration_micros`` is 0. A writer ignores these.
     """
-    data = window.u8[at:end].tobytes()
-    spans = array("q")
-    here, size = 0, len(data)
-    while here < size:
-        if data[here] != tag:
-            return None
-        try:
-            length, here = decode_varint(data, here + 1, size)
-        except WireError:
-            return None
-        if length > size - here:
-            return None
-        spans.append(at + here)
-        spans.append(length)
-        here += length
-    return spans
+
+    version: str
+    metadata: AttributeColumns
+    id: Words
+    name: ByteRows
+    type: NDArray[np.int32]
+    ctrl_offsets: Longs
+    ctrl_deps: Words
+    data_offsets: Longs
+    data_deps: Words
+    start_micros: Words
+    duration_micros: Words
+    inputs: IoColumns
+    outputs: IoColumns
+    attrs: AttributeColumns
+    frame_byte: Longs
+    schema: str = ""
+    is_cut: bool = False
+    run_ns: Words | None = None
+
+    @classmethod
+    def empty(cls, attrs: AttributeColumns) -> EtColumns:
+        """Nodes that have nothing but these attributes."""
+        count = len(attrs.offsets) - 1
+        nothing = np.zeros(count, np.uint64)
+        offsets = np.zeros(count + 1, np.int64)
+        return cls(
+            version="",
+            metadata=AttributeColumns.empty(1),
+            id=nothing,
+            name=ByteRows.blank(count),
+            type=np.zeros(count, np.int32),
+            ctrl_offsets=offsets,
+            ctrl_deps=np.empty(0, np.uint64),
+            data_offsets=offsets,
+            data_deps=np.empty(0, np.uint64),
+            start_micros=nothing,
+            duration_micros=nothing,
+            inputs=IoColumns.empty(),
+            outputs=IoColumns.empty(),
+            attrs=attrs,
+            frame_byte=np.zeros(count, np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def part(self, start: int, stop: int) -> EtColumns:
+        """Nodes ``start`` to ``stop`` as columns of their own; views where possible."""
+        ctrl = self.ctrl_offsets[start : stop + 1]
+        data = self.data_offsets[start : stop + 1]
+        return EtColumns(
+            version=self.version,
+            metadata=self.metadata,
+            id=self.id[start:stop],
+            name=self.name.part(start, stop),
+            type=self.type[start:stop],
+            ctrl_offsets=ctrl - ctrl[0],
+            ctrl_deps=self.ctrl_deps[ctrl[0] : ctrl[-1]],
+            data_offsets=data - data[0],
+            data_deps=self.data_deps[data[0] : data[-1]],
+            start_micros=self.start_micros[start:stop],
+            duration_micros=self.duration_micros[start:stop],
+            inputs=self.inputs.part(start, stop),
+            outputs=self.outputs.part(start, stop),
+            attrs=self.attrs.part(start, stop),
+            frame_byte=self.frame_byte[start:stop],
+        )

@@ -17,17 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.history import (
+    Evidence,
     FirstFrame,
+    Resolution,
     Signature,
     as_current_metadata,
     first_frame,
+    is_final,
     looks_old,
     possible_versions,
+    resolve,
+    survivors,
 )
 from hespas.converters.chakra.history.nodes import HistoricDecoder
-from hespas.converters.chakra.history.resolution import Evidence, Resolution, is_final, resolve, survivors
-from hespas.converters.chakra.wire import Longs, Words
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns, Longs, Words
 from hespas.converters.chakra.wire.decode import (
     CutOffError,
     Decoder,
@@ -91,7 +94,7 @@ def iter_columns(
             nothing = EtColumns.empty(AttributeColumns.empty(0))
             yield _complete(replace(nothing, is_cut=True), opened), expected
         if opened is None:
-            return  # there is nothing else to be said of it
+            return  # there is nothing else to report
     _conclude(opened, count, faults)
 
 
@@ -108,7 +111,7 @@ def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
 
 
 def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
-    """Say what is to be said of the file as a whole."""
+    """Report what holds for the file as a whole."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
         faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
@@ -239,7 +242,7 @@ def _open_nodes(batch: FrameBatch, reading: _Reading, faults: CodecFaults) -> _O
     """Tell the schema, decode the metadata, and return the nodes of the first batch.
 
     Where the first frame does not tell, the file is read as far as it takes. Raises :class:`FormatError` and
-    :class:`UnsupportedError` (``ET003``) where the schema is none that is known, or cannot be told.
+    :class:`UnsupportedError` (``ET003``) where the schema is none that is known, or cannot be recognised.
     """
     signature = Signature.of(batch.message(0))
     if signature is None or first_frame(signature) is FirstFrame.UNKNOWN:
@@ -316,7 +319,7 @@ def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *,
             if is_final(survivors(evidence, possible, has_metadata=has_metadata)):
                 return
     except FormatError:
-        return  # it is told when the nodes are read
+        return  # it is reported when the nodes are read
 
 
 def _open_old(

@@ -18,18 +18,19 @@ import numpy as np
 from hespas.converters.chakra.history import Signature, looks_old
 from hespas.converters.chakra.wire import (
     SLACK,
+    AttributeColumns,
     Bools,
-    Cursor,
+    ByteRows,
+    EtColumns,
+    IoColumns,
     Longs,
-    Spans,
     Window,
     copy_spans,
     packed_varints,
     read_varints,
-    repeated_spans,
 )
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes, not_text
+from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans
 from hespas.files.limits import limits
 from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
 from hespas.files.wire import WireError, decode_varint

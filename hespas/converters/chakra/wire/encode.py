@@ -12,8 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.converters.chakra.wire import BLOCK, Bytes, Longs, Window, Words, offsets_of
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows, EtColumns, IoColumns
+from hespas.converters.chakra.wire import (
+    BLOCK,
+    AttributeColumns,
+    ByteRows,
+    Bytes,
+    EtColumns,
+    IoColumns,
+    Longs,
+    Window,
+    Words,
+    offsets_of,
+)
 from hespas.files.wire import encode_varint, tag
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType

@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.chakra.wire import (
+    AttributeColumns,
     Bools,
+    ByteRows,
     Bytes,
-    Cursor,
     Longs,
     Window,
     Words,
     copy_spans,
     read_varints,
-    repeated_spans,
 )
-from hespas.converters.chakra.wire.columns import AttributeColumns, ByteRows
+from hespas.converters.chakra.wire.walk import Cursor, repeated_spans
 from hespas.files.wire import WireError, decode_varint, encode_varint, tag
 from hespas.graph.errors import FormatError
 from hespas.schemas.chakra.tables import (

@@ -1,0 +1,92 @@
+"""The schemas of JSON documents, made from their types: ``python -m tools.schemas``.
+
+A document has all of its keys and no other; a key that may be absent is one whose default is ``UNSET``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from hespas.validators.accuracy.compare import ComparisonDocument
+from hespas.validators.accuracy.document import AccuracyDocument
+from hespas.validators.calibration.calibrate import CalibrationDocument
+from hespas.validators.checker.job import CheckDocument
+from hespas.validators.roundtrip.matrix import RoundTripDocument
+
+__all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]
+
+FOLDER = Path(__file__).parents[1] / "hespas" / "schemas"
+DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
+    "accuracy": AccuracyDocument,
+    "calibrate": CalibrationDocument,
+    "check": CheckDocument,
+    "compare": ComparisonDocument,
+    "roundtrip": RoundTripDocument,
+}
+"""Types of documents by the name of their schema; a new document is one row."""
+
+
+def schema_text(name: str) -> str:
+    """The file ``NAME.schema.json``."""
+    (whole,), parts = msgspec.json.schema_components((DOCUMENTS[name],), ref_template="#/$defs/{name}")
+    root = parts.pop(whole["$ref"].rpartition("/")[2])
+    title = " ".join(str(root.pop("description")).split()).removesuffix(".")
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:hespas:schema:{name}:1",
+    }
+    document = head | _closed(root) | {"title": title}
+    if parts:
+        document["$defs"] = {_public(key): _closed(part) for key, part in sorted(parts.items())}
+    return json.dumps(document, indent=1).replace("#/$defs/_", "#/$defs/") + "\n"
+
+
+def _public(name: str) -> str:
+    return name.removeprefix("_")
+
+
+def _closed(part: dict[str, Any]) -> dict[str, Any]:
+    """An object with all of its keys and no other; a constant of one value; descriptions as one line."""
+    properties: dict[str, dict[str, Any]] = part.get("properties", {})
+    if properties:
+        stated = {key for key, value in properties.items() if "default" in value}
+        part["required"] = [key for key in properties if key in {*stated, *part.get("required", ())}]
+        part["additionalProperties"] = False
+    part.pop("default", None)
+    if part.pop("nullable", False):
+        part["type"] = [part["type"], "null"]
+    if len(part.get("enum", ())) == 1:
+        part["const"] = part.pop("enum")[0]
+    for key, value in part.items():
+        if key == "properties":
+            part[key] = {name: _closed(each) for name, each in properties.items()}
+        elif key == "description":
+            part[key] = " ".join(str(value).split())
+        elif key == "title":
+            part[key] = _public(str(value))
+        elif isinstance(value, dict):
+            part[key] = _closed(cast("dict[str, Any]", value))
+        elif isinstance(value, list):
+            parts = cast("list[object]", value)
+            part[key] = [
+                _closed(cast("dict[str, Any]", each)) if isinstance(each, dict) else each for each in parts
+            ]
+    return part
+
+
+def main() -> None:
+    """Write all of them."""
+    for name in DOCUMENTS:
+        path = FOLDER / f"{name}.schema.json"
+        path.write_text(schema_text(name), encoding="utf-8")
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()
