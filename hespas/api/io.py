@@ -30,8 +30,8 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
-from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
+from hespas.files.streams import VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import (
     FormatError,
@@ -501,8 +501,8 @@ def write_json(document: object, path: Path, *, overwrite: bool = False) -> None
     ``OutputError`` where it exists already, without ``overwrite``.
     """
     content = document if isinstance(document, bytes) else json_of(document)
+    put(path, lambda temporary: _write_bytes(temporary, content), overwrite=overwrite)
 
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
 
-    put(path, fill, overwrite=overwrite)
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

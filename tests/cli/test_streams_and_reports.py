@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hespas.cli import convert, main, validate
-from hespas.files.limits import Limits
+from hespas.files.streams import Limits
 from hespas.graph.errors import FormatError
 from tests.processes import run_command
 from tests.validators.small_tables import vectors, write_table
@@ -300,7 +300,7 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hespas.api.documents._write_text", full)
+    monkeypatch.setattr("hespas.api.io._write_bytes", full)
     paths = [str(tmp_path / "job.et"), "--log-json", str(tmp_path / "log.json")]
     done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output

@@ -29,7 +29,7 @@ from hespas.estimators.learned.serialization import (
     Training,
 )
 from hespas.estimators.registry import OperationModel, Prediction
-from hespas.files.limits import limits
+from hespas.files.streams import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import device_names, named_device
