@@ -494,7 +494,7 @@ def test_what_the_system_refuses_of_the_users_files_is_no_bug_of_ours(
     monkeypatch.setattr("hespas.api.summary.summarise", refuse)
     monkeypatch.setattr("hespas.api.io.find_format", refuse)
     source = "traces" if name.startswith("traces") else "job.mlir"
-    monkeypatch.setattr("hespas.converters.find_format", refuse)
+    monkeypatch.setattr("hespas.api.summary.find_format", refuse)
     done = typed("hespas", "view", source, "--json", "report.json")
     assert done.exit_code == code, done.output
     assert (f"error: {tmp_path / name}: Permission denied\n  try: " in done.stderr) == (code != 70)
