@@ -25,7 +25,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hespas.cli import convert, main, validate
-from hespas.files.limits import Limits
+from hespas.files.streams import Limits
 from hespas.files.wire import field_bytes
 from tests.malformed_command import FIXTURES
 from tests.malformed_inputs import et_file, et_node, json_graph, varint

@@ -29,8 +29,8 @@ from hespas.converters import (
     note_unread_files,
 )
 from hespas.files.documents import document_bytes
-from hespas.files.limits import VARIABLE, limits
 from hespas.files.output import check_destination, placed_at_once, write_atomically
+from hespas.files.streams import VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
 from hespas.graph.errors import (
     FormatError,

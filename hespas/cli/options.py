@@ -15,7 +15,7 @@ import typer
 from hespas.api import preparation
 from hespas.cli.session import set_loudness, version
 from hespas.converters import format as formats
-from hespas.files.limits import VARIABLE
+from hespas.files.streams import VARIABLE
 
 __all__ = [
     "AsJson",

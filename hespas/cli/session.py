@@ -22,9 +22,8 @@ import typer
 from hespas.api.io import is_standard_output
 from hespas.cli.text import flagged, plain_text
 from hespas.converters.format import ReadOptions
-from hespas.files.limits import limits
 from hespas.files.output import placed_together
-from hespas.files.streams import read_document
+from hespas.files.streams import limits, read_document
 from hespas.graph.diagnostics import Diagnostics, Severity
 from hespas.graph.errors import FormatError, HespasError, OutputError, UsageError, clipped, exit_code
 from hespas.graph.plugins import set_aside

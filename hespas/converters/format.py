@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hespas.files.limits import limits
+from hespas.files.streams import limits
 from hespas.graph import WHOLE_JOB, Diagnostics, Profile, Workload
 from hespas.graph.plugins import attribute_of
 

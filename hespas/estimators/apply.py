@@ -123,9 +123,11 @@ def _tell_kept(graph: OpGraph, estimate: Estimate, kept: NDArray[np.bool_], foun
     """Say what keeps a time of its own: beside estimates of a device, that is a time of another one."""
     if not estimate.hardware:
         found.info(
-            "estimate.kept-duration", graph.name, "nodes keep the duration they came with",
+            "estimate.kept-duration",
+            graph.name,
+            "nodes keep the duration they came with",
             count=int(kept.sum()),
-        )  # fmt: skip
+        )
         return
     runs = graph.multiplicity != 0
     with np.errstate(over="ignore", invalid="ignore"):  # sums past what a float holds are infinite
@@ -170,9 +172,12 @@ def _settle(
     what = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"
     diagnostics.add(
-        code, Severity.WARNING, graph.name, f"durations of nodes nobody could estimate {what}: {listed}",
+        code,
+        Severity.WARNING,
+        graph.name,
+        f"durations of nodes nobody could estimate {what}: {listed}",
         count=count,
-    )  # fmt: skip
+    )
     return durations if missing == "warn" else np.where(unknown, 0.0, durations)
 
 

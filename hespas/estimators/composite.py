@@ -27,7 +27,7 @@ from hespas.estimators.registry import (
     takes_no_time,
 )
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device
 from hespas.hardware.reader import read_table
@@ -163,12 +163,29 @@ class _Answer:
         silent = np.full(rows, -1, np.int8)
         return cls(np.full((3, rows), np.nan), silent, silent.copy())
 
-    def take(self, rows: BoolArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
-        """Keep what a model says of some rows, where it says something."""
-        heard = np.flatnonzero(rows & ~np.isnan(times[0]))
-        self.times[:, heard] = times[:, heard]
-        self.said_by[heard] = who
-        self.bound[heard] = bound if isinstance(bound, int) else bound[heard]
+    def take(self, rows: IntArray, times: FloatArray, who: int, bound: NDArray[np.int8] | int) -> None:
+        """Keep what a model says of some rows, where it says something; ``times`` of shape ``(3, rows)``."""
+        heard = ~np.isnan(times[0])
+        at = rows[heard]
+        self.times[:, at] = times[:, heard]
+        self.said_by[at] = who
+        self.bound[at] = bound if isinstance(bound, int) else bound[heard]
+
+    def ask(
+        self,
+        who: int,
+        model: OperationModel,
+        ops: Operations,
+        wanted: BoolArray,
+        *,
+        device: Device,
+        heard: Diagnostics,
+    ) -> None:
+        """What a model of operations says of those that are wanted and have no time yet."""
+        rows = np.flatnonzero(wanted & np.isnan(self.times[0]))
+        if len(rows):
+            said = model.predict(ops.take(rows), device, heard)
+            self.take(rows, np.stack((said.duration_ns, said.low_ns, said.high_ns)), who, _MODEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,14 +261,19 @@ class Composite:
         bounds = ["free", "model"]
         panel = self._panel(device)
         for last, wanted, who in panel.steps(distinct):
-            model = panel.models[who]
-            missing = wanted & needed & np.isnan(of_ops.times[0])
+            model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
-                _ask(model, distinct, missing, (of_ops, who), (device, found, last))
-                continue
-            open_nodes = missing[place] & np.isnan(of_nodes.times[0]) & ~free
-            if open_nodes.any():
-                _ask_graph(model, graph, open_nodes, (of_nodes, who, bounds), (device, found, last))
+                of_ops.ask(who, model, distinct, wanted & needed, device=device, heard=heard)
+            else:
+                missing = (wanted & needed & np.isnan(of_ops.times[0]))[place]
+                nodes = np.flatnonzero(missing & np.isnan(of_nodes.times[0]) & ~free)
+                if len(nodes):
+                    said = model.estimate(graph, device, heard)
+                    bounds += [name for name in said.bounds if name not in bounds]
+                    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
+                    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
+                    of_nodes.take(nodes, times[:, nodes], who, number[said.bound[nodes]])
+            _pass_on(heard, found, last)
         by_node = ~np.isnan(of_nodes.times[0])
         times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, place]))
         said_by = np.where(by_node, of_nodes.said_by, of_ops.said_by[place])
@@ -284,10 +306,10 @@ class Composite:
         answer = _Answer.nothing(len(distinct))
         panel = self._panel(device)
         for last, wanted, who in panel.steps(distinct):
-            model = panel.models[who]
+            model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel):
-                missing = wanted & np.isnan(answer.times[0])
-                _ask(model, distinct, missing, (answer, who), (device, found, last))
+                answer.ask(who, model, distinct, wanted, device=device, heard=heard)
+                _pass_on(heard, found, last)
         duration_ns, low_ns, high_ns = answer.times
         said = Prediction(
             duration_ns=duration_ns,
@@ -313,45 +335,6 @@ class Composite:
                 spellings = (*spellings, _OWN_MODELS)
                 models = (*models, for_job(load_estimator(_OWN_MODELS), self.num_ranks))
         return _Panel(spellings=spellings, models=models, of_kind=orders)
-
-
-def _ask(
-    model: OperationModel,
-    ops: Operations,
-    rows: BoolArray,
-    put: tuple[_Answer, int],
-    tell: tuple[Device, Diagnostics, bool],
-) -> None:
-    """Ask a model of operations about some of them."""
-    device, found, last = tell
-    asked = np.flatnonzero(rows)
-    if not len(asked):
-        return
-    heard = Diagnostics()
-    said = model.predict(ops.take(asked), device, heard)
-    times = np.full((3, len(ops)), np.nan)
-    times[:, asked] = np.stack((said.duration_ns, said.low_ns, said.high_ns))
-    put[0].take(rows, times, put[1], _MODEL)
-    _pass_on(heard, found, last)
-
-
-def _ask_graph(
-    model: Estimator,
-    graph: OpGraph,
-    rows: BoolArray,
-    put: tuple[_Answer, int, list[str]],
-    tell: tuple[Device, Diagnostics, bool],
-) -> None:
-    """Ask a model of graphs, and keep what it says of some nodes."""
-    device, found, last = tell
-    answer, who, bounds = put
-    heard = Diagnostics()
-    said = model.estimate(graph, device, heard)
-    bounds += [name for name in said.bounds if name not in bounds]
-    number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
-    times = np.stack((said.duration_ns, said.low_ns, said.high_ns))
-    answer.take(rows, times, who, number[said.bound])
-    _pass_on(heard, found, last)
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:

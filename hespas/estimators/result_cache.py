@@ -110,9 +110,10 @@ class _Lock:
                 continue
             if monotonic() > end_s:
                 raise OutputError(
-                    "another run measures and does not end", path=str(self.path),
+                    "another run measures and does not end",
+                    path=str(self.path),
                     hint="wait for it, or remove the file where no such run is left",
-                )  # fmt: skip
+                )
             sleep(_ASKED_AGAIN_S)
 
     def touch(self) -> None:

@@ -25,7 +25,7 @@ from threading import Lock, current_thread
 from time import monotonic
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from hespas.files.limits import limits
+from hespas.files.streams import limits
 from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError
 
 __all__ = [

@@ -10,8 +10,7 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from hespas.files.limits import limits
-from hespas.files.streams import read_document
+from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError, clipped
 
 __all__ = ["TableReader", "read_table"]

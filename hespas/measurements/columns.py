@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from hespas.files.limits import limits
-from hespas.files.streams import PackedInput, damage_errors, open_input, open_regular, same_file
+from hespas.files.streams import PackedInput, damage_errors, limits, open_input, open_regular, same_file
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, clipped
 from hespas.operations import Labels

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hespas.cli import convert, main, validate
-from hespas.files.limits import Limits
+from hespas.files.streams import Limits
 from hespas.graph.errors import FormatError
 from tests.processes import run_command
 from tests.validators.small_tables import vectors, write_table

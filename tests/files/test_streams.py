@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from hespas import api
-from hespas.files.limits import VARIABLE, Limits, limits
-from hespas.files.streams import read_bytes, read_document
+from hespas.files.streams import VARIABLE, Limits, limits, read_bytes, read_document
 from hespas.graph.errors import FormatError, UsageError
 from tests.validators.small_tables import vectors, write_table
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from hespas import api
-from hespas.files.limits import VARIABLE, Limits
+from hespas.files.streams import VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.measurements import LeftOut, columns, read_measurements

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
 from hespas.files.documents import original
-from hespas.files.limits import limits
-from hespas.files.streams import first_bytes, open_input, read_bytes, refuse_special_files
+from hespas.files.streams import first_bytes, limits, open_input, read_bytes, refuse_special_files
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTableBuilder
 from hespas.graph.columns import FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import FormatError

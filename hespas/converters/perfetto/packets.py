@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from hespas.files.limits import limits
+from hespas.files.streams import limits
 from hespas.files.wire import BYTES, VARINT, WireError, fields
 from hespas.graph.errors import UnsupportedError
 from hespas.schemas.perfetto import (

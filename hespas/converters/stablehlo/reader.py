@@ -28,9 +28,8 @@ from hespas.converters.stablehlo.program import Form, Parsed, parse_program, und
 from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
 from hespas.converters.stablehlo.walker import Plans, Shared
-from hespas.files.limits import VARIABLE
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
-from hespas.files.streams import read_bytes
+from hespas.files.streams import VARIABLE, read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
 from hespas.graph.columns import SmallIntArray, StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError, InvariantError, UnsupportedError, UsageError

@@ -48,7 +48,7 @@ from hespas.converters.stablehlo.replay_recipes import (
     synthesised,
 )
 from hespas.costs.table import canonical_name
-from hespas.files.limits import limits
+from hespas.files.streams import limits
 from hespas.graph import CollectiveKind, Diagnostics, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.graph.errors import FormatError, HespasError

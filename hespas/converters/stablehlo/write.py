@@ -20,8 +20,7 @@ from hespas.converters.stablehlo.module import ranks_text
 from hespas.converters.stablehlo.program import Form, parse_program
 from hespas.converters.stablehlo.reader import read_program
 from hespas.converters.stablehlo.replay import Replayed, compare, quoted_text, replay
-from hespas.files.limits import limits
-from hespas.files.streams import open_output
+from hespas.files.streams import limits, open_output
 from hespas.graph import Diagnostics, OpGraph, RegionKind, Resource, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from hespas.graph.passes import UnrollLoops

@@ -204,8 +204,9 @@ class Line:
         """Whether the nearer neighbour is at most one point of the class's grid away."""
         steps = np.arange(len(self.grid), dtype=np.float64)
         here = np.interp(x, self.grid, steps)
-        nearer = np.minimum(here - np.interp(x - below, self.grid, steps),
-                            np.interp(x + above, self.grid, steps) - here)  # fmt: skip
+        nearer = np.minimum(
+            here - np.interp(x - below, self.grid, steps), np.interp(x + above, self.grid, steps) - here
+        )
         return (nearer <= 1 + 1e-6) | (np.minimum(below, above) <= _NEAR)
 
 

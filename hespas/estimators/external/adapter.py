@@ -66,9 +66,14 @@ def run_command(
     with TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                tied_to_parent(command), cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=clean_environment(environment), start_new_session=True,
-            )  # fmt: skip
+                tied_to_parent(command),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=clean_environment(environment),
+                start_new_session=True,
+            )
         except OSError as error:
             raise CommandError(f"{command[0]} does not start: {error.strerror or error}") from error
         try:

@@ -8,6 +8,7 @@ Trees that never see what a device is called speak of devices that were not in t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -70,18 +71,17 @@ class Learned:
         """
         answer = _Answer.none(len(ops))
         for library in self._libraries(device):
-            rows = np.flatnonzero(np.isnan(answer.duration_ns))
+            rows = np.flatnonzero(np.isnan(answer.times[0]))
             if not len(rows):
                 break
             said = library.ask(ops.take(rows), device, diagnostics)
-            for column, heard in zip(_columns(answer), _columns(said), strict=True):
-                column[rows] = heard
+            answer.times[:, rows] = said.times
             answer.reasons.clear()  # who comes after may cover it
             answer.reasons.update(said.reasons)
         for reason, count in answer.reasons.items():
-            if diagnostics is not None and count:
+            if diagnostics is not None:
                 diagnostics.warning("learned.refused", device.name, f"no duration, {reason}", count=count)
-        return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
+        return Prediction.of(self.name, *answer.times)
 
     def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
         """The time of one execution of each node; distinct operations are asked once."""
@@ -103,10 +103,6 @@ class Learned:
         if not own or not others:
             return [together]
         return [together, _Library(own, ranked=len(own)), _Library(others)]
-
-
-def _columns(answer: _Answer) -> tuple[FloatArray, FloatArray, FloatArray]:
-    return answer.duration_ns, answer.low_ns, answer.high_ns
 
 
 # How far an operation is from all that a fit has seen, in octaves of its sizes.
@@ -160,19 +156,31 @@ class _Library:
     load: Callable[[Path], LearnedModel] = load_model
 
     def ask(self, ops: Operations, device: Device, diagnostics: Diagnostics | None) -> _Answer:
-        """The time of each operation, and how many have none for which reason. O(ops x trees)."""
+        """The time of each operation, and how many have none for which reason. O(ops x trees).
+
+        Raises ``FormatError`` where a card names a column, a family or a label that there is not.
+        """
         parts: dict[tuple[Path, bool], list[tuple[_Choice, IntArray]]] = {}
         answer = _Answer.none(len(ops))
         for labels, rows in ops.classes():
             wanted = _Wanted(*labels)
             choice = _choose(self.cards, wanted, device, ranked=self.ranked)
             if isinstance(choice, str):
-                answer.reasons[choice] = answer.reasons.get(choice, 0) + len(rows)
+                answer.reasons[choice] += len(rows)
                 continue
             parts.setdefault((choice.path, choice.is_seen), []).append((choice, rows))
             _tell_stand_in(wanted, choice, device, len(rows), diagnostics)
         for (path, _), choices in parts.items():
-            _apply_model(self.load(path), choices, ops, device, answer)
+            model = self.load(path)
+            try:
+                _apply(model, choices, ops, device, answer)
+            except KeyError as error:
+                raise FormatError(
+                    f"the card of {model.card.name!r} is damaged: nothing is called {clipped(str(error))}",
+                    path=str(path),
+                    position="$.family, $.columns or $.codes",
+                    hint="copy card and trees again, or fit the model again",
+                ) from error
         return answer
 
 
@@ -193,7 +201,7 @@ class ModelsAtHand:
         cards = [(path, model.card) for path, model in by_path.items()]
         library = _Library(cards, load=by_path.__getitem__)
         answer = library.ask(ops, device, diagnostics)
-        return Prediction.of(self.name, answer.duration_ns, answer.low_ns, answer.high_ns)
+        return Prediction.of(self.name, *answer.times)
 
 
 def _tell_stand_in(
@@ -314,17 +322,15 @@ def _may_transfer(card: Card, device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """Columns of shape ``(ops,)`` [ns] to be filled in, and why some are not."""
+    """Times and intervals of shape ``(3, ops)`` [ns] to be filled in, and why some are not."""
 
-    duration_ns: FloatArray
-    low_ns: FloatArray
-    high_ns: FloatArray
-    reasons: dict[str, int] = field(default_factory=dict[str, int])
+    times: FloatArray
+    reasons: Counter[str] = field(default_factory=Counter[str])
 
     @classmethod
     def none(cls, count: int) -> _Answer:
         """Nothing said yet."""
-        return cls(np.full(count, nan), np.full(count, nan), np.full(count, nan))
+        return cls(np.full((3, count), nan))
 
 
 def code_columns(
@@ -338,28 +344,6 @@ def code_columns(
     return found
 
 
-def _apply_model(
-    model: LearnedModel,
-    choices: Sequence[tuple[_Choice, IntArray]],
-    ops: Operations,
-    device: Device,
-    answer: _Answer,
-) -> None:
-    """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees.
-
-    Raises ``FormatError`` where the card names a column, a family or a label that there is not.
-    """
-    try:
-        _apply(model, choices, ops, device, answer)
-    except KeyError as error:
-        raise FormatError(
-            f"the card of {model.card.name!r} is damaged: nothing is called {clipped(str(error))}",
-            path=str(choices[0][0].path),
-            position="$.family, $.columns or $.codes",
-            hint="copy card and trees again, or fit the model again",
-        ) from error
-
-
 def _apply(
     model: LearnedModel,
     choices: Sequence[tuple[_Choice, IntArray]],
@@ -367,6 +351,7 @@ def _apply(
     device: Device,
     answer: _Answer,
 ) -> None:
+    """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees."""
     card = model.card
     rows = np.concatenate([each for _, each in choices])
     cell = np.repeat(np.arange(len(choices)), [len(each) for _, each in choices])
@@ -379,8 +364,8 @@ def _apply(
     known = np.isfinite(table).all(axis=1)
     distance = distances(model.octaves, octaves_of(card.support, asked))
     near = known & (distance <= MOST_OCTAVES)
-    _count(answer, "sizes, FLOPs, bytes or the peak are unknown", int((~known).sum()))
-    _count(answer, "its sizes are far from all that was measured", int((known & ~near).sum()))
+    answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int((~known).sum())
+    answer.reasons["its sizes are far from all that was measured"] += int((known & ~near).sum())
     if not near.any():
         return
     if choices[0][0].is_seen:
@@ -389,10 +374,8 @@ def _apply(
         transfer = np.stack([columns[name] for name in card.transfer_columns], axis=1)
         middle, low, high = _said_of_unseen(model, transfer[near])
     wider = WIDENING * np.log(2) * np.maximum(distance[near] - FREE_OCTAVES, 0)
-    place, base = rows[near], features.base_ns[near]
-    answer.duration_ns[place] = base * np.exp(middle)
-    answer.low_ns[place] = base * np.exp(middle + low - wider)
-    answer.high_ns[place] = base * np.exp(middle + high + wider)
+    exponents = np.stack((middle, middle + low - wider, middle + high + wider))
+    answer.times[:, rows[near]] = features.base_ns[near] * np.exp(exponents)
 
 
 def _said(
@@ -441,7 +424,3 @@ def _as_fitted(ops: Operations, cells: Sequence[Cell], cell: IntArray) -> Operat
         scheme=labelled([each.scheme for each in cells]),
         variant=labelled([each.variant for each in cells]),
     )
-
-
-def _count(answer: _Answer, reason: str, count: int) -> None:
-    answer.reasons[reason] = answer.reasons.get(reason, 0) + count

@@ -24,8 +24,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.ensemble import Forest
-from hespas.files.limits import limits
-from hespas.files.streams import read_document
+from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
 
 __all__ = [

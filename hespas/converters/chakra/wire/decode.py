@@ -31,8 +31,14 @@ from hespas.converters.chakra.wire import (
 )
 from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes, not_text
 from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans
-from hespas.files.limits import limits
-from hespas.files.streams import GZIP_MAGIC, PackedInput, damage_errors, open_input, refuse_special_files
+from hespas.files.streams import (
+    GZIP_MAGIC,
+    PackedInput,
+    damage_errors,
+    limits,
+    open_input,
+    refuse_special_files,
+)
 from hespas.files.wire import WireError, decode_varint
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.errors import FormatError, InvariantError, UnsupportedError
