@@ -1,6 +1,6 @@
 """Columns the graph is made of: tables, ragged rows (CSR), interned strings, tensor types.
 
-Ragged rows and strings hold two flat arrays whatever the number of rows, so a million rows cost bytes and not objects.
+Ragged rows and strings hold two flat arrays whatever the number of rows: a million cost bytes, not objects.
 """
 
 from __future__ import annotations
