@@ -186,7 +186,7 @@ def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
         "duration_ns": estimate.duration_ns,
         "low_ns": estimate.low_ns,
         "high_ns": estimate.high_ns,
-        "estimator": _named(estimate.said_by, list(estimate.estimators)),
+        "estimator": _named(estimate.estimator, list(estimate.estimators)),
         "bound": _named(estimate.bound, list(estimate.bounds)),
     }
 
