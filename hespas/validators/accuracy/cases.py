@@ -146,8 +146,12 @@ class Cases:
         total = float(measured.sum())
         return measured if isnan(self.inside_ns) or not total else measured * (self.inside_ns / total)
 
+    def prediction(self, estimator: str) -> Prediction | None:
+        """What one estimator predicts; None where it was not asked."""
+        return next((each for each in self.predictions if each.estimator == estimator), None)
+
     def with_predictions(self, predictions: Sequence[Prediction]) -> Cases:
-        """The same cases with more said of them."""
+        """The same cases with more predictions."""
         return replace(self, predictions=(*self.predictions, *predictions))
 
 

@@ -104,7 +104,7 @@ def one_table(tables: Sequence[Measurements]) -> Measurements | None:
 
 
 def _unnamed(table: Measurements) -> IntArray:
-    """Numbers of the rows that no part speaks of that ships for the table."""
+    """Numbers of the rows that no part covers that ships for the table."""
     left = np.ones(len(table), np.bool_)
     for part in PARTS:
         if table.name.startswith(part.table):
