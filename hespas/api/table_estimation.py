@@ -172,8 +172,8 @@ class _Collected:
         self.assumed_dtype = asked.assumed_dtype
         self._sum(asked.ops, said, cycles)
         place = np.array([self.models.setdefault(name, len(self.models)) for name in said.models], np.int8)
-        said_by = np.where(said.said_by < 0, -1, place[said.said_by]).astype(np.int8)
-        self.times.append(replace(said, said_by=said_by))
+        said_by = np.where(said.estimator < 0, -1, place[said.estimator]).astype(np.int8)
+        self.times.append(replace(said, estimator=said_by))
         if cycles is not None:
             self.cycles.append(cycles)
 
@@ -184,7 +184,7 @@ class _Collected:
             rows = np.flatnonzero(key == key[start])
             sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _Sums())
             duration = said.duration_ns[rows]
-            speakers: list[int] = np.unique(said.said_by[rows]).tolist()
+            speakers: list[int] = np.unique(said.estimator[rows]).tolist()
             sums.operations += len(rows)
             sums.unknown += int(np.isnan(duration).sum())
             sums.speakers.update(dict.fromkeys(said.models[number] for number in speakers if number >= 0))
@@ -204,7 +204,7 @@ class _Collected:
                 low_ns=np.concatenate([each.low_ns for each in self.times]),
                 high_ns=np.concatenate([each.high_ns for each in self.times]),
                 models=tuple(self.models),
-                said_by=np.concatenate([each.said_by for each in self.times]),
+                estimator=np.concatenate([each.estimator for each in self.times]),
             ),
             cycles=np.concatenate(self.cycles) if self.cycles else None,
             estimator=estimator,
@@ -332,7 +332,7 @@ def _gained(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float
         ("high_ns", said.high_ns),
     ):
         yield name, _cells(column[rows])
-    speakers: list[int] = said.said_by[rows].tolist()
+    speakers: list[int] = said.estimator[rows].tolist()
     yield "estimator", [said.models[number] if number >= 0 else "" for number in speakers]
     if done.cycles is not None:
         cells = _cells(done.cycles[rows])

@@ -144,7 +144,7 @@ class Roofline:
             duration_ns=duration,
             low_ns=np.where(unknown & computes, known_ns, np.nan),
             high_ns=np.full(len(graph), np.nan),
-            said_by=np.where(unknown, -1, 0).astype(np.int8),
+            estimator=np.where(unknown, -1, 0).astype(np.int8),
             bound=bound,
         )
 

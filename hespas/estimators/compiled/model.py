@@ -96,7 +96,7 @@ class _Compiled:
             duration_ns=times[0],
             low_ns=times[1],
             high_ns=times[2],
-            said_by=np.where(known, 0, -1).astype(np.int8),
+            estimator=np.where(known, 0, -1).astype(np.int8),
             bound=np.where(known, times[0] > 0, -1).astype(np.int8),
         )
 

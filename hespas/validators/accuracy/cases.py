@@ -89,9 +89,9 @@ class Cases:
     ``outside_ns`` that of the events that no case stands for: nobody matches them. ``members`` (empty: each
     case is one operation) say what a case is made of. ``op_class`` numbers ``classes``, which all cases of
     one comparison share; ``families`` (empty: none) names what several classes are summarised as beside, one
-    text per class. ``useful_flops`` (none: ``flops``) are those without zeros, ``dtypes`` (empty: unknown)
-    the element type that each case computes in. All cases together are of ``steps`` steps: a recording
-    without its program is of as many as it holds (NaN: unknown).
+    text per class. ``useful_flops`` (none: ``flops``) leave multiplications by zeros out, ``dtypes`` (empty:
+    unknown) the element type that each case computes in. All cases together are of ``steps`` steps: a
+    recording without its program is of as many as it holds (NaN: unknown).
     """
 
     source: str
@@ -146,8 +146,12 @@ class Cases:
         total = float(measured.sum())
         return measured if isnan(self.inside_ns) or not total else measured * (self.inside_ns / total)
 
+    def prediction(self, estimator: str) -> Prediction | None:
+        """What one estimator predicts; None where it was not asked."""
+        return next((each for each in self.predictions if each.estimator == estimator), None)
+
     def with_predictions(self, predictions: Sequence[Prediction]) -> Cases:
-        """The same cases with more said of them."""
+        """The same cases with more predictions."""
         return replace(self, predictions=(*self.predictions, *predictions))
 
 

@@ -53,7 +53,7 @@ class EndToEnd:
     """One step. ``basis`` says what is compared: the simulated step with ``span`` (first start to last end)
     or ``busy`` (the time the device works), or ``sum of operations``: the sum of what is predicted with that
     of what was measured for the same cases, the means over their runs. ``coverage`` is the share of the
-    source's device time that the estimator speaks of, ``steps`` how many steps a sum spans (NaN: unknown).
+    source's device time that the estimator covers, ``steps`` how many steps a sum spans (NaN: unknown).
     """
 
     workload: str
@@ -165,14 +165,14 @@ class Accuracy:
     estimators: tuple[str, ...]
     cases: tuple[Cases, ...]
     summary: tuple[SummaryRow, ...]
-    end_to_end: tuple[EndToEnd, ...]
     contributions: tuple[Contribution, ...]
-    speed_ups: tuple[SpeedUp, ...]
-    trends: tuple[Trend, ...]
     noise: Mapping[str, NoiseFloor]
-    coverage: Mapping[str, Coverage]
-    lint: tuple[LintFinding, ...]
     diagnostics: Diagnostics
+    end_to_end: tuple[EndToEnd, ...] = ()
+    speed_ups: tuple[SpeedUp, ...] = ()
+    trends: tuple[Trend, ...] = ()
+    lint: tuple[LintFinding, ...] = ()
+    coverage: Mapping[str, Coverage] = field(default_factory=dict[str, "Coverage"])
     joins: Mapping[str, tuple[Join, ...]] = field(default_factory=dict[str, "tuple[Join, ...]"])
     steps: Mapping[str, Step] = field(default_factory=dict[str, Step])
     programs: Mapping[str, Workload] = field(default_factory=dict[str, Workload])

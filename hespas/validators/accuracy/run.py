@@ -21,7 +21,7 @@ from hespas.validators.accuracy.cases import Cases, Prediction, covered_ns
 from hespas.validators.accuracy.lint import lint_cases, lint_profile
 from hespas.validators.accuracy.result import Accuracy, EndToEnd, Step
 from hespas.validators.accuracy.sources import HOLDS_NO_PROGRAM, Source, by_device, sources_of
-from hespas.validators.accuracy.summaries import contributions, noise_of, speed_ups, summaries, trends
+from hespas.validators.accuracy.summaries import accuracy_of_cases, trends
 
 __all__ = ["accuracy", "busy_ns", "end_to_end", "span_ns"]
 
@@ -62,21 +62,21 @@ def accuracy(
     lint = [finding for profile in measured for finding in lint_profile(profile)]
     for each, (source, name) in zip(cases, sources, strict=True):
         lint.extend(lint_cases(each, _naive(source, devices[name]), source.times, devices[name]))
-    return Accuracy(
-        inputs=tuple(inputs),
-        estimators=tuple(model.name for model in models),
-        cases=tuple(cases),
-        summary=tuple(summaries(cases)),
+    done = accuracy_of_cases(
+        cases,
+        inputs,
+        [model.name for model in models],
+        found,
+        [device.name for device in devices.values()],
+    )
+    return replace(
+        done,
         end_to_end=runs,
-        contributions=tuple(row for each in cases for row in contributions(each)),
-        speed_ups=tuple(speed_ups(cases)),
         trends=tuple(trends(runs)),
-        noise={device.name: noise_of(cases, device.name) for device in devices.values()},
         coverage={
             source.cases.source: source.coverage for source, _ in sources if source.coverage is not None
         },
         lint=tuple(lint),
-        diagnostics=found,
         joins={source.cases.source: source.joins for source, _ in sources if source.joins},
         steps={source.cases.source: _step_of(source) for source, _ in sources},
         programs={source.cases.source: source.program for source, _ in sources if source.program is not None},
@@ -142,8 +142,8 @@ def _predicted(
     """The cases of each source with what the estimators and the baselines say."""
     cases: list[Cases] = []
     for source, name in sources:
-        said = [_said(model, source, devices[name], found) for model in models]
-        cases.append(source.cases.with_predictions(said))
+        predictions = [_prediction(model, source, devices[name], found) for model in models]
+        cases.append(source.cases.with_predictions(predictions))
     for name, device in devices.items():
         places = [place for place, (_, each) in enumerate(sources) if each == name]
         naive = [_naive(sources[place][0], device) for place in places]
@@ -160,16 +160,17 @@ def _tell_silent(cases: Sequence[Cases], models: Sequence[Estimator], found: Dia
     """Warn of sources that an estimator says nothing of at all: they have no errors."""
     names = {model.name for model in models}
     for each in cases:
-        for said in each.predictions:
-            if said.estimator in names and len(each) and not np.isfinite(said.duration_ns).any():
+        for prediction in each.predictions:
+            if prediction.estimator in names and len(each) and not np.isfinite(prediction.duration_ns).any():
                 found.warning(
                     "accuracy.nothing-estimated",
                     each.source,
-                    f"{said.estimator} gives no time of any of its {len(each):,} cases: nothing is compared",
+                    f"{prediction.estimator} gives no time of any of its {len(each):,} cases: nothing is "
+                    "compared",
                 )
 
 
-def _said(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
+def _prediction(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
     estimated = for_job(model, source.num_ranks).estimate(source.graph, device, found)
     node, times = source.node, source.times
     return Prediction(
@@ -255,7 +256,7 @@ def end_to_end(
     set against the time measured for the same cases.
     """
     cases = source.cases
-    shares = {said.estimator: _share_said(cases, said) for said in cases.predictions}
+    shares = {prediction.estimator: _covered_share(cases, prediction) for prediction in cases.predictions}
     step = _step_of(source)
     if source.program is not None and step.is_simulated:
         for model in models:
@@ -276,19 +277,19 @@ def end_to_end(
                     steps=1.0,
                 )
     mean_ns = cases.measured_ns if cases.mean_ns is None else cases.mean_ns
-    for said in cases.predictions:
-        known = np.isfinite(said.duration_ns) & (cases.measured_ns > 0)
+    for prediction in cases.predictions:
+        known = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
         if known.any():
             yield EndToEnd(
                 workload=cases.workload,
                 source=cases.source,
                 hardware=cases.hardware,
-                estimator=said.estimator,
+                estimator=prediction.estimator,
                 basis="sum of operations",
-                predicted_ns=float(said.duration_ns[known].sum()),
+                predicted_ns=float(prediction.duration_ns[known].sum()),
                 measured_ns=float(mean_ns[known].sum()),
                 is_lower_bound=not bool(known.all()),
-                coverage=shares[said.estimator],
+                coverage=shares[prediction.estimator],
                 steps=cases.steps,
             )
 
@@ -315,8 +316,8 @@ def _one_step(source: Source) -> float:
     return 1.0 if source.recorded is None else source.recorded.inside / source.recorded.count
 
 
-def _share_said(cases: Cases, said: Prediction) -> float:
-    """The share of the device time that a prediction speaks of; NaN where no time was measured."""
-    known = np.isfinite(said.duration_ns) & (cases.measured_ns > 0)
+def _covered_share(cases: Cases, prediction: Prediction) -> float:
+    """The share of the device time that a prediction covers; NaN where no time was measured."""
+    known = np.isfinite(prediction.duration_ns) & (cases.measured_ns > 0)
     total = float(cases.weights_ns.sum()) + cases.outside_ns
     return float(cases.weights_ns[known].sum()) / total if total else nan

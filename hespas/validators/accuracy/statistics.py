@@ -45,15 +45,15 @@ class ErrorSummary:
     of: int
     shapes: int
     coverage: float
-    mape: float
-    median_ape: float
-    p90_ape: float
-    bias: float
-    sum_error: float
-    rmse_ns: float
-    log_ratio: float
-    ci_low: float
-    ci_high: float
+    mape: float = nan
+    median_ape: float = nan
+    p90_ape: float = nan
+    bias: float = nan
+    sum_error: float = nan
+    rmse_ns: float = nan
+    log_ratio: float = nan
+    ci_low: float = nan
+    ci_high: float = nan
     interval_n: int = 0
     interval_coverage: float = nan
 
@@ -81,10 +81,7 @@ def errors_of(
     total = float(measured[measured > 0].sum())
     coverage = float(measured[known].sum()) / total if total else nan
     if not known.any():
-        return ErrorSummary(
-            n=0, of=len(error), shapes=0, coverage=coverage, mape=nan, median_ape=nan, p90_ape=nan, bias=nan,
-            sum_error=nan, rmse_ns=nan, log_ratio=nan, ci_low=nan, ci_high=nan,
-        )  # fmt: skip
+        return ErrorSummary(n=0, of=len(error), shapes=0, coverage=coverage)
     if not known.all():
         error, shape = error[known], shape[known]
     taken, real = (column if len(column) == len(error) else column[known] for column in (predicted, measured))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from math import nan
@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
-from hespas.validators.accuracy.result import Contribution, EndToEnd, SpeedUp, SummaryRow, Trend
+from hespas.validators.accuracy.result import Accuracy, Contribution, EndToEnd, SpeedUp, SummaryRow, Trend
 from hespas.validators.accuracy.statistics import (
     ErrorSummary,
     NoiseFloor,
@@ -29,6 +30,7 @@ from hespas.validators.accuracy.statistics import (
 __all__ = [
     "SIZES",
     "ShapeSpeedUp",
+    "accuracy_of_cases",
     "contributions",
     "noise_of",
     "speed_up_rows",
@@ -52,6 +54,27 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _BASES = ("span", "sum of operations")
 
 
+def accuracy_of_cases(
+    cases: Sequence[Cases],
+    inputs: Sequence[str],
+    estimators: Sequence[str],
+    diagnostics: Diagnostics,
+    hardware: Iterable[str] = (),
+) -> Accuracy:
+    """What follows from cases alone; noise of the devices ``hardware``, and of those that cases are of."""
+    devices = dict.fromkeys((*hardware, *(each.hardware for each in cases)))
+    return Accuracy(
+        inputs=tuple(inputs),
+        estimators=tuple(estimators),
+        cases=tuple(cases),
+        summary=tuple(summaries(cases)),
+        contributions=tuple(row for each in cases for row in contributions(each)),
+        speed_ups=tuple(speed_ups(cases)),
+        noise={name: noise_of(cases, name) for name in devices},
+        diagnostics=diagnostics,
+    )
+
+
 def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
     """Rows per device and estimator, at both levels: all, then classes and families by time, then sizes."""
     by_device: dict[str, list[Cases]] = {}
@@ -64,11 +87,11 @@ def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
         op_class = _together([each.op_class.astype(np.int32, copy=False) for each in group])
         time_ns = _together([each.weights_ns for each in group])
         for name in _estimators(group):
-            said = [_said(each, name) for each in group]
+            predictions = [_prediction(each, name) for each in group]
             instances = _Columns(
-                predicted=_together([each.duration_ns for each in said]),
-                low=_together([each.low_ns for each in said]),
-                high=_together([each.high_ns for each in said]),
+                predicted=_together([each.duration_ns for each in predictions]),
+                low=_together([each.low_ns for each in predictions]),
+                high=_together([each.high_ns for each in predictions]),
                 measured=measured,
                 op_class=op_class,
                 shape=shape,
@@ -91,7 +114,7 @@ def summaries(cases: Sequence[Cases]) -> Iterator[SummaryRow]:
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Columns:
     """What one estimator says of the cases of a device, and what was measured. ``time_ns`` is the device time
-    that each row stands for, ``covered_ns`` the part of it that the estimator speaks of (None: all or
+    that each row stands for, ``covered_ns`` the part of it that the estimator covers (None: all or
     nothing); ``outside_ns`` is that of no row.
     """
 
@@ -153,13 +176,14 @@ def _together(columns: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
 
 
 def _estimators(cases: Sequence[Cases]) -> list[str]:
-    return list(dict.fromkeys(said.estimator for each in cases for said in each.predictions))
+    return list(dict.fromkeys(prediction.estimator for each in cases for prediction in each.predictions))
 
 
-def _said(cases: Cases, estimator: str) -> Prediction:
+def _prediction(cases: Cases, estimator: str) -> Prediction:
     nothing = constant(np.nan, len(cases))
-    found = (said for said in cases.predictions if said.estimator == estimator)
-    return next(found, Prediction(estimator=estimator, duration_ns=nothing, low_ns=nothing, high_ns=nothing))
+    return cases.prediction(estimator) or Prediction(
+        estimator=estimator, duration_ns=nothing, low_ns=nothing, high_ns=nothing
+    )
 
 
 def _parts(columns: _Columns, cases: Cases) -> Iterator[tuple[str, str, BoolArray]]:
@@ -188,9 +212,9 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
         return
     groups = ShapeGroups.of(cases.shape)
     firsts = groups.firsts()
-    for said in cases.predictions:
-        known = np.isfinite(said.duration_ns)
-        predicted = np.bincount(cases.shape[known], said.duration_ns[known], len(cases.shapes))
+    for prediction in cases.predictions:
+        known = np.isfinite(prediction.duration_ns)
+        predicted = np.bincount(cases.shape[known], prediction.duration_ns[known], len(cases.shapes))
         measured = np.bincount(cases.shape[known], cases.measured_ns[known], len(cases.shapes))
         order: list[int] = np.argsort(-np.abs(predicted - measured), kind="stable")[:_LISTED].tolist()
         for row in order:
@@ -203,7 +227,7 @@ def contributions(cases: Cases) -> Iterator[Contribution]:
             yield Contribution(
                 source=cases.source,
                 hardware=cases.hardware,
-                estimator=said.estimator,
+                estimator=prediction.estimator,
                 label=cases.labels[lead],
                 shape=cases.shapes[row],
                 op_class=cases.classes[int(cases.op_class[lead])],
@@ -326,9 +350,9 @@ def _by_device(cases: Sequence[Cases]) -> dict[str, list[tuple[Cases, IntArray]]
 
 
 def _names(by_device: Mapping[str, Sequence[tuple[Cases, IntArray]]]) -> dict[str, list[str]]:
-    """The estimators that speak of each device."""
+    """The estimators that cover each device."""
     return {
-        device: list(dict.fromkeys(said.estimator for said in group[0][0].predictions))
+        device: list(dict.fromkeys(prediction.estimator for prediction in group[0][0].predictions))
         for device, group in by_device.items()
     }
 
@@ -355,9 +379,9 @@ def _by_shape(cases: Sequence[tuple[Cases, IntArray]], estimator: str) -> FloatA
     """
     parts = [np.empty((0, 3))]
     for each, shape in cases:
-        said = next((p.duration_ns for p in each.predictions if p.estimator == estimator), None)
-        if said is not None and len(each):
-            predicted, measured, distinct = unique_shapes(said, each.measured_ns, shape)
+        prediction = each.prediction(estimator)
+        if prediction is not None and len(each):
+            predicted, measured, distinct = unique_shapes(prediction.duration_ns, each.measured_ns, shape)
             known = (predicted > 0) & (measured > 0)
             parts.append(np.stack((distinct.astype(np.float64), predicted, measured), axis=1)[known])
     rows = np.concatenate(parts)

@@ -22,7 +22,7 @@ from hespas.validators.accuracy.baselines import MOST_FITTED, FittingRows, basel
 from hespas.validators.accuracy.cases import Cases, Prediction
 from hespas.validators.accuracy.lint import LintFinding, lint_cases
 from hespas.validators.accuracy.result import Accuracy
-from hespas.validators.accuracy.summaries import contributions, noise_of, speed_ups, summaries
+from hespas.validators.accuracy.summaries import accuracy_of_cases
 
 if TYPE_CHECKING:
     from hespas.measurements import Measurements
@@ -203,10 +203,10 @@ def _shape_texts(ops: Operations) -> list[str]:
         columns: list[list[float]] = [ops.dim(name)[rows].tolist() for name in names]
         sizes: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else [()] * len(rows)
         for row, values in zip(numbers, sizes, strict=True):
-            said = [
+            stated = [
                 f"{name} {value:.15g}" for name, value in zip(names, values, strict=True) if not isnan(value)
             ]
-            texts[row] = ", ".join((heads[head[row]][0], *said))
+            texts[row] = ", ".join((heads[head[row]][0], *stated))
     return texts
 
 
@@ -227,9 +227,9 @@ def prediction_of_rows(
     ]
     return Prediction(
         estimator=model.name,
-        duration_ns=_spread_out([said.duration_ns for said in parts], known.place),
-        low_ns=_spread_out([said.low_ns for said in parts], known.place),
-        high_ns=_spread_out([said.high_ns for said in parts], known.place),
+        duration_ns=_spread_out([each.duration_ns for each in parts], known.place),
+        low_ns=_spread_out([each.low_ns for each in parts], known.place),
+        high_ns=_spread_out([each.high_ns for each in parts], known.place),
     )
 
 
@@ -258,7 +258,7 @@ def accuracy_of_tables(
 
     Rows of ``split`` are compared (empty: all). The naive baselines are fitted on rows of split ``calib``
     that are not compared; without such rows on the other four fifths of the sizes. Raises ``UsageError`` for
-    a device without rows, a split no table has, and an estimator that speaks of programs only.
+    a device without rows, a split no table has, and an estimator that covers programs only.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
     models = [model_of_operations(spelling) for spelling in estimators]
@@ -280,28 +280,17 @@ def accuracy_of_tables(
             f"no row of split {split!r} is of {', '.join(device.name for device in devices.values())}",
             hint="name another --split or --hardware",
         )
-    return Accuracy(
-        inputs=tuple(inputs),
-        estimators=tuple(model.name for model in models),
-        cases=tuple(cases),
-        summary=tuple(summaries(cases)),
-        end_to_end=(),
-        contributions=tuple(row for each in cases for row in contributions(each)),
-        speed_ups=tuple(speed_ups(cases)),
-        trends=(),
-        noise={name: noise_of(cases, name) for name in dict.fromkeys(each.hardware for each in cases)},
-        coverage={},
-        lint=tuple(lint),
-        diagnostics=found,
+    return replace(
+        accuracy_of_cases(cases, inputs, [model.name for model in models], found), lint=tuple(lint)
     )
 
 
 def model_of_operations(spelling: str) -> OperationModel:
-    """An estimator that speaks of single operations. Raises ``UsageError`` for one of programs only."""
+    """An estimator that covers single operations. Raises ``UsageError`` for one of programs only."""
     model = load_estimator(spelling)
     if not isinstance(model, OperationModel):
         raise UsageError(
-            f"estimator {model.name!r} speaks of programs, not of the operations of a table",
+            f"estimator {model.name!r} covers programs, not the operations of a table",
             hint="give --measured and --workload, or another --estimator",
         )
     return model
@@ -424,6 +413,6 @@ def _compared(
     if len(scored) < len(rows):
         distinct = DistinctRows.of(scored.ops)
     cases = cases_of_rows(scored, device, classes, distinct)
-    said = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
-    cases = cases.with_predictions((*said, *baselines))
+    predictions = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
+    cases = cases.with_predictions((*predictions, *baselines))
     return cases, lint_cases(cases, naive[is_scored], np.ones(len(cases)), device)

@@ -216,7 +216,7 @@ class Approach(Protocol):
         """What some rows of a device give; nothing where they are too few."""
         ...
 
-    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """What the fits alone say of operations; ``keeps``: with those the device had before."""
         ...
 
@@ -270,16 +270,16 @@ class CalibratedFits:
             run.memory.keep(key, device.name, fits)
         return Found(fits)
 
-    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """Of collectives a model of their own speaks."""
         fits = merged(found.fits, device.fits) if keeps else found.fits
         fitted = replace(device, own_fits=fits, fits_of="")
-        said = prediction_of_rows(Calibrated(), ops, fitted, Diagnostics())
+        prediction = prediction_of_rows(Calibrated(), ops, fitted, Diagnostics())
         rows = ops.kind.where("collective")
         if not len(rows):
-            return said
+            return prediction
         other = prediction_of_rows(Collectives(), ops.take(rows), fitted, Diagnostics())
-        columns = [said.duration_ns.copy(), said.low_ns.copy(), said.high_ns.copy()]
+        columns = [prediction.duration_ns.copy(), prediction.low_ns.copy(), prediction.high_ns.copy()]
         for column, mine in zip(columns, (other.duration_ns, other.low_ns, other.high_ns), strict=True):
             column[rows] = mine
         return Prediction(estimator=self.name, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2])
@@ -290,7 +290,7 @@ class CalibratedFits:
         return [
             _middle(
                 [
-                    self.said(known_variants(table.ops, {fit.variant for fit in each.fits}), device, each)
+                    self.predict(known_variants(table.ops, {fit.variant for fit in each.fits}), device, each)
                     for each in founds
                 ]
             )
@@ -323,21 +323,21 @@ def has_several(table: Measurements, kinds: Sequence[str]) -> bool:
 
 
 def known_variants(ops: Operations, known: set[str]) -> Operations:
-    """Variants that a device's fits have not are left open: what it usually runs speaks for them."""
+    """Variants that a device's fits have not are left open: they count as what it usually runs."""
     names = tuple(name if name in known else "" for name in ops.variant.names)
     return replace(ops, variant=Labels(ops.variant.row, names))
 
 
-def _middle(said: Sequence[Prediction]) -> Prediction:
-    if not said:
+def _middle(predictions: Sequence[Prediction]) -> Prediction:
+    if not predictions:
         raise UsageError("no other device to predict from")
-    durations = np.stack([each.duration_ns for each in said])
+    durations = np.stack([each.duration_ns for each in predictions])
     known = ~np.isnan(durations).all(axis=0)
     middle, low, high = (np.full(durations.shape[1], np.nan) for _ in range(3))
     with np.errstate(invalid="ignore"):
         middle[known] = np.exp(np.nanmedian(np.log(durations[:, known]), axis=0))
-        low[known] = np.fmin.reduce([each.low_ns[known] for each in said])
-        high[known] = np.fmax.reduce([each.high_ns[known] for each in said])
+        low[known] = np.fmin.reduce([each.low_ns[known] for each in predictions])
+        high[known] = np.fmax.reduce([each.high_ns[known] for each in predictions])
     return Prediction(estimator="calibrated", duration_ns=middle, low_ns=low, high_ns=high)
 
 
@@ -353,7 +353,7 @@ class SystolicLines:
         return "systolic"
 
     def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
-        """Refuse a device without an array, and tables without any operation that lines speak of."""
+        """Refuse a device without an array, and tables without any operation that lines cover."""
         if device.systolic is None:
             raise UsageError(
                 f"--estimator systolic: {device.name} has no systolic array",
@@ -396,16 +396,16 @@ class SystolicLines:
             run.memory.keep(key, device.name, fits)
         return Found(fits)
 
-    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
-        """What has no line is not said: cycles at a clock are no fit."""
+    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+        """What has no line is not predicted: cycles at a clock are no fit."""
         lines = merged(found.fits, device.own_lines) if keeps else found.fits
         fitted = replace(device, own_lines=lines)
-        said = prediction_of_rows(Systolic(shipped=False), ops, fitted, Diagnostics())
-        duration = said.duration_ns.copy()
+        prediction = prediction_of_rows(Systolic(shipped=False), ops, fitted, Diagnostics())
+        duration = prediction.duration_ns.copy()
         for labels, rows in ops.classes():
             if basis_of(fitted, *labels, shipped=False) is None:
                 duration[rows] = np.nan
-        return replace(said, duration_ns=duration)
+        return replace(prediction, duration_ns=duration)
 
     def carried(self, tables: Sequence[Measurements], others: Others, device: Device) -> list[Prediction]:
         """Refused by :meth:`fault`."""
@@ -430,9 +430,9 @@ class LearnedTrees:
         faults = [each.fault for each in parts if each.fault]
         if len(faults) == len(parts):
             kinds = ", ".join(FAMILIES)
-            said = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
+            reasons = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
             raise UsageError(
-                f"--estimator learned: {said}", hint="measure more sizes, or fit --estimator calibrated"
+                f"--estimator learned: {reasons}", hint="measure more sizes, or fit --estimator calibrated"
             )
         for fault in faults:
             found.warning("calibrate.too-few-rows", device.name, f"no learned model of {fault}")
@@ -473,7 +473,7 @@ class LearnedTrees:
             memory.keep_model(key, model)
         return model
 
-    def said(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
+    def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """What the models say, without any others."""
         return prediction_of_rows(ModelsAtHand(found.models), ops, device, Diagnostics())
 
@@ -482,4 +482,4 @@ class LearnedTrees:
         rows = [each for tables_of in others.rows.values() for each in tables_of]
         found = self._fit(rows, others.devices, "on other devices")
         known = {cell.variant for model in found.models for cell in model.card.cells}
-        return [self.said(known_variants(table.ops, known), device, found) for table in tables]
+        return [self.predict(known_variants(table.ops, known), device, found) for table in tables]

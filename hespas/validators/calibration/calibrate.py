@@ -189,7 +189,7 @@ def _fitted_device(device: Device, founds: Mapping[str, Found]) -> Device:
 
 
 def _kept_models(device: Device, new: Sequence[LearnedModel]) -> tuple[LearnedModel, ...]:
-    """Models that the device's file names already, where they speak of anything that no new one speaks of.
+    """Models that the device's file names already, where they cover anything that no new one covers.
 
     New models come before them; one of the same name gets another.
     """

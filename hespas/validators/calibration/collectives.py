@@ -83,14 +83,14 @@ def _ratios(rows: Measurements, device: Device, seed: int, date: str) -> Iterabl
         ops = mine.ops
         ranks = ops.dim("ranks")
         nodes = np.ceil(ranks / np.maximum(ops.dim("ranks_per_node"), 1))
-        said = tuned_times(op, ranks, nodes, ops.dim("message_bytes"), device).duration_ns
-        known = np.isfinite(said)
+        predicted_ns = tuned_times(op, ranks, nodes, ops.dim("message_bytes"), device).duration_ns
+        known = np.isfinite(predicted_ns)
         if known.sum() < _FEWEST:
             continue
-        ratio, times = mine.duration_ns[known] / said[known], mine.duration_ns[known]
+        ratio, times = mine.duration_ns[known] / predicted_ns[known], mine.duration_ns[known]
         middle = rounded(float(np.median(ratio)))
         spread = float(np.std(np.log(ratio))) / np.sqrt(len(ratio))
-        error = error_of(said[known] * middle, times)
+        error = error_of(predicted_ns[known] * middle, times)
         yield Fit(
             kind="collective",
             op=op,
@@ -101,7 +101,7 @@ def _ratios(rows: Measurements, device: Device, seed: int, date: str) -> Iterabl
             support=tuple(_range(name, ops.dim(name)) for name in ("ranks", "message_bytes")),
             samples=int(known.sum()),
             error=error,
-            bands=bands_of(said[known] * middle, times),
+            bands=bands_of(predicted_ns[known] * middle, times),
             table=mine.name,
             provenance=mine.provenance,
             fitted=date,
@@ -129,7 +129,7 @@ def _fit(labels: tuple[str, str, str, str], rows: Measurements, seed: int, date:
             predicted.append(_line(seen).time_ns(unseen.size))
             times.append(unseen.time_ns)
     ops, left_out = rows.ops, np.concatenate(times) if times else np.empty(0)
-    said = np.concatenate(predicted) if predicted else np.empty(0)
+    predicted_ns = np.concatenate(predicted) if predicted else np.empty(0)
     return Fit(
         kind=kind,
         op=op,
@@ -139,8 +139,8 @@ def _fit(labels: tuple[str, str, str, str], rows: Measurements, seed: int, date:
         parameters=tuple(parameters),
         support=tuple(_range(name, ops.dim(name)) for name in ("ranks", "message_bytes")),
         samples=len(rows),
-        error=error_of(said, left_out),
-        bands=bands_of(said, left_out),
+        error=error_of(predicted_ns, left_out),
+        bands=bands_of(predicted_ns, left_out),
         table=rows.name,
         provenance=rows.provenance,
         fitted=date,

@@ -521,7 +521,7 @@ def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
         for rows in kept
     ]
     times = np.concatenate([rows.measured.duration_ns for rows in kept])
-    said = np.concatenate(predicted)
+    predicted_ns = np.concatenate(predicted)
     return Fit(
         kind=ANY,
         op=ANY,
@@ -533,8 +533,8 @@ def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
         ),
         support=(),
         samples=int(sum(len(rows.measured) for rows in mine)),
-        error=error_of(said, times),
-        bands=bands_of(said, times),
+        error=error_of(predicted_ns, times),
+        bands=bands_of(predicted_ns, times),
         table=" ".join(sorted({rows.measured.name for rows in kept})),
         provenance="; ".join(sorted({rows.measured.provenance for rows in kept})),
         fitted=run.date,

@@ -19,7 +19,7 @@ from hespas.operations import KINDS, Labels, Operations
 from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
-from hespas.validators.accuracy.summaries import contributions, noise_of, summaries
+from hespas.validators.accuracy.summaries import accuracy_of_cases
 from hespas.validators.accuracy.tables import TableClasses, cases_of_rows, prediction_of_rows
 from hespas.validators.calibration.approaches import Approach, Found, Others
 
@@ -64,12 +64,12 @@ class Tested:
     """Rows of one table, with what fits that have not seen them say, one of each estimator."""
 
     rows: Measurements
-    said: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...]
 
     @property
     def is_told(self) -> bool:
         """Whether any of them says anything."""
-        return any(bool(np.isfinite(each.duration_ns).any()) for each in self.said)
+        return any(bool(np.isfinite(each.duration_ns).any()) for each in self.predictions)
 
 
 def sizes_left_out(
@@ -83,7 +83,7 @@ def sizes_left_out(
         return [], 0
     founds = _fitted(approaches, seen, device, "sizes left out")
     rows = [table.take(np.flatnonzero(mine)) for table, mine in zip(tables, is_test, strict=True)]
-    tested = [Tested(each, _said(approaches, founds, each.ops, device)) for each in rows if len(each)]
+    tested = [Tested(each, _predictions(approaches, founds, each.ops, device)) for each in rows if len(each)]
     return tested, sum(map(len, seen))
 
 
@@ -93,7 +93,7 @@ def _fitted(
     return [each.fit(tables, device, purpose) for each in approaches]
 
 
-def _said(
+def _predictions(
     approaches: Sequence[Approach],
     founds: Sequence[Found],
     ops: Operations,
@@ -102,7 +102,7 @@ def _said(
     keeps: bool = False,
 ) -> tuple[Prediction, ...]:
     pairs = zip(approaches, founds, strict=True)
-    return tuple(each.said(ops, device, found, keeps=keeps) for each, found in pairs)
+    return tuple(each.predict(ops, device, found, keeps=keeps) for each, found in pairs)
 
 
 def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
@@ -192,7 +192,7 @@ def recordings_left_out(
         others = [each for each in tables if each is not table]
         if table.recorded:
             founds = _fitted(approaches, others, device, f"without {table.name}")
-            tested.append(Tested(table, _said(approaches, founds, table.ops, device, keeps=True)))
+            tested.append(Tested(table, _predictions(approaches, founds, table.ops, device, keeps=True)))
             entered += sum(map(len, others))
     return tested, entered
 
@@ -211,7 +211,7 @@ def operations_left_out(
                 seen, unseen = (_as_one(part) for part in _parted(rows, name))
                 founds = _fitted(approaches, [seen], device, f"without {name}")
                 one = Tested(
-                    rows.take(rows.ops.op.where(name)), _said(approaches, founds, unseen.ops, device)
+                    rows.take(rows.ops.op.where(name)), _predictions(approaches, founds, unseen.ops, device)
                 )
                 entered += len(seen)
                 if one.is_told:
@@ -236,7 +236,7 @@ def device_left_out(
     one: see :meth:`Approach.carried`.
     """
     carried = [each.carried(tables, others, device) for each in approaches]
-    tested = [Tested(table, tuple(said)) for table, *said in zip(tables, *carried, strict=True)]
+    tested = [Tested(table, tuple(predictions)) for table, *predictions in zip(tables, *carried, strict=True)]
     return tested, sum(len(rows) for each in others.rows.values() for rows in each)
 
 
@@ -257,25 +257,15 @@ def compared(
         by=by,
         count=sum(map(len, cases)),
         fitted=entered,
-        accuracy=Accuracy(
-            inputs=tuple(inputs),
-            estimators=("roofline", *names),
-            cases=tuple(cases),
-            summary=tuple(summaries(cases)),
-            end_to_end=(),
-            contributions=tuple(row for each in cases for row in contributions(each)),
-            speed_ups=(),
-            trends=(),
-            noise={device.name: noise_of(cases, device.name)},
-            coverage={},
-            lint=(),
-            diagnostics=Diagnostics(),
-        ),
+        accuracy=accuracy_of_cases(cases, inputs, ("roofline", *names), Diagnostics(), [device.name]),
     )
 
 
 def _cases(tested: Tested, device: Device, classes: TableClasses, names: Sequence[str]) -> Cases:
     before = prediction_of_rows(Roofline(), tested.rows.ops, replace(device, efficiencies=()), Diagnostics())
     cases = cases_of_rows(tested.rows, device, classes)
-    after = (replace(said, estimator=name) for said, name in zip(tested.said, names, strict=True))
+    after = (
+        replace(prediction, estimator=name)
+        for prediction, name in zip(tested.predictions, names, strict=True)
+    )
     return cases.with_predictions((before, *after))

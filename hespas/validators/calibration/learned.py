@@ -320,7 +320,7 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
     known = set(device_names())
     for name in sorted(set(measured.hardware.used()) & known):
         mine = measured.on(name)
-        said = estimator.predict(mine.ops, named_device(name))
+        prediction = estimator.predict(mine.ops, named_device(name))
         ops = mine.ops
         labels = (ops.kind, ops.op, ops.scheme, ops.variant)
         keys = np.stack([each.row for each in labels], axis=1)
@@ -329,7 +329,7 @@ def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow,
         for number, key in enumerate(keys_of):
             rows = np.flatnonzero(place.reshape(-1) == number)
             texts = [each.names[row] for each, row in zip(labels, key, strict=True)]
-            found.append(_row((name, *texts), said, mine.duration_ns, rows))
+            found.append(_row((name, *texts), prediction, mine.duration_ns, rows))
     return tuple(found)
 
 
@@ -365,11 +365,11 @@ def _errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow
     return tuple(found)
 
 
-def _row(key: tuple[str, ...], said: Prediction, measured_ns: FloatArray, rows: IntArray) -> ErrorRow:
-    answered = rows[~np.isnan(said.duration_ns[rows])]
+def _row(key: tuple[str, ...], prediction: Prediction, measured_ns: FloatArray, rows: IntArray) -> ErrorRow:
+    answered = rows[~np.isnan(prediction.duration_ns[rows])]
     actual = measured_ns[answered]
-    error = said.duration_ns[answered] / actual - 1
-    inside = (said.low_ns[answered] <= actual) & (actual <= said.high_ns[answered])
+    error = prediction.duration_ns[answered] / actual - 1
+    inside = (prediction.low_ns[answered] <= actual) & (actual <= prediction.high_ns[answered])
     size = np.abs(error)
     some = len(answered) > 0
     return ErrorRow(

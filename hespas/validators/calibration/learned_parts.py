@@ -62,7 +62,7 @@ SMALL = Form(trees=150, leaves=31, learning_rate=0.15)
 _LARGE = Form(trees=400, leaves=63, learning_rate=0.12)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """One model: the rows of one table of these kinds and schemes (empty: all). ``overhead_ns`` is the part
     of the base that does not grow; ``forms`` are tried on shape groups left out. Rows that share the sizes
@@ -86,164 +86,63 @@ class Part:
 
 _GEMM = "aiconfigurator_gemm"
 _BIG = (SMALL, _LARGE)
+_FEW = (FEW, ROBUST)
+_ANY = (FEW, ROBUST, SMALL)
 WEIGHTS = ("n", "k")
 HEADS = ("batch", "heads", "kv_heads", "head_dim")
 EXPERTS = ("hidden", "inter", "topk", "experts", "tensor_parallel", "expert_parallel")
 
+# name, table, kinds, overhead [ns], forms
 PARTS: tuple[Part, ...] = (
+    Part("gemm-bf16", _GEMM, ("matmul",), 3e3, _BIG, schemes=("bf16",), layer=WEIGHTS),
+    Part("gemm-fp8", _GEMM, ("matmul",), 12e3, _BIG, schemes=("fp8",), layer=WEIGHTS),
+    Part("gemm-fp8-block", _GEMM, ("matmul",), 8e3, _BIG, schemes=("fp8_block",), layer=WEIGHTS),
+    Part("gemm-nvfp4", _GEMM, ("matmul",), 8e3, _BIG, schemes=("nvfp4",), layer=WEIGHTS),
     Part(
-        name="gemm-bf16",
-        table=_GEMM,
-        kinds=("matmul",),
-        schemes=("bf16",),
-        overhead_ns=3e3,
-        layer=WEIGHTS,
-        forms=_BIG,
+        "gemm-weight-only", _GEMM, ("matmul",), 5e3, _BIG, schemes=("int8_wo", "int4_wo", "sq"), layer=WEIGHTS
     ),
+    Part("mla-products", "aiconfigurator_mla_bmm", ("matmul",), 3e3, _ANY, layer=("batch", "m")),
+    Part("gemm-f16", "vidur_compute", ("matmul",), 8e3, _BIG, layer=WEIGHTS),
+    Part("gemm-f32", "neusight_perop", ("matmul",), 1e4, _BIG),
+    Part("gemm-aiter", "aiter_gemm", ("matmul",), 5e3, _BIG, layer=WEIGHTS),
+    Part("gemm-tpu", "tpuv4_matmul", ("matmul",), 1e3, _FEW),
+    Part("conv-f32", "neusight_conv", ("convolution",), 1e4, _BIG, layer=WEIGHTS),
     Part(
-        name="gemm-fp8",
-        table=_GEMM,
-        kinds=("matmul",),
-        schemes=("fp8",),
-        overhead_ns=12e3,
-        layer=WEIGHTS,
-        forms=_BIG,
-    ),
-    Part(
-        name="gemm-fp8-block",
-        table=_GEMM,
-        kinds=("matmul",),
-        schemes=("fp8_block",),
-        overhead_ns=8e3,
-        layer=WEIGHTS,
-        forms=_BIG,
-    ),
-    Part(
-        name="gemm-nvfp4",
-        table=_GEMM,
-        kinds=("matmul",),
-        schemes=("nvfp4",),
-        overhead_ns=8e3,
-        layer=WEIGHTS,
-        forms=_BIG,
-    ),
-    Part(
-        name="gemm-weight-only",
-        table=_GEMM,
-        kinds=("matmul",),
-        schemes=("int8_wo", "int4_wo", "sq"),
-        overhead_ns=5e3,
-        layer=WEIGHTS,
-        forms=(SMALL, _LARGE),
-    ),
-    Part(
-        name="mla-products",
-        table="aiconfigurator_mla_bmm",
-        kinds=("matmul",),
-        overhead_ns=3e3,
-        layer=("batch", "m"),
-        forms=(FEW, ROBUST, SMALL),
-    ),
-    Part(
-        name="gemm-f16",
-        table="vidur_compute",
-        kinds=("matmul",),
-        overhead_ns=8e3,
-        layer=WEIGHTS,
-        forms=(SMALL, _LARGE),
-    ),
-    Part(name="gemm-f32", table="neusight_perop", kinds=("matmul",), overhead_ns=1e4, forms=_BIG),
-    Part(
-        name="gemm-aiter",
-        table="aiter_gemm",
-        kinds=("matmul",),
-        overhead_ns=5e3,
-        layer=WEIGHTS,
-        forms=(SMALL, _LARGE),
-    ),
-    Part(
-        name="gemm-tpu",
-        table="tpuv4_matmul",
-        kinds=("matmul",),
-        overhead_ns=1e3,
-        forms=(FEW, ROBUST),
-    ),
-    Part(
-        name="conv-f32",
-        table="neusight_conv",
-        kinds=("convolution",),
-        overhead_ns=1e4,
-        layer=WEIGHTS,
-        forms=(SMALL, _LARGE),
-    ),
-    Part(
-        name="attention-context",
-        table="aiconfigurator_attention_context",
-        kinds=("attention.context",),
-        overhead_ns=5e3,
+        "attention-context",
+        "aiconfigurator_attention_context",
+        ("attention.context",),
+        5e3,
+        _BIG,
         layer=HEADS,
-        forms=_BIG,
     ),
     Part(
-        name="attention-generation",
-        table="aiconfigurator_attention_generation",
-        kinds=("attention.generation",),
-        overhead_ns=6e3,
+        "attention-generation",
+        "aiconfigurator_attention_generation",
+        ("attention.generation",),
+        6e3,
+        _BIG,
         layer=HEADS,
-        forms=_BIG,
     ),
     Part(
-        name="attention-encoder",
-        table="aiconfigurator_attention_encoder",
-        kinds=("attention.encoder",),
-        overhead_ns=5e3,
+        "attention-encoder",
+        "aiconfigurator_attention_encoder",
+        ("attention.encoder",),
+        5e3,
+        _BIG,
         layer=HEADS,
-        forms=(SMALL, _LARGE),
     ),
-    Part(name="moe", table="aiconfigurator_moe", kinds=("moe",), overhead_ns=2e4, layer=EXPERTS, forms=_BIG),
-    Part(
-        name="moe-aiter",
-        table="aiter_fused_moe",
-        kinds=("moe",),
-        overhead_ns=2e4,
-        layer=EXPERTS,
-        forms=(FEW, ROBUST, SMALL),
-    ),
-    Part(
-        name="vector-f32",
-        table="neusight_perop",
-        kinds=("vector", "normalization"),
-        overhead_ns=5e3,
-        forms=_BIG,
-    ),
-    Part(
-        name="vector-f16",
-        table="vidur_compute",
-        kinds=("vector", "normalization", "gather"),
-        overhead_ns=5e3,
-        layer=("columns",),
-        forms=(SMALL, _LARGE),
-    ),
-    Part(
-        name="vector-tpu",
-        table="tpuv4_nongemm",
-        kinds=("vector", "normalization", "pooling"),
-        overhead_ns=1e3,
-        forms=(FEW, ROBUST),
-    ),
-    Part(
-        name="quantize",
-        table="aiconfigurator_quantize",
-        kinds=("quantize",),
-        overhead_ns=3e3,
-        forms=(SMALL, _LARGE),
-    ),
+    Part("moe", "aiconfigurator_moe", ("moe",), 2e4, _BIG, layer=EXPERTS),
+    Part("moe-aiter", "aiter_fused_moe", ("moe",), 2e4, _ANY, layer=EXPERTS),
+    Part("vector-f32", "neusight_perop", ("vector", "normalization"), 5e3, _BIG),
+    Part("vector-f16", "vidur_compute", ("vector", "normalization", "gather"), 5e3, _BIG, layer=("columns",)),
+    Part("vector-tpu", "tpuv4_nongemm", ("vector", "normalization", "pooling"), 1e3, _FEW),
+    Part("quantize", "aiconfigurator_quantize", ("quantize",), 3e3, _BIG),
 )
 """The models that ship with the package."""
 
 
 def rows_of_part(part: Part, table: Measurements) -> Measurements:
-    """The rows of a table that a part speaks of; none where it is another table."""
+    """The rows of a table that a part covers; none where it is another table."""
     if not table.name.startswith(part.table):
         return table.take(table.ops.kind.where())
     kept = table.take(table.ops.kind.where(*part.kinds))
@@ -293,7 +192,7 @@ _ABSOLUTE_COLUMNS: Mapping[str, frozenset[str]] = {
 
 _RISING_COLUMNS: Mapping[str, frozenset[str]] = {"stream": frozenset({"loss", "row_loss"})}
 """Columns with which time can only rise, all others equal: waste of the last wave, where kernels are simple
-enough that one exists. Kernels of products change with the shape, so a wave of theirs need not be there.
+enough that one exists. Kernels of matmuls change with the shape, so a wave of theirs need not be there.
 """
 
 

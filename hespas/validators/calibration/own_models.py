@@ -67,7 +67,7 @@ def own_parts(
 ) -> Iterator[OwnPart]:
     """The parts of some tables on ``devices``, by their names there. Rows kept for testing are left out.
 
-    A part that ships for the table is taken as it is; other rows are parted by kind, and products by number
+    A part that ships for the table is taken as it is; other rows are parted by kind, and matmuls by number
     format. In a fixed order.
     """
     start_ns = min((each.launch_overhead_ns for each in devices.values()), default=np.nan)
@@ -104,7 +104,7 @@ def one_table(tables: Sequence[Measurements]) -> Measurements | None:
 
 
 def _unnamed(table: Measurements) -> IntArray:
-    """Numbers of the rows that no part speaks of that ships for the table."""
+    """Numbers of the rows that no part covers that ships for the table."""
     left = np.ones(len(table), np.bool_)
     for part in PARTS:
         if table.name.startswith(part.table):

@@ -1,10 +1,10 @@
 """Fits of recorded programs: tens of shapes of each operation, where tables have thousands.
 
 What runs in one recording runs alike, so everything is drawn towards what holds for more of it: an operation
-towards its kind, a kind towards the whole chip, a product towards the fit of other data that the device has.
+towards its kind, a kind towards the whole chip, a matmul towards the fit of other data that the device has.
 
     whole chip  ->  kind  ->  operation            start, arithmetic and traffic (form ``roofline``)
-    fit of other data  ->  products of a format    all parameters of its form
+    fit of other data  ->  matmuls of a format     all parameters of its form
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Class:
 def fit_recordings(
     recordings: Sequence[Measurements], device: Device, *, seed: int = 0, fitted: str = ""
 ) -> tuple[Fit, ...]:
-    """The fits of recordings on ``device``, whose fits of other data products are drawn towards.
+    """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards.
 
     Errors and intervals are of shapes left out, a fifth in turn. ``fitted`` is the date written into the fits
     (ISO; empty: today). Deterministic for one ``seed``; no fits where no operation has known sizes and rates.
@@ -68,12 +68,12 @@ def fit_recordings(
     if len(table) < _FEWEST:
         return ()
     classes = _fitted(table, device)
-    said, by = _of_shapes_left_out(table, device, seed)
+    predicted_ns, by = _of_shapes_left_out(table, device, seed)
     date = fitted or datetime.now(UTC).date().isoformat()
-    everything = bands_of(said[~np.isnan(said)], table.duration_ns[~np.isnan(said)])
+    everything = bands_of(predicted_ns[~np.isnan(predicted_ns)], table.duration_ns[~np.isnan(predicted_ns)])
     fits: list[Fit] = []
     for name, found in sorted(classes.items()):
-        mine = np.array([each == name for each in by], np.bool_) & ~np.isnan(said)
+        mine = np.array([each == name for each in by], np.bool_) & ~np.isnan(predicted_ns)
         kind, op, scheme = name
         fits.append(
             Fit(
@@ -85,8 +85,8 @@ def fit_recordings(
                 parameters=_parameters(found),
                 support=(),
                 samples=found.samples,
-                error=error_of(said[mine], table.duration_ns[mine]),
-                bands=bands_of(said[mine], table.duration_ns[mine]) or everything,
+                error=error_of(predicted_ns[mine], table.duration_ns[mine]),
+                bands=bands_of(predicted_ns[mine], table.duration_ns[mine]) or everything,
                 table=table.name,
                 provenance=table.provenance,
                 fitted=date,
@@ -106,7 +106,7 @@ def _parameters(found: _Class) -> tuple[FitParameter, ...]:
 
 
 def _usable(table: Measurements, device: Device) -> IntArray:
-    """Rows whose kind and number format the device's rates and one of the forms speak of."""
+    """Rows whose kind and number format the device's rates and one of the forms cover."""
     with np.errstate(invalid="ignore"):
         known = np.isfinite(_time_ns(table, device, _ROOFLINE, _starts(_ROOFLINE)))
     return np.flatnonzero(known & (table.duration_ns > 0))
@@ -203,7 +203,7 @@ def _around(above: _Class) -> dict[str, tuple[float, float]]:
 
 
 def _drawn_to_others(rows: Measurements, device: Device, kind: str, index: FitIndex) -> dict[_Name, _Class]:
-    """A class for each number format of products that the device has a fit of other data for."""
+    """A class for each number format of matmuls that the device has a fit of other data for."""
     found: dict[_Name, _Class] = {}
     for scheme in rows.ops.scheme.used():
         part = rows.take(rows.ops.scheme.where(scheme))
@@ -219,7 +219,7 @@ def _drawn_to_others(rows: Measurements, device: Device, kind: str, index: FitIn
     return found
 
 
-def _said(
+def _predicted(
     table: Measurements, device: Device, classes: Mapping[_Name, _Class]
 ) -> tuple[FloatArray, list[_Name]]:
     """The time of each row by the nearest class, and the name of that class."""
@@ -244,7 +244,7 @@ def _of_shapes_left_out(table: Measurements, device: Device, seed: int) -> tuple
     """What fits without a fifth of the shapes say of it, fifth by fifth; and which class says it."""
     group = table.shape_group()
     fold = np.random.default_rng(seed).permutation(int(group.max()) + 1)[group] % _FOLDS
-    said = np.full(len(table), np.nan)
+    predicted_ns = np.full(len(table), np.nan)
     names: list[_Name] = [(ANY, ANY, ANY)] * len(table)
     for number in range(_FOLDS):
         unseen: BoolArray = fold == number
@@ -252,10 +252,10 @@ def _of_shapes_left_out(table: Measurements, device: Device, seed: int) -> tuple
             continue
         classes = _fitted(table.take(np.flatnonzero(~unseen)), device)
         rows = np.flatnonzero(unseen)
-        said[rows], told = _said(table.take(rows), device, classes)
+        predicted_ns[rows], told = _predicted(table.take(rows), device, classes)
         for row, name in zip(rows.tolist(), told, strict=True):
             names[row] = name
-    return said, names
+    return predicted_ns, names
 
 
 _UNFIT = ("other", "collective")

@@ -26,11 +26,13 @@ from hespas.validators.checker.replay import NodeProgram, Task, replay
 __all__ = [
     "SCHEMA_ID",
     "Backend",
+    "Check",
     "CheckDocument",
     "CheckResult",
     "CheckedInput",
     "Findings",
     "Job",
+    "Need",
     "Profile",
     "Report",
     "Rule",
@@ -177,6 +179,13 @@ Backend = Literal["unaware", "aware"]
 """ASTRA-sim's analytical network without or with congestion."""
 
 
+Need = Literal["system", "network", "memory", "backend"]
+"""What of ASTRA-sim's configuration a rule may ask for."""
+
+Check = Callable[["Job", "Report"], None]
+"""A rule's function: what it finds in a job goes into the report."""
+
+
 class Scope(Enum):
     """How much of the input a rule looks at."""
 
@@ -246,8 +255,8 @@ class Rule:
     plain: Severity | None
     chakra: Severity | None
     astra_sim: Severity | None
-    check: Callable[[Job, Report], None] | None = None
-    needs: tuple[Literal["system", "network", "memory", "backend"], ...] = ()
+    check: Check | None = None
+    needs: tuple[Need, ...] = ()
 
     def level(self, profile: Profile | None) -> Severity | None:
         """The severity under a profile, None where the rule does not apply."""

@@ -149,7 +149,7 @@ def unreported(pair: Pair) -> list[str]:
 def _is_reported(
     column: ColumnResult, declared: Sequence[tuple[str, tuple[str, ...]]], findings: Mapping[str, int]
 ) -> bool:
-    """Whether the findings that speak of a column are as many as its rows that changed."""
+    """Whether the findings about a column are as many as its rows that changed."""
     names = {_ANY, column.column, column.column.partition(".")[0]}
     codes = {code for code, columns in declared if names & set(columns) and (not code or code in findings)}
     if "" in codes:

@@ -138,7 +138,7 @@ def test_an_interval_counts_where_both_ends_are_known() -> None:
 
 def test_an_estimator_of_programs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "load_estimator", _OfPrograms.called)
-    with pytest.raises(UsageError, match="speaks of programs"):
+    with pytest.raises(UsageError, match="covers programs"):
         accuracy_of_tables([read(tmp_path, calib=False)], (), ["of programs"])
 
 

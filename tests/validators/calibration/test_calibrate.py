@@ -132,7 +132,7 @@ def test_an_operation_is_predicted_by_the_others(table: Measurements) -> None:
     assert entered == 40
     assert [each.rows.ops.op.used() for each in tested] == [("add",), ("tanh",)]
     for each in tested:
-        assert np.abs(each.said[0].duration_ns / each.rows.duration_ns - 1).mean() < 0.1
+        assert np.abs(each.predictions[0].duration_ns / each.rows.duration_ns - 1).mean() < 0.1
 
 
 def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
@@ -147,7 +147,9 @@ def test_a_device_is_predicted_by_the_others(table: Measurements) -> None:
     [tested], entered = device_left_out([mine], others, H100, [CalibratedFits(run)])
     assert {each.partition(":")[0] for each in purposes} == {"on A100-SXM-80GB"}
     assert entered == 20
-    assert np.abs(tested.said[0].duration_ns / mine.duration_ns - 1).mean() < 0.15, "60 % there, 60 % here"
+    assert np.abs(tested.predictions[0].duration_ns / mine.duration_ns - 1).mean() < 0.15, (
+        "60 % there, 60 % here"
+    )
 
 
 def test_an_interrupted_run_goes_on(

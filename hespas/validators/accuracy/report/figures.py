@@ -124,9 +124,9 @@ def figures(values: FloatArray) -> Column:
     return [float(f"{value:.5g}") if isfinite(value) else None for value in numbers]
 
 
-def _said(cases: Cases, estimator: str) -> FloatArray:
-    found = (said.duration_ns for said in cases.predictions if said.estimator == estimator)
-    return next(found, np.full(len(cases), nan))
+def _predicted_ns(cases: Cases, estimator: str) -> FloatArray:
+    prediction = cases.prediction(estimator)
+    return np.full(len(cases), nan) if prediction is None else prediction.duration_ns
 
 
 def points_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Points:
@@ -139,7 +139,7 @@ def points_of(done: Accuracy, estimators: Sequence[str], names: Names) -> Points
     row = np.concatenate([np.arange(len(each)) for each in done.cases] or [np.empty(0, np.int64)])
     measured = _joined([each.measured_ns for each in done.cases])
     op_class = _joined([each.op_class for each in done.cases]).astype(np.int64)
-    predicted = [_joined([_said(each, name) for each in done.cases]) for name in estimators]
+    predicted = [_joined([_predicted_ns(each, name) for each in done.cases]) for name in estimators]
     chosen = np.arange(len(row))
     if len(row) > MOST_POINTS:
         chosen = _thinned(predicted, measured, (measured, op_class, source))
@@ -207,7 +207,7 @@ def _by_shape(cases: Cases, estimators: Sequence[str]) -> FloatArray:
     share = total / whole if whole else total * nan
     columns = [first, shape, counts, total, total / counts, share]
     # Where one of equal cases is not covered, their mean is not known.
-    columns += [np.bincount(place, _said(cases, name), len(shape)) / counts for name in estimators]
+    columns += [np.bincount(place, _predicted_ns(cases, name), len(shape)) / counts for name in estimators]
     return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
 
 
@@ -218,7 +218,7 @@ def curves_of(done: Accuracy, estimators: Sequence[str]) -> Iterator[Curve]:
         measured = _joined([each.measured_ns for each in group])
         op_class = _joined([each.op_class for each in group]).astype(np.int64)
         for number, name in enumerate(estimators):
-            error = np.abs(relative_error(_joined([_said(each, name) for each in group]), measured))
+            error = np.abs(relative_error(_joined([_predicted_ns(each, name) for each in group]), measured))
             for code in (-1, *np.unique(op_class).tolist()):
                 known = error[~np.isnan(error) & ((op_class == code) | (code < 0))]
                 if len(known):
@@ -321,11 +321,11 @@ def waterfalls_of(done: Accuracy, estimators: Sequence[str], names: Names) -> It
 def _waterfall(
     cases: Cases, estimator: str, rows: Sequence[Contribution], names: Names
 ) -> tuple[float, float, float, float, tuple[Part, ...]] | None:
-    said = next((each.duration_ns for each in cases.predictions if each.estimator == estimator), None)
-    if said is None or not len(cases):
+    prediction = cases.prediction(estimator)
+    if prediction is None or not len(cases):
         return None
-    known = ~np.isnan(said)
-    measured, predicted = float(cases.measured_ns.sum()), float(said[known].sum())
+    known = ~np.isnan(prediction.duration_ns)
+    measured, predicted = float(cases.measured_ns.sum()), float(prediction.duration_ns[known].sum())
     uncovered = float(cases.measured_ns[~known].sum())
     parts = tuple(
         Part(

@@ -62,11 +62,10 @@ def accuracy_markdown(done: Accuracy, limits: Thresholds) -> str:
     lint. Names stand in code spans: nothing in them is markup, a link or a mention.
     """
     found = limits_of(done, limits)
+    limit_rows = [(limit.name, limit.asked, limit.worst, limit.status) for limit in found]
     sections = (
         _verdict(done, verdict_of(found)),
-        _table("Limits", ("limit", "asked", "worst", "status"), (
-            (limit.name, limit.asked, limit.worst, limit.status) for limit in found
-        )),
+        _table("Limits", "limit | asked | worst | status", limit_rows),
         _headlines(done),
         _end_to_end(done),
         *_summaries(done),
@@ -75,7 +74,7 @@ def accuracy_markdown(done: Accuracy, limits: Thresholds) -> str:
         _matching(done),
         _lint(done),
         _LEGEND,
-    )  # fmt: skip
+    )
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -89,17 +88,7 @@ def _verdict(done: Accuracy, status: str) -> str:
 
 
 def _headlines(done: Accuracy) -> str:
-    header = (
-        "estimator",
-        "device",
-        "MAPE",
-        "95 %",
-        "best naive",
-        "noise floor",
-        "estimated",
-        "matched",
-        "end to end",
-    )
+    header = "estimator | device | MAPE | 95 % | best naive | noise floor | estimated | matched | end to end"
     rows = (
         (
             _code(each.estimator),
@@ -131,7 +120,7 @@ def _end_to_end(done: Accuracy) -> str:
         )
         for run in done.end_to_end
     ]
-    header = ("source", "device", "basis", "estimator", "predicted", "measured", "error", "estimated")
+    header = "source | device | basis | estimator | predicted | measured | error | estimated"
     return _table("End to end", header, rows[: 4 * _LISTED], len(rows))
 
 
@@ -145,13 +134,11 @@ def _summaries(done: Accuracy) -> Iterator[str]:
     for hardware in dict.fromkeys(row.hardware for row in done.summary):
         for estimator in done.estimators:
             parts = [row for key, row in by_part.items() if key[:2] == (hardware, estimator)]
-            header = (
-                "part", "n", "MAPE", "95 %", "median", "P90", "bias", "sum error", "coverage",
-                *(f"MAPE {name}" for name in BASELINES), "note",
-            )  # fmt: skip
+            naive = " | ".join(f"MAPE {name}" for name in BASELINES)
+            figures = "part | n | MAPE | 95 % | median | P90 | bias | sum error | coverage"
             yield _table(
                 f"Errors of {_code(estimator)} on {_code(hardware)}, each shape once",
-                header,
+                f"{figures} | {naive} | note",
                 (_summary(row, by_part) for row in parts),
             )
 
@@ -179,16 +166,8 @@ def _contributions(done: Accuracy) -> str:
     rows = [row for row in done.contributions if row.estimator in done.estimators]
     rows.sort(key=lambda row: -abs(row.share))
     header = (
-        "source",
-        "estimator",
-        "operation",
-        "shape",
-        "class",
-        "made of",
-        "n",
-        "predicted",
-        "measured",
-        "of the measured time",
+        "source | estimator | operation | shape | class | made of | n | predicted | measured | "
+        "of the measured time"
     )
     told = (
         (
@@ -222,23 +201,14 @@ def _across(done: Accuracy) -> str:
         )
         for row in done.speed_ups
     )
-    header = (
-        "estimator",
-        "devices",
-        "n",
-        "faster one right",
-        "above 20 us",
-        "median error",
-        "of one ratio",
-        "tau",
-    )
+    header = "estimator | devices | n | faster one right | above 20 us | median error | of one ratio | tau"
     trends = (
         (_code(row.estimator), _code(row.hardware), f"{row.n:,}", f"{row.rank:+.2f}", f"{row.slope:.2f}")
         for row in done.trends
     )
     tables = (
         _table("Across devices", header, speed_ups),
-        _table("Over sources", ("estimator", "device", "n", "tau", "slope"), trends),
+        _table("Over sources", "estimator | device | n | tau | slope", trends),
     )
     return "\n\n".join(table for table in tables if table)
 
@@ -259,7 +229,7 @@ def _matching(done: Accuracy) -> str:
         )
         for source, found in done.coverage.items()
     )
-    header = ("source", "events", "device time", "operations", "only measured", "only in the program")
+    header = "source | events | device time | operations | only measured | only in the program"
     joins = [(source, join) for source, found in done.joins.items() for join in found]
     joins.sort(key=lambda row: -row[1].time_ns)
     told = (
@@ -273,7 +243,7 @@ def _matching(done: Accuracy) -> str:
         )
         for source, join in joins[:_LISTED]
     )
-    titles = ("source", "instruction", "operations of the program", "rule", "events", "time")
+    titles = "source | instruction | operations of the program | rule | events | time"
     tables = (
         _table("Matched", header, rows),
         _table("What each instruction carries out", titles, told, len(joins)),
@@ -296,7 +266,7 @@ def _lint(done: Accuracy) -> str:
         )
         for finding in done.lint
     )
-    return _table("About the measurements", ("finding", "source", "count", "of the time", "what"), rows)
+    return _table("About the measurements", "finding | source | count | of the time | what", rows)
 
 
 def _interval(errors: ErrorSummary) -> str:
@@ -321,13 +291,13 @@ def _code(name: str, limit: int = 80) -> str:
     return f"{fence} {text} {fence}"
 
 
-def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], of: int = 0) -> str:
+def _table(title: str, header: str, rows: Iterable[Sequence[str]], of: int = 0) -> str:
     """A titled table; nothing where it would have no row."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     if not lines:
         return ""
     told = f"\n\n{len(lines):,} of {of:,} rows." if of > len(lines) else ""
-    head = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    head = [f"| {header} |", "|" + " --- |" * (header.count(" | ") + 1)]
     return f"## {title}\n\n" + "\n".join([*head, *lines]) + told
 
 
@@ -389,8 +359,8 @@ def accuracy_csv(done: Accuracy) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for cases in done.cases:
-        for said in cases.predictions or (_nobody(cases),):
-            writer.writerows([inert_cell(cell) for cell in row] for row in _rows(cases, said))
+        for prediction in cases.predictions or (_nobody(cases),):
+            writer.writerows([inert_cell(cell) for cell in row] for row in _rows(cases, prediction))
     return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -399,7 +369,7 @@ def _nobody(cases: Cases) -> Prediction:
     return Prediction(estimator="", duration_ns=unknown, low_ns=unknown, high_ns=unknown)
 
 
-def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
+def _rows(cases: Cases, prediction: Prediction) -> Iterator[tuple[object, ...]]:
     shapes: list[int] = cases.shape.tolist()
     members = [(each.events, _listed(each.instructions), _listed(each.operations)) for each in cases.members]
     blank: list[tuple[object, object, object]] = [("", "", "")] * len(cases)
@@ -421,11 +391,11 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
         _figures(cases.bytes_moved),
         _figures(_ratio(useful / 1e3, cases.measured_ns)),
         _figures(_ratio(_roof_ns(cases), cases.measured_ns)),
-        repeat(said.estimator),
-        _figures(said.duration_ns),
-        _figures(said.low_ns),
-        _figures(said.high_ns),
-        _figures(relative_error(said.duration_ns, cases.measured_ns)),
+        repeat(prediction.estimator),
+        _figures(prediction.duration_ns),
+        _figures(prediction.low_ns),
+        _figures(prediction.high_ns),
+        _figures(relative_error(prediction.duration_ns, cases.measured_ns)),
         *told,
         strict=False,  # the repeated columns have no end
     )
@@ -433,8 +403,8 @@ def _rows(cases: Cases, said: Prediction) -> Iterator[tuple[object, ...]]:
 
 def _roof_ns(cases: Cases) -> FloatArray:
     """What the data sheet alone would take; NaN where nothing says."""
-    roof = next((said.duration_ns for said in cases.predictions if said.estimator == BASELINES[0]), None)
-    return np.full(len(cases), np.nan) if roof is None else roof
+    roof = cases.prediction(BASELINES[0])
+    return np.full(len(cases), np.nan) if roof is None else roof.duration_ns
 
 
 def _ratio(one: FloatArray, other: FloatArray) -> FloatArray:
@@ -445,7 +415,7 @@ def _ratio(one: FloatArray, other: FloatArray) -> FloatArray:
 
 
 def speed_up_csv(cases: Sequence[Cases]) -> str:
-    """The table across devices: each shape that two of them measured, once per estimator that speaks of both;
+    """The table across devices: each shape that two of them measured, once per estimator that covers both;
     empty where they share none.
     """
     out = io.StringIO()

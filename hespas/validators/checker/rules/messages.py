@@ -87,12 +87,10 @@ def messages_of(graph: OpGraph, equivalence: RankEquivalence, kind: int) -> Iter
     times: list[float] = graph.multiplicity[table.node].tolist()
     talks: list[bool] = ((table.permutation >= 0) & ~table.host).tolist()
     for row, node in enumerate(nodes):
-        permutation, size, tag, node_kind, count = (
-            permutations[row], sizes[row], tags[row], node_kinds[row], times[row],
-        )  # fmt: skip
-        if not talks[row] or count == 0:
+        if not talks[row] or times[row] == 0:
             continue
-        label = Label(node_kind == NodeKind.PERMUTE, tag % TAG_MODULUS, -1.0 if isnan(size) else size)
+        permutation, size, node_kind, count = permutations[row], sizes[row], node_kinds[row], times[row]
+        label = Label(node_kind == NodeKind.PERMUTE, tags[row] % TAG_MODULUS, -1.0 if isnan(size) else size)
         repeated = 1.0 if isnan(count) else count
         sent = equivalence.send_pairs[kind][permutation]
         received = equivalence.receive_pairs[kind][permutation]
