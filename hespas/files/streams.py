@@ -156,7 +156,7 @@ class PackedInput:
         self._path = path
         self._raw = stream
         self._raw.seek(0)
-        self._stream = cast("BinaryIO", _igzip().IGzipFile(fileobj=self._raw, mode="rb"))
+        self._stream = cast("BinaryIO", _isal("igzip").IGzipFile(fileobj=self._raw, mode="rb"))
         self._most = limits().input_bytes if max_bytes is None else max_bytes
         self._code = code
         self.done = 0
@@ -182,9 +182,8 @@ class PackedInput:
         """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what :meth:`read` had
         when it raised, and kept for itself. Decompresses from the start; nothing else can be read after.
         """
-        from isal import isal_zlib
-
-        inflater, position = isal_zlib.decompressobj(wbits=31), 0
+        make = _isal("isal_zlib").decompressobj
+        inflater, position = make(wbits=31), 0
         found = bytearray()
         self._raw.seek(0)
         while len(found) < size and (packed := self._raw.read(_PIECE_BYTES)):
@@ -196,7 +195,7 @@ class PackedInput:
                 found += data[max(0, skip - position) :]
                 position += len(data)
                 packed = inflater.unused_data
-                inflater = isal_zlib.decompressobj(wbits=31) if inflater.eof else inflater
+                inflater = make(wbits=31) if inflater.eof else inflater
         return bytes(found[:size])
 
     def close(self) -> None:
@@ -211,16 +210,14 @@ class PackedInput:
         self.close()
 
 
-def _igzip() -> Any:
-    """isal's counterpart of ``gzip``, which has no types; it is loaded when needed."""
-    return import_module("isal.igzip")
+def _isal(module: str) -> Any:
+    """A module of isal, whose types say little; it is loaded when needed."""
+    return import_module(f"isal.{module}")
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
     """What :meth:`PackedInput.read` raises for a file that is damaged or cut off."""
-    from isal import isal_zlib
-
-    return EOFError, OSError, ValueError, cast("type[Exception]", isal_zlib.error)
+    return EOFError, OSError, ValueError, _isal("isal_zlib").error
 
 
 @contextmanager
@@ -234,7 +231,7 @@ def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
             if not packed:
                 yield raw
                 return
-            packer = _igzip().IGzipFile
+            packer = _isal("igzip").IGzipFile
             with packer(filename="", mode="wb", fileobj=raw, compresslevel=_LEVEL, mtime=0) as stream:
                 yield cast("BinaryIO", stream)
     except OSError as error:
