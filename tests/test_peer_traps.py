@@ -554,7 +554,7 @@ class _Silent:
         nobody = np.full(len(graph), -1, np.int8)
         return Estimate(
             hardware=device.name, estimators=("silent",), bounds=("none",), duration_ns=nothing,
-            low_ns=nothing, high_ns=nothing, said_by=nobody, bound=nobody,
+            low_ns=nothing, high_ns=nothing, estimator=nobody, bound=nobody,
         )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, opened, put
+from hespas.api.io import Document, Result, findings, json_of, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import for_job, with_option
-from hespas.files.documents import Figure, document_bytes, inert_cell
+from hespas.files.documents import Figure, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -70,7 +70,7 @@ class NodeEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate/1``."""
-        return document_bytes(estimate_document(self, step_of(self)))
+        return json_of(estimate_document(self, step_of(self)))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per operation of each rank class, as ``hespas estimate --out`` writes it."""
@@ -183,7 +183,7 @@ def _grouped(workload: Workload, estimates: Sequence[Estimate], name: str) -> tu
                 duration_ns=duration,
                 low_ns=np.maximum(duration - below * share, 0.0),
                 high_ns=duration + above * share,
-                said_by=np.where(np.isnan(duration), nobody, np.int8(0)).astype(np.int8),
+                estimator=np.where(np.isnan(duration), nobody, np.int8(0)).astype(np.int8),
                 bound=nobody,
             )
         )
@@ -235,7 +235,7 @@ def _said_by(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterato
     durations = estimated.duration_ns * runs
     counted = nodes & (durations > 0)
     for number, name in enumerate(estimated.estimators):
-        mine = counted & (estimated.said_by == number)
+        mine = counted & (estimated.estimator == number)
         if mine.any():
             yield SaidBy(estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum()))
 
@@ -300,7 +300,7 @@ def _node_rows_of(index: int, graph: OpGraph, estimated: Estimate) -> Iterator[t
         estimated.high_ns,
     )
     figures = [[_cell(value) for value in column.tolist()] for column in numbers]
-    said = _named(estimated.said_by.tolist(), estimated.estimators)
+    said = _named(estimated.estimator.tolist(), estimated.estimators)
     bound = _named(estimated.bound.tolist(), estimated.bounds)
     frameworks: list[str] = [strings[row] for row in graph.framework_row.tolist()]
     sources: list[str] = [strings[row] for row in graph.source_row.tolist()]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, put, row_of
+from hespas.api.io import Document, Result, findings, json_of, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
-from hespas.files.documents import Figure, document_bytes, inert, inert_cell
+from hespas.files.documents import Figure, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -65,7 +65,7 @@ class TableEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate_table/1``."""
-        return document_bytes(table_estimate_document(self))
+        return json_of(table_estimate_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per row of the table: the columns that ``--out`` adds to it."""
@@ -172,8 +172,8 @@ class _Collected:
         self.assumed_dtype = asked.assumed_dtype
         self._sum(asked.ops, said, cycles)
         place = np.array([self.models.setdefault(name, len(self.models)) for name in said.models], np.int8)
-        said_by = np.where(said.said_by < 0, -1, place[said.said_by]).astype(np.int8)
-        self.times.append(replace(said, said_by=said_by))
+        said_by = np.where(said.estimator < 0, -1, place[said.estimator]).astype(np.int8)
+        self.times.append(replace(said, estimator=said_by))
         if cycles is not None:
             self.cycles.append(cycles)
 
@@ -184,7 +184,7 @@ class _Collected:
             rows = np.flatnonzero(key == key[start])
             sums = self.sums.setdefault((ops.kind[start], ops.scheme[start]), _Sums())
             duration = said.duration_ns[rows]
-            speakers: list[int] = np.unique(said.said_by[rows]).tolist()
+            speakers: list[int] = np.unique(said.estimator[rows]).tolist()
             sums.operations += len(rows)
             sums.unknown += int(np.isnan(duration).sum())
             sums.speakers.update(dict.fromkeys(said.models[number] for number in speakers if number >= 0))
@@ -204,7 +204,7 @@ class _Collected:
                 low_ns=np.concatenate([each.low_ns for each in self.times]),
                 high_ns=np.concatenate([each.high_ns for each in self.times]),
                 models=tuple(self.models),
-                said_by=np.concatenate([each.said_by for each in self.times]),
+                estimator=np.concatenate([each.estimator for each in self.times]),
             ),
             cycles=np.concatenate(self.cycles) if self.cycles else None,
             estimator=estimator,
@@ -332,7 +332,7 @@ def _gained(done: TableEstimates, rows: slice) -> Iterator[tuple[str, list[float
         ("high_ns", said.high_ns),
     ):
         yield name, _cells(column[rows])
-    speakers: list[int] = said.said_by[rows].tolist()
+    speakers: list[int] = said.estimator[rows].tolist()
     yield "estimator", [said.models[number] if number >= 0 else "" for number in speakers]
     if done.cycles is not None:
         cells = _cells(done.cycles[rows])

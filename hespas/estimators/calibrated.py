@@ -27,7 +27,7 @@ _AS_FITTED = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """The estimator. ``chip_wide``: let a device's overall fit speak for kinds that have none of their own.
+    """The estimator. ``chip_wide``: let a device's overall fit cover kinds that have none of their own.
     ``num_ranks``: size of collectives over all ranks where the graph does not say (-1: unknown).
     """
 
@@ -166,7 +166,7 @@ def _with_plain_start(fit: Fit, index: FitIndex) -> Fit:
     return replace(fit, parameters=parameters)
 
 
-# Which fit speaks for a class of operations: its own, one of all operations of the kind, one of a scheme
+# Which fit covers a class of operations: its own, one of all operations of the kind, one of a scheme
 # that runs alike, the whole chip's; and what had to be assumed.
 
 _SAME_FORMAT: Sequence[frozenset[str]] = (
@@ -252,7 +252,7 @@ class FitIndex:
             return _Choice(fits=found, scheme=scheme)
         for other in self._alike(kind, scheme):
             if found := self._fits(kind, op, other, variant):
-                text = f"no fit for {scheme or 'an unknown format'}: that of {other} speaks for it"
+                text = f"no fit for {scheme or 'an unknown format'}: that of {other} stands in"
                 return _Choice(fits=found, scheme=other, assumed=("calibrated.other-scheme", text))
         return None
 
@@ -286,7 +286,7 @@ class FitIndex:
             return None
         if kind not in MATRIX_KINDS and not any(name not in {ANY, *MATRIX_KINDS} for name in self.schemes):
             return None  # fitted on products alone, whose start and traffic are not those of other kinds
-        text = f"no fit of {kind} in {scheme}: the whole chip's speaks for it"
+        text = f"no fit of {kind} in {scheme}: the whole chip's stands in"
         return _Choice(fits=fits, scheme=scheme, assumed=("calibrated.chip-wide", text))
 
 

@@ -64,7 +64,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """The estimator. ``library`` names whose fits may speak where operations name none (``nccl 2.29.2``, a
+    """The estimator. ``library`` names whose fits count where operations name none (``nccl 2.29.2``, a
     part is enough; empty: the device's default). ``tuned`` false refuses what no fit covers. ``num_ranks``:
     size of collectives over all ranks where the graph does not say (-1: unknown).
     """
@@ -83,7 +83,7 @@ class Collectives:
         return estimate_by_operation(self, graph, device, diagnostics, num_ranks=self.num_ranks)
 
     def predict(self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None) -> Prediction:
-        """The time of one execution of each collective; NaN for all else and where nothing speaks. O(ops)."""
+        """The time of one execution of each collective; NaN for all that nothing covers. O(ops)."""
         found = Diagnostics() if diagnostics is None else diagnostics
         fits = [fit for fit in device.fits if fit.kind == _KIND]
         said = np.full((3, len(ops)), np.nan)
@@ -138,8 +138,9 @@ def _nodes(ranks: FloatArray, device: Device) -> FloatArray:
 
 
 def _preferred(fits: Iterable[Fit], scheme: str, library: str, *, exact: bool) -> list[Fit]:
-    """Fits that may speak, the best first: those of a general library before a framework's own, the number
-    format asked before one as wide before any (a collective moves bytes), the default, the most samples.
+    """Fits that may cover a class, the best first: those of a general library before a framework's own, the
+    number format asked before one as wide before any (a collective moves bytes), the default, the most
+    samples.
     """
     wide = _bits(scheme)
     mine = [fit for fit in fits if fit.form == SEGMENTS]

@@ -1,4 +1,4 @@
-"""The composite: several estimators in an order per kind of operation; the first that covers one speaks.
+"""The composite: several estimators in an order per kind of operation; the first that covers one counts.
 
 Models of single operations are asked once for each distinct operation, and only for those that nobody
 before covered. Models that see more in a graph (the roofline: messages, fusions of several products) are
@@ -154,7 +154,7 @@ class _Answer:
     """Columns under way, shape ``(3, rows)`` and ``(rows,)`` twice: time and interval, who, bound."""
 
     times: FloatArray
-    said_by: NDArray[np.int8]
+    estimator: NDArray[np.int8]
     bound: NDArray[np.int8]
 
     @classmethod
@@ -168,7 +168,7 @@ class _Answer:
         heard = ~np.isnan(times[0])
         at = rows[heard]
         self.times[:, at] = times[:, heard]
-        self.said_by[at] = who
+        self.estimator[at] = who
         self.bound[at] = bound if isinstance(bound, int) else bound[heard]
 
     def ask(
@@ -276,7 +276,7 @@ class Composite:
             _pass_on(heard, found, last)
         by_node = ~np.isnan(of_nodes.times[0])
         times = np.where(free, 0.0, np.where(by_node, of_nodes.times, of_ops.times[:, place]))
-        said_by = np.where(by_node, of_nodes.said_by, of_ops.said_by[place])
+        said_by = np.where(by_node, of_nodes.estimator, of_ops.estimator[place])
         bound = np.where(by_node, of_nodes.bound, of_ops.bound[place])
         silent = np.isnan(times[0])
         found.warning(
@@ -293,7 +293,7 @@ class Composite:
             duration_ns=times[0],
             low_ns=times[1],
             high_ns=times[2],
-            said_by=np.where(silent, -1, np.where(free, 0, said_by)).astype(np.int8),
+            estimator=np.where(silent, -1, np.where(free, 0, said_by)).astype(np.int8),
             bound=np.where(silent, -1, np.where(free, _FREE, bound)).astype(np.int8),
         )
 
@@ -316,7 +316,7 @@ class Composite:
             low_ns=low_ns,
             high_ns=high_ns,
             models=panel.names,
-            said_by=answer.said_by,
+            estimator=answer.estimator,
         )
         return said.take(place)
 

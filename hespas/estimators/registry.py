@@ -118,14 +118,14 @@ class Prediction:
     """What a model says of each operation; columns of shape ``(ops,)`` [ns].
 
     ``duration_ns`` is NaN where the model does not cover an operation; ``low_ns`` and ``high_ns`` hold 90 %
-    of outcomes (NaN: no interval). ``said_by`` numbers ``models`` (-1: nobody), for models made of several.
+    of outcomes (NaN: no interval). ``estimator`` numbers ``models`` (-1: nobody), for models made of several.
     """
 
     duration_ns: FloatArray
     low_ns: FloatArray
     high_ns: FloatArray
     models: tuple[str, ...]
-    said_by: NDArray[np.int8]
+    estimator: NDArray[np.int8]
 
     @classmethod
     def of(
@@ -142,7 +142,7 @@ class Prediction:
             low_ns=nothing if low_ns is None else low_ns,
             high_ns=nothing if high_ns is None else high_ns,
             models=(model,),
-            said_by=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
+            estimator=np.where(np.isnan(duration_ns), -1, 0).astype(np.int8),
         )
 
     def take(self, rows: IntArray) -> Prediction:
@@ -150,14 +150,14 @@ class Prediction:
         duration_ns, low_ns, high_ns = (
             np.append(column, np.nan)[rows] for column in (self.duration_ns, self.low_ns, self.high_ns)
         )
-        said_by = np.append(self.said_by, np.int8(-1))[rows]
+        said_by = np.append(self.estimator, np.int8(-1))[rows]
         return Prediction(
-            duration_ns=duration_ns, low_ns=low_ns, high_ns=high_ns, models=self.models, said_by=said_by
+            duration_ns=duration_ns, low_ns=low_ns, high_ns=high_ns, models=self.models, estimator=said_by
         )
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per operation."""
-        if {len(self.low_ns), len(self.high_ns), len(self.said_by)} != {len(self.duration_ns)}:
+        if {len(self.low_ns), len(self.high_ns), len(self.estimator)} != {len(self.duration_ns)}:
             raise InvariantError("Prediction: columns differ in length")
 
 
@@ -229,7 +229,7 @@ def estimate_by_operation(
         duration_ns=duration,
         low_ns=np.where(free, 0.0, said.low_ns),
         high_ns=np.where(free, 0.0, said.high_ns),
-        said_by=np.where(unknown, -1, np.where(free, 0, said.said_by)).astype(np.int8),
+        estimator=np.where(unknown, -1, np.where(free, 0, said.estimator)).astype(np.int8),
         bound=np.where(unknown, -1, np.where(free, 0, 1)).astype(np.int8),
     )
 

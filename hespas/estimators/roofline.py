@@ -144,7 +144,7 @@ class Roofline:
             duration_ns=duration,
             low_ns=np.where(unknown & computes, known_ns, np.nan),
             high_ns=np.full(len(graph), np.nan),
-            said_by=np.where(unknown, -1, 0).astype(np.int8),
+            estimator=np.where(unknown, -1, 0).astype(np.int8),
             bound=bound,
         )
 
@@ -263,7 +263,7 @@ def _tell_compute(
         ("roofline.unknown-bytes", "the bytes are unknown", bytes_unknown),
         (
             "roofline.unknown-dtype",
-            "the element type is unknown (--default-dtype bf16 states one for all that state none)",
+            "the element type is unknown (`default_dtype=bf16` states one for all that state none)",
             no_rate & (arithmetic_dtype(graph, UNKNOWN_DTYPE) == UNKNOWN_DTYPE),
         ),
         ("roofline.no-rate", f"{device.name} has no rate for the element type", no_rate),

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, StringTable
+from hespas.graph.columns import DTYPES, DYNAMIC, Csr, StringTable, TensorTypes
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.profile import Estimate, Profile, Timeline
-from hespas.graph.tensors import DTYPES, DYNAMIC, TensorTypes
 from hespas.graph.workload import Workload
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def _estimate_columns(estimate: Estimate, graph: OpGraph | None) -> _Columns:
         "duration_ns": estimate.duration_ns,
         "low_ns": estimate.low_ns,
         "high_ns": estimate.high_ns,
-        "estimator": _named(estimate.said_by, list(estimate.estimators)),
+        "estimator": _named(estimate.estimator, list(estimate.estimators)),
         "bound": _named(estimate.bound, list(estimate.bounds)),
     }
 

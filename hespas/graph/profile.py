@@ -246,7 +246,7 @@ class Estimate:
     """What a model says of each node of one graph; columns of shape ``(nodes,)``.
 
     ``duration_ns`` is the time of one execution (NaN where no estimator covers the node; 0 only for nodes
-    that cost nothing); ``low_ns`` and ``high_ns`` bound it (NaN: no interval). ``said_by`` indexes
+    that cost nothing); ``low_ns`` and ``high_ns`` bound it (NaN: no interval). ``estimator`` indexes
     ``estimators`` (-1: nobody). ``bound`` indexes ``bounds``: what limits the node.
     """
 
@@ -256,12 +256,12 @@ class Estimate:
     duration_ns: FloatArray
     low_ns: FloatArray
     high_ns: FloatArray
-    said_by: NDArray[np.int8]
+    estimator: NDArray[np.int8]
     bound: NDArray[np.int8]
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per node."""
-        names = ("low_ns", "high_ns", "said_by", "bound")
+        names = ("low_ns", "high_ns", "estimator", "bound")
         _same_length("Estimate", len(self), {name: getattr(self, name) for name in names})
 
     def __len__(self) -> int:

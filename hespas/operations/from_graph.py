@@ -1,4 +1,4 @@
-"""The operations of a graph, so that models fitted on measured tables speak of programs and traces too."""
+"""The operations of a graph, so that models fitted on measured tables cover programs and traces, too."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _relative_bounds(timed: OpGraph, estimate: Estimate) -> tuple[float, float]:
     """
     positive = estimate.duration_ns > 0
     bounded = positive & ~np.isnan(estimate.low_ns) & ~np.isnan(estimate.high_ns)
-    source = estimate.said_by[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
+    source = estimate.estimator[bounded].astype(np.int64) * len(OpClass) + timed.op_class[bounded]
     with np.errstate(over="ignore", invalid="ignore"):  # sums may be more than a number holds
         total = np.nan_to_num(timed.duration_ns * timed.multiplicity, posinf=np.inf)
         whole, known, silent = (
@@ -115,7 +115,7 @@ def _blank_estimate(graph: OpGraph) -> Estimate:
         duration_ns=np.where(free, 0.0, np.nan),
         low_ns=constant(np.nan, nodes),
         high_ns=constant(np.nan, nodes),
-        said_by=nobody,
+        estimator=nobody,
         bound=nobody,
     )
 
@@ -160,7 +160,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {labels}",
-                hint="--missing warn counts each as one trip, --missing zero leaves them out",
+                hint="`missing=warn` counts each as one trip, `missing=zero` leaves them out",
             )
         assumed = 1.0 if missing == "warn" else 0.0
         found.warning(

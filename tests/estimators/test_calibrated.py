@@ -151,7 +151,7 @@ def test_what_was_recorded_in_any_format_speaks_after_the_operation_in_its_own()
 def test_a_device_without_fits_covers_nothing() -> None:
     prediction = Calibrated().predict(matmuls("bf16", count=3), BARE, found := Diagnostics())
     assert np.isnan(prediction.duration_ns).all()
-    assert prediction.said_by.tolist() == [-1, -1, -1]
+    assert prediction.estimator.tolist() == [-1, -1, -1]
     assert found.counts() == {"calibrated.not-covered": 3}
 
 

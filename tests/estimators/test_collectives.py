@@ -267,11 +267,11 @@ def test_a_shipped_fit_of_messages_speaks_in_the_composite_and_the_roofline_else
     graph = message(Permutation(8, (8, 1), 1))
     model = load_estimator("composite")
     fitted = model.estimate(graph, load_device("A100-SXM-80GB"))
-    assert fitted.estimators[fitted.said_by[0]] == "collectives"
+    assert fitted.estimators[fitted.estimator[0]] == "collectives"
     # 15.5 us of start and 1 MB at 2.4 ps a byte: vidur's send_recv within a node.
     assert fitted.duration_ns[0] == pytest.approx(15_465 + 1e6 * 0.00243376, rel=1e-3)
     other = model.estimate(graph, load_device("MI300X"))
-    assert other.estimators[other.said_by[0]] == "roofline"
+    assert other.estimators[other.estimator[0]] == "roofline"
 
 
 def tuned(op: str, ranks: float, size: float, where: Device = H100, nodes: float = 1) -> tuple[float, str]:

@@ -121,7 +121,7 @@ def program(copies: int = 3) -> OpGraph:
 
 
 def said(estimated: Estimate) -> Counter[str]:
-    numbers: list[int] = estimated.said_by[estimated.duration_ns != 0].tolist()
+    numbers: list[int] = estimated.estimator[estimated.duration_ns != 0].tolist()
     return Counter(estimated.estimators[number] if number >= 0 else "nobody" for number in numbers)
 
 
@@ -143,7 +143,7 @@ def test_the_roofline_fills_what_operations_do_not_show() -> None:
     estimated = Composite(order="a+c+roofline").estimate(graph, H100)
     assert said(estimated) == {"a": 3, "c": 1, "roofline": 2}
     alone = Roofline().estimate(graph, H100)
-    network = estimated.said_by == 2
+    network = estimated.estimator == 2
     assert estimated.duration_ns[network].tolist() == alone.duration_ns[network].tolist()
     bounds: list[int] = estimated.bound[network].tolist()
     assert [estimated.bounds[number] for number in bounds] == ["network", "network"]
@@ -186,7 +186,7 @@ def test_operations_of_a_table_are_told_by_whom_too() -> None:
     ops = build.matmuls(Labels.constant("bf16", 2), batch=np.ones(2), m=ones, n=ones, k=ones)
     answer = Composite(order="a+c").predict(ops, H100)
     assert answer.models == ("a", "c")
-    assert answer.said_by.tolist() == [1, 1]
+    assert answer.estimator.tolist() == [1, 1]
     assert answer.duration_ns.tolist() == [30.0, 30.0]
 
 

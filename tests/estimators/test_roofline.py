@@ -207,7 +207,7 @@ def test_unknown_is_nan_and_told(flops: float, read: float, element: str, code: 
     assert isnan(estimate.duration_ns[0])
     assert found.counts() == {code: 1}
     assert "some_op" in next(iter(found)).message
-    assert (estimate.said_by[0], estimate.bound[0], estimate.coverage) == (-1, -1, 0.0)
+    assert (estimate.estimator[0], estimate.bound[0], estimate.coverage) == (-1, -1, 0.0)
 
 
 def test_known_bytes_of_an_unknown_call_are_a_lower_bound() -> None:

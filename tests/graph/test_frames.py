@@ -111,7 +111,7 @@ def estimate() -> Estimate:
         duration_ns=np.array([3.0, np.nan]),
         low_ns=np.full(2, np.nan),
         high_ns=np.full(2, np.nan),
-        said_by=np.array([0, -1], np.int8),
+        estimator=np.array([0, -1], np.int8),
         bound=np.array([1, -1], np.int8),
     )
 

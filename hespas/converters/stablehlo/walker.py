@@ -251,7 +251,7 @@ class Walker:
         elif signature.is_dynamic:
             code, message = (
                 "stablehlo.dynamic-shape",
-                f"{op.name} has extents known at run time only (--dim states them)",
+                f"{op.name} has extents known at run time only (`dims` states them)",
             )
         elif target and not is_known_target(target):
             code, message = "stablehlo.unknown-custom-call", f"custom call @{target} has no cost rule"

@@ -96,7 +96,7 @@ class _Compiled:
             duration_ns=times[0],
             low_ns=times[1],
             high_ns=times[2],
-            said_by=np.where(known, 0, -1).astype(np.int8),
+            estimator=np.where(known, 0, -1).astype(np.int8),
             bound=np.where(known, times[0] > 0, -1).astype(np.int8),
         )
 
@@ -147,7 +147,7 @@ class _Compiled:
             return
         text = f"{op}: {self.name} failed: {timing.fault or 'no time was measured'}"
         if self.failed == "error":
-            hint = f"--estimator {self.name}:failed=unknown (or --missing warn) leaves it unknown"
+            hint = f"`estimator={self.name}:failed=unknown` (or `missing=warn`) leaves it unknown"
             raise UnsupportedError(f"{where}: {text}", hint=hint)
         diagnostics.error(f"{self.name}.failed", where, text)
 

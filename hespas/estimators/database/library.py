@@ -51,7 +51,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """Tables by class. Where two hold one class, the one with more rows speaks."""
+    """Tables by class. Where two hold one class, the one with more rows counts."""
 
     tables: tuple[Measurements, ...]
     volumes: dict[_Class, Volume] = field(default_factory=dict[_Class, Volume])

@@ -96,7 +96,7 @@ class Database:
 
 
 def _candidates(library: Library, device: str, labels: tuple[str, str, str, str]) -> list[tuple[str, str]]:
-    """Number formats and variants that may speak for a class, in order. A program names no variant: then the
+    """Number formats and variants that may cover a class, in order. A program names no variant: then the
     one with the most rows does, for collectives one of a general library before a framework's own.
     """
     kind, op, scheme, variant = labels

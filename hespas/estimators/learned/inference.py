@@ -142,7 +142,7 @@ def distances(seen: NDArray[np.int8], octaves: IntArray) -> FloatArray:
     return nearest[rows.reshape(-1)]
 
 
-# Asking a set of learned models: which speaks for an operation, and what was refused or assumed.
+# Asking a set of learned models: which covers an operation, and what was refused or assumed.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,7 +207,7 @@ class ModelsAtHand:
 def _tell_stand_in(
     wanted: _Wanted, choice: _Choice, device: Device, count: int, diagnostics: Diagnostics | None
 ) -> None:
-    """Say where another number format, operation or device speaks."""
+    """Say where another number format, operation or device stands in."""
     if diagnostics is None:
         return
     cell = choice.cell
@@ -222,7 +222,7 @@ def _tell_stand_in(
         diagnostics.info("learned.unseen-device", device.name, text, count=count)
 
 
-# Which stored model speaks for an operation on a device, and which of its variants.
+# Which stored model covers an operation on a device, and which of its variants.
 
 _TWINS: Mapping[str, tuple[str, ...]] = {
     "f16": ("bf16",),
@@ -412,7 +412,7 @@ def _margins(card: Card, ops: Operations, device: Device) -> tuple[FloatArray, F
 
 
 def _as_fitted(ops: Operations, cells: Sequence[Cell], cell: IntArray) -> Operations:
-    """The operations under the labels of the cells that speak for them."""
+    """The operations under the labels of the cells that cover them."""
 
     def labelled(names: list[str]) -> Labels:
         distinct = tuple(dict.fromkeys(names))

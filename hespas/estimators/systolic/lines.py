@@ -145,7 +145,7 @@ def _sum(values: Mapping[str, float], columns: Mapping[str, FloatArray], prefix:
     return total
 
 
-# Which line speaks for a device and a class of operations, and how far it is stretched to do so.
+# Which line covers a device and a class of operations, and how far it is stretched to do so.
 #
 # A device's own lines are taken as they are. Another TPU takes those of TPU-v4: cycles by clock and number of
 # arrays, bytes and elements by memory bandwidth, the start as it is. Each such step is told.
@@ -183,7 +183,7 @@ def basis_of(
     device: Device, kind: str, op: str, scheme: str, variant: str, *, shipped: bool = True
 ) -> Basis | None:
     """The line for a class of operations: of the device's file before those that come with the package (none
-    of these unless ``shipped``). None where nothing speaks for it.
+    of these unless ``shipped``). None where nothing covers it.
     """
     labels = (kind, op, scheme, variant)
     of_file = _chosen(device.own_lines, *labels)
@@ -219,7 +219,7 @@ def _of_library(basis: Basis, variant: str) -> Basis:
     """A line asked about another library's kernels: the device runs its own in their place."""
     if not variant or basis.fit.variant in (variant, ANY):
         return basis
-    note = ("other-library", f"a line of {basis.fit.variant} speaks for kernels of other libraries")
+    note = ("other-library", f"a line of {basis.fit.variant} stands in for kernels of other libraries")
     return replace(basis, notes=(*basis.notes, note), honest=False)
 
 
@@ -270,6 +270,6 @@ def _in_scheme(basis: Basis, device: Device, scheme: str) -> Basis:
         basis,
         cycle_scale=basis.cycle_scale * rate,
         element_scale=basis.element_scale * width,
-        notes=(*basis.notes, ("other-format", f"a line fitted in {fitted} speaks for {scheme}")),
+        notes=(*basis.notes, ("other-format", f"a line fitted in {fitted} stands in for {scheme}")),
         honest=basis.honest and alike,
     )

@@ -82,7 +82,7 @@ class Systolic:
     ``array``: shape as ``128x128``; ``dataflow``: ``os``, ``ws`` or ``is``. ``arrays``: how many share a
     product (0: cycles are of one, times of all that the device has). ``words_per_cycle`` and ``buffer_kb``:
     a limited memory behind the buffer of each operand, which adds approximate stalls (0: no limit).
-    ``shipped``: let the lines that come with the package speak where the device's own file has none.
+    ``shipped``: use the lines that come with the package where the device's own file has none.
     """
 
     array: str = ""
@@ -169,7 +169,7 @@ class Systolic:
             cycles = cycles + self._stalls(ops, array)
             notes.append(("approximate-stalls", "stalls for memory are approximate"))
         if "convolution" in ops.kind.used():
-            notes.append(("convolution", "a line of products speaks for convolutions"))
+            notes.append(("convolution", "a line of products covers convolutions"))
         findings.assumed(notes, len(ops))
         columns = product_columns(ops, cycles, ops.scheme[0])
         scaled = {name: column * _scale(basis, name) for name, column in columns.items()}
@@ -179,7 +179,7 @@ class Systolic:
     def _line_cycles(
         self, ops: Operations, device: Device, array: Array, basis: Basis
     ) -> tuple[FloatArray, list[Note]]:
-        """Cycles as the line counts them, and what speaks for something else. Another shape, dataflow or
+        """Cycles as the line counts them, and what stands in for something else. Another shape, dataflow or
         number of arrays than the device's changes them by as much as it changes the device's own.
         """
         shape = device.systolic
@@ -194,7 +194,7 @@ class Systolic:
             after = own_cycles(ops, array, arrays=asked) + 1
         else:
             after = _shared(ops, array, asked) + 1
-        text = f"a line of {arrays} arrays of {own} speaks for {asked} of {array}"
+        text = f"a line of {arrays} arrays of {own} stands in for {asked} of {array}"
         return cycles * after / before, [("other-array", text)]
 
     def _stalls(self, ops: Operations, array: Array) -> FloatArray:
@@ -248,7 +248,7 @@ def _with_interval(
     basis: Basis, time: FloatArray, ops: Operations, *, honest: bool, findings: Findings
 ) -> FloatArray:
     """Time, 5 % and 95 % [ns]: intervals widen beyond the sizes that were fitted on, and there is none where
-    the line speaks for what it was not fitted on.
+    the line covers what it was not fitted on.
     """
     beyond = doublings_beyond(basis.fit, ops)
     findings.assumed([("beyond", "sizes beyond those that were fitted on")], int((beyond > 0).sum()))

@@ -23,8 +23,8 @@ from hespas.estimators.compiled.units import Unit
 from hespas.estimators.compiled.worker import Array, Slope, serve, slope_of, timing_of
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
+from hespas.graph.columns import dtype
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
-from hespas.graph.tensors import dtype
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations
 from hespas.operations.build import matmuls
@@ -189,7 +189,7 @@ def test_equal_nodes_share_one_measurement(tmp_path: Path, log: Path) -> None:
     said = model.estimate(graph(4, 5, times=50), load_device("H100-SXM"))
     assert jobs(log) == 2
     assert said.duration_ns.tolist() == [1000.0] * 100
-    assert (said.low_ns[0], said.high_ns[0], set(said.said_by.tolist())) == (900.0, 1200.0, {0})
+    assert (said.low_ns[0], said.high_ns[0], set(said.estimator.tolist())) == (900.0, 1200.0, {0})
 
 
 def test_a_failed_region_is_an_error_with_the_compilers_words(tmp_path: Path, log: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_failed_region_is_an_error_with_the_compilers_words(tmp_path: Path, lo
     said = replace(model, failed="unknown").estimate(graph(4, 19), load_device("H100-SXM"), found)
     assert said.duration_ns[0] == 1000.0
     assert np.isnan(said.duration_ns[1])
-    assert said.said_by.tolist() == [0, -1]
+    assert said.estimator.tolist() == [0, -1]
     assert found.counts()["xla.failed"] == 1
     assert any("no such intrinsic" in each.message for each in found)
     assert jobs(log) == 3

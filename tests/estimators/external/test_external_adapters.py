@@ -190,7 +190,7 @@ def test_a_failure_is_an_error_and_never_a_time(tmp_path: Path, log: Path, messa
     found = Diagnostics()
     said = replace(model, failed="unknown").predict(products((2, 3, 4)), TPU, found)
     assert np.isnan(said.duration_ns).all()
-    assert said.said_by.tolist() == [-1]
+    assert said.estimator.tolist() == [-1]
     assert found.counts() == {"scalesim.failed": 1}
     assert runs(log) == 2, "failures are not kept"
 

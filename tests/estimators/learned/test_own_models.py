@@ -92,7 +92,7 @@ def test_the_composite_asks_them_first(device: Device) -> None:
     for ops in (products(256, 1024), vectors):
         said = model.predict(ops, device)
         assert said.duration_ns == pytest.approx(Learned().predict(ops, device).duration_ns)
-        who: list[int] = said.said_by.tolist()
+        who: list[int] = said.estimator.tolist()
         assert {said.models[each].partition(":")[0] for each in who} == {"learned"}
     stated = load_estimator("composite:order=roofline")
     assert isinstance(stated, OperationModel)
