@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from hespas.graph.builder import GraphBuilder
-from hespas.graph.columns import Csr, StringTable, StringTableBuilder
+from hespas.graph.columns import (
+    DTYPES,
+    DYNAMIC,
+    UNKNOWN_DTYPE,
+    Csr,
+    DType,
+    DTypeKind,
+    StringTable,
+    StringTableBuilder,
+    TensorTypes,
+    TensorTypesBuilder,
+    dtype,
+    find_dtype,
+)
 from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.opgraph import (
@@ -25,17 +38,6 @@ from hespas.graph.opgraph import (
     timed_class_name,
 )
 from hespas.graph.profile import Estimate, EventColumns, HostOps, MeasuredComms, Profile, Timeline
-from hespas.graph.tensors import (
-    DTYPES,
-    DYNAMIC,
-    UNKNOWN_DTYPE,
-    DType,
-    DTypeKind,
-    TensorTypes,
-    TensorTypesBuilder,
-    dtype,
-    find_dtype,
-)
 from hespas.graph.workload import ABSENT, WHOLE_JOB, Workload
 
 __all__ = [

@@ -19,6 +19,7 @@ from hespas.graph.columns import (
     FloatArray,
     SmallIntArray,
     StringTableBuilder,
+    TensorTypesBuilder,
     constant,
     constant_if_equal,
 )
@@ -36,7 +37,6 @@ from hespas.graph.opgraph import (
     RegionTable,
     Resource,
 )
-from hespas.graph.tensors import TensorTypesBuilder
 
 __all__ = ["GraphBuilder", "region_multiplicity"]
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import Csr, StringTable
+from hespas.graph.columns import DTYPES, DYNAMIC, Csr, StringTable, TensorTypes
 from hespas.graph.errors import UsageError
 from hespas.graph.opgraph import CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.profile import Estimate, Profile, Timeline
-from hespas.graph.tensors import DTYPES, DYNAMIC, TensorTypes
 from hespas.graph.workload import Workload
 
 if TYPE_CHECKING:

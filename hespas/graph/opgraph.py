@@ -16,10 +16,17 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import ColumnTable, Csr, FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.columns import (
+    ColumnTable,
+    Csr,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    StringTable,
+    TensorTypes,
+)
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
-from hespas.graph.tensors import TensorTypes
 
 __all__ = [
     "ACCUMULATOR_BITS",

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import get_args
 
 from hespas.files.output import write_atomically
+from hespas.graph.columns import find_dtype
 from hespas.graph.errors import OutputError, clipped
-from hespas.graph.tensors import find_dtype
 from hespas.hardware.model import (
     LINE_FORMS,
     Density,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import nan
 
+from hespas.graph.columns import DTYPES, DTypeKind, find_dtype
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.tensors import DTYPES, DTypeKind, find_dtype
 from hespas.hardware.model import Device, Peak, Unit
 
 __all__ = [

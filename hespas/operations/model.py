@@ -13,6 +13,7 @@ import numpy as np
 from hespas.graph import OpClass, find_dtype
 from hespas.graph.columns import (
     BoolArray,
+    DTypeKind,
     FloatArray,
     IntArray,
     SmallIntArray,
@@ -22,7 +23,6 @@ from hespas.graph.columns import (
     taken,
 )
 from hespas.graph.errors import InvariantError
-from hespas.graph.tensors import DTypeKind
 
 __all__ = [
     "CLASS_OF_KIND",

@@ -58,7 +58,6 @@ __all__ = [
     "flatten",
     "list_schedule",
     "prepared",
-    "stream_codes",
     "with_trips",
 ]
 
@@ -286,7 +285,7 @@ _LOADING = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _COPYING = (OpClass.HOST, OpClass.MEMORY)
 
 
-def stream_codes(graph: OpGraph) -> SmallIntArray:
+def _stream_codes(graph: OpGraph) -> SmallIntArray:
     """The stream of each node, an index of ``STREAMS`` or ``FREE``.
 
     Collectives and messages communicate; loads, stores and transfers between host and device (messages over
@@ -401,7 +400,7 @@ def prepared(graph: OpGraph) -> OpGraph:
     """The graph without side tables and branches not taken; regions that run several times are loops."""
     nodes, regions = len(graph), graph.regions
     kind = np.where(regions.trips > 1, int(RegionKind.LOOP_BODY), regions.kind).astype(np.uint8)
-    stream = stream_codes(graph)
+    stream = _stream_codes(graph)
     reduced = replace(
         graph,
         group_sets=(),

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hespas.graph.columns import DTYPES
 from hespas.graph.errors import OutputError
-from hespas.graph.tensors import DTYPES
 from hespas.hardware import (
     Device,
     Efficiency,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hespas.graph.tensors import dtype
+from hespas.graph.columns import dtype
 from hespas.programs.contractions import dot_axes, find_convolution, usual_convolution
 from hespas.programs.operations import BINARY, UNARY, broadcast_axes, operator
 from hespas.programs.text import Tensor, Value, dense

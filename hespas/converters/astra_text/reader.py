@@ -24,12 +24,12 @@ from hespas.files.streams import limits, read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.errors import FormatError
 
-__all__ = ["CYCLE_NS", "Emitter", "read_astra_text"]
+__all__ = ["Emitter", "read_astra_text"]
 
 
 # --- Nodes of a text workload: phases of layers, their collectives and updates.
 
-CYCLE_NS = 1.0
+_CYCLE_NS = 1.0
 """``CLOCK_PERIOD`` in ``Common.hh`` of ASTRA-sim 1.0: a cycle is a nanosecond."""
 
 _OPERATIONS = {"fwd": "forward", "again": "forward", "ig": "input_grad", "wg": "weight_grad"}
@@ -56,7 +56,7 @@ class Emitter:
     ) -> int:
         """The computation of a phase, which needs some nodes and comes after others."""
         node = self._node(layer, name, _OPERATIONS[name], needs, follows)
-        self.builder.set(node, duration_ns=phase.cycles * CYCLE_NS)
+        self.builder.set(node, duration_ns=phase.cycles * _CYCLE_NS)
         self.computed += phase.cycles > 0 and name != "again"
         return node
 
@@ -87,7 +87,7 @@ class Emitter:
         if not layer.update_cycles:
             return [node]
         update = self._node(layer, f"{name}.update", "update", (node,))
-        self.builder.set(update, duration_ns=layer.update_cycles * CYCLE_NS)
+        self.builder.set(update, duration_ns=layer.update_cycles * _CYCLE_NS)
         return [update]
 
     def _node(
@@ -151,12 +151,12 @@ def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagno
     def note(code: str, message: str, count: int) -> None:
         diagnostics.info(f"astra-text.{code}", path, message, path=path, count=count)
 
-    ranks = f"taken as {emitter.groups.num_ranks:,}: state it with --num-devices"
+    ranks = f"taken as {emitter.groups.num_ranks:,}: state it with `num_devices`"
     warn("ranks", f"the file does not say how many ranks run it; {ranks}", not emitter.groups.is_stated)
     network = "the file does not describe the network whose dimensions collectives run over"
     warn("network-groups", f"{network}; they are taken as over all ranks", emitter.unknown)
     warn("trailing-text", "words stand behind the last layer and were not read", text.rest)
-    note("cycles", f"layers state times in cycles, taken as {CYCLE_NS:g} ns each", len(text.layers))
+    note("cycles", f"layers state times in cycles, taken as {_CYCLE_NS:g} ns each", len(text.layers))
     note("not-run", "collectives are stated that the policy never runs", emitter.not_run)
     phases = (
         phase for layer in text.layers for phase in (layer.forward, layer.input_grad, layer.weight_grad)

@@ -41,11 +41,8 @@ __all__ = [
     "Kept",
     "Layout",
     "Layouts",
-    "decode_layout",
     "encode_layout",
     "foreign_texts",
-    "is_attribute",
-    "kept_micros",
     "simulated_ns",
 ]
 
@@ -317,7 +314,7 @@ def encode_layout(layout: Layout) -> bytes:
     return b"".join(parts)
 
 
-def decode_layout(data: bytes) -> Layout:
+def _decode_layout(data: bytes) -> Layout:
     """The inverse of :func:`encode_layout`."""
     layout: list[tuple[str, int]] = []
     at = 0
@@ -336,7 +333,7 @@ def decode_layout(data: bytes) -> Layout:
 _ROW_BYTES = 16
 
 
-def kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
+def _kept_micros(graph: OpGraph) -> tuple[Longs, Words]:
     """Nodes and the microseconds their trace stated; only nodes that still have the duration read there."""
     table = graph.extra
     rows = np.flatnonzero((table.tag == Tag.DURATION_MICROS) & (table.node >= 0))
@@ -354,7 +351,7 @@ def simulated_ns(graph: OpGraph) -> FloatArray:
     """The durations that readers of ``duration_micros`` take, in ns: those of the graph but where its trace
     stated others.
     """
-    nodes, micros = kept_micros(graph)
+    nodes, micros = _kept_micros(graph)
     duration_ns = graph.duration_ns.copy()
     duration_ns[nodes] = micros_as_ns(micros)
     return duration_ns
@@ -421,7 +418,7 @@ class Kept:
 
     def times(self, times: Times) -> Times:
         """``times`` with the microseconds that a trace stated, where the graph has the time read there."""
-        nodes, stated = kept_micros(self.graph)
+        nodes, stated = _kept_micros(self.graph)
         if not len(nodes):
             return times
         micros = times.micros.copy()
@@ -449,7 +446,7 @@ class Kept:
         nothing = np.empty(0, np.int64)
         if not len(whole) or not len(chosen):
             return Layouts((), nothing, nothing)
-        known = tuple(decode_layout(self.table.value(row)) for row in whole.tolist())
+        known = tuple(_decode_layout(self.table.value(row)) for row in whole.tolist())
         index = Window.holding(self.data).words[self.table.offsets[chosen]] & np.uint64(0xFFFFFFFF)
         good = index < len(known)
         return Layouts(known, self.table.node[chosen][good].astype(np.int64), index[good].view(np.int64))
@@ -460,7 +457,7 @@ class Kept:
         mine = self.of_file if of_file else ~self.of_file
         keys = self._keys(assembly)
         foreign, _ = foreign_texts(self.graph, of_file=of_file)
-        is_kept = mine & is_attribute(table.tag)
+        is_kept = mine & _is_attribute(table.tag)
         is_kept[foreign] = True
         rows = np.flatnonzero(is_kept)
         kind = self._fields(rows)
@@ -509,7 +506,7 @@ def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
     """
     table = graph.extra
     mine = (table.node < 0) == of_file
-    own = is_attribute(table.tag)
+    own = _is_attribute(table.tag)
     foreign = mine & (table.tag == Tag.TEXT)
     unknown = int((mine & ~own & ~foreign & ~np.isin(table.tag, _OTHER_TAGS)).sum())
     if not foreign.any():
@@ -526,7 +523,7 @@ def foreign_texts(graph: OpGraph, *, of_file: bool) -> tuple[Longs, int]:
     return kept, unknown + int(foreign.sum()) - len(kept)
 
 
-def is_attribute(tag: NDArray[np.int16]) -> Bools:
+def _is_attribute(tag: NDArray[np.int16]) -> Bools:
     """Which tags mark attributes of a trace."""
     of_value = (tag >= AttributeField.DOUBLE) & (tag <= AttributeField.BYTES_LIST)
     found: Bools = of_value | (tag == Tag.NO_VALUE)

@@ -36,7 +36,7 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.passes import bypass
 from hespas.graph.passes.rewrite import take_nodes
 
-__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "idle_graph", "report", "without_idle"]
+__all__ = ["Expanded", "expand", "flatten_runs", "host_transfers", "report"]
 
 _IDLE = "idle"
 
@@ -61,8 +61,8 @@ class Expanded(NamedTuple):
             for column in costs.values():
                 column[senders + 1] = column[senders]
             graph = _with_costs(graph, costs)
-        kept = without_idle(graph, idle)
-        return kept if len(kept) else idle_graph(kept)
+        kept = _without_idle(graph, idle)
+        return kept if len(kept) else _idle_graph(kept)
 
 
 def expand(graph: OpGraph) -> Expanded:
@@ -147,7 +147,7 @@ def _both(deps: Csr, rows: Longs, first: Longs, copies: Longs) -> Csr:
     return Csr.from_lengths(taken.segment_sum(copies.astype(np.float64)).astype(np.int64), values)
 
 
-def without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
+def _without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
     """The graph without nodes that do nothing on a rank. One that cannot be led around becomes free work."""
     if not idle.any():
         return graph
@@ -167,7 +167,7 @@ def without_idle(graph: OpGraph, idle: Bools) -> OpGraph:
     )
 
 
-def idle_graph(graph: OpGraph) -> OpGraph:
+def _idle_graph(graph: OpGraph) -> OpGraph:
     """One free node in place of none: a trace without nodes is not legal, and no simulator runs one."""
     builder = GraphBuilder(graph.name)
     builder.strings = StringTableBuilder(graph.strings)
@@ -243,7 +243,7 @@ def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
             diagnostics.warning(code, name, f"{name} {message}", count=len(where))
     scale = np.where(talks, 1.0, times)
     scaled = {name: _cost(graph, name) * scale for name in _COSTS}
-    return without_idle(_with_costs(graph, scaled), times == 0)
+    return _without_idle(_with_costs(graph, scaled), times == 0)
 
 
 # --- What a trace does not hold of a workload, and what it says less well: reported after writing.

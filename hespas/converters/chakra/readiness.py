@@ -29,7 +29,6 @@ __all__ = [
     "LARGEST_COUNT",
     "LIST_NAMES",
     "SCHEMA_ATTRIBUTE",
-    "STAGE_SCHEMA",
     "TensorLists",
     "classes_by_name",
     "classes_unless_stated",
@@ -225,7 +224,7 @@ def _written_twice(outputs: dict[int, list[bytes]]) -> list[int]:
 
 SCHEMA_ATTRIBUTE = "schema"
 
-STAGE_SCHEMA = "symbolic_tensor_network"
+_STAGE_SCHEMA = "symbolic_tensor_network"
 """What the metadata of STAGE's files says of their schema."""
 
 _STAGE: Mapping[str, OpClass] = {
@@ -272,7 +271,7 @@ def classes_by_name(
     unclassed = np.flatnonzero((kind == NodeKind.COMPUTE) & (flops > 0) & (default == OpClass.UNKNOWN))
     if not len(unclassed):
         return default
-    letters = _STAGE if schema == STAGE_SCHEMA else dict[str, OpClass]()
+    letters = _STAGE if schema == _STAGE_SCHEMA else dict[str, OpClass]()
     known = dict[str, int]()
     found: list[int] = []
     for text in words(unclassed.tolist()):

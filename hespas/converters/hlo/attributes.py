@@ -38,7 +38,6 @@ __all__ = [
     "is_true",
     "names",
     "parse_groups",
-    "rows_array",
     "window",
 ]
 
@@ -239,7 +238,7 @@ def backend_config(attributes: Mapping[str, str]) -> BackendConfig:
         return _NO_CONFIG
 
 
-def rows_array(rows: list[list[int]]) -> IntArray | None:
+def _rows_array(rows: list[list[int]]) -> IntArray | None:
     """Rows of equal length as an array, None where lengths differ."""
     lengths = [len(row) for row in rows]
     if any(a != b for a, b in pairwise(lengths)):
@@ -301,7 +300,7 @@ def parse_groups(text: str | None, num_devices: int, meshes: Mapping[str, Mesh])
     rows = int_rows(text)
     if not rows or rows == [[]]:
         return None
-    dense = rows_array(rows)
+    dense = _rows_array(rows)
     return ExplicitGroups.from_rows(rows) if dense is None else dense_groups(dense)
 
 

@@ -15,7 +15,7 @@ from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.costs import Body, Contraction, Cost, branch_ns, canonical_name
 from hespas.graph import OpClass
-from hespas.graph.tensors import DTypeKind
+from hespas.graph.columns import DTypeKind
 
 __all__ = [
     "STRUCTURE",
@@ -25,8 +25,6 @@ __all__ = [
     "BodyCost",
     "InnerNeeds",
     "Trips",
-    "body_aliases",
-    "body_needs",
     "branch_names",
     "fusion_bytes",
     "loop_trips",
@@ -67,7 +65,7 @@ InnerNeeds = Callable[[Computation, int], tuple[float, ...]]
 """What the body of a nested fusion needs of its parameters."""
 
 
-def body_needs(program: Program, computation: Computation, inner: InnerNeeds) -> tuple[float, ...]:
+def _body_needs(program: Program, computation: Computation, inner: InnerNeeds) -> tuple[float, ...]:
     """The fraction (0 .. 1) of each parameter that the root needs. O(instructions).
 
     Raises ``FormatError`` where parameters are not numbered 0, 1, 2, ....
@@ -114,7 +112,7 @@ def _elements(program: Program, computation: Computation, index: int) -> float:
     return sum(tensor.elements for tensor in program.tensors(computation.shapes[index]))
 
 
-def body_aliases(program: Program, computation: Computation) -> tuple[Alias, ...]:
+def _body_aliases(program: Program, computation: Computation) -> tuple[Alias, ...]:
     """Results that are a parameter with parts replaced, the parameter having no other reader.
     O(instructions).
     """
@@ -526,7 +524,7 @@ class Bodies:
         for index, opcode in enumerate(computation.opcodes):
             if opcode not in STRUCTURE:
                 self._add_instruction(total, computation, index)
-        needs = body_needs(self.program, computation, self._inner_needs)
+        needs = _body_needs(self.program, computation, self._inner_needs)
         body = BodyCost(
             total.flops,
             total.useful_flops,
@@ -537,7 +535,7 @@ class Bodies:
             tuple(total.contractions),
             total.contraction_class,
             needs,
-            body_aliases(self.program, computation),
+            _body_aliases(self.program, computation),
             tuple(total.unknown),
             tuple(total.collectives),
         )

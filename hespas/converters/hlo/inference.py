@@ -15,7 +15,7 @@ from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
 from hespas.converters.hlo.module import ArrayShape, Shape, shown_shape
 from hespas.costs import WindowDim
 from hespas.graph import DYNAMIC, find_dtype
-from hespas.graph.tensors import DTypeKind
+from hespas.graph.columns import DTypeKind
 
 __all__ = [
     "ARRAY_RULES",

@@ -28,9 +28,9 @@ from hespas.costs import FREE, Cost
 from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, RegionKind, Resource, Severity
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["MAX_CALL_DEPTH", "Lowering"]
+__all__ = ["Lowering"]
 
-MAX_CALL_DEPTH = 100
+_MAX_CALL_DEPTH = 100
 """Calls, loops and branches nested deeper are refused; compiled programs stay below ten."""
 
 _MESSAGES = frozenset({"send", "recv"})
@@ -87,9 +87,9 @@ class Lowering:
 
     def write(self, frame: Frame) -> Frame:
         """Write one computation out, instruction by instruction."""
-        if frame.depth > MAX_CALL_DEPTH:
+        if frame.depth > _MAX_CALL_DEPTH:
             raise UnsupportedError(
-                f"calls, loops and branches nested more than {MAX_CALL_DEPTH} deep",
+                f"calls, loops and branches nested more than {_MAX_CALL_DEPTH} deep",
                 path=self.program.module.source.path,
                 position=f"computation {frame.computation.name}",
                 hint="no compiler writes such programs; is the file damaged?",

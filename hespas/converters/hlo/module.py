@@ -13,9 +13,6 @@ from hespas.graph import DYNAMIC, DType, find_dtype
 from hespas.graph.errors import UnsupportedError
 
 __all__ = [
-    "EMPTY_TUPLE",
-    "MAX_TUPLE_DEPTH",
-    "MAX_TUPLE_VALUES",
     "ArrayShape",
     "Computation",
     "Frame",
@@ -35,8 +32,8 @@ __all__ = [
 # Grammar: ``xla/hlo/parser`` of openxla/xla. What stands in a layout (order, tiling, memory space, element
 # size) is kept as text; bytes are those of the logical shape, so padding by tiles is not counted.
 
-MAX_TUPLE_DEPTH = 64
-MAX_TUPLE_VALUES = 1 << 17
+_MAX_TUPLE_DEPTH = 64
+_MAX_TUPLE_VALUES = 1 << 17
 """Arrays and tuples in a tuple: one within another, each named twice, doubles with every level."""
 _MAX_ELEMENTS = 1 << 62
 _MAX_DIMS = 4096
@@ -78,10 +75,10 @@ class Shape:
         values = 1 if parts is None else 1 + sum([part.values for part in parts])
         depth = 0 if parts is None else 1 + max([part.depth for part in parts], default=0)
         hint = "check the tuple types of the program"
-        if values > MAX_TUPLE_VALUES:
-            raise UnsupportedError(f"a tuple of {values:,} values (limit {MAX_TUPLE_VALUES:,})", hint=hint)
-        if depth > MAX_TUPLE_DEPTH:
-            raise UnsupportedError(f"tuples nested more than {MAX_TUPLE_DEPTH} deep", hint=hint)
+        if values > _MAX_TUPLE_VALUES:
+            raise UnsupportedError(f"a tuple of {values:,} values (limit {_MAX_TUPLE_VALUES:,})", hint=hint)
+        if depth > _MAX_TUPLE_DEPTH:
+            raise UnsupportedError(f"tuples nested more than {_MAX_TUPLE_DEPTH} deep", hint=hint)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "_hash", hash((self.array, parts)))
@@ -115,7 +112,7 @@ class Shape:
         return self.elements[index]
 
 
-EMPTY_TUPLE = Shape(None, ())
+_EMPTY_TUPLE = Shape(None, ())
 
 
 def _extent(text: str) -> tuple[int, bool]:

@@ -38,11 +38,7 @@ from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
 __all__ = [
-    "MAX_FUSED_OPERATIONS",
-    "MAX_INLINED_NODES",
-    "MAX_TUPLE_USES",
     "callees_first",
-    "check_inlined_size",
     "read_hlo",
     "source_of",
     "workload_of",
@@ -103,7 +99,7 @@ def workload_of(module: HloModule, options: ReadOptions, diagnostics: Diagnostic
     program = Program(module)
     check_shapes(program, ordered)
     _shorten_async(module.computations)
-    check_inlined_size(module, ordered)
+    _check_inlined_size(module, ordered)
     replicas, partitions = _device_counts(module, options, diagnostics)
     is_global = _warn_if_global(module, partitions, diagnostics)
     bodies = Bodies(program)
@@ -243,7 +239,7 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
                 "hlo.unknown-devices",
                 module.name,
                 "its collectives are over all devices, and nothing says how many there are: one is assumed, "
-                "and they cost next to nothing. State the number with --num-devices",
+                "and they cost next to nothing. State the number with `num_devices`",
                 path=module.source.path,
             )
         elif wanted is None and inferred:
@@ -293,7 +289,7 @@ def _asked_for(module: HloModule, options: ReadOptions, diagnostics: Diagnostics
             raise UsageError(
                 f"{wanted} devices are no whole number of partitions of {replicas} replicas",
                 path=module.source.path,
-                hint=f"--num-devices {-(-wanted // replicas) * replicas}",
+                hint=f"`num_devices={-(-wanted // replicas) * replicas}`",
             )
         stated[1] = wanted // replicas
     return [replicas, stated[1]]
@@ -474,9 +470,9 @@ def _speaks_to_partitioner(module: HloModule) -> bool:
 # --- Which computation calls which, callees first; a module whose computations call themselves is refused.
 
 _ON_PATH, _DONE = 1, 2
-MAX_INLINED_NODES = 20_000_000
-MAX_TUPLE_USES = 1 << 24
-MAX_FUSED_OPERATIONS = 4_000_000
+_MAX_INLINED_NODES = 20_000_000
+_MAX_TUPLE_USES = 1 << 24
+_MAX_FUSED_OPERATIONS = 4_000_000
 """Of all fusions together; compilers make a computation for each fusion, so programs have one per line."""
 
 _SCALAR_BODIES = frozenset({"reduce", "sort", "map", "scatter"})
@@ -519,7 +515,7 @@ def callees_first(module: HloModule) -> list[Computation]:
     return ordered
 
 
-def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
+def _check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
     """Refuse a module whose calls, written out, make more nodes than fit in memory, or whose fusions, written
     out, hold more operations than can be added up, or which hands large tuples around too often.
     O(instructions).
@@ -543,12 +539,12 @@ def check_inlined_size(module: HloModule, ordered: list[Computation]) -> None:
                     used += uses[name]
                     inside += fused[name]
         nodes[computation.name], fused[computation.name], uses[computation.name] = made, inside, used
-    _check_limit(module, "calls", nodes[module.entry.name], MAX_INLINED_NODES)
-    _check_limit(module, "fusions", fused[module.entry.name], MAX_FUSED_OPERATIONS)
+    _check_limit(module, "calls", nodes[module.entry.name], _MAX_INLINED_NODES)
+    _check_limit(module, "fusions", fused[module.entry.name], _MAX_FUSED_OPERATIONS)
     most = max(stated, uses[module.entry.name])
-    if most > MAX_TUPLE_USES:
+    if most > _MAX_TUPLE_USES:
         raise UnsupportedError(
-            f"instructions that take and make tuples of {most:,} values in all (limit {MAX_TUPLE_USES:,})",
+            f"instructions that take and make tuples of {most:,} values in all (limit {_MAX_TUPLE_USES:,})",
             path=module.source.path,
             position=f"computation {shown(module.entry.name)}",
             hint="check the tuple types of the program",

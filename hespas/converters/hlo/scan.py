@@ -22,7 +22,6 @@ from hespas.files.wire import BYTES, VARINT, WireError, decode_varint, fields
 from hespas.graph.errors import FormatError, MissingExtraError
 
 __all__ = [
-    "PRINTED_HINT",
     "STRING",
     "TESTED_JAXLIB",
     "TRUNCATED_HINT",
@@ -31,7 +30,6 @@ __all__ = [
     "is_text",
     "largest_local_id",
     "module_bytes",
-    "print_text",
     "proto_to_text",
     "shown",
     "sniff",
@@ -39,7 +37,7 @@ __all__ = [
     "unquote",
 ]
 
-PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
+_PRINTED_HINT = "is this the text XLA prints (--xla_dump_hlo_as_text, HloModule::ToString)?"
 TRUNCATED_HINT = "the text ends early: copy or dump the file again"
 
 STRING = r""""[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'"""
@@ -164,7 +162,7 @@ class Source:
             f"expected {expected}, found {found}",
             path=self.path,
             position=self.place(position),
-            hint=TRUNCATED_HINT if on_last_line else hint or PRINTED_HINT,
+            hint=TRUNCATED_HINT if on_last_line else hint or _PRINTED_HINT,
         )
 
     def skip_space(self, position: int) -> int:
@@ -375,7 +373,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     _module_class()
     _check_ids(data, path)
     try:
-        text = run_sandboxed(f"{__name__}:print_text", data, "XLA")
+        text = run_sandboxed(f"{__name__}:_print_text", data, "XLA")
     except ParserFailedError as error:
         raise _no_module(data, path, f"it {error}") from None
     if text.startswith(_REFUSED):
@@ -383,7 +381,7 @@ def proto_to_text(data: bytes, path: str) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def print_text(data: bytes, parser_bytes: int) -> bytes:
+def _print_text(data: bytes, parser_bytes: int) -> bytes:
     """In the child: the text of a serialised module; why there is none, behind a NUL, which no text begins
     with.
     """

@@ -27,13 +27,12 @@ from hespas.graph import (
     Permutation,
     StridedGroups,
 )
+from hespas.graph.columns import find_dtype
 from hespas.graph.groups import Digit
-from hespas.graph.tensors import find_dtype
 
 __all__ = [
     "MAX_ELEMENTS",
     "SCHEMA_ID",
-    "UNKNOWN_NAME",
     "ClassOutline",
     "Collective",
     "Communicator",
@@ -283,7 +282,7 @@ class Document(_ClassFields, kw_only=True, forbid_unknown_fields=True):
 #
 # Parsers raise ``ValueError`` with a message for the user; the reader adds where it stood.
 
-UNKNOWN_NAME = "?"
+_UNKNOWN_NAME = "?"
 """An element type or an extent that nobody stated."""
 
 _ESCAPE = "\x00"
@@ -364,22 +363,22 @@ def inferred_kind(*, collective: bool, p2p: bool, contraction: bool) -> tuple[in
 
 def spell_dtype(code: int) -> str:
     """The name of an element type code."""
-    return UNKNOWN_NAME if code == UNKNOWN_DTYPE else DTYPES[code].name
+    return _UNKNOWN_NAME if code == UNKNOWN_DTYPE else DTYPES[code].name
 
 
 def parse_dtype(text: str) -> int:
     """The code of an element type; every alias of the table is understood."""
-    if text == UNKNOWN_NAME:
+    if text == _UNKNOWN_NAME:
         return UNKNOWN_DTYPE
     found = find_dtype(text)
     if found is None:
-        raise ValueError(f"unknown element type {_shown(text)}; '{UNKNOWN_NAME}' says that it is not known")
+        raise ValueError(f"unknown element type {_shown(text)}; '{_UNKNOWN_NAME}' says that it is not known")
     return found.code
 
 
 def spell_type(dtype: int, shape: Sequence[int], bounded: bool) -> str:
     """``bf16[4,128]``; ``?`` for an unknown extent, ``<=`` where extents are upper bounds."""
-    extents = ",".join(UNKNOWN_NAME if extent == DYNAMIC else str(extent) for extent in shape)
+    extents = ",".join(_UNKNOWN_NAME if extent == DYNAMIC else str(extent) for extent in shape)
     return f"{spell_dtype(dtype)}[{'<=' if bounded else ''}{extents}]"
 
 
@@ -398,7 +397,7 @@ def parse_type(text: str) -> tuple[int, tuple[int, ...], bool]:
 
 
 def _extent(text: str, whole: str) -> int:
-    if text == UNKNOWN_NAME:
+    if text == _UNKNOWN_NAME:
         return DYNAMIC
     if not text.isdecimal() or len(text) > 19:
         raise ValueError(f"{_shown(text)} in {_shown(whole)} is no extent")

@@ -13,9 +13,8 @@ import numpy as np
 from hespas.converters.replica_groups import highest_id
 from hespas.converters.stablehlo.replay_emit import F32, Emitter, Node
 from hespas.graph import CollectiveKind, GroupSet, OpGraph, Permutation
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, dtype
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.tensors import dtype
 from hespas.programs.text import Tensor, Value
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from hespas.files.streams import limits
 from hespas.graph import DTYPES, DType, DTypeKind, OpGraph
+from hespas.graph.columns import dtype
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.tensors import dtype
 from hespas.programs.operations import broadcast_axes
 from hespas.programs.text import Tensor, Value, pretty, reduction
 
@@ -31,7 +31,7 @@ def too_large(what: str, position: str | None = None) -> UnsupportedError:
     return UnsupportedError(
         f"a StableHLO replay of it has {what}",
         position=position,
-        hint="merge operations with --granularity region, or choose another format",
+        hint="merge operations with `granularity=region`, or choose another format",
     )
 
 

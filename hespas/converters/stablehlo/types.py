@@ -13,9 +13,8 @@ from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
 from hespas.costs import Cost, CustomFacts, Facts, Tensor, canonical_name, cost_of, find_rule, unknown_cost
 from hespas.costs import Operation as CostInput
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
-from hespas.graph.columns import StringTableBuilder
+from hespas.graph.columns import StringTableBuilder, TensorTypesBuilder
 from hespas.graph.errors import UnsupportedError
-from hespas.graph.tensors import TensorTypesBuilder
 
 if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._mlir import ir

@@ -23,9 +23,8 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray
 from hespas.graph.errors import UsageError
-from hespas.graph.tensors import DYNAMIC
 
 __all__ = ["SIMULATED", "Simulated", "classes_of_spans", "profile_of_run", "scene_of_timeline", "span_names"]
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from hespas.estimators.registry import takes_no_time
 from hespas.graph import DTypeKind, NodeKind, OpClass, OpGraph, Resource
+from hespas.graph.columns import DType, find_dtype
 from hespas.graph.passes import topological_order
-from hespas.graph.tensors import DType, find_dtype
 from hespas.operations import Operations
 from hespas.programs.operations import BINARY, UNARY, operator
 from hespas.programs.text import Tensor, Value, dense

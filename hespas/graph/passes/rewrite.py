@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import BoolArray, Csr, FloatArray, IntArray, SmallIntArray, taken
+from hespas.graph.columns import UNKNOWN_DTYPE, BoolArray, Csr, FloatArray, IntArray, SmallIntArray, taken
 from hespas.graph.diagnostics import Diagnostics
 from hespas.graph.opgraph import (
     NODE_COLUMNS,
@@ -19,7 +19,6 @@ from hespas.graph.opgraph import (
     OpGraph,
     RegionTable,
 )
-from hespas.graph.tensors import UNKNOWN_DTYPE
 
 __all__ = [
     "FoldFree",

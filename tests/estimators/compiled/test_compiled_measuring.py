@@ -23,8 +23,8 @@ from hespas.estimators.compiled.units import Unit
 from hespas.estimators.compiled.worker import Array, Slope, serve, slope_of, timing_of
 from hespas.graph import Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.builder import GraphBuilder
+from hespas.graph.columns import dtype
 from hespas.graph.errors import MissingExtraError, UnsupportedError, UsageError
-from hespas.graph.tensors import dtype
 from hespas.hardware import load_device
 from hespas.operations import Labels, Operations
 from hespas.operations.build import matmuls

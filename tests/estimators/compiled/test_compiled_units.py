@@ -17,7 +17,7 @@ from hespas.estimators.compiled.units import (
 )
 from hespas.graph import OpClass, OpGraph
 from hespas.graph.builder import GraphBuilder
-from hespas.graph.tensors import dtype
+from hespas.graph.columns import dtype
 from hespas.programs.text import Tensor, Value
 
 F32 = dtype("f32")

@@ -42,7 +42,6 @@ __all__ = [
     "message_bytes",
     "message_json",
     "value_bytes",
-    "value_json",
     "wire_fields",
     "wire_integers",
 ]
@@ -242,7 +241,7 @@ def value_bytes(kind: Kind, value: JsonValue) -> bytes:
             return _whole_bytes(kind, value)
 
 
-def value_json(kind: Kind, raw: int | bytes) -> JsonValue:
+def _value_json(kind: Kind, raw: int | bytes) -> JsonValue:
     """What travels (an integer for a varint, else bytes) as JSON says it."""
     match kind:
         case Kind.STRING:
@@ -456,7 +455,7 @@ def message_json(spec: MessageSpec, data: bytes) -> dict[str, JsonValue]:
 def _field_json(field: FieldSpec, raw: int | bytes) -> JsonValue:
     if field.message is not None and isinstance(raw, bytes):
         return message_json(field.message, raw)
-    return value_json(field.kind, raw)
+    return _value_json(field.kind, raw)
 
 
 def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
@@ -464,9 +463,9 @@ def _entries_json(field: FieldSpec, raw: int | bytes) -> list[JsonValue]:
     if field.kind.wire is WireType.BYTES or isinstance(raw, int):
         return [_field_json(field, raw)]
     if field.kind.wire is WireType.VARINT:
-        return [value_json(field.kind, number) for number in wire_integers(raw)]
+        return [_value_json(field.kind, number) for number in wire_integers(raw)]
     width = 8 if field.kind.wire is WireType.FIXED64 else 4
-    return [value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
+    return [_value_json(field.kind, raw[at : at + width]) for at in range(0, len(raw), width)]
 
 
 def wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

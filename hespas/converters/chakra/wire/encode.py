@@ -28,7 +28,7 @@ from hespas.files.wire import encode_varint, tag
 from hespas.graph.errors import InvariantError
 from hespas.schemas.chakra.tables import VALUE_FIELDS, AttributeField, NodeField, WireType
 
-__all__ = ["delimited", "encode_chunks", "encode_metadata", "encode_nodes", "join", "render", "rows"]
+__all__ = ["delimited", "encode_chunks", "join", "render", "rows"]
 
 _CHUNK_NODES = 4096
 
@@ -40,12 +40,12 @@ def _tag(number: int, wire: WireType) -> int:
 
 def encode_chunks(columns: EtColumns, chunk_nodes: int = _CHUNK_NODES) -> Iterator[bytes | memoryview[int]]:
     """A whole file, piece by piece: the metadata frame, then the nodes in order."""
-    yield encode_metadata(columns)
+    yield _encode_metadata(columns)
     for start in range(0, len(columns), chunk_nodes):
-        yield encode_nodes(columns.part(start, min(start + chunk_nodes, len(columns)))).data
+        yield _encode_nodes(columns.part(start, min(start + chunk_nodes, len(columns)))).data
 
 
-def encode_metadata(columns: EtColumns) -> bytes:
+def _encode_metadata(columns: EtColumns) -> bytes:
     """The first frame of the file."""
     version = rows(ByteRows.from_text([columns.version]))
     message = [
@@ -55,7 +55,7 @@ def encode_metadata(columns: EtColumns) -> bytes:
     return render(join(delimited(None, message, keep_empty=True))).tobytes()
 
 
-def encode_nodes(columns: EtColumns) -> Bytes:
+def _encode_nodes(columns: EtColumns) -> Bytes:
     """The frames of all nodes, one behind the other. Memory: about 1 KB a node while it runs."""
     count = len(columns)
     message = [
