@@ -21,6 +21,7 @@ from hespas.api.io import (
     check_streams,
     check_version,
     findings,
+    json_of,
     read,
     spooled_input,
     spooled_output,
@@ -46,7 +47,7 @@ from hespas.converters import (
     is_flat,
     load_format,
 )
-from hespas.files.documents import Figure, document_bytes
+from hespas.files.documents import Figure
 from hespas.files.output import check_destination
 from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
@@ -184,7 +185,7 @@ class Conversion(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--log-json``: ``hespas.convert/1``."""
-        return document_bytes(conversion_document(self))
+        return json_of(conversion_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per figure that a conversion conserves: before, after."""
@@ -289,7 +290,7 @@ def _prepared(
 def _target(source: str, destination: str, name: str | None, version: str, *, overwrite: bool) -> Format:
     """The format to write. Finds before a long read where that, its version or the destination cannot be."""
     target = _format_of(destination, name)
-    check_version(version, target.write_versions, target.name, "--to-version")
+    check_version(version, target.write_versions, target.name, "`target_version`")
     check_streams(source, destination)
     if destination != STANDARD_STREAM:
         check_destination(Path(destination), overwrite=overwrite)
@@ -408,13 +409,13 @@ def _chosen_ranks(workload: Workload, ranks: range | None) -> range:
         return range(workload.num_ranks)
     if ranks.start < 0 or ranks.stop > workload.num_ranks or not len(ranks):
         raise UsageError(
-            f"--ranks {ranks.start}-{ranks.stop - 1} is outside the job's ranks 0-{workload.num_ranks - 1}",
-            hint="--num-devices states the number of ranks where the program does not",
+            f"`ranks={ranks.start}-{ranks.stop - 1}` is outside the job's ranks 0-{workload.num_ranks - 1}",
+            hint="`num_devices` states the number of ranks where the program does not",
         )
     here = sum(workload.sizes_within(ranks))
     if here < len(ranks):
         raise UsageError(
-            f"--ranks {ranks.start}-{ranks.stop - 1}: {len(ranks) - here} of them are not in the input, "
+            f"`ranks={ranks.start}-{ranks.stop - 1}`: {len(ranks) - here} of them are not in the input, "
             f"which holds {workload.num_present} of the job's {workload.num_ranks} ranks (the first is rank "
             f"{int(workload.present[0])})",
             hint="choose among these, or give the whole set",

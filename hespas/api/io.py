@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -13,8 +14,9 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from html import escape
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -28,7 +30,6 @@ from hespas.converters import (
     is_recognised,
     note_unread_files,
 )
-from hespas.files.documents import document_bytes
 from hespas.files.output import check_destination, placed_at_once, write_atomically
 from hespas.files.streams import VARIABLE, limits
 from hespas.graph import Diagnostics, DType, Profile, Workload, find_dtype
@@ -56,6 +57,7 @@ __all__ = [
     "findings",
     "is_standard_output",
     "is_stream",
+    "json_of",
     "opened",
     "put",
     "read",
@@ -87,7 +89,7 @@ def read(
     if chosen.read is None:
         raise InvariantError(f"format {chosen.name} was chosen for reading and cannot read")
     settings = options or ReadOptions()
-    check_version(settings.version, chosen.read_versions, chosen.name, "--from-version")
+    check_version(settings.version, chosen.read_versions, chosen.name, "`source_version`")
     found = diagnostics if diagnostics is not None else Diagnostics()
     note_unread_files(source, chosen, found)
     element = _default_dtype(settings.default_dtype)
@@ -95,7 +97,7 @@ def read(
         raise UsageError(
             f"format {chosen.name!r} has no symbolic dimensions",
             path=str(source),
-            hint="leave --dim out: it is for StableHLO programs",
+            hint="leave `dims` out: it is for StableHLO programs",
         )
     value = chosen.read(source, settings, found)
     return value if element is None else _with_default_dtype(value, element, str(path), found)
@@ -184,7 +186,7 @@ def write(
             hint="record what the device does too; hespas view SOURCE shows what there is",
         )
     settings = options or WriteOptions()
-    check_version(settings.version, chosen.write_versions, chosen.name, "--to-version")
+    check_version(settings.version, chosen.write_versions, chosen.name, "`target_version`")
     settings = replace(
         settings,
         name=settings.name or destination.name,
@@ -313,7 +315,7 @@ def spooled_input(stack: ExitStack, check: Callable[[Path], object]) -> Path:
                     raise FormatError(
                         f"standard input goes on past {most:,} bytes, the limit",
                         path=STANDARD_STREAM,
-                        hint=f"if you trust it, {VARIABLE} (or --max-input-bytes) raises the limit",
+                        hint=f"if you trust it, {VARIABLE} (or `max_input_bytes`) raises the limit",
                     )
                 if taken - len(part) < _BEGINNING_BYTES <= taken:
                     copy.flush()
@@ -458,7 +460,7 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The document that the command writes with ``--json``, as Python values; unknown is None."""
-        document: dict[str, Any] = msgspec.json.decode(self.to_json())
+        document: dict[str, Any] = json.loads(self.to_json())
         return document
 
     def __repr__(self) -> str:
@@ -471,13 +473,36 @@ class Result(ABC):
         return f"<p>{escape(repr(self))}</p>{rows.head(_ROWS_SHOWN).to_html(index=False, border=0)}{more}"
 
 
+def json_of(document: object) -> bytes:
+    """A document as indented JSON that ends in a newline. Unpaired surrogates, which names of files may have
+    and UTF-8 has not, are escaped.
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    except UnicodeEncodeError:
+        return f"{json.dumps(_plain(msgspec.to_builtins(document)), indent=2)}\n".encode()
+
+
+def _plain(value: object) -> object:
+    """The same with null for what JSON has no number for."""
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            return {name: _plain(each) for name, each in cast("dict[str, object]", value).items()}
+        case list():
+            return [_plain(each) for each in cast("list[object]", value)]
+        case _:
+            return value
+
+
 def write_json(document: object, path: Path, *, overwrite: bool = False) -> None:
     """Write a document, or the JSON of one, at once or not at all; ``-`` is standard output. Raises
     ``OutputError`` where it exists already, without ``overwrite``.
     """
-    content = document if isinstance(document, bytes) else document_bytes(document)
+    content = document if isinstance(document, bytes) else json_of(document)
+    put(path, lambda temporary: _write_bytes(temporary, content), overwrite=overwrite)
 
-    def fill(temporary: Path) -> None:
-        temporary.write_bytes(content)
 
-    put(path, fill, overwrite=overwrite)
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

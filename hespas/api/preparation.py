@@ -244,7 +244,7 @@ def refuse_global(workload: Workload) -> None:
     if workload.metadata.get(WHOLE_JOB):
         raise UnsupportedError(
             "the program is sharded but not partitioned: what one device does is not known",
-            hint="compile it and convert the optimised HLO; --missing warn takes it as it stands",
+            hint="compile it and convert the optimised HLO; `missing=warn` takes it as it stands",
         )
 
 

@@ -15,12 +15,12 @@ import numpy as np
 from msgspec.structs import astuple
 
 from hespas.api.estimation import estimate
-from hespas.api.io import Document, Result, findings, opened, put
+from hespas.api.io import Document, Result, findings, json_of, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.estimators import MissingPolicy
-from hespas.files.documents import Figure, document_bytes, encoded
+from hespas.files.documents import Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
@@ -62,7 +62,7 @@ class SimulationResult(Result, Simulation):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.simulate/1``."""
-        return document_bytes(simulation_document(self))
+        return json_of(simulation_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per rank."""
@@ -243,7 +243,7 @@ def write_simulation_json(done: SimulationResult, path: Path, *, overwrite: bool
     """Write the document of a simulation, one line per rank, at once or not at all; ``-`` is standard output.
     Raises ``OutputError`` where it exists already, without ``overwrite``.
     """
-    beginning = document_bytes(simulation_document(done, ranks=False))
+    beginning = json_of(simulation_document(done, ranks=False))
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as stream:
@@ -306,7 +306,7 @@ def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False)
     if beside and suffix == _TABLE:
         raise UsageError(
             "a table holds one run, nothing beside it", path=str(path),
-            hint="name it FILE.json or FILE.pftrace, or leave out --beside",
+            hint="name it FILE.json or FILE.pftrace, or leave out `beside`",
         )  # fmt: skip
     if path.is_dir():
         raise OutputError("exists and is a directory", path=str(path), hint="name a file in it")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, put, row_of
+from hespas.api.io import Document, Result, findings, json_of, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
-from hespas.files.documents import Figure, document_bytes, inert, inert_cell
+from hespas.files.documents import Figure, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -65,7 +65,7 @@ class TableEstimates(Result):
 
     def to_json(self) -> bytes:
         """The document of ``--json``: ``hespas.estimate_table/1``."""
-        return document_bytes(table_estimate_document(self))
+        return json_of(table_estimate_document(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per row of the table: the columns that ``--out`` adds to it."""

@@ -12,7 +12,7 @@ from hespas.cli.estimate import estimate
 from hespas.cli.session import command_line, emit, list_file, point_elsewhere, say_diagnostics
 from hespas.cli.session import run as run_app
 from hespas.cli.simulate import simulate
-from hespas.cli.text import table_text
+from hespas.cli.text import flagged, table_text
 from hespas.cli.view import view
 from hespas.graph.diagnostics import Diagnostics
 
@@ -62,11 +62,11 @@ def estimators(
 
             api.write_json(api.estimators_document(rows), place, overwrite=overwrite)
             return
-        lines = [(row.name, "yes" if row.available else "no", row.what, row.detail) for row in rows]
+        lines = [(row.name, "yes" if row.available else "no", row.what, flagged(row.detail)) for row in rows]
         emit(table_text(("estimator", "usable", "what", "detail"), lines, left=(0, 1, 2, 3)))
         for row in rows:
             if row.install and not row.available:
-                emit(f"{row.name}: {row.install}")
+                emit(f"{row.name}: {flagged(row.install)}")
 
 
 app.command()(view)

@@ -265,9 +265,9 @@ def _too_much(source: str) -> FormatError:
 def _told(error: HespasError) -> list[str]:
     """An error in a line, and its remedy in another."""
     if not error.hint:
-        return [flagged(f"error: {error}")]
+        return [f"error: {error}"]
     hint = f"  try: {clipped(error.hint)}"
-    return [flagged(f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}"), flagged(hint)]
+    return [f"error: {str(error).removesuffix(hint).removesuffix(chr(10))}", hint]
 
 
 def _fill_closed_descriptors() -> None:
@@ -375,11 +375,14 @@ def tell(text: str | Iterable[str]) -> None:
 
 
 def say(text: str | Iterable[str]) -> None:
-    """The same on standard error, where it does not mix with results; where nobody listens, nothing."""
+    """The same on standard error, where it does not mix with results; where nobody listens, nothing. What the
+    library says of its arguments is said of the options here.
+    """
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(_coloured(_lines(text)) if _has_colours(sys.stderr) else _lines(text))
+        lines = flagged(_lines(text))
+        sys.stderr.write(_coloured(lines) if _has_colours(sys.stderr) else lines)
         sys.stderr.flush()
     except OSError:
         _give_up(sys.stderr)
@@ -435,8 +438,7 @@ def say_diagnostics(diagnostics: Diagnostics, source: Path | str) -> None:
         where = _place(found.path or str(source), found.location)
         times = f" ({counts[found.code]:,} times)" if counts[found.code] > 1 else ""
         shown = say if found.severity is Severity.ERROR else tell
-        message = flagged(clipped(found.message))
-        shown(f"{_MARKS[found.severity]}: {clipped(where)}: {message} [{found.code}]{times}")
+        shown(f"{_MARKS[found.severity]}: {clipped(where)}: {clipped(found.message)} [{found.code}]{times}")
 
 
 # --- Documents that a command writes beside its result: looked at before any work, never over an input

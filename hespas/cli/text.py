@@ -40,7 +40,7 @@ _FLAGS: Mapping[str, str] = (
     {
         name: "--" + name.replace("_", "-")
         for name in (
-            *("comm_groups", "default_dtype", "dim", "estimator", "granularity", "hardware", "max_e2e"),
+            *("comm_groups", "default_dtype", "estimator", "granularity", "hardware", "max_e2e"),
             *("max_input_bytes", "max_mape", "max_regression", "measured", "min_coverage", "missing"),
             *(
                 "num_devices",
@@ -55,7 +55,7 @@ _FLAGS: Mapping[str, str] = (
             *("split", "table", "test_by", "workload"),
         )
     }
-    | {"beside": "--beside", "source_format": "--from", "source_version": "--from-version"}
+    | {"beside": "--beside", "dims": "--dim", "source_format": "--from", "source_version": "--from-version"}
     | {
         "target_format": "--to",
         "target_version": "--to-version",

@@ -22,7 +22,7 @@ from hespas.cli.session import (
     write_document,
 )
 from hespas.cli.session import run as run_app
-from hespas.cli.text import count_text, counted, table_text
+from hespas.cli.text import count_text, counted, flagged, table_text
 from hespas.graph.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _show(result: CheckResult) -> None:
         place = violation.path
         place += f": rank {violation.rank}" if violation.rank is not None else ""
         place += f": node {violation.node}" if violation.node is not None else ""
-        emit(f"{violation.severity.value} {violation.code} {place}: {violation.message}")
+        emit(f"{violation.severity.value} {violation.code} {place}: {flagged(violation.message)}")
     for note in result.diagnostics:
         say(f"note: {note.message} [{note.code}]")
     listed: dict[str, int] = {}
@@ -228,9 +228,10 @@ def _show_matrix(done: RoundTrips) -> None:
                 listed = ", ".join(_column_text(column, cell) for column in part)
                 emit(f"{cell.source} -> {cell.via} {word}: {listed}")
         for message, count in cell.refused.items():
-            emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {message}")
+            emit(f"{cell.source} -> {cell.via} refuses {counted(count, 'file')}: {flagged(message)}")
         for message, count in cell.unreadable.items():
-            emit(f"{cell.source} -> {cell.via} wrote {counted(count, 'file')} that is UNREADABLE: {message}")
+            what = f"wrote {counted(count, 'file')} that is UNREADABLE"
+            emit(f"{cell.source} -> {cell.via} {what}: {flagged(message)}")
     emit(
         f"{counted(len(done.inputs), 'file')}"
         + (f", {counted(len(done.skipped), 'profile')} skipped: " if done.skipped else ": ")

@@ -121,9 +121,11 @@ def sniff(path: Path) -> Format:
     head = _read_head(path)
     if not head.is_directory and not head.data:
         expected = _by_suffix(head)
-        code = f"{expected.empty_code}: " if expected and expected.empty_code else ""
         raise FormatError(
-            f"{code}the file is empty", path=str(path), hint="was the writing program interrupted?"
+            "the file is empty",
+            code=expected.empty_code if expected else "",
+            path=str(path),
+            hint="was the writing program interrupted?",
         )
     best_score, best = _best_by_content(head)
     if best and best_score >= _CERTAIN_ENOUGH:
@@ -136,7 +138,7 @@ def sniff(path: Path) -> Format:
     raise FormatError(
         "no known format fits this input",
         path=str(path),
-        hint=f"name it with --from, one of: {', '.join(format_names())}",
+        hint=f"name it with `source_format`, one of: {', '.join(format_names())}",
     )
 
 
@@ -150,7 +152,7 @@ def _refuse_ambiguous(head: Head) -> None:
             f"with {head.data[:16]!r}",
             path=str(head.path),
             position="byte 0",
-            hint=f"name one to be told what is wrong: --from {fitting[-1]}",
+            hint=f"name one to be told what is wrong: `source_format={fitting[-1]}`",
         )
 
 
@@ -236,7 +238,7 @@ def format_for_output(path: Path, name: str | None, *, profile: bool | None = No
     raise UsageError(
         f"no writable format has the suffix {suffixes[-1]!r}",
         path=str(path),
-        hint=f"name it with --to, one of: {listed}",
+        hint=f"name it with `target_format`, one of: {listed}",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hespas.costs.contraction import config_precision, named_algorithm, valid_positions, with_macs
-from hespas.costs.custom_calls import FREE_TARGETS, is_known_target
 from hespas.costs.operation import (
     FREE,
     Body,
@@ -49,7 +48,6 @@ from hespas.costs.table import (
 __all__ = [
     "COLLECTIVE_KINDS",
     "FREE",
-    "FREE_TARGETS",
     "HLO_ALIASES",
     "TABLE",
     "Body",
@@ -84,7 +82,6 @@ __all__ = [
     "config_precision",
     "cost_of",
     "find_rule",
-    "is_known_target",
     "named_algorithm",
     "payload",
     "unknown_cost",

@@ -12,7 +12,6 @@ from math import nan, prod
 
 import msgspec
 
-from hespas.costs.arithmetic import LAPACK_ROUTINES, lapack, quantize, top_k
 from hespas.costs.contraction import config_precision, contraction_cost, convolution_cost, dot
 from hespas.costs.operation import (
     FREE,
@@ -27,11 +26,12 @@ from hespas.costs.operation import (
     move_cost,
     unknown_cost,
 )
+from hespas.costs.table import LAPACK_ROUTINES, lapack, quantize, top_k
 from hespas.graph import OpClass
 
-__all__ = ["FREE_TARGETS", "custom_call", "is_known_target"]
+__all__ = ["custom_call", "is_known_target"]
 
-FREE_TARGETS: frozenset[str] = frozenset(
+_FREE_TARGETS: frozenset[str] = frozenset(
     {
         "AllocateBuffer",
         "AssumeGatherIndicesInBound",
@@ -216,7 +216,7 @@ _SIMPLE: dict[str, Rule] = {
     "__gpu$TopK": _top_k,
     "MoveToHost": lambda op: move_cost(op, OpClass.HOST),
     "MoveToDevice": lambda op: move_cost(op, OpClass.HOST),
-    **dict.fromkeys(FREE_TARGETS, lambda op: FREE),
+    **dict.fromkeys(_FREE_TARGETS, lambda op: FREE),
 }
 _CONFIGURED = {
     "__cublas$gemm": _gemm,

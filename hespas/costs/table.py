@@ -3,26 +3,39 @@ dialects.
 
 Keys are StableHLO names without the dialect. ``chlo`` and ``mhlo`` operations that StableHLO does not have
 stand in the same table; HLO opcodes (``exponential-minus-one``) are found through :data:`HLO_ALIASES`. An
-operation that is not here is unknown: readers report it and keep its bytes as a lower bound.
+operation that is not here is unknown: readers report it and keep its bytes as a lower bound. The rules stand
+above the table, but for those of contractions and of custom calls. What is computed is said by the StableHLO
+specification; counts follow the convention of :mod:`hespas.costs.operation`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from math import nan
+from math import ceil, log2, nan, prod
 from typing import NamedTuple
 
-from hespas.costs import arithmetic as calc
-from hespas.costs.contraction import convolution, dot, einsum, ragged_dot
-from hespas.costs.custom_calls import custom_call
+from hespas.costs.contraction import convolution, dot, einsum, ragged_dot, valid_positions
 from hespas.costs.operation import (
     FREE,
+    Body,
     BroadcastFacts,
     Cost,
+    FftFacts,
+    MapFacts,
     Operation,
+    ReduceFacts,
     Rule,
+    ScanFacts,
     ScatterFacts,
+    SelectScatterFacts,
+    SolveFacts,
+    SortFacts,
+    Tensor,
+    TopKFacts,
     UpdateFacts,
+    WindowFacts,
+    arithmetic_dtype,
     is_complex,
     move_cost,
     unknown_cost,
@@ -32,13 +45,247 @@ from hespas.graph import CollectiveKind, OpClass
 __all__ = [
     "COLLECTIVE_KINDS",
     "HLO_ALIASES",
+    "LAPACK_ROUTINES",
     "TABLE",
     "Payload",
     "canonical_name",
     "cost_of",
     "find_rule",
+    "lapack",
     "payload",
+    "quantize",
+    "top_k",
 ]
+
+
+# --- rules of arithmetic: elementwise, reductions, windows, normalisation and sorting
+
+
+def _pointwise(op: Operation, op_class: OpClass, flops: float, transcendentals: float) -> Cost:
+    return Cost(
+        op_class,
+        flops,
+        flops,
+        transcendentals,
+        op.read_bytes,
+        op.written_bytes,
+        arithmetic_dtype(op.operands),
+    )
+
+
+def _elementwise(per_element: int = 1, per_complex_element: int | None = None) -> Rule:
+    """``per_element`` FLOPs for each result element; a complex add is 2 and a complex multiply 6."""
+    complex_flops = 2 * per_element if per_complex_element is None else per_complex_element
+
+    def rule(op: Operation) -> Cost:
+        factor = complex_flops if is_complex(op.operands[-1]) else per_element
+        return _pointwise(op, OpClass.ELEMENTWISE, factor * op.results[0].elements, 0.0)
+
+    return rule
+
+
+def _transcendental(op: Operation) -> Cost:
+    """One transcendental for each result element, no FLOPs."""
+    return _pointwise(op, OpClass.TRANSCENDENTAL, 0.0, op.results[0].elements)
+
+
+def quantize(op: Operation) -> Cost:
+    """Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
+    return _pointwise(op, OpClass.QUANTIZE, 2.0 * op.results[0].elements, 0.0)
+
+
+def _applied(op: Operation, op_class: OpClass, times: float, flops: float, transcendentals: float) -> Cost:
+    """A body applied ``times`` times over all operands and results."""
+    total = times * flops
+    rate = op.operands[0].code if op.operands else -1
+    return Cost(op_class, total, total, times * transcendentals, op.read_bytes, op.written_bytes, rate)
+
+
+def _reduce(op: Operation) -> Cost:
+    """(n_in - n_out) applications of the combined body; reads **all** inputs and init values."""
+    if not isinstance(op.facts, ReduceFacts) or not op.operands:
+        return unknown_cost(op, OpClass.REDUCTION)
+    steps = op.operands[0].elements - op.results[0].elements
+    body = op.facts.body
+    return _applied(op, OpClass.REDUCTION, max(steps, 0.0), body.flops, body.transcendentals)
+
+
+def _reduce_window(op: Operation) -> Cost:
+    """(taps - 1) applications for each result element, where taps on padding or dilation holes are left out.
+
+    ``useful_flops`` counts real taps only, ``flops`` all positions of the window.
+    """
+    facts = op.facts
+    if not isinstance(facts, WindowFacts) or not op.operands:
+        return unknown_cost(op, OpClass.WINDOW)
+    source, result = op.operands[0], op.results[0]
+    applications = result.elements * (prod(dim.size for dim in facts.window) - 1)
+    pairs = [
+        float(valid_positions(extent, out, dim))
+        for extent, out, dim in zip(source.shape, result.shape, facts.window, strict=True)
+    ]
+    useful = max(prod(pairs) - result.elements, 0.0) if result.elements == result.elements else nan
+    cost = _applied(op, OpClass.WINDOW, applications, facts.body.flops, facts.body.transcendentals)
+    return replace(cost, useful_flops=useful * facts.body.flops)
+
+
+def _select_and_scatter(op: Operation) -> Cost:
+    """(window - 1) comparisons and one scatter body for each source element."""
+    facts = op.facts
+    if not isinstance(facts, SelectScatterFacts):
+        return unknown_cost(op, OpClass.WINDOW)
+    picks = facts.window_elements - 1
+    flops = picks * facts.select.flops + facts.scatter.flops
+    transcendentals = picks * facts.select.transcendentals + facts.scatter.transcendentals
+    return _applied(op, OpClass.WINDOW, op.operands[1].elements, flops, transcendentals)
+
+
+def _map_body(op: Operation) -> Cost:
+    """The body once for each element."""
+    if not isinstance(op.facts, MapFacts):
+        return unknown_cost(op, OpClass.MAP)
+    body = op.facts.body
+    return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
+
+
+def _expanded(flops: float, transcendentals: float) -> Rule:
+    """A special function, by what its polynomials take for each result element."""
+
+    def rule(op: Operation) -> Cost:
+        elements = op.results[0].elements
+        return _pointwise(op, OpClass.TRANSCENDENTAL, flops * elements, transcendentals * elements)
+
+    return rule
+
+
+def _scan(op: Operation) -> Cost:
+    """The body once for each slice along the scanned dimension."""
+    if not isinstance(op.facts, ScanFacts) or not op.operands:
+        return unknown_cost(op, OpClass.REDUCTION)
+    trips = float(op.facts.trips) if op.facts.trips >= 0 else nan
+    return _applied(op, OpClass.REDUCTION, trips, op.facts.body.flops, op.facts.body.transcendentals)
+
+
+def _batch_norm(per_element: int) -> Rule:
+    """About ``per_element`` FLOPs for each input element and one rsqrt for each feature (approximate)."""
+
+    def rule(op: Operation) -> Cost:
+        features: Tensor = op.operands[1]
+        cost = _applied(op, OpClass.NORMALIZATION, op.operands[0].elements, per_element, 0.0)
+        return replace(cost, transcendentals=features.elements)
+
+    return rule
+
+
+def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
+    """``depth`` comparisons for each element of the first operand; unknown where the extent is."""
+    times = op.operands[0].elements * depth if extent >= 0 else nan
+    return _applied(op, OpClass.SORT, times, body.flops, body.transcendentals)
+
+
+def _sort(op: Operation) -> Cost:
+    """elements x ceil(log2 extent) comparisons; inputs and outputs pass once."""
+    if not isinstance(op.facts, SortFacts) or not op.operands:
+        return unknown_cost(op, OpClass.SORT)
+    extent = op.facts.extent
+    depth = ceil(log2(extent)) if extent > 1 else 0
+    return _comparisons(op, extent, depth, op.facts.comparator)
+
+
+def top_k(op: Operation) -> Cost:
+    """elements x ceil(log2 k) comparisons, at least one each."""
+    if not isinstance(op.facts, TopKFacts) or not op.operands:
+        return unknown_cost(op, OpClass.SORT)
+    depth = max(ceil(log2(op.facts.k)), 1) if op.facts.k > 0 else 0
+    return _comparisons(op, 0, depth, Body(1.0))
+
+
+# --- dense linear algebra and Fourier transforms.
+#
+# Operation counts: G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th edition. Factorisations that
+# iterate (eigenvalues, singular values) have no exact count; the book's usual totals stand for them. A
+# transform of length L is counted as 5 L log2 L (the radix-2 count), half of it for real input or output.
+
+
+# routine -> coefficients of (m n^2, n^3) for one m x n matrix
+_FACTORISATIONS: dict[str, tuple[float, float]] = {
+    "potrf": (0.0, 1 / 3),
+    "getrf": (1.0, -1 / 3),
+    "geqrf": (2.0, -2 / 3),
+    "geqp3": (2.0, -2 / 3),
+    "orgqr": (2.0, -2 / 3),
+    "ungqr": (2.0, -2 / 3),
+    "sytrd": (0.0, 4 / 3),
+    "hetrd": (0.0, 4 / 3),
+    "syevd": (0.0, 9.0),
+    "heevd": (0.0, 9.0),
+    "gehrd": (0.0, 10 / 3),
+    "geev": (0.0, 25.0),
+    "gees": (0.0, 25.0),
+    "gesdd": (4.0, 22.0),
+    "gesvd": (4.0, 22.0),
+    "gesvdj": (4.0, 22.0),
+}
+LAPACK_ROUTINES: frozenset[str] = frozenset({*_FACTORISATIONS, "trsm"})
+"""Routine names without the type letter."""
+
+
+def _matrix_batch(tensor: Tensor) -> float:
+    """Matrices in a stack of them, NaN unknown."""
+    batch = tensor.shape[:-2]
+    return nan if min(batch, default=0) < 0 else float(prod(batch))
+
+
+def _extent(tensor: Tensor, dim: int) -> float:
+    extent = tensor.shape[dim]
+    return nan if extent < 0 else float(extent)
+
+
+def _dense(op: Operation, flops: float) -> Cost:
+    return Cost(OpClass.LINALG, flops, flops, 0.0, op.read_bytes, op.written_bytes, op.operands[0].code)
+
+
+def lapack(routine: str) -> Rule:
+    """The count of one LAPACK or cuSOLVER routine on the first operand, a stack of m x n matrices."""
+    if routine == "trsm":
+        return _triangular_solve
+    cross, cube = _FACTORISATIONS[routine]
+
+    def rule(op: Operation) -> Cost:
+        if not op.operands or len(op.operands[0].shape) < 2:
+            return unknown_cost(op, OpClass.LINALG)
+        matrix = op.operands[0]
+        rows, columns = _extent(matrix, -2), _extent(matrix, -1)
+        long, short = max(rows, columns), min(rows, columns)
+        return _dense(op, _matrix_batch(matrix) * (cross * long * short**2 + cube * short**3))
+
+    return rule
+
+
+def _triangular_solve(op: Operation) -> Cost:
+    """Batch x n^2 x k for an n x n matrix and k right-hand sides."""
+    left_side = op.facts.left_side if isinstance(op.facts, SolveFacts) else True
+    if len(op.operands) < 2 or len(op.operands[0].shape) < 2 or len(op.operands[1].shape) < 2:
+        return unknown_cost(op, OpClass.LINALG)
+    matrix, right = op.operands[0], op.operands[1]
+    sides = _extent(right, -1 if left_side else -2)
+    return _dense(op, _matrix_batch(matrix) * _extent(matrix, -1) ** 2 * sides)
+
+
+def _fft(op: Operation) -> Cost:
+    """5 L log2 L for each complex transform over ``lengths``, half for a real one."""
+    facts = op.facts
+    if not isinstance(facts, FftFacts) or not op.operands:
+        return unknown_cost(op, OpClass.FFT)
+    complex_side = op.operands[0] if facts.kind in {"IFFT", "FFT", "RFFT"} else op.results[0]
+    points = prod(facts.lengths)
+    if points < 1:
+        return Cost(OpClass.FFT, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
+    transforms = complex_side.elements / points
+    factor = 2.5 if facts.kind in {"RFFT", "IRFFT"} else 5.0
+    flops = factor * points * log2(points) * transforms
+    rate = op.operands[0].code
+    return Cost(OpClass.FFT, flops, flops, 0.0, op.read_bytes, op.written_bytes, rate)
 
 
 # --- rules of operations that move or select data
@@ -113,6 +360,13 @@ def _scatter(op: Operation) -> Cost:
 # --- the table
 
 
+def _custom_call(op: Operation) -> Cost:
+    """By its target; the rules of targets are loaded when a program calls one."""
+    from hespas.costs.custom_calls import custom_call
+
+    return custom_call(op)
+
+
 def _rows(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
@@ -139,7 +393,7 @@ _SPECIAL = {
 
 TABLE: dict[str, Rule] = {
     **_rows(
-        calc.elementwise(),
+        _elementwise(),
         """
         add subtract divide negate abs sign maximum minimum remainder compare select and or xor not shift_left
         shift_right_arithmetic shift_right_logical popcnt count_leading_zeros floor ceil round_nearest_afz
@@ -147,16 +401,16 @@ TABLE: dict[str, Rule] = {
         conj stochastic_convert
         """,
     ),
-    **_rows(calc.elementwise(1, 6), "multiply square"),
-    **_rows(calc.elementwise(2), "clamp"),
+    **_rows(_elementwise(1, 6), "multiply square"),
+    **_rows(_elementwise(2), "clamp"),
     **_rows(
-        calc.transcendental,
+        _transcendental,
         """
         exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
         atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
         """,
     ),
-    **{name: calc.expanded(*counts) for name, counts in _SPECIAL.items()},
+    **{name: _expanded(*counts) for name, counts in _SPECIAL.items()},
     **_always(
         FREE,
         """
@@ -200,21 +454,21 @@ TABLE: dict[str, Rule] = {
     **_rows(einsum, "einsum unary_einsum"),
     **_rows(ragged_dot, "ragged_dot"),
     **_rows(convolution, "convolution dynamic_conv"),
-    **_rows(calc.reduce, "reduce"),
-    **_rows(calc.reduce_window, "reduce_window"),
-    **_rows(calc.select_and_scatter, "select_and_scatter"),
-    **_rows(calc.batch_norm(8), "batch_norm_training"),
-    **_rows(calc.batch_norm(4), "batch_norm_inference"),
-    **_rows(calc.batch_norm(12), "batch_norm_grad"),
-    **_rows(calc.scan, "scan"),
-    **_rows(calc.sort, "sort"),
-    **_rows(calc.top_k, "top_k topk"),
-    **_rows(calc.map_body, "map"),
-    **_rows(calc.lapack("potrf"), "cholesky"),
-    **_rows(calc.triangular_solve, "triangular_solve"),
-    **_rows(calc.fft, "fft"),
-    **_rows(calc.quantize, "uniform_quantize uniform_dequantize"),
-    **_rows(custom_call, "custom_call"),
+    **_rows(_reduce, "reduce"),
+    **_rows(_reduce_window, "reduce_window"),
+    **_rows(_select_and_scatter, "select_and_scatter"),
+    **_rows(_batch_norm(8), "batch_norm_training"),
+    **_rows(_batch_norm(4), "batch_norm_inference"),
+    **_rows(_batch_norm(12), "batch_norm_grad"),
+    **_rows(_scan, "scan"),
+    **_rows(_sort, "sort"),
+    **_rows(top_k, "top_k topk"),
+    **_rows(_map_body, "map"),
+    **_rows(lapack("potrf"), "cholesky"),
+    **_rows(_triangular_solve, "triangular_solve"),
+    **_rows(_fft, "fft"),
+    **_rows(quantize, "uniform_quantize uniform_dequantize"),
+    **_rows(_custom_call, "custom_call"),
 }
 """Operation name -> rule."""
 

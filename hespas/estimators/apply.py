@@ -167,7 +167,7 @@ def _settle(
     if missing == "error":
         raise UnsupportedError(
             f"no duration for {count:,} of {len(graph):,} nodes of {graph.name!r}: {listed}",
-            hint="--hardware NAME estimates; --missing warn keeps them unknown, --missing zero counts 0",
+            hint="`hardware=NAME` estimates; `missing=warn` keeps them unknown, `missing=zero` counts 0",
         )
     what = "stay unknown" if missing == "warn" else "are set to 0"
     code = "estimate.missing" if missing == "warn" else "estimate.missing-as-zero"

@@ -263,7 +263,7 @@ def _tell_compute(
         ("roofline.unknown-bytes", "the bytes are unknown", bytes_unknown),
         (
             "roofline.unknown-dtype",
-            "the element type is unknown (--default-dtype bf16 states one for all that state none)",
+            "the element type is unknown (`default_dtype=bf16` states one for all that state none)",
             no_rate & (arithmetic_dtype(graph, UNKNOWN_DTYPE) == UNKNOWN_DTYPE),
         ),
         ("roofline.no-rate", f"{device.name} has no rate for the element type", no_rate),

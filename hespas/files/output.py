@@ -118,7 +118,7 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
     if stat.S_ISDIR(mode) and not any(destination.iterdir()):
         return
     if not overwrite:
-        raise OutputError("exists already", path=str(destination), hint="add --overwrite to replace it")
+        raise OutputError("exists already", path=str(destination), hint="add `overwrite` to replace it")
     if stat.S_ISDIR(mode):
         _refuse_folders(destination, destination.iterdir())
 
@@ -256,7 +256,7 @@ def _of_other_kind(destination: Path, *, directory: bool) -> OutputError:
         return OutputError(
             "exists and is a file, and several ranks are as many files",
             path=str(destination),
-            hint="name a folder, or choose one rank with --ranks",
+            hint="name a folder, or choose one rank with `ranks`",
         )
     return OutputError(
         "exists and is a directory", path=str(destination), hint="choose another destination or format"
@@ -366,7 +366,7 @@ def _written_meanwhile(target: Path) -> OutputError:
     return OutputError(
         "exists already: another program has just written it",
         path=str(target),
-        hint="add --overwrite to replace it",
+        hint="add `overwrite` to replace it",
     )
 
 

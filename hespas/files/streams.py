@@ -151,12 +151,12 @@ class PackedInput:
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None = None, *, code: str = "") -> None:
         """Read an open file, which is closed with this, from its start. ``path`` is how errors call it,
-        ``code`` is put before what is said of a bomb.
+        ``code`` is that of an error about a bomb.
         """
         self._path = path
         self._raw = stream
         self._raw.seek(0)
-        self._stream = cast("BinaryIO", _igzip().IGzipFile(fileobj=self._raw, mode="rb"))
+        self._stream = cast("BinaryIO", _isal("igzip").IGzipFile(fileobj=self._raw, mode="rb"))
         self._most = limits().input_bytes if max_bytes is None else max_bytes
         self._code = code
         self.done = 0
@@ -171,7 +171,8 @@ class PackedInput:
         allowed = max(bounds.packed_free_bytes, bounds.packed_ratio * self._raw.tell())
         if self.done > min(self._most, allowed):
             raise FormatError(
-                f"{self._code}decompresses to more than {min(self._most, allowed):,} bytes",
+                f"decompresses to more than {min(self._most, allowed):,} bytes",
+                code=self._code,
                 path=str(self._path),
                 hint=f"if you trust it: decompress it yourself, or set {VARIABLE}",
             )
@@ -181,9 +182,8 @@ class PackedInput:
         """Up to ``size`` decompressed bytes of a damaged file from byte ``skip`` on: what :meth:`read` had
         when it raised, and kept for itself. Decompresses from the start; nothing else can be read after.
         """
-        from isal import isal_zlib
-
-        inflater, position = isal_zlib.decompressobj(wbits=31), 0
+        make = _isal("isal_zlib").decompressobj
+        inflater, position = make(wbits=31), 0
         found = bytearray()
         self._raw.seek(0)
         while len(found) < size and (packed := self._raw.read(_PIECE_BYTES)):
@@ -195,7 +195,7 @@ class PackedInput:
                 found += data[max(0, skip - position) :]
                 position += len(data)
                 packed = inflater.unused_data
-                inflater = isal_zlib.decompressobj(wbits=31) if inflater.eof else inflater
+                inflater = make(wbits=31) if inflater.eof else inflater
         return bytes(found[:size])
 
     def close(self) -> None:
@@ -210,16 +210,14 @@ class PackedInput:
         self.close()
 
 
-def _igzip() -> Any:
-    """isal's counterpart of ``gzip``, which has no types; it is loaded when needed."""
-    return import_module("isal.igzip")
+def _isal(module: str) -> Any:
+    """A module of isal, whose types say little; it is loaded when needed."""
+    return import_module(f"isal.{module}")
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
     """What :meth:`PackedInput.read` raises for a file that is damaged or cut off."""
-    from isal import isal_zlib
-
-    return EOFError, OSError, ValueError, cast("type[Exception]", isal_zlib.error)
+    return EOFError, OSError, ValueError, _isal("isal_zlib").error
 
 
 @contextmanager
@@ -233,7 +231,7 @@ def open_output(path: Path, *, packed: bool) -> Generator[BinaryIO]:
             if not packed:
                 yield raw
                 return
-            packer = _igzip().IGzipFile
+            packer = _isal("igzip").IGzipFile
             with packer(filename="", mode="wb", fileobj=raw, compresslevel=_LEVEL, mtime=0) as stream:
                 yield cast("BinaryIO", stream)
     except OSError as error:

@@ -41,14 +41,22 @@ class HespasError(Exception):
     """Root of the class tree.
 
     ``path`` is the file at fault, ``position`` where in it (``line 3``, ``byte 1042``, ``node 17``),
-    ``hint`` what the user can do about it.
+    ``hint`` what the user can do about it. ``code`` is the rule that is broken (``ET001``), where there is
+    one: ``message`` begins with it, ``text`` is the message without.
     """
 
     def __init__(
-        self, message: str, *, path: str | None = None, position: str | None = None, hint: str | None = None
+        self,
+        text: str,
+        *,
+        code: str = "",
+        path: str | None = None,
+        position: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.code, self.text = code, text
+        self.message = f"{code}: {text}" if code else text
+        super().__init__(self.message)
         self.path = path
         self.position = position
         self.hint = hint

@@ -413,5 +413,5 @@ def _too_large(path: Path, what: str) -> FormatError:
         what,
         path=str(path),
         position="the whole file",
-        hint="give a part of its rows; --max-input-bytes where you trust it",
+        hint="give a part of its rows; `max_input_bytes` where you trust it",
     )

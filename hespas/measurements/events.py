@@ -108,9 +108,10 @@ def event_columns(found: Measurements) -> dict[str, Sequence[str] | FloatArray]:
     ops = found.ops
     distinct, place = ops.distinct_rows()
     calls = [_call(ops, row) for row in distinct.tolist()]
+    rows: list[int] = place.tolist()
 
     def texts(at: int) -> Sequence[str]:
-        return [calls[row][at] for row in place.tolist()]
+        return [calls[row][at] for row in rows]
 
     return {
         "hardware": list(found.hardware),

@@ -213,9 +213,9 @@ class Operations:
         """One dimension; ``default`` where it is not stated."""
         found = self.dims.get(name)
         if found is None:
-            return constant(default, len(self)) if isinstance(default, float) else default
-        is_stated = isinstance(default, float) and np.isnan(default)
-        return found if is_stated else np.where(np.isnan(found), default, found)
+            return constant(default, len(self)) if isinstance(default, float | int) else default
+        is_plain = isinstance(default, float) and np.isnan(default)
+        return found if is_plain else np.where(np.isnan(found), default, found)
 
     def take(self, rows: IntArray) -> Operations:
         """Some operations, in the order given."""

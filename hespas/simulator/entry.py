@@ -160,7 +160,7 @@ def _settle_trips(graph: OpGraph, missing: MissingPolicy, found: Diagnostics) ->
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {labels}",
-                hint="--missing warn counts each as one trip, --missing zero leaves them out",
+                hint="`missing=warn` counts each as one trip, `missing=zero` leaves them out",
             )
         assumed = 1.0 if missing == "warn" else 0.0
         found.warning(

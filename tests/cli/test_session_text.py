@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from collections.abc import Iterator
 from math import inf, nan
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+import hespas
+from hespas.cli.convert import app as convert_app
+from hespas.cli.main import app as hespas_app
 from hespas.cli.session import command_line, emit, say, say_diagnostics
-from hespas.cli.text import bytes_text, count_text, flops_text, table_text, time_text
+from hespas.cli.text import bytes_text, count_text, flagged, flops_text, table_text, time_text
+from hespas.cli.validate import app as validate_app
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 
@@ -69,3 +78,67 @@ def test_units_of_any_size() -> None:
     assert flops_text(1e300) == "1.000e+282 EFLOP"
     assert bytes_text(inf) == "infinite PB"
     assert time_text(2.5e9) == "2.500 s"
+
+
+# --- the library names arguments, the command line its options
+
+
+def _options() -> set[str]:
+    """Every option of every command."""
+    found: set[str] = set()
+    waiting: list[Any] = [typer.main.get_command(app) for app in (convert_app, hespas_app, validate_app)]
+    while waiting:
+        command = waiting.pop()
+        waiting.extend(getattr(command, "commands", {}).values())
+        found.update(name for each in command.params for name in each.opts if name.startswith("--"))
+    return found
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a module that are no docstrings; parts of one that is put together are one."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in said or id(node) in inside:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield node.lineno, ast.unparse(node)
+
+
+def test_messages_of_the_library_name_no_options() -> None:
+    """But for whole commands, which are something to run, and the options of other tools."""
+    options = _options()
+    assert len(options) > 40
+    package = Path(hespas.__file__).parent
+    wrong = [
+        f"{path.relative_to(package)}:{line}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        if path.parent.name != "cli"
+        for line, text in _texts(path)
+        if options & set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        if not re.search(r"hespas|accuracy --json|nsys|--xla|record again|--models_list", text)
+    ]
+    assert wrong == []
+
+
+def test_arguments_are_shown_as_options() -> None:
+    assert flagged("leave `dims` out") == "leave --dim out"
+    assert flagged("`num_devices=8` or `missing=warn`, `num_devices`") == (
+        "--num-devices 8 or --missing warn, --num-devices"
+    )
+    assert flagged("`hespas hardware list`, `unheard_of=3`") == "`hespas hardware list`, `unheard_of=3`"
+    named = {
+        name
+        for path in sorted(Path(hespas.__file__).parent.rglob("*.py"))
+        if path.parent.name != "cli"
+        for _, text in _texts(path)
+        for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", text)
+    }
+    shown = {name: flagged(f"`{name}`") for name in named}
+    assert {"num_devices", "recover", "source_version"} <= {
+        name for name, flag in shown.items() if flag[0] == "-"
+    }
+    assert {flag for flag in shown.values() if flag.startswith("--")} <= _options()

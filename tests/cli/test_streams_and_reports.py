@@ -300,7 +300,7 @@ def test_a_log_that_fails_leaves_the_destination(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hespas.api.documents._write_text", full)
+    monkeypatch.setattr("hespas.api.io._write_bytes", full)
     paths = [str(tmp_path / "job.et"), "--log-json", str(tmp_path / "log.json")]
     done = typed("hespas-convert", PROGRAM, *paths, "--ranks", "0", "--overwrite")
     assert (done.exit_code, "No space left" in done.stderr) == (2, True), done.output
@@ -494,7 +494,7 @@ def test_what_the_system_refuses_of_the_users_files_is_no_bug_of_ours(
     monkeypatch.setattr("hespas.api.summary.summarise", refuse)
     monkeypatch.setattr("hespas.api.io.find_format", refuse)
     source = "traces" if name.startswith("traces") else "job.mlir"
-    monkeypatch.setattr("hespas.converters.find_format", refuse)
+    monkeypatch.setattr("hespas.api.summary.find_format", refuse)
     done = typed("hespas", "view", source, "--json", "report.json")
     assert done.exit_code == code, done.output
     assert (f"error: {tmp_path / name}: Permission denied\n  try: " in done.stderr) == (code != 70)

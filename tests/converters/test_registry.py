@@ -65,6 +65,29 @@ def test_every_listed_format_loads_and_has_its_own_name() -> None:
     assert [load_format(name).name for name in format_names()] == list(format_names())
 
 
+def test_every_function_that_a_format_names_is_there() -> None:
+    named = [
+        target
+        for path in (Path(registry.__file__).parent).rglob("*.py")
+        for target in re.findall(r'lazily\(\s*"([^"]+)"', path.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 30
+    assert all(callable(plugins.attribute_of(target)) for target in named)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_json"),
+    [
+        (b'{"a": 1}', True),
+        (b'\xef\xbb\xbf [ {"traceEvents" :[]}]', True),
+        (b'{"\x0a\x05' + bytes(100), False),  # a frame of 123 bytes
+        (b"{-# dialect_resources", False),
+    ],
+)
+def test_documents_of_json_are_known_by_their_first_key(data: bytes, is_json: bool) -> None:
+    assert Head(Path("x"), data, ()).is_json == is_json
+
+
 def test_an_empty_file_and_unknown_content_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(FormatError, match="empty"):

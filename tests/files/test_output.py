@@ -55,7 +55,7 @@ def test_a_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_existing_output_needs_overwrite(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
-    with pytest.raises(OutputError, match="--overwrite"):
+    with pytest.raises(OutputError, match="`overwrite`"):
         write_atomically(tmp_path / "out", _fill, overwrite=False, directory=False)
     write_atomically(tmp_path / "out", _fill, overwrite=True, directory=False)
     assert (tmp_path / "out").read_text() == "new"
@@ -285,7 +285,7 @@ def test_several_ranks_do_not_replace_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
     with pytest.raises(OutputError, match="several ranks are as many files") as caught:
         write_atomically(tmp_path / "out", _fill_set, overwrite=True, directory=True)
-    assert "--ranks" in (caught.value.hint or "")
+    assert "`ranks`" in (caught.value.hint or "")
 
 
 def _together(write_all: Callable[[], None]) -> None:

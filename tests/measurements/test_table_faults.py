@@ -216,7 +216,7 @@ def test_limits_of_tables_are_raised_alike(tmp_path: Path, monkeypatch: pytest.M
     pd.DataFrame({name: np.ones(2_200_000, np.int8) for name in "mnk"}).to_parquet(path)
     with pytest.raises(FormatError, match=r"2,200,000 rows in .* bytes, at most 2,09") as caught:
         next(read_asked(path))
-    assert "--max-input-bytes" in (caught.value.hint or "")
+    assert "`max_input_bytes`" in (caught.value.hint or "")
     monkeypatch.setenv(VARIABLE, "1000000000")
     assert len(next(read_asked(path)).ops)
 

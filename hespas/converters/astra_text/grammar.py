@@ -342,7 +342,7 @@ class Groups:
             raise UsageError(
                 f"{count:,} ranks cannot be split into groups of {inner:,}, which the workload states",
                 path=path,
-                hint=f"make --num-devices a multiple of {inner:,}",
+                hint=f"make `num_devices` a multiple of {inner:,}",
             )
         groups = cls(count, num_devices is not None)
         if num_devices is not None:

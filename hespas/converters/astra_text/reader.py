@@ -151,7 +151,7 @@ def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagno
     def note(code: str, message: str, count: int) -> None:
         diagnostics.info(f"astra-text.{code}", path, message, path=path, count=count)
 
-    ranks = f"taken as {emitter.groups.num_ranks:,}: state it with --num-devices"
+    ranks = f"taken as {emitter.groups.num_ranks:,}: state it with `num_devices`"
     warn("ranks", f"the file does not say how many ranks run it; {ranks}", not emitter.groups.is_stated)
     network = "the file does not describe the network whose dimensions collectives run over"
     warn("network-groups", f"{network}; they are taken as over all ranks", emitter.unknown)

@@ -318,7 +318,7 @@ def check_listing(workload: Workload, *, alone: bool) -> None:
             raise UnsupportedError(
                 f"group set {number} has rank {end - 1:,}, but the job only ranks 0..{count - 1:,}",
                 position=f"group set {number}",
-                hint="state the number of ranks with --num-devices, or correct the groups",
+                hint="state the number of ranks with `num_devices`, or correct the groups",
             )
         listed += groups.max_group_size if alone else groups.num_ranks
         if listed > _MOST_MEMBERS:

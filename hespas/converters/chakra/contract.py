@@ -360,7 +360,7 @@ class Faults:
         """One error: raises :class:`FormatError` unless the reader is lenient."""
         if not self.lenient:
             remedy = hint or _REMEDIES.get(code)
-            raise FormatError(f"{code}: {message}", path=self.path, position=position or None, hint=remedy)
+            raise FormatError(message, code=code, path=self.path, position=position or None, hint=remedy)
         self.diagnostics.add(
             code, Severity.ERROR, position, message, path=self.path, rank=self.rank, node=node
         )
@@ -389,7 +389,7 @@ class Faults:
         if self.recover and not self.lenient:
             self.lint(code, f"{message}: {repair}", int(bad.sum()))
         else:
-            self.nodes(code, columns, bad, message, f"{hint}; --recover reads it without")
+            self.nodes(code, columns, bad, message, f"{hint}; `recover` reads it without")
 
     def lint(self, code: str, message: str, count: int) -> None:
         """A warning about ``count`` nodes or attributes."""

@@ -130,7 +130,7 @@ def _groups(
         bad,
         "pg_name is no group of comm_group.json",
         repair="taken as one of all ranks",
-        hint="put the comm_group.json of this trace beside it, or name it with --comm-groups",
+        hint="put the comm_group.json of this trace beside it, or name it with `comm_groups`",
     )
     group = np.zeros(len(columns), np.int64)
     group[found.node] = np.maximum(ids, 0)

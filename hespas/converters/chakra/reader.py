@@ -143,13 +143,15 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
         ranks[rank] = entry
     if not found:
         raise FormatError(
-            "ET022: no rank files here",
+            "no rank files here",
+            code="ET022",
             path=str(path),
             hint="rank files are called NAME.0.et, NAME.1.et, ...",
         )
     if len(found) > 1:
         raise FormatError(
-            f"ET022: rank files of {len(found)} jobs: {', '.join(sorted(found)[:4])}",
+            f"rank files of {len(found)} jobs: {', '.join(sorted(found)[:4])}",
+            code="ET022",
             path=str(path),
             hint="keep one job per folder",
         )
@@ -161,7 +163,9 @@ def _directory(path: Path, options: ReadOptions, faults: Faults) -> _Source:
         faults.error("ET022", f"{count - len(ranks)} of {count} rank files are missing: rank {listed}")
         ranks = {rank: file for rank, file in ranks.items() if rank < missing[0]}
     if not ranks:
-        raise FormatError("ET022: the file of rank 0 is missing", path=str(path), hint="copy the set again")
+        raise FormatError(
+            "the file of rank 0 is missing", code="ET022", path=str(path), hint="copy the set again"
+        )
     groups, data = read_groups(path, name, faults, options.comm_groups)
     return _Source(name, tuple(sorted(ranks.items())), groups, data, is_directory=True)
 
@@ -337,7 +341,7 @@ def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> t
             faults.error(
                 "ET019",
                 f"process groups or messages name rank {least - 1}, and there are files of {count} ranks",
-                hint="copy the whole set, or state the number of ranks with --num-devices",
+                hint="copy the whole set, or state the number of ranks with `num_devices`",
             )
         return count, False
     if stated:
@@ -347,10 +351,10 @@ def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> t
         return wanted, True
     if wanted and wanted < least:
         raise UsageError(
-            f"--num-devices {wanted}: the trace is of rank {alone.rank}, and its groups and peers name ranks "
+            f"`num_devices={wanted}`: the trace is of rank {alone.rank}, and its groups and peers name ranks "
             f"up to {least - 1}",
             path=faults.path,
-            hint=f"--num-devices {least} or more",
+            hint=f"`num_devices={least}` or more",
         )
     return max(wanted, least), False
 

@@ -198,12 +198,12 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
         raise UsageError(
             f"{len(ranks):,} ranks are as many files, and this names one",
             path=options.name,
-            hint="name a directory, or choose one rank with --ranks",
+            hint="name a directory, or choose one rank with `ranks`",
         )
     if len(ranks) > _MOST_FILES:
         raise UnsupportedError(
             f"a folder of {len(ranks):,} files is more than {_MOST_FILES:,}",
-            hint="choose some of the ranks with --ranks",
+            hint="choose some of the ranks with `ranks`",
         )
     check_listing(value, alone=alone)
     if alone:
@@ -524,7 +524,7 @@ def _with_label(workload: Workload, version: str) -> Workload:
         return workload
     if version not in LATEST_VERSIONS:
         raise UsageError(
-            f"--to-version {version}: traces are written as {' or '.join(LATEST_VERSIONS)}",
+            f"`target_version={version}`: traces are written as {' or '.join(LATEST_VERSIONS)}",
             hint="older schemas are read only; readers of today do not know them",
         )
     return replace(workload, classes=tuple(_labelled(graph, version.encode()) for graph in workload.classes))

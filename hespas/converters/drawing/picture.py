@@ -209,7 +209,7 @@ def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> l
     if total > MAX_NODES:
         raise UnsupportedError(
             f"{total:,} operations are too many to draw (limit {MAX_NODES:,})",
-            hint="merge them with --granularity region, or pick one rank with --ranks",
+            hint="merge them with `granularity=region`, or pick one rank with `ranks`",
         )
     for picture in found:
         graph = picture.graph
@@ -257,7 +257,7 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
             "drawing.layout",
             value.name,
             f"{total:,} operations take Graphviz's dot minutes: lay them out with sfdp -Goverlap=prism, "
-            "or draw fewer with --granularity fused or region",
+            "or draw fewer with `granularity=fused` or region",
         )
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
         stream.write(f"digraph {quoted(value.name)} {{\n")

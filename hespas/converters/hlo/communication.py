@@ -246,7 +246,7 @@ _KINDS: dict[str, NodeKind] = {
     "send": NodeKind.SEND,
     "recv": NodeKind.RECV,
 }
-_DEVICES_HINT = "state the number of devices the program was compiled for with --num-devices"
+_DEVICES_HINT = "state the number of devices the program was compiled for with `num_devices`"
 
 
 def communication_kind(opcode: str) -> NodeKind | None:

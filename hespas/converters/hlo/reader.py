@@ -239,7 +239,7 @@ def _device_counts(module: HloModule, options: ReadOptions, diagnostics: Diagnos
                 "hlo.unknown-devices",
                 module.name,
                 "its collectives are over all devices, and nothing says how many there are: one is assumed, "
-                "and they cost next to nothing. State the number with --num-devices",
+                "and they cost next to nothing. State the number with `num_devices`",
                 path=module.source.path,
             )
         elif wanted is None and inferred:
@@ -289,7 +289,7 @@ def _asked_for(module: HloModule, options: ReadOptions, diagnostics: Diagnostics
             raise UsageError(
                 f"{wanted} devices are no whole number of partitions of {replicas} replicas",
                 path=module.source.path,
-                hint=f"--num-devices {-(-wanted // replicas) * replicas}",
+                hint=f"`num_devices={-(-wanted // replicas) * replicas}`",
             )
         stated[1] = wanted // replicas
     return [replicas, stated[1]]

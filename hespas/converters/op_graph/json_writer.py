@@ -80,13 +80,15 @@ def check_writable(value: Value, path: Path, options: WriteOptions) -> Workload:
     """
     if not isinstance(value, Workload):
         raise UsageError(
-            "an op graph holds a workload, not a profile", path=str(path), hint="choose another --to"
+            "an op graph holds a workload, not a profile",
+            path=str(path),
+            hint="choose another `target_format`",
         )
     if options.ranks is not None and options.ranks != range(value.num_ranks):
         raise UsageError(
             "an op graph holds all ranks in one file: groups and peers refer to them",
             path=str(path),
-            hint="drop --ranks; rank classes make a file of 65,536 ranks as small as one of 8",
+            hint="drop `ranks`; rank classes make a file of 65,536 ranks as small as one of 8",
         )
     for graph in value.classes:
         row = oversized_type(graph.types)

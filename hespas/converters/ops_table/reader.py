@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -84,10 +85,9 @@ def _column_names(path: Path, is_parquet: bool) -> set[str]:
     if not is_parquet:
         return set(_csv_names(first_bytes(path, _HEADER_BYTES).removeprefix(b"\xef\xbb\xbf"), str(path)))
     from pyarrow import ArrowException
-    from pyarrow.parquet import read_schema
 
     try:
-        return {str(name) for name in read_schema(path).names}
+        return {str(name) for name in cast("Any", import_module("pyarrow.parquet")).read_schema(path).names}
     except (ArrowException, OSError, ValueError):
         return set()
 

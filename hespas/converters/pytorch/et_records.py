@@ -218,7 +218,7 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
             f"execution trace of schema {schema[:40]!r}; known are {', '.join(SCHEMAS)}",
             path=str(path),
             position="field 'schema'",
-            hint="name the nearest one with --from-version",
+            hint="name the nearest one with `source_version`",
         )
     nodes = _nodes(found.nodes, decode, str(path))
     return EtFile(schema, "" if found.pid is None else str(found.pid), nodes)

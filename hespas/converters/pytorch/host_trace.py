@@ -459,7 +459,7 @@ def ranks_of_one(
         return _for_all(graph, number, requested, diagnostics, path)
     if recorded > 1:
         remedy = (
-            f"--num-devices {recorded} takes it that all ranks do what this one did"
+            f"`num_devices={recorded}` takes it that all ranks do what this one did"
             if _stands_for(graph, recorded)
             else "give the traces of all ranks for one"
         )
@@ -508,7 +508,7 @@ def _for_all(
             "of them, and with no others",
             path=path,
             position="process groups and messages",
-            hint="give the traces of all ranks, or leave --num-devices out",
+            hint="give the traces of all ranks, or leave `num_devices` out",
         )
     message = (
         f"all {world:,} ranks are taken to do what rank {number} did, in its times: no other was recorded"

@@ -286,7 +286,7 @@ def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
 
 def _text_hint(failure: ParseFailure, data: bytes) -> str:
     if not looks_like_text(data):
-        return "is it MLIR text at all? name the format with --from"
+        return "is it MLIR text at all? name the format with `source_format`"
     if _ends_early(failure, data):
         return "the file ends early: copy it again"
     if "not found for custom op" in failure.message:
@@ -453,12 +453,12 @@ def _check_names(found: Sequence[_Dimension], dims: Mapping[str, int]) -> None:
     names = list(dict.fromkeys(name for each in found for name in _NAME.findall(each.expression)))
     places = [each.place for each in found]
     if not found:
-        raise UsageError("the program's arguments have no symbolic dimensions", hint="leave --dim out")
+        raise UsageError("the program's arguments have no symbolic dimensions", hint="leave `dims` out")
     for name in dims:
         if name not in names and name not in places:
             known = [*names, *places][:_MOST_LISTED]
             raise UsageError(
-                f"--dim {quoted(name, 60)}: the program has no such dimension",
+                f"`dims={quoted(name, 60)}`: the program has no such dimension",
                 hint=f"it has {', '.join(known)}",
             )
 
@@ -473,11 +473,11 @@ def _extent(dimension: _Dimension, dims: Mapping[str, int]) -> int:
         name = lacking[0] if lacking else place
         also = f" ({place} is {quoted(expression, 60)})" if expression and expression != name else ""
         raise UsageError(
-            f"dimension {quoted(name, 60)} is not bound{also}", hint=f"bind all of them: add --dim {name}=N"
+            f"dimension {quoted(name, 60)} is not bound{also}", hint=f"bind all of them: add `dims={name}=N`"
         )
     extent = _evaluated(expression, dims)
     if extent is None:
-        raise UsageError(f"{place} is {quoted(expression, 60)}", hint=f"state it: --dim {place}=N")
+        raise UsageError(f"{place} is {quoted(expression, 60)}", hint=f"state it: `dims={place}=N`")
     if not 0 <= extent < _MOST_EXTENT:
         raise UsageError(f"{place} is {quoted(expression, 60)} = {extent:,}", hint="choose other extents")
     return extent

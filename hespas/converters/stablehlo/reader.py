@@ -214,7 +214,7 @@ def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
         raise UsageError(
             f"{devices} devices are no whole number of partitions of {replicas} replicas",
             path=path,
-            hint=f"--num-devices {-(-devices // replicas) * replicas}",
+            hint=f"`num_devices={-(-devices // replicas) * replicas}`",
         )
     if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
         raise UsageError(f"{options.num_devices} devices asked for", hint=f"1 to {MAX_DEVICES:,}")
@@ -409,7 +409,7 @@ def parse_in_sandbox(data: bytes, path: str, options: ReadOptions) -> Sandboxed:
     except ParserFailedError as error:
         is_binary = BYTECODE_MAGIC in data
         hint = "write or copy the file again" if is_binary else "no compiler writes such programs"
-        hint = f"{hint}; if you trust it, {VARIABLE} (or --max-input-bytes) raises the limits"
+        hint = f"{hint}; if you trust it, {VARIABLE} (or `max_input_bytes`) raises the limits"
         raise FormatError(
             f"a damaged program: it {error}", path=path, position=f"within {len(data):,} bytes", hint=hint
         ) from None

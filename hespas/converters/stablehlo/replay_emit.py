@@ -31,7 +31,7 @@ def too_large(what: str, position: str | None = None) -> UnsupportedError:
     return UnsupportedError(
         f"a StableHLO replay of it has {what}",
         position=position,
-        hint="merge operations with --granularity region, or choose another format",
+        hint="merge operations with `granularity=region`, or choose another format",
     )
 
 

@@ -42,7 +42,7 @@ from hespas.converters.stablehlo.template import (
     flatten,
 )
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable, table_name
-from hespas.costs import FREE, branch_ns, is_known_target
+from hespas.costs import FREE, branch_ns
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
@@ -236,6 +236,8 @@ class Walker:
 
     def _report(self, op: Operation, row: int) -> None:
         """Say why figures of a signature are unknown or bounds."""
+        from hespas.costs.custom_calls import is_known_target
+
         shared, signature = self.shared, self.shared.signatures.rows[row]
         where = shared.where(op)
         if signature.is_bounded:
@@ -249,7 +251,7 @@ class Walker:
         elif signature.is_dynamic:
             code, message = (
                 "stablehlo.dynamic-shape",
-                f"{op.name} has extents known at run time only (--dim states them)",
+                f"{op.name} has extents known at run time only (`dims` states them)",
             )
         elif target and not is_known_target(target):
             code, message = "stablehlo.unknown-custom-call", f"custom call @{target} has no cost rule"

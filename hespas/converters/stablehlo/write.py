@@ -63,7 +63,7 @@ def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnost
         raise UsageError(
             f"{len(classes)} rank classes are as many programs, and this names one file",
             path=name,
-            hint="name a folder (with --to stablehlo), or choose ranks of one class with --ranks",
+            hint="name a folder (with `target_format=stablehlo`), or choose ranks of one class with `ranks`",
         )
     form = form_of_name(name, options.version)
     job = _Job(value, form, options.version, load_bindings(), diagnostics)
@@ -368,7 +368,7 @@ def form_of_name(name: str, version: str) -> Form:
         return Form.BYTECODE
     if version:
         raise UsageError(
-            f"--to-version {version}: text has no version",
+            f"`target_version={version}`: text has no version",
             path=name,
             hint="name a portable artifact, FILE.vhlo, or leave the version out",
         )
@@ -404,7 +404,7 @@ def _artifact(module: Module, version: str, bindings: Bindings) -> bytes:
         raise UnsupportedError(
             f"no portable artifact of StableHLO {version or 'as this jaxlib knows it'} can hold the program "
             f"({error})",
-            hint="name a newer --to-version, or write bytecode: FILE.mlirbc",
+            hint="name a newer `target_version`, or write bytecode: FILE.mlirbc",
         ) from None
 
 

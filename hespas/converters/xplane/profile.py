@@ -237,7 +237,7 @@ def read_xplane(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
             f"no XSpace: {fault}",
             path=str(path),
             position=f"byte {fault.position}",
-            hint="was the profiler interrupted? record again, or read whole planes with --recover",
+            hint="was the profiler interrupted? record again, or read whole planes with `recover`",
         ) from fault
     return profile_of(Recorded("xplane", collected, reader.facts, strings), path, options, diagnostics)
 
@@ -547,7 +547,7 @@ def _report_cores(found: _Found, sink: _Sink) -> None:
     undecided = (
         "pairs of cores ran the same programs, and the file does not say whether each pair is one device (a "
         "megacore): they count as two devices, each with its own half of every operation; the .xplane.pb "
-        "recorded beside it says which, or --num-devices with half as many devices as there are cores"
+        "recorded beside it says which, or `num_devices` with half as many devices as there are cores"
     )
     sink.warning("megacore-not-stated", undecided, on.undecided)
 

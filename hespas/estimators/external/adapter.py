@@ -293,7 +293,7 @@ class External:
             return self.clock_mhz * 1e6
         stated = clock_hz(device)
         if isnan(stated):
-            hint = f"--estimator {self.name}:clock_mhz=940"
+            hint = f"`estimator={self.name}:clock_mhz=940`"
             raise UsageError(f"{self.name}: {device.name} states no clock of an array", hint=hint)
         return stated
 
@@ -333,7 +333,7 @@ class External:
         except CommandError as error:
             text = f"{self.name} failed on a product of {product}: {error}"
             if self.failed == "error":
-                hint = f"--estimator {self.name}:failed=unknown (or --missing warn) leaves it unknown"
+                hint = f"`estimator={self.name}:failed=unknown` (or `missing=warn`) leaves it unknown"
                 raise UnsupportedError(text, hint=hint) from error
             diagnostics.error(f"{self.name}.failed", str(product), text)
             return None

@@ -53,7 +53,7 @@ class Cocossim(External):
 
     def available(self) -> Availability:
         """Whether the program is there."""
-        install = "build COCOSSim and name its program: --estimator cocossim:command=PATH/perf_model"
+        install = "build COCOSSim and name its program: `estimator=cocossim:command=PATH/perf_model`"
         return binary_availability(self.command, _PROGRAM, install)
 
     def configured(self, device: Device) -> str:
@@ -78,7 +78,7 @@ class Cocossim(External):
     def _options(self, device: Device) -> list[str]:
         array = array_of(device, self.array, self.dataflow)
         if array is None:
-            hint = "--estimator cocossim:array=128x128"
+            hint = "`estimator=cocossim:array=128x128`"
             raise UsageError(f"cocossim: {device.name} states no systolic array", hint=hint)
         if array.rows != array.columns:
             raise UsageError(f"cocossim: arrays are square, not {array.rows}x{array.columns}")

@@ -49,7 +49,7 @@ class Onnxim(External):
     def available(self) -> Availability:
         """Whether the program is there."""
         install = (
-            "build ONNXim and name its program: --estimator onnxim:command=PATH/Simulator,config=FILE.json"
+            "build ONNXim and name its program: `estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
         )
         return binary_availability(self.command, _PROGRAM, install)
 
@@ -93,7 +93,7 @@ class Onnxim(External):
 
     def _config(self) -> bytes:
         if not self.config:
-            hint = "--estimator onnxim:command=PATH/Simulator,config=FILE.json"
+            hint = "`estimator=onnxim:command=PATH/Simulator,config=FILE.json`"
             raise UsageError("onnxim: a configuration is needed", hint=hint)
         return read_document(Path(self.config), limits().configuration_bytes, "a configuration of ONNXim")
 

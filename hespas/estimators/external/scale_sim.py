@@ -95,7 +95,7 @@ class ScaleSim(External):
         """Whether the package is installed."""
         install = (
             "pip install scalesim 'numpy<2' in an environment of its own, and name its Python: "
-            "--estimator scalesim:command=PYTHON"
+            "`estimator=scalesim:command=PYTHON`"
         )
         return package_availability("scalesim", self.command, install)
 
@@ -127,7 +127,7 @@ class ScaleSim(External):
     def _array(self, device: Device) -> Array:
         array = array_of(device, self.array, self.dataflow)
         if array is None:
-            hint = "--estimator scalesim:array=128x128,dataflow=ws"
+            hint = "`estimator=scalesim:array=128x128,dataflow=ws`"
             raise UsageError(f"scalesim: {device.name} states no systolic array", hint=hint)
         return array
 

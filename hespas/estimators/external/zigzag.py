@@ -61,7 +61,7 @@ class ZigZag(External):
         """Whether the package is installed."""
         # The package does not say that it needs six.
         install = (
-            "pip install zigzag-dse six, or name a Python that has it: --estimator zigzag:command=PYTHON"
+            "pip install zigzag-dse six, or name a Python that has it: `estimator=zigzag:command=PYTHON`"
         )
         return package_availability("zigzag-dse", self.command, install)
 
@@ -94,7 +94,7 @@ class ZigZag(External):
         if not self.accelerator or not self.mapping:
             raise UsageError(
                 "zigzag: an accelerator and a mapping are needed",
-                hint="--estimator zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940",
+                hint="`estimator=zigzag:accelerator=FILE.yaml,mapping=FILE.yaml,clock_mhz=940`",
             )
         return (self.accelerator, "accelerator"), (self.mapping, "mapping")
 

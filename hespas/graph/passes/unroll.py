@@ -44,7 +44,7 @@ class UnrollLoops:
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: unrolling all loops makes {total:,.0f} operations "
                 f"(limit {self.max_nodes:,})",
-                hint="convert with --granularity region, which merges loop bodies first",
+                hint="convert with `granularity=region`, which merges loop bodies first",
             )
         if len(graph.regions):
             graph = bypass(graph, graph.multiplicity == 0)
@@ -74,7 +74,7 @@ class UnrollLoops:
             raise UnsupportedError(
                 f"{graph.name or 'the graph'}: {int(unknown.sum())} loops with a trip count known at run "
                 f"time only: {', '.join(names[:5])}",
-                hint="--missing warn counts each as one trip, --missing zero leaves them out",
+                hint="`missing=warn` counts each as one trip, `missing=zero` leaves them out",
             )
         diagnostics.warning(
             "pass.assumed-trips",

@@ -89,9 +89,9 @@ class Cases:
     ``outside_ns`` that of the events that no case stands for: nobody matches them. ``members`` (empty: each
     case is one operation) say what a case is made of. ``op_class`` numbers ``classes``, which all cases of
     one comparison share; ``families`` (empty: none) names what several classes are summarised as beside, one
-    text per class. ``useful_flops`` (none: ``flops``) are those without zeros, ``dtypes`` (empty: unknown)
-    the element type that each case computes in. All cases together are of ``steps`` steps: a recording
-    without its program is of as many as it holds (NaN: unknown).
+    text per class. ``useful_flops`` (none: ``flops``) leave multiplications by zeros out, ``dtypes`` (empty:
+    unknown) the element type that each case computes in. All cases together are of ``steps`` steps: a
+    recording without its program is of as many as it holds (NaN: unknown).
     """
 
     source: str

@@ -51,7 +51,7 @@ _COMMUNICATES = re.compile(
     r"(wrapped_)?(ragged-)?(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|"
     r"collective-broadcast|send|recv)(-start|-done)?\b"
 )
-_PRODUCTS = frozenset({int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION)})
+_MATMULS = frozenset({int(OpClass.CONTRACTION), int(OpClass.CONVOLUTION)})
 _MOVERS = frozenset({int(OpClass.FREE), int(OpClass.MOVE)})
 _SHARED = (
     OpClass.FREE,
@@ -284,22 +284,22 @@ def _carried_out(
         nodes = frameworks.get(part.name, [])
         by_name.extend(nodes)
         if part.multiplies:
-            by_name.extend(_products_behind(graph, nodes))
+            by_name.extend(_matmuls_behind(graph, nodes))
     if by_name:
         return list(dict.fromkeys(by_name)), _OP_NAME
     by_line = [node for part in origin.origins for node in lines.get(_line(part.source), ())]
     return list(dict.fromkeys(by_line)), _SOURCE_LINE
 
 
-def _products_behind(graph: OpGraph, nodes: Sequence[int]) -> list[int]:
-    """The products that nodes only move the results of: XLA turns the transpose of a product into a product
-    that bears the name of the transpose. None where a product is among ``nodes``.
+def _matmuls_behind(graph: OpGraph, nodes: Sequence[int]) -> list[int]:
+    """The matmuls that nodes only move the results of: XLA turns the transpose of a matmul into a matmul
+    that bears the name of the transpose. None where a matmul is among ``nodes``.
     """
     found: list[int] = []
     pending, seen = list(nodes), set(nodes)
     while pending:
         node = pending.pop()
-        if graph.op_class[node] in _PRODUCTS:
+        if graph.op_class[node] in _MATMULS:
             found.append(node)
         elif graph.op_class[node] in _MOVERS:
             fresh = [dep for dep in graph.data_deps.row(node).tolist() if dep not in seen]
@@ -424,7 +424,7 @@ _LEAST_ALIKE = 0.9
 """A program whose instructions make other shapes than this share of those that ran is another program."""
 
 _MOST_APART = 2.0
-"""Compilers change the FLOPs of products, but not by such a factor."""
+"""Compilers change the FLOPs of matmuls, but not by such a factor."""
 
 
 def compiled_module(profile: Profile, module: str) -> Workload | None:
@@ -497,7 +497,7 @@ def _made(graph: OpGraph, node: int) -> list[tuple[str, tuple[int, ...]]]:
 
 def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics) -> None:
     """Warn where the modules of ``profile``, all of them matched with the program, ran on another number of
-    devices than the program is for, or their products do another number of FLOPs. O(modules read).
+    devices than the program is for, or their matmuls do another number of FLOPs. O(modules read).
     """
     for row in np.unique(profile.module_row).tolist():
         module = profile.strings[row]
@@ -517,22 +517,22 @@ def check_program(workload: Workload, profile: Profile, diagnostics: Diagnostics
         if others:
             continue
         real = compiled.classes[0]
-        asked, did = _product_flops(graph), _product_flops(real) * devices
+        asked, did = _matmul_flops(graph), _matmul_flops(real) * devices
         # A program before it is partitioned has the FLOPs of all devices, or, where it is partitioned by
         # hand, of one.
         if did and asked and not asked / _MOST_APART <= did <= asked * devices * _MOST_APART:
             diagnostics.warning(
                 OTHER_PROGRAM,
                 profile.name,
-                f"the products of module {module} do {did:.3g} FLOPs, those of the program {asked:.3g}: "
+                f"the matmuls of module {module} do {did:.3g} FLOPs, those of the program {asked:.3g}: "
                 "is it the program that ran?",
             )
 
 
-def _product_flops(graph: OpGraph) -> float:
-    """FLOPs of all products in a step; 0 where some are unknown, or within library calls."""
+def _matmul_flops(graph: OpGraph) -> float:
+    """FLOPs of all matmuls in a step; 0 where some are unknown, or within library calls."""
     if "custom-call" in (graph.strings[row] for row in np.unique(graph.op_row).tolist()):
         return 0.0
-    products = graph.contractions
-    total = float((products.flops * graph.multiplicity[products.node]).sum())
+    matmuls = graph.contractions
+    total = float((matmuls.flops * graph.multiplicity[matmuls.node]).sum())
     return total if np.isfinite(total) else 0.0

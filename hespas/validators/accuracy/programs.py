@@ -206,13 +206,13 @@ def _grouped(graph: OpGraph, matching: Matching) -> tuple[OpGraph, FloatArray]:
 def _scaled(graph: OpGraph, scale: FloatArray) -> OpGraph:
     """The same graph with all that its nodes cost times ``scale``, shape ``(nodes,)``."""
     names = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
-    products, collectives, p2p = graph.contractions, graph.collectives, graph.p2p
+    matmuls, collectives, p2p = graph.contractions, graph.collectives, graph.p2p
     return replace(
         graph,
         contractions=replace(
-            products,
-            flops=products.flops * scale[products.node],
-            useful_flops=products.useful_flops * scale[products.node],
+            matmuls,
+            flops=matmuls.flops * scale[matmuls.node],
+            useful_flops=matmuls.useful_flops * scale[matmuls.node],
         ),
         collectives=replace(collectives, comm_bytes=collectives.comm_bytes * scale[collectives.node]),
         p2p=replace(p2p, comm_bytes=p2p.comm_bytes * scale[p2p.node]),

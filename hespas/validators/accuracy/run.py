@@ -90,7 +90,7 @@ def _nothing_compared(
         return UsageError(
             "a program without measured times is nothing to compare with",
             path=profiles[0].name,
-            hint="give it with --workload, and the profile of its run with --measured",
+            hint="give it with `workload`, and the profile of its run with `measured`",
         )
     if any(source.coverage is not None for source in sources) or not sources:
         from hespas.validators.accuracy.matching import NO_MODULE, NO_NAMES, WITH_NAMES

@@ -38,7 +38,7 @@ _ATTACHED = "hlo/"
 
 HOLDS_NO_PROGRAM = (
     "this file holds no compiled program: give the .xplane.pb recorded beside it, or the optimised HLO that "
-    "ran as --workload"
+    "ran as `workload`"
 )
 
 
@@ -76,7 +76,7 @@ def sources_of(
     if isinstance(profile, Workload):
         if workload is not None:
             raise UsageError(
-                "a graph with times is its own program", path=profile.name, hint="leave --workload out"
+                "a graph with times is its own program", path=profile.name, hint="leave `workload` out"
             )
         yield from _timed(profile, hardware, diagnostics)
         return
@@ -100,7 +100,7 @@ def sources_of(
             path=profile.name,
             hint=HOLDS_NO_PROGRAM
             if bool((profile.module_row > 0).any())
-            else "give the program with --workload, or record shapes: profile(record_shapes=True)",
+            else "give the program with `workload`, or record shapes: profile(record_shapes=True)",
         )
     yield _operations(profile, hardware, diagnostics)
 
@@ -273,7 +273,7 @@ def by_device(
         "accuracy.other-device",
         profile.name,
         f"events are of {', '.join(texts[each] or 'an unnamed device' for each in missing)}, which no "
-        "--hardware names: they are left out",
+        "`hardware` names: they are left out",
         count=int(np.isin(place, missing).sum()),
     )
     if len(chosen) == 1 and not missing:
@@ -328,7 +328,7 @@ def _only(name: str, texts: Sequence[str], named: Mapping[str, Device]) -> str:
 def _unfit(name: str, texts: Sequence[str]) -> UsageError:
     stated = ", ".join(text for text in texts if text)
     return UsageError(
-        f"measured on {stated or 'an unnamed device'}: which --hardware is that?",
+        f"measured on {stated or 'an unnamed device'}: which `hardware` is that?",
         path=name,
-        hint="give one --hardware per device, or a hardware file that has this name among its aliases",
+        hint="give one `hardware` per device, or a hardware file that has this name among its aliases",
     )

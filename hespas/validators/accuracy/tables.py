@@ -278,7 +278,7 @@ def accuracy_of_tables(
     if not cases:
         raise UsageError(
             f"no row of split {split!r} is of {', '.join(device.name for device in devices.values())}",
-            hint="name another --split or --hardware",
+            hint="name another `split` or `hardware`",
         )
     return replace(
         accuracy_of_cases(cases, inputs, [model.name for model in models], found), lint=tuple(lint)
@@ -291,7 +291,7 @@ def model_of_operations(spelling: str) -> OperationModel:
     if not isinstance(model, OperationModel):
         raise UsageError(
             f"estimator {model.name!r} covers programs, not the operations of a table",
-            hint="give --measured and --workload, or another --estimator",
+            hint="give `measured` and `workload`, or another `estimator`",
         )
     return model
 
@@ -321,7 +321,7 @@ def devices_of_tables(
     if not known:
         raise UsageError(
             f"no hardware file for {', '.join(missing) or 'the table: it names no device'}",
-            hint="give --hardware FILE.toml whose name or aliases are those of the table",
+            hint="give `hardware=FILE.toml` whose name or aliases are those of the table",
         )
     if missing:
         count = sum(len(table.hardware.where(*missing)) for table in tables)

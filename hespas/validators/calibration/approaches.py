@@ -137,7 +137,7 @@ class FitMemory:
             raise OutputError(
                 f"what is fitted so far cannot be kept: {error.strerror or error}",
                 path=str(self.folder),
-                hint="remove what is there, or name another --out",
+                hint="remove what is there, or name another `out`",
             ) from error
         with placed_at_once():
             write_atomically(path, fill, overwrite=True, directory=False)
@@ -356,14 +356,14 @@ class SystolicLines:
         """Refuse a device without an array, and tables without any operation that lines cover."""
         if device.systolic is None:
             raise UsageError(
-                f"--estimator systolic: {device.name} has no systolic array",
+                f"`estimator=systolic`: {device.name} has no systolic array",
                 hint="leave it out, or state the array in a hardware file of your own",
             )
         rows = [table.ops.take(table.ops.kind.where(*LINE_KINDS)) for table in tables]
         unknown = sum(int((~has_columns(each)).sum()) for each in rows)
         if not sum(map(len, rows)) - unknown:
             raise UsageError(
-                f"--estimator systolic: no row of {device.name} is of {', '.join(LINE_KINDS)} "
+                f"`estimator=systolic`: no row of {device.name} is of {', '.join(LINE_KINDS)} "
                 "with sizes above 0 and a known number format",
                 hint="leave it out, or give a table of these",
             )
@@ -373,9 +373,9 @@ class SystolicLines:
     def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
         """Lines of one chip say nothing of another's."""
         if test == "hardware":
-            return "--estimator systolic has lines of one device, which carry over to no other"
+            return "`estimator=systolic` has lines of one device, which carry over to no other"
         if test == "op" and not any(has_several(table, LINE_KINDS) for table in tables):
-            return f"--estimator systolic: none of {', '.join(LINE_KINDS)} has several operations"
+            return f"`estimator=systolic`: none of {', '.join(LINE_KINDS)} has several operations"
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:
@@ -432,7 +432,7 @@ class LearnedTrees:
             kinds = ", ".join(FAMILIES)
             reasons = "; ".join(faults) or f"no row of {device.name} is of {kinds} in a known number format"
             raise UsageError(
-                f"--estimator learned: {reasons}", hint="measure more sizes, or fit --estimator calibrated"
+                f"`estimator=learned`: {reasons}", hint="measure more sizes, or fit `estimator=calibrated`"
             )
         for fault in faults:
             found.warning("calibrate.too-few-rows", device.name, f"no learned model of {fault}")
@@ -440,11 +440,11 @@ class LearnedTrees:
     def fault(self, test: str, tables: Sequence[Measurements], others: Others) -> str:
         """Trees carry over to another device where two families at least taught them what differs."""
         if test == "op" and not any(has_several(table, tuple(FAMILIES)) for table in tables):
-            return "--estimator learned: no kind of operation that it models has several"
+            return "`estimator=learned`: no kind of operation that it models has several"
         families = {family_name(device) for device in others.devices.values()}
         if test == "hardware" and len(families) < 2:
             listed = ", ".join(others.devices)
-            return f"--estimator learned needs others of two families at least, here is {listed}"
+            return f"`estimator=learned` needs others of two families at least, here is {listed}"
         return ""
 
     def fit(self, tables: Sequence[Measurements], device: Device, purpose: str) -> Found:

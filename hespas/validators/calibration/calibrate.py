@@ -326,7 +326,7 @@ class _Tests:
             faults = [each.fault(by, self.mine, self.others) for each in self.approaches]
             fault = next(filter(None, faults), "") if possible[by] else _WHY[by]
             if fault:
-                raise UsageError(f"--test-by {by}: {fault}", hint="leave it out, or give more tables")
+                raise UsageError(f"`test_by={by}`: {fault}", hint="leave it out, or give more tables")
         return chosen
 
 
@@ -523,7 +523,7 @@ def check_models_folder(path: Path, *, overwrite: bool) -> None:
         raise OutputError(
             "exists and is no folder: the learned models go there",
             path=str(folder),
-            hint="move it away, or name another --out",
+            hint="move it away, or name another `out`",
         )
     check_destination(folder, overwrite=overwrite)
 

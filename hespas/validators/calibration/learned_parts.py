@@ -192,7 +192,7 @@ _ABSOLUTE_COLUMNS: Mapping[str, frozenset[str]] = {
 
 _RISING_COLUMNS: Mapping[str, frozenset[str]] = {"stream": frozenset({"loss", "row_loss"})}
 """Columns with which time can only rise, all others equal: waste of the last wave, where kernels are simple
-enough that one exists. Kernels of products change with the shape, so a wave of theirs need not be there.
+enough that one exists. Kernels of matmuls change with the shape, so a wave of theirs need not be there.
 """
 
 

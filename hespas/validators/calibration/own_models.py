@@ -67,7 +67,7 @@ def own_parts(
 ) -> Iterator[OwnPart]:
     """The parts of some tables on ``devices``, by their names there. Rows kept for testing are left out.
 
-    A part that ships for the table is taken as it is; other rows are parted by kind, and products by number
+    A part that ships for the table is taken as it is; other rows are parted by kind, and matmuls by number
     format. In a fixed order.
     """
     start_ns = min((each.launch_overhead_ns for each in devices.values()), default=np.nan)

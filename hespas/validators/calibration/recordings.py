@@ -1,10 +1,10 @@
 """Fits of recorded programs: tens of shapes of each operation, where tables have thousands.
 
 What runs in one recording runs alike, so everything is drawn towards what holds for more of it: an operation
-towards its kind, a kind towards the whole chip, a product towards the fit of other data that the device has.
+towards its kind, a kind towards the whole chip, a matmul towards the fit of other data that the device has.
 
     whole chip  ->  kind  ->  operation            start, arithmetic and traffic (form ``roofline``)
-    fit of other data  ->  products of a format    all parameters of its form
+    fit of other data  ->  matmuls of a format     all parameters of its form
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Class:
 def fit_recordings(
     recordings: Sequence[Measurements], device: Device, *, seed: int = 0, fitted: str = ""
 ) -> tuple[Fit, ...]:
-    """The fits of recordings on ``device``, whose fits of other data products are drawn towards.
+    """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards.
 
     Errors and intervals are of shapes left out, a fifth in turn. ``fitted`` is the date written into the fits
     (ISO; empty: today). Deterministic for one ``seed``; no fits where no operation has known sizes and rates.
@@ -203,7 +203,7 @@ def _around(above: _Class) -> dict[str, tuple[float, float]]:
 
 
 def _drawn_to_others(rows: Measurements, device: Device, kind: str, index: FitIndex) -> dict[_Name, _Class]:
-    """A class for each number format of products that the device has a fit of other data for."""
+    """A class for each number format of matmuls that the device has a fit of other data for."""
     found: dict[_Name, _Class] = {}
     for scheme in rows.ops.scheme.used():
         part = rows.take(rows.ops.scheme.where(scheme))

@@ -38,7 +38,7 @@ _NOISE = 0.01
 """Relative errors below this count by their square."""
 
 _LONG_MACS = 2.0**30
-"""Multiply-accumulates from which a product is a long one: where the schedules part on a TPU v4."""
+"""Multiply-accumulates from which a matmul is a long one: where the schedules part on a TPU v4."""
 
 _LONG_PARAMETERS = frozenset(
     {"t0_ns", "cycle_ns", "lhs_ns_per_byte", "rhs_ns_per_byte", "result_ns_per_byte"}
@@ -77,7 +77,7 @@ def fit_lines(
     for table in tables:
         mine = may_be_fitted(table).on(device.name)
         mine = mine.take(np.flatnonzero(has_columns(mine.ops)))
-        for fit in (*_products(mine, device, seed, date), *_elements(mine, seed, date)):
+        for fit in (*_matmuls(mine, device, seed, date), *_elements(mine, seed, date)):
             found.setdefault(fit.key, fit)
     return tuple(found[key] for key in sorted(found))
 
@@ -85,15 +85,15 @@ def fit_lines(
 def has_columns(ops: Operations) -> BoolArray:
     """Which operations have sizes above 0 and a known number format: others hold nothing to weigh."""
     known = np.array([find_scheme(name) is not None for name in (*ops.scheme.names, "")], np.bool_)
-    product = ops.dim("batch") * ops.dim("m") * ops.dim("n") * ops.dim("k")
+    work = ops.dim("batch") * ops.dim("m") * ops.dim("n") * ops.dim("k")
     elements = ops.dim("rows") * ops.dim("columns") * ops.bytes_moved
-    is_product = np.zeros(len(ops), np.bool_)
-    is_product[ops.kind.where("matmul")] = True
-    size = np.where(is_product, product, elements)
+    is_matmul = np.zeros(len(ops), np.bool_)
+    is_matmul[ops.kind.where("matmul")] = True
+    size = np.where(is_matmul, work, elements)
     return known[ops.scheme.row] & np.isfinite(size) & (size > 0)
 
 
-def _products(measured: Measurements, device: Device, seed: int, date: str) -> Iterator[Fit]:
+def _matmuls(measured: Measurements, device: Device, seed: int, date: str) -> Iterator[Fit]:
     shape = device.systolic
     if shape is None:
         return
@@ -185,7 +185,7 @@ def _diagonal(matrix: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def _parameters(part: _Part) -> list[FitParameter]:
-    """One line, or two where there are enough long products."""
+    """One line, or two where there are enough long matmuls."""
     found: list[FitParameter] = []
     has_long = int(part.is_long.sum()) >= _FEWEST
     for prefix, rows in (("", ~part.is_long), (LONG, part.is_long)) if has_long else (("", None),):

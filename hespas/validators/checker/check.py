@@ -40,8 +40,6 @@ from hespas.validators.checker.rules import RULES, find_rule
 
 __all__ = ["CheckOptions", "check", "check_workload"]
 
-_CODE = re.compile(r"^(ET\d{3}): (.*)$", re.DOTALL)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
@@ -239,11 +237,10 @@ def _violation(diagnostic: Diagnostic, path: str) -> Violation:
 
 
 def _unreadable(path: Path, error: HespasError) -> Violation:
-    """The violation of an input that could not be read; its message carries the rule's code if it has one."""
-    match = _CODE.match(error.message)
-    code, text = (match[1], match[2]) if match else ("unreadable", error.message)
+    """The violation of an input that could not be read, under the rule of the error where it has one."""
     where = f"{error.position}: " if error.position else ""
-    return Violation(code, Severity.ERROR, error.path or str(path), None, None, where + text)
+    code, place = error.code or "unreadable", error.path or str(path)
+    return Violation(code, Severity.ERROR, place, None, None, where + error.text)
 
 
 def _is_complete(workload: Workload) -> bool:

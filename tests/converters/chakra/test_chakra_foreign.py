@@ -166,7 +166,7 @@ def test_a_trace_without_element_types_is_estimated_at_the_rate_of_products(
     _letters(reference, path, "symbolic_tensor_network")
     silent = Diagnostics()
     assert np.isnan(_roofline(api.read(path), silent)).any()
-    assert any("--default-dtype" in entry.message for entry in silent)
+    assert any("`default_dtype=bf16`" in entry.message for entry in silent)
     told = Diagnostics()
     value = api.read(path, options=ReadOptions(default_dtype="bf16"), diagnostics=told)
     assert told.counts()["read.default-dtype"] == len(_STEPS)

@@ -202,7 +202,7 @@ def test_groups_of_ranks_without_files_are_told(reference: Reference, tmp_path: 
     (folder / "w.4.et").unlink()
     with pytest.raises(FormatError, match="ET019: process groups or messages name rank 4") as caught:
         _read(folder)
-    assert "--num-devices" in (caught.value.hint or "")
+    assert "`num_devices`" in (caught.value.hint or "")
     assert _read(folder, num_devices=5).rank_class.tolist()[4] == ABSENT
 
 

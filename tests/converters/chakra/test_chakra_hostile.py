@@ -170,7 +170,7 @@ def test_a_folder_of_millions_of_files_is_refused(tmp_path: Path) -> None:
     job = _job(50_000_000, StridedGroups.all_ranks(50_000_000))
     with pytest.raises(UnsupportedError, match="50,000,000 files") as caught:
         FORMAT.write(job, tmp_path / "set", WriteOptions(name="set", directory=True), Diagnostics())
-    assert "--ranks" in (caught.value.hint or "")
+    assert "`ranks`" in (caught.value.hint or "")
     assert not (tmp_path / "set").exists()
 
 

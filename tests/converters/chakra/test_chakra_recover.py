@@ -53,7 +53,7 @@ def test_whole_frames_before_a_cut_are_kept(tmp_path: Path, version: str) -> Non
         path.write_bytes(data[:size])
         with pytest.raises(FormatError, match="ET001") as caught:
             _read(path, recover=False)
-        assert "--recover" in (caught.value.hint or "")
+        assert "`recover`" in (caught.value.hint or "")
         whole = sum(end <= size for end in ends)
         found, diagnostics = _read(path, recover=True)
         assert len(found.classes[0]) == whole
@@ -101,7 +101,7 @@ def test_dependencies_on_lost_nodes_are_left_out(tmp_path: Path, version: str) -
     path.write_bytes(encode(version, nodes))
     with pytest.raises(FormatError, match="ET006") as caught:
         _read(path, recover=False)
-    assert "--recover" in (caught.value.hint or "")
+    assert "`recover`" in (caught.value.hint or "")
     found, diagnostics = _read(path, recover=True)
     assert found.classes[0].data_deps.values.tolist() == [0]
     told = next(entry for entry in diagnostics if entry.code == "ET006")

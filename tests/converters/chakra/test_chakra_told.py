@@ -289,7 +289,7 @@ def test_negative_times_are_errors_and_unknown_once_repaired(
     with pytest.raises(FormatError, match=r"node 1 at byte \d+: GR001") as refused:
         _read(tmp_path / "w.et")
     assert message in str(refused.value)
-    assert "--recover" in (refused.value.hint or "")
+    assert "`recover`" in (refused.value.hint or "")
     repairs = Diagnostics()
     repaired = api.read(tmp_path / "w.et", options=ReadOptions(recover=True), diagnostics=repairs)
     assert isinstance(repaired, Workload)

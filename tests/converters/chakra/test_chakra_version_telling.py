@@ -147,7 +147,7 @@ def test_what_nothing_tells_is_refused_with_all_that_it_may_be(
 ) -> None:
     with pytest.raises(UnsupportedError, match=f"ET003.*it may be {may_be}\n") as caught:
         read(tmp_path, data)
-    assert "--from-version" in (caught.value.hint or "")
+    assert "`source_version" in (caught.value.hint or "")
     assert caught.value.path == str(tmp_path / "a.et")
 
 

@@ -54,7 +54,7 @@ def test_run_times_without_a_unit_are_in_the_one_that_the_user_names(tmp_path: P
         assert isinstance(value, Workload)
         assert value.classes[0].duration_ns[[1, 8]].tolist() == [17 * factor, 3 * factor]
         told = next(entry.message for entry in found if entry.code == "chakra.run-time-unit")
-        assert "--run-time-unit ns" in told
+        assert "`run_time_unit=ns`" in told
         assert ("likely unit" in told) == (version == "0.0.1")
         api.write(value, tmp_path / "out.et", overwrite=True)
         again = api.read(tmp_path / "out.et")

@@ -116,7 +116,7 @@ def test_graphml_holds_the_columns_and_edges_of_every_node(tmp_path: Path) -> No
 def test_too_much_to_draw_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="too many to draw") as caught:
         dot(Workload.spmd(one_node("n", nodes=MAX_NODES + 1), 1), tmp_path / "x.dot")
-    assert "--granularity region" in str(caught.value.hint)
+    assert "`granularity=region`" in str(caught.value.hint)
     assert not (tmp_path / "x.dot").exists()
 
 

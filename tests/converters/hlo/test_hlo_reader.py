@@ -197,7 +197,7 @@ def test_fewer_devices_than_the_groups_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="at most 4 devices") as caught:
         _read(_written(tmp_path, text), ReadOptions(num_devices=4))
     assert caught.value.hint is not None
-    assert "--num-devices" in caught.value.hint
+    assert "`num_devices`" in caught.value.hint
 
 
 @pytest.mark.parametrize("header", [", num_partitions=0", ", replica_count=x", ", num_partitions=-4"])

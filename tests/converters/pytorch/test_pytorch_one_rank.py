@@ -70,7 +70,7 @@ def test_alone_it_is_no_job_and_says_so(tmp_path: Path) -> None:
     assert (workload.rank_class.tolist(), workload.metadata["rank"]) == ([ABSENT, ABSENT, ABSENT, 0], "3")
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert told.severity is Severity.WARNING
-    assert "no job that a simulator can run; --num-devices 4 takes it" in told.message
+    assert "no job that a simulator can run; `num_devices=4` takes it" in told.message
     convert(folder, tmp_path / "out.et")
     again, _ = _read(tmp_path / "out.et", None, load_format("chakra"))
     assert again.rank_class.tolist() == workload.rank_class.tolist()
@@ -104,7 +104,7 @@ def test_an_execution_trace_alone_is_no_job_either(form: Format, tmp_path: Path)
     assert alone.rank_class.tolist() == [ABSENT, ABSENT, ABSENT, 0]
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
     assert "rank 3 of 4" in told.message
-    assert "--num-devices 4 takes it" in told.message
+    assert "`num_devices=4` takes it" in told.message
     workload, found = _read(path, 4, form)
     assert (workload.num_ranks, len(workload.classes)) == (4, 1)
     assert found.counts()["pytorch.one-rank-for-all"] == 1
@@ -114,7 +114,7 @@ def test_where_all_cannot_do_the_same_that_is_no_advice(tmp_path: Path) -> None:
     folder = _trace(tmp_path / "job", {**SENT, "Process Group Ranks": "[1, 3]", "Group size": 2})
     _, found = _read(folder, None)
     [told] = [each for each in found if each.code == "pytorch.one-rank"]
-    assert "--num-devices" not in told.message
+    assert "num_devices" not in told.message
     assert "give the traces of all ranks" in told.message
 
 

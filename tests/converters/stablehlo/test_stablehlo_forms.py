@@ -153,7 +153,7 @@ def test_sniffing_and_listing_do_not_load_jaxlib() -> None:
         ("", None, "no function", "export interrupted"),
         ("// nothing\nmodule {}", "line 2", "no function", "export interrupted"),
         ("func.func private @f() -> ()", None, "no function", "export interrupted"),
-        ("this is not a program", "line 1:1", "is unknown", "--from"),
+        ("this is not a program", "line 1:1", "is unknown", "`source_format`"),
         (
             "func.func @main(%x: tensor<f32>) -> tensor<f32> {\n %0 = stablehlo.fizz %x : tensor<f32>\n}",
             "line 2:7",

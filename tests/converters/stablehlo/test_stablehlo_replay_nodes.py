@@ -506,7 +506,7 @@ def test_a_loop_too_long_to_unroll_is_refused_with_a_remedy(write: Write) -> Non
     steps.op("negate", shape=(64,), flops=64, region=loop)
     with pytest.raises(UnsupportedError) as raised:
         write(steps)
-    assert "--granularity region" in str(raised.value)
+    assert "`granularity=region`" in str(raised.value)
 
 
 # --- rank classes

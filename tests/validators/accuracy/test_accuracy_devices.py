@@ -61,7 +61,7 @@ def test_without_a_name_an_event_may_be_of_any_device() -> None:
 
 
 def test_several_devices_are_not_taken_for_a_third() -> None:
-    with pytest.raises(UsageError, match="measured on A100-SXM-80GB, MI300X: which --hardware"):
+    with pytest.raises(UsageError, match="measured on A100-SXM-80GB, MI300X: which `hardware`"):
         _compared(_recording(["A100-SXM-80GB", "MI300X"], [0, 1]), "H100-SXM")
 
 

@@ -212,7 +212,7 @@ def test_attached_programs_that_ran_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "message"),
-    [([], "nothing to compare"), (["H900"], "H900"), (["L4", "MI300X"], "which --hardware")],
+    [([], "nothing to compare"), (["H900"], "H900"), (["L4", "MI300X"], "which `hardware`")],
 )
 def test_devices_that_cannot_be_told(hardware: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):

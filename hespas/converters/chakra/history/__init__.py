@@ -292,7 +292,8 @@ def resolve(
     found = survivors(evidence, possible, has_metadata=has_metadata)
     if not found:
         raise UnsupportedError(
-            f"ET003: the fields of this file fit no version of the Chakra schema{_family(evidence)}",
+            f"the fields of this file fit no version of the Chakra schema{_family(evidence)}",
+            code="ET003",
             path=path,
             position="byte 0",
             hint="is this a Chakra trace? Its frames may come from several versions",
@@ -300,7 +301,8 @@ def resolve(
     wanted = found & NAMED[named] if named else found
     if not wanted:
         raise UnsupportedError(
-            f"ET003: this is no Chakra trace of schema {named}; its structure is that of {_listed(found)}",
+            f"this is no Chakra trace of schema {named}; its structure is that of {_listed(found)}",
+            code="ET003",
             path=path,
             position="byte 0",
             hint="leave the version out, or name that one",
@@ -308,10 +310,11 @@ def resolve(
     meanings = {label: _meaning(VERSIONS[label], evidence) for label in found}
     if len({meanings[label] for label in wanted}) > 1:
         raise UnsupportedError(
-            f"ET003: nothing in this file tells which Chakra schema it has: it may be {_listed(wanted)}",
+            f"nothing in this file tells which Chakra schema it has: it may be {_listed(wanted)}",
+            code="ET003",
             path=path,
             position="byte 0",
-            hint=f"name it, if you know: --from-version {_oldest(wanted)}",
+            hint=f"name it, if you know: `source_version={_oldest(wanted)}`",
         )
     meaning = meanings[_oldest(wanted)]
     alike = {label for label in found if meanings[label] == meaning}

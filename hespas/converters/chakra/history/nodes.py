@@ -442,10 +442,8 @@ class HistoricDecoder:
             fault = self._fault(message, self.version.node, base, place, "this node")
             if self.on_error is None:
                 raise fault
-            code, text = fault.message.split(": ", 1)
-            self.on_error.error(
-                code, fault.position or "", f"{text}; the node is left out", path=self.path or ""
-            )
+            told = f"{fault.text}; the node is left out"
+            self.on_error.error(fault.code, fault.position or "", told, path=self.path or "")
         kept = ~bad
         return FrameBatch(
             batch.window, batch.start[kept], batch.end[kept], batch.frame_byte[kept], batch.base
@@ -461,7 +459,8 @@ class HistoricDecoder:
             except FormatError as error:
                 return error
         return FormatError(
-            f"ET003: {what} is not of schema {self.label}, which the rest of the file has",
+            f"{what} is not of schema {self.label}, which the rest of the file has",
+            code="ET003",
             path=self.path,
             position=place,
             hint=_DAMAGED,

@@ -153,7 +153,8 @@ class JsonFrames:
         schema = header.pop(SCHEMA_KEY, JSON_SCHEMA)
         if schema != JSON_SCHEMA:
             raise UnsupportedError(
-                f"ET003: the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
+                f"the document has schema {str(schema)[:60]!r}, not {JSON_SCHEMA}",
+                code="ET003",
                 path=self._path,
                 hint="was it written by a newer version?",
             )
@@ -173,10 +174,10 @@ class JsonFrames:
             self._refuse(f"{NODE_LIST} is no list", self._position(found))
         if not {"id", "name", "type"} & set(value):
             self._refuse("the first document is neither metadata nor a node", self._position(found))
-        message = "ET002: the first document is a node, not the GlobalMetadata"
+        code, message = "ET002", "the first document is a node, not the GlobalMetadata"
         if not self._lenient:
-            raise FormatError(message, path=self._path, position=self._position(found), hint=_HINT)
-        self._diagnostics.error("ET002", self._position(found), message[7:], path=self._path)
+            raise FormatError(message, code=code, path=self._path, position=self._position(found), hint=_HINT)
+        self._diagnostics.error(code, self._position(found), message, path=self._path)
         yield Message(b"", found.line)
         yield from self._node(found)
 
@@ -221,13 +222,14 @@ class JsonFrames:
         return f"{node}{place}, line {found.line}"
 
     def _refuse(self, message: str, position: str) -> NoReturn:
-        raise FormatError(f"ET001: {message}", path=self._path, position=position, hint=_HINT)
+        raise FormatError(message, code="ET001", path=self._path, position=position, hint=_HINT)
 
     def _refuse_old(self, unknown: list[str], position: str) -> None:
         old = [name for name in unknown if name in _OLD_FIELDS]
         if old:
             raise UnsupportedError(
-                f"ET003: {old[0]} is a field of a schema before 0.0.4",
+                f"{old[0]} is a field of a schema before 0.0.4",
+                code="ET003",
                 path=self._path,
                 position=position,
                 hint="convert the .et file that it was printed from",
@@ -425,7 +427,8 @@ class _JsonStream:
         what = f"the list {NODE_LIST}" if self.is_list else f"document {self._count + 1}"
         line = self._line + self._text.count(b"\n")
         raise CutOffError(
-            f"ET001: {what} is cut off by the end of the file",
+            f"{what} is cut off by the end of the file",
+            code="ET001",
             path=self.path,
             position=f"line {line}",
             hint=_DAMAGED,
@@ -450,7 +453,7 @@ class _JsonStream:
 
     def _fail(self, what: str, at: int) -> NoReturn:
         line = self._line + self._text.count(b"\n", 0, at)
-        raise FormatError(f"ET001: {what}", path=self.path, position=f"line {line}", hint=_DAMAGED)
+        raise FormatError(what, code="ET001", path=self.path, position=f"line {line}", hint=_DAMAGED)
 
 
 def bare_name(name: str) -> str:

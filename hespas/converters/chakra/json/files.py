@@ -106,14 +106,15 @@ class _Copies:
         files = [entry for entry in sorted(path.iterdir()) if JSON_RANK_FILE.match(entry.name)]
         if not files:
             raise FormatError(
-                "ET022: no rank files here",
+                "no rank files here",
+                code="ET022",
                 path=str(path),
                 hint="rank files are called NAME.0.json, NAME.1.json, ...",
             )
         for done, file in enumerate(files):
             if f"{bare_name(file.name)}.et" in self._sources:
-                message, hint = "ET022: it stands here twice, packed and not", "keep one of the two files"
-                raise FormatError(message, path=str(file), hint=hint)
+                message, hint = "it stands here twice, packed and not", "keep one of the two files"
+                raise FormatError(message, code="ET022", path=str(file), hint=hint)
             self._copy(file, diagnostics)
             if self.options.progress:
                 self.options.progress(done + 1, len(files))
@@ -159,10 +160,10 @@ class _Copies:
         recovers = is_cut and self.options.recover
         if not (self.options.lenient or recovers):
             if is_cut and nodes:
-                error.hint = f"{error.hint}; --recover keeps the {nodes:,} nodes before the cut"
+                error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
             raise error
         self.cut = True
-        message = f"{error.message.removeprefix('ET001: ')}; the {nodes} nodes before it were kept"
+        message = f"{error.text}; the {nodes} nodes before it were kept"
         severity = Severity.WARNING if recovers else Severity.ERROR
         diagnostics.add("ET001", severity, error.position or "", message, path=str(path))
 
@@ -170,7 +171,8 @@ class _Copies:
         """Let an error name the JSON file."""
         copy = Path(error.path or "").name
         error.position = error.position and self.lines_for(error.position, copy)
-        error.path, error.message = error.path and self.named(error.path), self.named(error.message)
+        error.path, error.text = error.path and self.named(error.path), self.named(error.text)
+        error.message = self.named(error.message)
         error.args = (error.message,)
 
     def named(self, text: str) -> str:
@@ -246,7 +248,7 @@ def write_chakra_json(value: Value, path: Path, options: WriteOptions, diagnosti
         raise UsageError(
             f"{len(several):,} ranks are as many files, and this names one",
             path=options.name,
-            hint="name a directory, or choose one rank with --ranks",
+            hint="name a directory, or choose one rank with `ranks`",
         )
     packed = options.name.endswith(".gz") or path.suffix == ".gz"
     bare = bare_name(options.name)  # of a file, the name says which rank it is of

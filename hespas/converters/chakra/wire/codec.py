@@ -8,7 +8,6 @@ file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,9 +138,9 @@ def _say_migrated(opened: _Opened, faults: CodecFaults) -> None:
         _warn(faults.diagnostics, "chakra.migrated", faults.path, read_as, 1)
     if isinstance(opened.decoder, HistoricDecoder):
         likely = (
-            "simulators of its time took them as cycles of 1 ns, which is the likely unit: --run-time-unit ns"
+            "simulators of its time took them as cycles of 1 ns, which is the likely unit: `run_time_unit=ns`"
             if opened.schema == _WITHOUT_CONVERTER
-            else "and converters other than Chakra's for PyTorch wrote cycles: --run-time-unit ns"
+            else "and converters other than Chakra's for PyTorch wrote cycles: `run_time_unit=ns`"
         )
         message = (
             f"run times count as microseconds unless told; schema {opened.schema} names no unit; {likely}"
@@ -183,8 +182,6 @@ def write_columns(columns: EtColumns, path: Path) -> None:
 
 # Faults of a file as a whole: raised, or recorded where the reader is lenient or recovers a cut file.
 
-_CODED = re.compile(r"(ET\d{3}): (.*)", re.DOTALL)
-
 
 @dataclass(frozen=True, slots=True)
 class CodecFaults:
@@ -198,7 +195,7 @@ class CodecFaults:
     def report(self, code: str, message: str, position: str, hint: str) -> None:
         """An error of the file as a whole."""
         if not self.lenient:
-            raise FormatError(f"{code}: {message}", path=self.path, position=position, hint=hint)
+            raise FormatError(message, code=code, path=self.path, position=position, hint=hint)
         self.diagnostics.add(code, Severity.ERROR, position, message, path=self.path)
 
     def is_recovered(self, error: FormatError) -> bool:
@@ -210,12 +207,11 @@ class CodecFaults:
         recovers = self.is_recovered(error)
         if not (self.lenient or recovers):
             if isinstance(error, CutOffError) and nodes:
-                error.hint = f"{error.hint}; --recover keeps the {nodes:,} nodes before the cut"
+                error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
             raise error
-        coded = _CODED.fullmatch(error.message)
-        code, text = (coded[1], coded[2]) if coded else ("ET001", error.message)
-        message = f"{text}; the {nodes} nodes before it were kept" if nodes else text
+        message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
         severity = Severity.WARNING if recovers else Severity.ERROR
+        code = error.code or "ET001"
         self.diagnostics.add(code, severity, error.position or "", message, path=self.path)
 
 
@@ -269,7 +265,8 @@ def _settled(possible: frozenset[str], nodes: FrameBatch, named: str, path: str)
         signature = Signature.of(nodes.message(index))
         if signature is not None and looks_old(signature):
             raise UnsupportedError(
-                "ET003: the metadata of this file are of schema 0.0.4, its nodes of 0.0.3 or older",
+                "the metadata of this file are of schema 0.0.4, its nodes of 0.0.3 or older",
+                code="ET003",
                 path=path,
                 position=f"byte {int(nodes.frame_byte[index])}",
                 hint="write the trace again with one version of Chakra",
@@ -353,7 +350,7 @@ def _open_current(
             faults.diagnostics.warning("ET002", faults.path, message, path=faults.path)
         else:
             faults.report(
-                "ET002", message, "byte 0", f"{_NO_TRACE}; name the schema with --from-version 0.0.4"
+                "ET002", message, "byte 0", f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
             )
         return _Opened(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
     message_bytes = batch.message(0)
@@ -368,7 +365,7 @@ def _open_current(
 
 def _not_a_trace(path: str) -> NoReturn:
     raise FormatError(
-        "ET003: the first frame is no Chakra message", path=path, position="byte 0", hint=_NO_TRACE
+        "the first frame is no Chakra message", code="ET003", path=path, position="byte 0", hint=_NO_TRACE
     )
 
 

@@ -89,7 +89,7 @@ class _PackedTrace:
     """A gzip stream; what can be had before damage is returned first."""
 
     def __init__(self, stream: BinaryIO, path: Path, max_bytes: int | None) -> None:
-        self._stream = PackedInput(stream, path, max_bytes, code="ET001: ")
+        self._stream = PackedInput(stream, path, max_bytes, code="ET001")
         self._path = path
         self._done = 0
         self._damage = ""
@@ -106,7 +106,8 @@ class _PackedTrace:
             data = self._stream.before_damage(self._done, size)
             if not data:
                 raise CutOffError(
-                    f"ET001: the gzip stream is damaged or cut off ({self._damage})",
+                    f"the gzip stream is damaged or cut off ({self._damage})",
+                    code="ET001",
                     path=str(self._path),
                     position=f"byte {self._done} of the decompressed data",
                     hint=_DAMAGED,
@@ -209,7 +210,8 @@ def _long_length(block: bytes, at: int, name: str, offset: int) -> tuple[int, in
         value = 1 << 32
     if value >= 1 << 32:
         raise FormatError(
-            "ET001: a frame length does not fit into 32 bits",
+            "a frame length does not fit into 32 bits",
+            code="ET001",
             path=name,
             position=f"byte {offset + start}",
             hint=_DAMAGED,
@@ -228,7 +230,8 @@ def _refuse_padding(empty: int, name: str, offset: int) -> None:
     """Stop at zeros: each would be a node of some 60 bytes, and all but one a duplicate id."""
     if empty > _MAX_EMPTY_FRAMES:
         raise FormatError(
-            f"ET001: more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+            f"more than {_MAX_EMPTY_FRAMES} empty frames: this is zero padding, not a trace",
+            code="ET001",
             path=name,
             position=f"byte {offset}",
             hint=_DAMAGED,
@@ -241,7 +244,8 @@ def _refuse_crowded(batch: FrameBatch, name: str) -> None:
     for index in np.flatnonzero(batch.end - batch.start > 2 * most).tolist():
         if _count_fields(batch.message(index), most) > most:
             raise FormatError(
-                f"ET001: a message of more than {most:,} fields",
+                f"a message of more than {most:,} fields",
+                code="ET001",
                 path=name,
                 position=f"byte {int(batch.frame_byte[index])}",
                 hint="is this a Chakra trace? A node has a few attributes, and packed lists of dependencies",
@@ -277,11 +281,11 @@ def _check_declared(rest: bytes, source: Source, offset: int) -> None:
 def _cut_off(rest: bytes, name: str, offset: int) -> CutOffError:
     length, start = _long_length(rest, 0, name, offset)
     message = (
-        f"ET001: a frame of {length} bytes is cut off by the end of the file after {len(rest) - start} bytes"
+        f"a frame of {length} bytes is cut off by the end of the file after {len(rest) - start} bytes"
         if start
-        else "ET001: a frame length is cut off by the end of the file"
+        else "a frame length is cut off by the end of the file"
     )
-    return CutOffError(message, path=name, position=f"byte {offset}", hint=_DAMAGED)
+    return CutOffError(message, code="ET001", path=name, position=f"byte {offset}", hint=_DAMAGED)
 
 
 # --- Messages of schema 0.0.4 (= 1.0.0) to columns.
@@ -341,9 +345,8 @@ class Decoder:
             except (FormatError, UnsupportedError) as error:
                 if self.on_error is None:
                     raise
-                code, message = error.message.split(": ", 1)
-                message = f"{message}; the node is left out"
-                self.on_error.error(code, error.position or "", message, path=self.path or "")
+                message = f"{error.text}; the node is left out"
+                self.on_error.error(error.code, error.position or "", message, path=self.path or "")
                 kept[index] = False
                 messages[index] = b""
         rows = ByteRows.from_rows(messages)
@@ -364,7 +367,8 @@ class Decoder:
             if signature is None or not looks_old(signature):
                 raise
         raise UnsupportedError(
-            "ET003: this node has the fields of a schema before 0.0.4, which the file has",
+            "this node has the fields of a schema before 0.0.4, which the file has",
+            code="ET003",
             path=self.path,
             position=f"byte {frame_byte}",
             hint="write the trace again with one version of Chakra",

@@ -400,7 +400,8 @@ class _Reader:
 
     def fail(self, message: str, at: int) -> FormatError:
         return FormatError(
-            f"ET001: {message}",
+            message,
+            code="ET001",
             path=self.path,
             position=f"byte {self.base + at}",
             hint="the file is damaged or is no Chakra trace; write or download it again",

@@ -30,7 +30,7 @@ __all__ = ["REPORT_FILES", "check_folder", "write_report"]
 REPORT_FILES = ("report.html", "report.json", "report.csv", "report.md")
 _ACROSS = "speed-ups.csv"
 """Written where several devices measured the same shapes."""
-_HINT = "name another --report DIR"
+_HINT = "name another `report=DIR`"
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
@@ -43,7 +43,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         if path.is_symlink():
             raise OutputError(
                 "is a link, and what it leads to is no file of this folder", path=str(path),
-                hint="remove it, or name another --report DIR",
+                hint="remove it, or name another `report=DIR`",
             )  # fmt: skip
         if path.is_dir():
             raise OutputError("exists and is a directory", path=str(path), hint=_HINT)
