@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise, repeat
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -92,11 +92,10 @@ class ColumnTable:
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[float, ...]]) -> Self:
         """A table of rows, each with its values in order of the columns."""
-        columns = zip(*rows, strict=True) if rows else repeat(())
         return cls(
             **{
-                name: np.array(column, dtype)
-                for (name, dtype), column in zip(cls.DTYPES.items(), columns, strict=False)
+                name: np.fromiter((row[place] for row in rows), dtype, len(rows))
+                for place, (name, dtype) in enumerate(cls.DTYPES.items())
             }
         )
 
