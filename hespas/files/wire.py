@@ -60,10 +60,12 @@ def fields(data: bytes, start: int, end: int) -> Iterator[Field]:
         if not number:
             raise WireError("field number 0", begin)
         if wire == VARINT:
-            value, after = decode_varint(data, at, end)
+            short = at < end and data[at] < 0x80
+            value, after = (data[at], at + 1) if short else decode_varint(data, at, end)
             yield number, wire, value, after
         elif wire == BYTES:
-            size, at = decode_varint(data, at, end)
+            short = at < end and data[at] < 0x80
+            size, at = (data[at], at + 1) if short else decode_varint(data, at, end)
             after = at + size
             if after > end:
                 raise WireError(f"a field of {size:,} bytes reaches beyond its message", begin)
