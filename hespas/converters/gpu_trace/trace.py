@@ -8,7 +8,7 @@ operating system; a thread's number occurs in one process only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
@@ -28,19 +28,27 @@ def listed(column: IntArray) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Columns:
+    start_ns: IntArray
+
     def __post_init__(self) -> None:
         """Check that all columns are of one length."""
         lengths = {len(getattr(self, each.name)) for each in fields(self)}
         if len(lengths) > 1:
             raise InvariantError(f"{type(self).__name__}: columns of different lengths")
 
+    def __len__(self) -> int:
+        return len(self.start_ns)
 
-def _joined(kind: type[_Columns], parts: Sequence[_Columns]) -> dict[str, IntArray]:
-    """The columns of all parts, one behind the other."""
-    return {
-        each.name: np.concatenate([getattr(part, each.name) for part in parts]) if parts else _no_rows()
-        for each in fields(kind)
-    }
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All rows, part after part."""
+        columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(cls)}
+        none = np.empty(0, np.int64)
+        return cls(**{name: np.concatenate(each) if each else none for name, each in columns.items()})
+
+    def taken(self, places: IntArray) -> Self:
+        """The rows at these places, in their order."""
+        return replace(self, **{each.name: getattr(self, each.name)[places] for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -54,7 +62,6 @@ class DeviceWork(_Columns):
     gpu: IntArray
     device: IntArray
     stream: IntArray
-    start_ns: IntArray
     end_ns: IntArray
     name_row: IntArray
     category_row: IntArray
@@ -64,18 +71,9 @@ class DeviceWork(_Columns):
     range_row: IntArray
     op_class: IntArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All work in the order it started."""
-        whole = cls(**_joined(cls, parts))
-        return whole.taken(np.argsort(whole.start_ns, kind="stable"))
-
-    def taken(self, places: IntArray) -> Self:
-        """The work at these places, in their order."""
-        return type(self)(**{each.name: getattr(self, each.name)[places] for each in fields(self)})
+    def by_start(self) -> Self:
+        """The same in the order it started."""
+        return self.taken(np.argsort(self.start_ns, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -84,17 +82,8 @@ class Launches(_Columns):
 
     process: IntArray
     thread: IntArray
-    start_ns: IntArray
     correlation: IntArray
     range_place: IntArray
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All calls, part after part."""
-        return cls(**_joined(cls, parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -103,12 +92,8 @@ class GraphNodes(_Columns):
 
     process: IntArray
     thread: IntArray
-    start_ns: IntArray
     node: IntArray
     original: IntArray
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -119,44 +104,13 @@ class Ranges(_Columns):
 
     process: IntArray
     thread: IntArray
-    start_ns: IntArray
     end_ns: IntArray
     text: IntArray
     nests: BoolArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All ranges, part after part."""
-
-        def column(name: str) -> IntArray:
-            return np.concatenate([getattr(part, name) for part in parts]) if parts else _no_rows()
-
-        return cls(
-            process=column("process"),
-            thread=column("thread"),
-            start_ns=column("start_ns"),
-            end_ns=column("end_ns"),
-            text=column("text"),
-            nests=column("nests").astype(np.bool_),
-        )
-
     def by_process(self, places: IntArray) -> Ranges:
         """The ranges at these places, as if each process had one thread."""
-        return Ranges(
-            process=self.process[places],
-            thread=self.process[places],
-            start_ns=self.start_ns[places],
-            end_ns=self.end_ns[places],
-            text=self.text[places],
-            nests=self.nests[places],
-        )
-
-
-def _no_rows() -> IntArray:
-    return np.empty(0, np.int64)
+        return replace(self.taken(places), thread=self.process[places])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -169,8 +123,4 @@ class GpuTrace:
     launches: Launches
     ranges: Ranges
     texts: list[str]
-    nodes: GraphNodes = field(
-        default_factory=lambda: GraphNodes(
-            process=_no_rows(), thread=_no_rows(), start_ns=_no_rows(), node=_no_rows(), original=_no_rows()
-        )
-    )
+    nodes: GraphNodes = field(default_factory=lambda: GraphNodes.joined(()))

@@ -30,7 +30,7 @@ from hespas.graph import (
     compress_groups,
     find_dtype,
 )
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, mapped
 
 __all__ = [
     "NOT_RECORDED",
@@ -106,15 +106,16 @@ class EventGroups:
     duration_ns: FloatArray
 
 
+def is_to_device(kernel: str) -> bool:
+    """Whether a copy between host and device is one to the device."""
+    return "HtoD" in kernel or "HostToDevice" in kernel
+
+
 def event_roles(profile: Profile) -> NDArray[np.uint8]:
     """The role of each event, by kernel name and category; each distinct pair is looked at once."""
-    key = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
-    pairs, place = np.unique(key, return_inverse=True)
-    roles = [
-        _role(profile.strings[int(pair >> 32)], profile.strings[int(pair & 0xFFFFFFFF)])
-        for pair in pairs.tolist()
-    ]
-    return np.array(roles, np.uint8)[place] if len(pairs) else np.empty(0, np.uint8)
+    strings = profile.strings
+    pair = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
+    return mapped(pair, lambda pair: _role(strings[pair >> 32], strings[pair & 0xFFFFFFFF]), np.uint8)
 
 
 def _role(kernel: str, category: str) -> Role:
@@ -227,13 +228,11 @@ class _Forest:
 
     def __init__(self, host: HostOps, strings: StringTable) -> None:
         self.parents: list[int] = host.parent.tolist()
-        rows, place = np.unique(host.name_row, return_inverse=True)
-        names = [strings[int(row)] for row in rows]
-        known = np.array([find_aten_rule(name) is not None for name in names], np.bool_)
-        parts = np.array([is_composite(name) for name in names], np.bool_)
-        described = host.shapes_row != 0
-        self.whole: list[bool] = (known[place] & ~parts[place] & described).tolist()
-        self.by_parts: list[bool] = (known[place] & parts[place] & described).tolist()
+        known = mapped(host.name_row, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
+        parts = mapped(host.name_row, lambda row: is_composite(strings[row]), np.bool_)
+        known &= host.shapes_row != 0
+        self.whole: list[bool] = (known & ~parts).tolist()
+        self.by_parts: list[bool] = (known & parts).tolist()
 
     def chain(self, op: int) -> list[int]:
         """An operation and those around it, innermost first."""
@@ -374,10 +373,9 @@ class _Builder:
 
     def text(self, row: int) -> str:
         """A string of the profile."""
-        found = self.texts.get(row)
-        if found is None:
-            found = self.texts[row] = self.profile.strings[row]
-        return found
+        if row not in self.texts:
+            self.texts[row] = self.profile.strings[row]
+        return self.texts[row]
 
     def hint(self, kernel_row: int) -> DType | None:
         """The element type that a kernel's name states."""
@@ -461,8 +459,7 @@ class _Builder:
         around = self._operation(op, event) if op >= 0 else AtenCost(Cost(OpClass.UNKNOWN))
         if isnan(moved) and len(around.operands) == 1:
             moved = around.operands[0].bytes
-        to_device = "HtoD" in kernel or "HostToDevice" in kernel
-        read, written = (0.0, moved) if to_device else (moved, 0.0)
+        read, written = (0.0, moved) if is_to_device(kernel) else (moved, 0.0)
         cost = Cost(OpClass.HOST, bytes_read=read, bytes_written=written)
         return AtenCost(cost, around.operands, around.results)
 
@@ -473,17 +470,11 @@ class _Builder:
         name, shapes, types, strides, values = (int(column[op]) for column in columns)
         hint = self.hint(int(self.profile.kernel_row[event]))
         key = (name, shapes, types, strides, values, hint)
-        found = self.costs.get(key)
-        if found is None:
-            found = self.costs[key] = aten_cost(
-                self.text(name),
-                self.text(shapes),
-                self.text(types),
-                strides=self.text(strides),
-                values=self.text(values),
-                hint=hint,
-            )
-        return found
+        if key not in self.costs:
+            texts = self.text(name), self.text(shapes), self.text(types)
+            inputs = {"strides": self.text(strides), "values": self.text(values)}
+            self.costs[key] = aten_cost(*texts, **inputs, hint=hint)
+        return self.costs[key]
 
     def _group(self, ranks_row: int) -> int:
         """The group set of a list of ranks written as JSON; -1 unknown."""
@@ -516,33 +507,30 @@ class _Builder:
 def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
     """Say what has no cost, by operation, count and time; and where events of one operation overlap."""
     total_ns = float(found.busy_ns.sum())
-    graph, where = found.graph, profile.name
+    graph, findings = found.graph, diagnostics.about(profile.name, "measured-ops")
     talks = groups.role == Role.COMMUNICATION
     unlinked = (found.host_op < 0) & ~found.costed & ~talks
     rest = ~found.costed & ~unlinked & ~talks
-    rows, place = np.unique(graph.op_row, return_inverse=True)
-    rules = np.array([find_aten_rule(graph.strings[int(row)]) is not None for row in rows], np.bool_)
-    in_table = rules[place] if len(rows) else np.zeros(0, np.bool_)
+    in_table = mapped(graph.op_row, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
     described = np.append(profile.host.shapes_row != 0, False)[found.host_op]  # -1: no operation
     lacking = rest & in_table & (groups.answers | ~described)
     for mask, code, reason in (
-        (unlinked, "measured-ops.unlinked", "device events of no host operation have no cost"),
-        (rest & ~lacking, "measured-ops.unknown-op", "no row in the cost table"),
-        (lacking, "measured-ops.inputs-not-recorded", NOT_RECORDED),
-        (talks, "measured-ops.communication", "communication: its time is the network's"),
+        (unlinked, "unlinked", "device events of no host operation have no cost"),
+        (rest & ~lacking, "unknown-op", "no row in the cost table"),
+        (lacking, "inputs-not-recorded", NOT_RECORDED),
+        (talks, "communication", "communication: its time is the network's"),
     ):
         time_ns = float(found.busy_ns[mask].sum())
         share = time_ns / total_ns if total_ns else 0.0
         message = f"{reason}: {share:.1%} of the device time{_names(graph, found.busy_ns, mask)}"
-        report = diagnostics.info if mask is talks else diagnostics.warning
-        report(code, where, message, count=int(mask.sum()))
+        report = findings.info if mask is talks else findings.warning
+        report(code, message, int(mask.sum()))
     message = "device events end before they start and are left out of the time of their operations"
-    negative = int((profile.duration_ns < 0).sum())
-    diagnostics.warning("measured-ops.negative-duration", where, message, count=negative)
+    findings.warning("negative-duration", message, int((profile.duration_ns < 0).sum()))
     overlap_ns = groups.busy_ns - groups.duration_ns
     overlapping = overlap_ns > 0
     message = f"events of one operation overlap, by {overlap_ns[overlapping].sum():,.0f} ns in all"
-    diagnostics.info("measured-ops.overlap", where, message, count=int(overlapping.sum()))
+    findings.info("overlap", message, int(overlapping.sum()))
 
 
 def _names(graph: OpGraph, busy_ns: FloatArray, mask: BoolArray) -> str:

@@ -26,7 +26,7 @@ from hespas.converters.pytorch.records import (
     category_of,
 )
 from hespas.graph import StringTable, StringTableBuilder
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -92,9 +92,9 @@ class DeviceEvents(Events):
             return self.stream
         main = int(np.bincount(self.place).argmax())
         other = (self.place != main) & (self.stream >= 0)
-        _, number = np.unique(np.stack([self.place[other], self.stream[other]]), axis=1, return_inverse=True)
+        _, number = distinct_rows(self.place[other], self.stream[other])
         streams = self.stream.copy()
-        streams[other] = int(self.stream.max()) + 1 + number.reshape(-1)
+        streams[other] = int(self.stream.max()) + 1 + number
         return streams
 
 
@@ -282,17 +282,16 @@ class _Reader:
             if places:
                 places.sort()  # of several categories
                 these = [events[place] for place in places]
-                self._times(self.kinds[kind], events, array, places)
-                self._common(self.kinds[kind], these)
+                times_ns = event_times(events, array, places, path=self.path, before=self.seen)
+                self._common(self.kinds[kind], these, *times_ns)
                 self._specific(kind, these, places)
         self.seen += len(events)
 
-    def _times(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
-        start_ns, duration_ns = event_times(events, array, places, path=self.path, before=self.seen)
+    def _common(
+        self, into: _Collected, events: list[TraceEvent], start_ns: IntArray, duration_ns: IntArray
+    ) -> None:
         into.add("start_ns", start_ns)
         into.add("duration_ns", duration_ns)
-
-    def _common(self, into: _Collected, events: list[TraceEvent]) -> None:
         into.add("name_row", self.labels.of([event.name for event in events]))
         into.add("category_row", self.labels.of([event.cat for event in events]))
         into.add("process", self.labels.of([event.pid for event in events]))

@@ -18,17 +18,9 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Launches, Ranges, listed
 from hespas.converters.linking import match_rows
-from hespas.files.sqlite import (
-    MISSING,
-    Database,
-    Table,
-    folded,
-    log_beside,
-    opened,
-    report_refused,
-)
+from hespas.files.sqlite import MISSING, Database, Table, folded, opened, report_unread
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["Agent", "Agents", "Assembly", "Calls", "Work", "read_rocpd"]
@@ -84,9 +76,7 @@ class Calls:
     def launching(self) -> BoolArray:
         """Which are calls of the runtime, not ranges of the program."""
         of_text = np.array([bool(_LAUNCHING.search(text)) for text in self.texts], np.bool_)
-        if not len(of_text):
-            return np.zeros(len(self.start_ns), np.bool_)
-        return (self.category >= 0) & of_text[np.maximum(self.category, 0)]
+        return at_rows(of_text, self.category, missing=False)
 
 
 @dataclass(slots=True)
@@ -189,13 +179,10 @@ class Assembly:
         """GPU, name of the device and class of a copy, from the agents at both ends; the target's where both
         are GPUs.
         """
-        pairs, codes = np.unique(np.stack((part.target, part.source)), axis=1, return_inverse=True)
-        found = [
-            self._one(agents, agents.by_number.get(target), agents.by_number.get(source))
-            for target, source in zip(listed(pairs[0]), listed(pairs[1]), strict=True)
-        ]
-        columns: IntArray = np.array(found, np.int64).reshape(-1, 3)[codes.reshape(-1)]
-        return columns[:, 0], columns[:, 1], columns[:, 2]
+        pairs, place = distinct_rows(part.target, part.source)
+        found = [self._one(agents, *map(agents.by_number.get, pair)) for pair in pairs]
+        gpu, device, op_class = np.array(found, np.int64).reshape(-1, 3)[place].T
+        return gpu, device, op_class
 
     def _one(self, agents: Agents, target: Agent | None, source: Agent | None) -> tuple[int, int, int]:
         ends = [end for end in (target, source) if end is not None]
@@ -211,7 +198,7 @@ class Assembly:
         return GpuTrace(
             strings=self.strings,
             devices=tuple(self.devices),
-            work=DeviceWork.joined(self.work),
+            work=DeviceWork.joined(self.work).by_start(),
             launches=Launches.joined(self.launches),
             ranges=Ranges.joined(self.ranges),
             texts=list(self.texts),
@@ -258,15 +245,12 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
         for suffix in suffixes:
             _Reader(database, suffix, assembly, diagnostics).add(nodes)
         versions = sorted({_version(database, suffix) for suffix in suffixes})
-        report_refused(database, "rocpd", diagnostics)
+        report_unread(database, "rocpd", diagnostics)
     others = [version for version in versions if version != _SCHEMA]
     message = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
     diagnostics.warning("rocpd.other-schema", str(path), message, count=len(others))
     message = "kernels tell no stream: they are ordered by hardware queue"
     diagnostics.info("rocpd.ordered-by-queue", str(path), message, count=assembly.by_queue)
-    if log_beside(path):
-        message = "a write-ahead log lies beside the database: what is in it is not read"
-        diagnostics.warning("rocpd.write-ahead-log", str(path), message)
     metadata = {"schema_version": versions[-1][:100]} if versions[-1] else {}
     return to_profile(path, "rocpd", assembly.trace(), metadata, diagnostics)
 
@@ -306,10 +290,7 @@ def _no_tables(database: Database) -> FormatError | UnsupportedError:
 
 def _version(database: Database, suffix: str) -> str:
     table = database.read(_table_name(database, "metadata", suffix), (), ("tag", "value"))
-    texts = [text.decode("utf-8", "replace") for text in table.distinct]
-    pairs = zip(listed(table.texts["tag"]), listed(table.texts["value"]), strict=True)
-    facts = {texts[tag]: texts[value] for tag, value in pairs if tag >= 0 and value >= 0}
-    return facts.get("schema_version", "")
+    return table.facts("tag", "value").get("schema_version", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -334,9 +315,7 @@ class _ById:
 
 def _picked(column: IntArray, places: IntArray) -> IntArray:
     """A column by row, -1 where there is none or it is NULL."""
-    if not len(column):
-        return np.full(len(places), -1, np.int64)
-    return np.where(places >= 0, np.maximum(column[np.maximum(places, 0)], -1), -1)
+    return np.maximum(at_rows(column, places, -1), -1)
 
 
 class _Reader:
@@ -347,7 +326,7 @@ class _Reader:
         self.database, self.suffix = database, suffix
         self.assembly, self.diagnostics = assembly, diagnostics
         strings = self._table("string", ("id",), ("string",))
-        self.texts = [text.decode("utf-8", "replace") for text in strings.distinct]
+        self.texts = strings.words
         self.string_of = _ById.of(strings.integers["id"])
         self.string_place = strings.texts["string"]
         events = self._table("event", ("id", "category_id", "stack_id", "parent_stack_id"), ("extdata",))
@@ -365,8 +344,8 @@ class _Reader:
         columns = self._table(name, (*_SPAN, *further)).integers
         for end in ("start", "end"):
             at = self.clock_of.places(columns.pop(f"{end}_id"))
-            elsewhere = self.clock[np.maximum(at, 0)] if len(self.clock) else columns[end]
-            columns[end] = np.where((columns[end] == MISSING) & (at >= 0), elsewhere, columns[end])
+            elsewhere = at_rows(self.clock, at, MISSING)
+            columns[end] = np.where(columns[end] == MISSING, elsewhere, columns[end])
         track = self.track_of.places(columns.pop("track_id"))
         for each in _TRACK:
             own = np.maximum(columns[each], -1)
@@ -439,23 +418,18 @@ class _Reader:
 
     def _rows(self, ids: IntArray) -> IntArray:
         """Rows of the profile's strings by number of the file's."""
-        distinct, codes = np.unique(ids, return_inverse=True)
-        places = listed(_picked(self.string_place, self.string_of.places(distinct)))
-        rows = [self.assembly.strings.add(self.texts[place]) if place >= 0 else 0 for place in places]
-        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+        return self._added(_picked(self.string_place, self.string_of.places(ids)), self.texts)
+
+    def _added(self, places: IntArray, texts: list[str]) -> IntArray:
+        """Rows of the profile's strings by place in some texts (-1: none)."""
+        add = self.assembly.strings.add
+        return mapped(places, lambda place: add(texts[place]) if place >= 0 else 0, np.int64)
 
     def _kernel_names(self, ids: IntArray) -> IntArray:
         symbols = self._table("info_kernel_symbol", ("id",), ("display_name", "kernel_name"))
-        texts = [text.decode("utf-8", "replace") for text in symbols.distinct]
-        distinct, codes = np.unique(ids, return_inverse=True)
-        at = _ById.of(symbols.integers["id"]).places(distinct)
-        shown, own = (listed(_picked(symbols.texts[name], at)) for name in ("display_name", "kernel_name"))
-        named = [
-            (texts[first] if first >= 0 else "") or (texts[second] if second >= 0 else "")
-            for first, second in zip(shown, own, strict=True)
-        ]
-        rows = [self.assembly.strings.add(name) for name in named]
-        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+        at, texts = _ById.of(symbols.integers["id"]).places(ids), symbols.words
+        shown, own = (self._added(_picked(column, at), texts) for column in symbols.texts.values())
+        return np.where(shown > 0, shown, own)
 
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
         """What regions say and their categories, as places in texts. A marker's text is beside its event."""
@@ -477,7 +451,7 @@ class _Reader:
 
 def _agents(table: Table, machine: int, node: int) -> Agents:
     """The agents of one machine by their number."""
-    texts = [text.decode("utf-8", "replace") for text in table.distinct] + [""]
+    texts = [*table.words, ""]
     kinds, products, names = (listed(table.texts[name]) for name in ("type", "product_name", "name"))
     nids, *columns = (listed(table.integers[name]) for name in ("nid", *_ORDER))
     agents = Agents(machine)
