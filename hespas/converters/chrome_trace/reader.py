@@ -29,8 +29,8 @@ from hespas.converters.tracks.reading import (
     stream_in_name,
 )
 from hespas.converters.tracks.scene import HOST_CATEGORY
-from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
 __all__ = ["ARROWS", "Arrows", "Collected", "Collector", "Track", "read_chrome_trace"]
@@ -348,9 +348,10 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
             position="list 'traceEvents'",
             hint="was the profiler stopped before anything ran?",
         )
-    message = "blocks with text that is not Unicode, which was replaced"
-    diagnostics.warning("chrome-trace.invalid-utf8", str(path), message, count=stream.repaired_blocks)
-    _report(collected, diagnostics, str(path))
+    findings = diagnostics.about(str(path), "chrome-trace")
+    repaired = "blocks with text that is not Unicode, which was replaced"
+    findings.warning("invalid-utf8", repaired, stream.repaired_blocks)
+    _report(collected, findings)
     return _profile(path, collected, host, facts, ours=ours)
 
 
@@ -428,29 +429,13 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
+def _report(found: Collected, findings: Findings) -> None:
     listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
     message = f"events without time on a device are left out: {listed}"
-    diagnostics.info("chrome-trace.other-events", path, message, count=sum(found.skipped.values()))
-    report_halves(
-        diagnostics,
-        "chrome-trace",
-        path,
-        what="events",
-        unfinished=found.unfinished,
-        orphans=found.orphans,
-    )
-    negative = int((found.duration_ns < 0).sum())
-    message = "events end before they start"
-    diagnostics.warning("chrome-trace.negative-duration", path, message, count=negative)
-    report_nested(
-        diagnostics,
-        "chrome-trace",
-        path,
-        track=found.track,
-        start_ns=found.start_ns,
-        duration_ns=found.duration_ns,
-    )
+    findings.info("other-events", message, sum(found.skipped.values()))
+    report_halves(findings, "events", found.unfinished, found.orphans)
+    findings.warning("negative-duration", "events end before they start", int((found.duration_ns < 0).sum()))
+    report_nested(findings, found.track, found.start_ns, found.duration_ns)
 
 
 # Host operations of a trace that our writer made, and the device work that arrows join to them.
@@ -465,13 +450,12 @@ def _host_ops(
     names = [found.thread_names.get(track, "") for track in found.tracks]
     threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names] or [0], np.int32)
     texts = found.arguments
-    return HostOps(
+    return HostOps.of(
         name_row=found.name_row,
         thread_row=threads[found.track],
-        parent=enclosing(found.track, found.start_ns, found.duration_ns)[0].astype(np.int32),
+        parent=enclosing(found.track, found.start_ns, found.duration_ns)[0],
         start_ns=start_ns,
         duration_ns=duration_ns,
-        sequence=np.full(len(found.track), -1, np.int64),
         shapes_row=texts["shapes"],
         dtype_row=texts["dtype"],
         strides_row=texts["strides"],
@@ -494,8 +478,7 @@ def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray
 def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
     """The slice that starts at each place and time, -1 for none."""
     both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
-    _, key = np.unique(np.stack([both_track, both_ns]), axis=1, return_inverse=True)
-    key = key.reshape(-1)
+    _, key = distinct_rows(both_track, both_ns)
     order = np.argsort(-found.duration_ns, kind="stable")
     slices = np.full(int(key.max(initial=-1)) + 1, -1, np.int64)
     slices[key[: len(found.track)][order]] = order

@@ -211,17 +211,10 @@ def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> l
             f"{total:,} operations are too many to draw (limit {MAX_NODES:,})",
             hint="merge them with `granularity=region`, or pick one rank with `ranks`",
         )
-    for picture in found:
-        graph = picture.graph
-        diagnostics.info(
-            "drawing.left-out", graph.name, "attributes of the format are not drawn", count=len(graph.extra)
-        )
-        diagnostics.info(
-            "drawing.contractions",
-            graph.name,
-            "sizes of contractions are not drawn",
-            count=len(graph.contractions),
-        )
+    for graph in (picture.graph for picture in found):
+        findings = diagnostics.about(graph.name, "drawing")
+        findings.info("left-out", "attributes of the format are not drawn", len(graph.extra))
+        findings.info("contractions", "sizes of contractions are not drawn", len(graph.contractions))
     return found
 
 
@@ -347,33 +340,6 @@ def _node(picture: Picture, node: int) -> str:
 #
 # yEd, Gephi and networkx read it. One ``graph`` element per file; the class of a node is one of its data.
 
-_KEYS = {
-    "label": "string",
-    "class": "int",
-    "ranks": "string",
-    "id": "string",
-    "name": "string",
-    "op": "string",
-    "op_class": "string",
-    "kind": "string",
-    "resource": "string",
-    "stream": "int",
-    "region": "string",
-    "flops": "double",
-    "useful_flops": "double",
-    "transcendentals": "double",
-    "bytes_read": "double",
-    "bytes_written": "double",
-    "duration_ns": "double",
-    "multiplicity": "double",
-    "collective": "string",
-    "operands": "string",
-    "results": "string",
-    "framework_op": "string",
-    "source": "string",
-    "colour": "string",
-}
-_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _FIGURES = (
     "flops",
     "useful_flops",
@@ -383,6 +349,16 @@ _FIGURES = (
     "duration_ns",
     "multiplicity",
 )
+_KEYS = {
+    **dict.fromkeys(
+        ["label", "class", "ranks", "id", "name", "op", "op_class", "kind", "resource", "stream", "region"],
+        "string",
+    ),
+    **dict.fromkeys(("class", "stream"), "int"),
+    **dict.fromkeys(_FIGURES, "double"),
+    **dict.fromkeys(["collective", "operands", "results", "framework_op", "source", "colour"], "string"),
+}
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:

@@ -208,6 +208,8 @@ def _comms(trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _Labels) 
     """The kernels of NCCL and RCCL. Their kind is in the kernel's name, else in a range around the launch."""
     strings, name_row = trace.strings, trace.work.name_row
     event = np.flatnonzero(mapped(name_row, lambda row: is_collective_kernel(strings[row]), np.bool_))
+    if not len(event):
+        return MeasuredComms.empty()
     kind = mapped(name_row[event], lambda row: strings.add(collective_in_kernel(strings[row])), np.int64)
     of_range = mapped(labels.name_row, lambda row: strings.add(collective_in_range(strings[row])), np.int64)
     around = nearest(of_range > 0, nesting.parent, cause[event])

@@ -247,23 +247,23 @@ class _Call(Enum):
 _CALLS: MappingProxyType[str, _Call] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"), _Call.DEVICE_SYNC
+            ["cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"], _Call.DEVICE_SYNC
         ),
         **dict.fromkeys(
-            (
+            [
                 "cudaStreamSynchronize",
                 "hipStreamSynchronize",
                 "cuStreamSynchronize",
                 "cudaEventSynchronize",
                 "hipEventSynchronize",
                 "cuEventSynchronize",
-            ),
+            ],
             _Call.STREAM_SYNC,
         ),
         **dict.fromkeys(
-            ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"), _Call.STREAM_WAIT
+            ["cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"], _Call.STREAM_WAIT
         ),
-        **dict.fromkeys(("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"), _Call.BLOCKING_COPY),
+        **dict.fromkeys(["cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"], _Call.BLOCKING_COPY),
     }
 )
 _COARSE_CLOCK_NS = 1000

@@ -57,7 +57,7 @@ class Kind(IntEnum):
 KINDS: MappingProxyType[str, Kind] = MappingProxyType(
     {
         **dict.fromkeys(
-            (
+            [
                 "kernel",
                 "gpu_memcpy",
                 "gpu_memset",
@@ -65,11 +65,11 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
                 "mtia_ccp_events",
                 "hpu_op",
                 "xpu_op",
-            ),
+            ],
             Kind.DEVICE,
         ),
         **dict.fromkeys(
-            (
+            [
                 "cuda_runtime",
                 "cuda_driver",
                 "hip_runtime",
@@ -81,7 +81,7 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
                 "privateuse1_driver",
                 "runtime",
                 "driver",
-            ),
+            ],
             Kind.LAUNCH,
         ),
         "cpu_op": Kind.HOST,

@@ -7,7 +7,7 @@ with times inside the rows, and for a while with times and tracks in tables of t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -326,7 +326,7 @@ class _Reader:
         self.database, self.suffix = database, suffix
         self.assembly, self.diagnostics = assembly, diagnostics
         strings = self._table("string", ("id",), ("string",))
-        self.texts = strings.words
+        self.texts, self.text_of = strings.words, strings.by_key("id", "string")
         self.string_of = _ById.of(strings.integers["id"])
         self.string_place = strings.texts["string"]
         events = self._table("event", ("id", "category_id", "stack_id", "parent_stack_id"), ("extdata",))
@@ -418,18 +418,15 @@ class _Reader:
 
     def _rows(self, ids: IntArray) -> IntArray:
         """Rows of the profile's strings by number of the file's."""
-        return self._added(_picked(self.string_place, self.string_of.places(ids)), self.texts)
+        return self._added(ids, self.text_of)
 
-    def _added(self, places: IntArray, texts: list[str]) -> IntArray:
-        """Rows of the profile's strings by place in some texts (-1: none)."""
-        add = self.assembly.strings.add
-        return mapped(places, lambda place: add(texts[place]) if place >= 0 else 0, np.int64)
+    def _added(self, ids: IntArray, text_of: Mapping[int, str]) -> IntArray:
+        return mapped(ids, lambda number: self.assembly.strings.add(text_of.get(number, "")), np.int64)
 
     def _kernel_names(self, ids: IntArray) -> IntArray:
         symbols = self._table("info_kernel_symbol", ("id",), ("display_name", "kernel_name"))
-        at, texts = _ById.of(symbols.integers["id"]).places(ids), symbols.words
-        shown, own = (self._added(_picked(column, at), texts) for column in symbols.texts.values())
-        return np.where(shown > 0, shown, own)
+        shown, own = (symbols.by_key("id", name) for name in ("display_name", "kernel_name"))
+        return self._added(ids, own | {number: name for number, name in shown.items() if name})
 
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
         """What regions say and their categories, as places in texts. A marker's text is beside its event."""

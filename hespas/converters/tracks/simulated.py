@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks
 from hespas.graph import (
@@ -23,7 +21,7 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray
+from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, mapped
 from hespas.graph.errors import UsageError
 
 __all__ = ["SIMULATED", "Simulated", "classes_of_spans", "profile_of_run", "scene_of_timeline", "span_names"]
@@ -88,9 +86,7 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
         track_name=tuple(timeline.resources[resource] for _, resource in pairs),
         track=track.astype(np.int32),
         name=span_names(timeline, graph, spans),
-        category=TextColumn(
-            _of_nodes(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES
-        ),
+        category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES),
         start_ns=timeline.start_ns[spans],
         duration_ns=timeline.end_ns[spans] - timeline.start_ns[spans],
         arguments=_arguments(timeline, graph, spans),
@@ -106,7 +102,7 @@ def _rank_name(rank: int, alike: int) -> str:
 def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
     """The nodes' names, else their operations; a block of trips is named by its loop."""
     node = timeline.node[spans]
-    rows = _of_nodes(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
+    rows = at_rows(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
     blocks = np.flatnonzero(node < 0)
     if not len(blocks):
         return TextColumn(rows, graph.strings)
@@ -120,26 +116,14 @@ def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColum
     return TextColumn(rows, texts.build())
 
 
-_Cell = TypeVar("_Cell", np.int32, np.float64)
-
-
-def _of_nodes(column: NDArray[_Cell], node: SmallIntArray, otherwise: float) -> NDArray[_Cell]:
-    """A column of nodes by span; blocks of trips have none."""
-    if not len(column):
-        return np.full(len(node), otherwise, column.dtype)
-    found = column[np.maximum(node, 0)]
-    found[node < 0] = otherwise
-    return found
-
-
 def _arguments(timeline: Timeline, graph: OpGraph, spans: IntArray) -> Mapping[str, Argument]:
     node = timeline.node[spans]
     texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
     numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
     arguments: dict[str, Argument] = {
-        key: TextColumn(_of_nodes(rows, node, 0), graph.strings) for key, rows in texts.items()
+        key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
     }
-    arguments |= {key: _of_nodes(column, node, np.nan) for key, column in numbers.items()}
+    arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
     return arguments | {"critical": TextColumn(timeline.critical[spans].astype(np.int32), _CRITICAL)}
 
 
@@ -381,10 +365,7 @@ def profile_of_run(run: Simulated, device: str) -> Profile:
 
 def _added(strings: StringTableBuilder, column: TextColumn) -> SmallIntArray:
     """The texts of a column as rows of ``strings``."""
-    used, place = np.unique(column.rows, return_inverse=True)
-    listed: list[int] = used.tolist()
-    rows = np.array([strings.add(column.texts[row]) for row in listed], np.int32)
-    return rows[place.reshape(-1)]
+    return mapped(column.rows, lambda row: strings.add(column.texts[row]), np.int32)
 
 
 def _operands(

@@ -32,7 +32,7 @@ from hespas.converters.xplane.lines import (
 )
 from hespas.converters.xplane.profile import Recorded, profile_of
 from hespas.converters.xplane.space import SpaceFacts, to_integer
-from hespas.graph import Diagnostics, Profile, StringTableBuilder
+from hespas.graph import Diagnostics, Findings, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE
@@ -221,23 +221,19 @@ def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     for events, array in stream.blocks():
         reader.add(events, array)
     facts = SpaceFacts()
-    _report(reader, stream.repaired_blocks, diagnostics, str(path))
+    _report(reader, stream.repaired_blocks, diagnostics.about(str(path), "jax-trace"))
     recorded = Recorded("jax-trace", collect(reader.lines(facts)), facts, reader.strings)
     return profile_of(recorded, path, options, diagnostics)
 
 
-def _report(reader: _Reader, repaired: int, diagnostics: Diagnostics, path: str) -> None:
+def _report(reader: _Reader, repaired: int, findings: Findings) -> None:
     listed = ", ".join(f"{phase[:20]} {count:,}" for phase, count in sorted(reader.skipped.items())[:12])
     message = f"events of phases that carry no time are left out: {listed}"
-    diagnostics.info("jax-trace.other-events", path, message, count=sum(reader.skipped.values()))
-    diagnostics.warning(
-        "jax-trace.invalid-utf8",
-        path,
-        "blocks with text that is not Unicode, which was replaced",
-        count=repaired,
-    )
+    findings.info("other-events", message, sum(reader.skipped.values()))
+    message = "blocks with text that is not Unicode, which was replaced"
+    findings.warning("invalid-utf8", message, repaired)
     capped = f"the profiler writes at most {_MOST_EVENTS:,} events and drops the rest: read the .xplane.pb"
-    diagnostics.warning("jax-trace.capped", path, capped, count=int(reader.count >= _MOST_EVENTS))
+    findings.warning("capped", capped, int(reader.count >= _MOST_EVENTS))
 
 
 def _plane_of(process: str) -> str:

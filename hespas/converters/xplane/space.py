@@ -170,6 +170,10 @@ class StatReader:
             return 0
         return self.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
+    def named_at(self, row: int) -> str:
+        """The name of a stat."""
+        return self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
+
     def text(self, start: int, size: int) -> int:
         """The string row of some bytes; equal ones are decoded once."""
         raw = self.data.raw[start : start + size]
@@ -184,18 +188,12 @@ class StatReader:
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
         found: dict[str, str] = {}
-        for owner, field_number, value, start in zip(
-            inner.owner.tolist(),
-            inner.number.tolist(),
-            inner.value.tolist(),
-            inner.start.tolist(),
-            strict=True,
-        ):
+        columns = (inner.owner, inner.number, inner.value, inner.start)
+        for owner, field_number, value, start in zip(*(each.tolist() for each in columns), strict=True):
             row = int(key[owner])
             if field_number == StatField.METADATA_ID or row < 0:
                 continue
-            at, size = int(self.name_start[row]), max(int(self.name_size[row]), 0)
-            found[self.data.text(at, size)] = self._shown(field_number, value, start)
+            found[self.named_at(row)] = self._shown(field_number, value, start)
         return found
 
     def _shown(self, kind: int, value: int, start: int) -> str:
@@ -208,11 +206,7 @@ class StatReader:
                 return self.data.text(start, min(value, 256))
             case StatField.REF:
                 row = int(self.ids.find(np.array([value], np.int64))[0])
-                return (
-                    ""
-                    if row < 0
-                    else self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
-                )
+                return self.named_at(row) if row >= 0 else ""
             case _:
                 return str(value)
 
@@ -222,7 +216,7 @@ _MOST_PLANES, _MOST_LINES = 4096, 16_384
 """Of a recording, which has a plane per core and a line per stream or thread; each takes its time, also where
 it is of a few bytes.
 """
-_HLO_PROTO = b"Hlo Proto"
+_HLO_PROTO = "Hlo Proto"
 _CONTENT = (PlaneField.LINES, PlaneField.EVENT_METADATA, PlaneField.STATS)
 _ASSIGNS = " = "
 """Part of the text of an instruction, and of no other name of an event."""
@@ -438,18 +432,13 @@ class SpaceReader:
         for row in np.flatnonzero((inner.number == StatField.BYTES) & inner.is_bytes).tolist():
             stat = int(inner.owner[row])
             owner, name_of = int(found.owner[stat]), int(key[stat])
-            if name_of < 0 or self.data.raw[_span(stats, name_of)] != _HLO_PROTO:
+            if name_of < 0 or stats.named_at(name_of) != _HLO_PROTO:
                 continue
             name, number = split_module_name(self.data.text(int(start[owner]), max(int(size[owner]), 0)))
             if stated is not None and stated[owner] != ABSENT:
                 number = int(stated[owner])
             at, length = int(inner.start[row]), int(inner.value[row])
             self.facts.programs.append(Program(name, number, self.data.raw[at : at + length]))
-
-
-def _span(stats: StatReader, row: int) -> slice:
-    start = int(stats.name_start[row])
-    return slice(start, start + max(int(stats.name_size[row]), 0))
 
 
 def _rows_of(rows: IntArray, at: IntArray, known: BoolArray) -> IntArray:

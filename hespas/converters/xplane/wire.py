@@ -124,15 +124,9 @@ def _joined(parts: list[Fields]) -> Fields:
         return Fields(none, none, np.empty(0, np.bool_), none, none)
     if len(parts) == 1:
         return parts[0]
-    owner = np.concatenate([part.owner for part in parts])
-    order = np.argsort(owner, kind="stable")
-    return Fields(
-        owner[order],
-        np.concatenate([part.number for part in parts])[order],
-        np.concatenate([part.is_bytes for part in parts])[order],
-        np.concatenate([part.value for part in parts])[order],
-        np.concatenate([part.start for part in parts])[order],
-    )
+    order = np.argsort(np.concatenate([part.owner for part in parts]), kind="stable")
+    names = ("owner", "number", "is_bytes", "value", "start")
+    return Fields(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
 
 
 def _varints(data: Bytes, at: IntArray, end: IntArray) -> tuple[NDArray[np.uint64], IntArray]:
