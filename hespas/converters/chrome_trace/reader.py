@@ -374,7 +374,7 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
 
 
 def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
-    places = _Places.of(found)
+    devices, places = _places(found)
     base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
     name = facts.pop("name", "") if ours else ""
     metadata = facts if ours else {"format": "chrome-trace"}
@@ -388,7 +388,7 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
     operations = _host_ops(host, *host_times, strings)
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
-        places.devices,
+        devices,
         strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
@@ -399,9 +399,9 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
         dtype_row=texts["dtype"],
         category_row=found.category_row,
         op_class=found.op_class,
-        device_index=places.device_index,
-        rank=places.rank,
-        stream=places.stream,
+        device_index=places["device_index"],
+        rank=places["rank"],
+        stream=places["stream"],
         run=found.run,
         bytes_moved=found.bytes_moved,
         host_event=_causes(found.arrows, host, found),
@@ -488,37 +488,20 @@ def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
 # Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Places:
-    """Columns of shape ``(slices,)``, and the names of the devices."""
-
-    devices: tuple[str, ...]
-    device_index: SmallIntArray
-    rank: SmallIntArray
-    stream: IntArray
-
-    @classmethod
-    def of(cls, found: Collected) -> _Places:
-        """Tell rank and device by the name of the process, the stream by that of the thread or its number."""
-        devices: dict[str, int] = {}
-        rank: list[int] = []
-        device: list[int] = []
-        stream: list[int] = []
-        used = set(np.unique(found.track).tolist())
-        for number, (pid, tid) in enumerate(found.tracks):
-            known = found.process_names.get(pid, "")
-            stated = rank_and_device(known)
-            number_of_rank, name = (0, known or f"process {pid}") if stated is None else stated
-            rank.append(number_of_rank)
-            device.append(devices.setdefault(name, len(devices)) if number in used else 0)
-            stream.append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
-        at = found.track
-        return cls(
-            tuple(devices),
-            np.array(device, np.int32)[at],
-            np.array(rank, np.int32)[at],
-            np.array(stream, np.int64)[at],
-        )
+def _places(found: Collected) -> tuple[tuple[str, ...], dict[str, IntArray]]:
+    """The names of devices, and columns of a profile: rank and device by the name of the process, the stream
+    by that of the thread or its number.
+    """
+    devices: dict[str, int] = {}
+    columns: dict[str, list[int]] = {"rank": [], "device_index": [], "stream": []}
+    used = set(np.unique(found.track).tolist())
+    for number, (pid, tid) in enumerate(found.tracks):
+        known = found.process_names.get(pid, "")
+        rank, name = rank_and_device(known) or (0, known or f"process {pid}")
+        columns["rank"].append(rank)
+        columns["device_index"].append(devices.setdefault(name, len(devices)) if number in used else 0)
+        columns["stream"].append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
+    return tuple(devices), {key: np.array(each, np.int64)[found.track] for key, each in columns.items()}
 
 
 def _stream(name: str, tid: int | str, number: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -228,8 +228,8 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
         control_deps=control.csr(nodes),
         operands=costs.operands,
         results=costs.results,
-        collectives=tables.collectives(),
-        p2p=tables.p2p(),
+        collectives=CollectiveTable.from_rows(tables.collectives),
+        p2p=P2pTable.from_rows(tables.messages),
         contractions=costs.contractions,
         regions=RegionTable.empty(),
         extra=ExtraTable.empty(),
@@ -237,14 +237,14 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
 
 
 class _Tables:
-    """The communication tables of one rank."""
+    """The communication of one rank, as rows of :class:`CollectiveTable` and :class:`P2pTable`."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.group_sets: dict[GroupSet, int] = {}
         self.permutations: dict[Permutation, int] = {}
-        self._collectives: list[tuple[int, int, int, float, float, float]] = []
-        self._messages: list[tuple[int, int, float, int]] = []
+        self.collectives: list[tuple[float, ...]] = []
+        self.messages: list[tuple[float, ...]] = []
         self._no_group: dict[str, int] = {}
         self._rows: dict[Members, int] = {}
         self._listed = 0
@@ -267,9 +267,11 @@ class _Tables:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
             self._no_kind += kind is CollectiveKind.UNKNOWN
             payload = payload_bytes(talk, size)
-            self._collectives.append((node, kind, row, payload, talk.operand_bytes, talk.result_bytes))
+            sizes = payload, talk.operand_bytes, talk.result_bytes
+            self.collectives.append((node, kind, row, *sizes, -1, 0))  # no channel, no reduction
             return
-        self._messages.append((node, self._way(talk, members), payload_bytes(talk, size), max(talk.tag, 0)))
+        way, payload = self._way(talk, members), payload_bytes(talk, size)
+        self.messages.append((node, way, payload, max(talk.tag, 0), False))
 
     def _group_row(self, members: Members) -> int:
         """The row of the group set of these members. Raises ``FormatError`` for far too many."""
@@ -310,29 +312,3 @@ class _Tables:
         message = "communication kernels whose operation is not recorded"
         findings.warning("unknown-collective", message, self._no_kind)
         findings.warning("peer-not-stated", "messages whose peer is not recorded", self._no_peer)
-
-    def collectives(self) -> CollectiveTable:
-        """The rows of collectives."""
-        rows = self._collectives
-        return replace(
-            CollectiveTable.empty(),
-            node=np.array([row[0] for row in rows], np.int32),
-            kind=np.array([row[1] for row in rows], np.uint8),
-            group_set=np.array([row[2] for row in rows], np.int32),
-            comm_bytes=np.array([row[3] for row in rows], np.float64),
-            operand_bytes=np.array([row[4] for row in rows], np.float64),
-            result_bytes=np.array([row[5] for row in rows], np.float64),
-            channel=np.full(len(rows), -1, np.int64),
-            reduction=np.zeros(len(rows), np.int32),
-        )
-
-    def p2p(self) -> P2pTable:
-        """The rows of messages."""
-        rows = self._messages
-        return P2pTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            permutation=np.array([row[1] for row in rows], np.int32),
-            comm_bytes=np.array([row[2] for row in rows], np.float64),
-            tag=np.array([row[3] for row in rows], np.int64),
-            host=np.zeros(len(rows), np.bool_),
-        )

@@ -50,13 +50,11 @@ class HostColumns(NamedTuple):
     @classmethod
     def of(cls, *parts: HostEvents) -> HostColumns:
         """The columns of several kinds, one behind the other."""
+        names = ("start_ns", "duration_ns", "record_id", "external_id")
         return cls(
             np.concatenate([part.name_row for part in parts]).astype(np.int64),
             np.concatenate([thread_key(part) for part in parts]),
-            np.concatenate([part.start_ns for part in parts]),
-            np.concatenate([part.duration_ns for part in parts]),
-            np.concatenate([part.record_id for part in parts]),
-            np.concatenate([part.external_id for part in parts]),
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
         )
 
 

@@ -210,10 +210,7 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     """Read a document, also gzipped. Raises ``FormatError`` for what is none and for one without events."""
     text = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     try:
-        document = _DOCUMENT.decode(text)
-    except UnicodeDecodeError:
-        text = text.decode("utf-8", "replace").encode()
-        document = _decoded_again(text, str(path))
+        document = _decode(_DOCUMENT, text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_document(error, str(path), len(text)) from error
     assembly = Assembly(str(path))
@@ -227,27 +224,24 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
 
 
-def _decoded_again(text: bytes, path: str) -> _Document:
+def _decode(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
+    """What a text says; where it is not UTF-8, with replaced characters."""
     try:
-        return _DOCUMENT.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_document(error, path, len(text)) from error
-
-
-def _position(place: re.Match[str] | None, message: str, size: int) -> str:
-    """The JSON path or byte that the library names; it names none for the document itself."""
-    if place:
-        return place.group(1) or f"byte {place.group(2)}"
-    return f"byte {size}" if "truncated" in message else "$"
+        return decoder.decode(text)
+    except UnicodeDecodeError:
+        return decoder.decode(text.decode("utf-8", "replace").encode())
 
 
 def _no_document(error: Exception, path: str, size: int) -> FormatError:
     message = str(error)
     place = _PLACE.search(message)
+    position = f"byte {size}" if "truncated" in message else "$"  # the library names none for the document
+    if place:
+        position = place.group(1) or f"byte {place.group(2)}"
     return FormatError(
         f"this is no document of rocprofv3: {_PLACE.sub('', message)}",
         path=path,
-        position=_position(place, message, size),
+        position=position,
         hint="was the profiler interrupted? record again with --output-format json",
     )
 
@@ -279,7 +273,6 @@ class _Reader:
         self.process, self.assembly = process, assembly
         self.diagnostics, self.path, self.where = diagnostics, path, where
         self.kinds = self._few(process.strings.buffer_records, _KINDS, "strings.buffer_records")
-        self.texts: list[str] = []
         self.places: dict[str, int] = {}
 
     def _each(
@@ -370,23 +363,18 @@ class _Reader:
                     ],
                     category=[self._place(self._kind(each.kind)) for each in spans],
                 )
-        names = ("thread", "start", "end", "stack", "label", "category")
-        thread, start, end, stack, label, category = (found.get(name) for name in names)
         return Calls(
-            thread=thread,
-            start_ns=start,
-            end_ns=end,
-            stack=stack,
-            label=label,
-            category=category,
-            texts=self.texts,
+            thread=found.get("thread"),
+            start_ns=found.get("start"),
+            end_ns=found.get("end"),
+            stack=found.get("stack"),
+            label=found.get("label"),
+            category=found.get("category"),
+            texts=list(self.places),
         )
 
     def _place(self, text: str) -> int:
-        place = self.places.setdefault(text, len(self.texts))
-        if place == len(self.texts):
-            self.texts.append(text)
-        return place
+        return self.places.setdefault(text, len(self.places))
 
     def _kind(self, kind: int) -> str:
         return self.kinds[kind].kind if 0 <= kind < len(self.kinds) else ""
@@ -480,12 +468,10 @@ _BLOCK_BYTES = 1 << 20
 _FAULT_PLACE = re.compile(r" - at `\$\[(\d+)\](.*)`$", re.DOTALL)
 _COMMA = ord(",")
 
-_Member = TypeVar("_Member")
-
 
 def array_elements(
-    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_Member]], path: str, where: str
-) -> Iterator[list[_Member]]:
+    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], path: str, where: str
+) -> Iterator[list[_T]]:
     """The elements of the array at the JSON path ``where``, some at a time. Raises ``FormatError`` for what
     is no array of these.
     """
@@ -521,17 +507,10 @@ def _first_of(data: NDArray[np.uint8]) -> int:
 
 
 def _decoded(
-    part: memoryview[int], decoder: msgspec.json.Decoder[list[_Member]], path: str, at: tuple[str, int]
-) -> list[_Member]:
-    whole = b"".join((b"[", part, b"]"))
+    part: memoryview[int], decoder: msgspec.json.Decoder[list[_T]], path: str, at: tuple[str, int]
+) -> list[_T]:
     try:
-        return decoder.decode(whole)
-    except UnicodeDecodeError:
-        whole = whole.decode("utf-8", "replace").encode()
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_record(error, path, at) from error
-    try:
-        return decoder.decode(whole)
+        return _decode(decoder, b"".join((b"[", part, b"]")))
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_record(error, path, at) from error
 

@@ -293,26 +293,6 @@ def _version(database: Database, suffix: str) -> str:
     return table.facts("tag", "value").get("schema_version", "")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ById:
-    """Rows of a table by their number."""
-
-    ids: IntArray
-    order: IntArray
-
-    @classmethod
-    def of(cls, ids: IntArray) -> _ById:
-        order = np.argsort(ids, kind="stable")
-        return cls(ids[order], order)
-
-    def places(self, wanted: IntArray) -> IntArray:
-        """The row of each number, -1 for those that are not there."""
-        if not len(self.ids):
-            return np.full(len(wanted), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
-        return np.where((self.ids[at] == wanted) & (wanted != MISSING), self.order[at], -1)
-
-
 def _picked(column: IntArray, places: IntArray) -> IntArray:
     """A column by row, -1 where there is none or it is NULL."""
     return np.maximum(at_rows(column, places, -1), -1)
@@ -327,14 +307,11 @@ class _Reader:
         self.assembly, self.diagnostics = assembly, diagnostics
         strings = self._table("string", ("id",), ("string",))
         self.texts, self.text_of = strings.words, strings.by_key("id", "string")
-        self.string_of = _ById.of(strings.integers["id"])
-        self.string_place = strings.texts["string"]
+        self.string_id, self.string_place = strings.integers["id"], strings.texts["string"]
         events = self._table("event", ("id", "category_id", "stack_id", "parent_stack_id"), ("extdata",))
-        self.events, self.event_of = events, _ById.of(events.integers["id"])
-        clock = self._table("timestamp", ("id", "value")).integers
-        self.clock, self.clock_of = clock["value"], _ById.of(clock["id"])
+        self.events = events
+        self.clock = self._table("timestamp", ("id", "value")).integers
         self.tracks = self._table("track", ("id", *_TRACK)).integers
-        self.track_of = _ById.of(self.tracks["id"])
 
     def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> Table:
         return self.database.read(_table_name(self.database, name, self.suffix), integers, texts)
@@ -343,10 +320,10 @@ class _Reader:
         """Rows of a table with their times, process, thread and place; those without times are left out."""
         columns = self._table(name, (*_SPAN, *further)).integers
         for end in ("start", "end"):
-            at = self.clock_of.places(columns.pop(f"{end}_id"))
-            elsewhere = at_rows(self.clock, at, MISSING)
+            at = match_rows((self.clock["id"],), (columns.pop(f"{end}_id"),))
+            elsewhere = at_rows(self.clock["value"], at, MISSING)
             columns[end] = np.where(columns[end] == MISSING, elsewhere, columns[end])
-        track = self.track_of.places(columns.pop("track_id"))
+        track = match_rows((self.tracks["id"],), (columns.pop("track_id"),))
         for each in _TRACK:
             own = np.maximum(columns[each], -1)
             columns[each] = np.where(own >= 0, own, _picked(self.tracks[each], track))
@@ -355,7 +332,7 @@ class _Reader:
         lost = len(known) - int(known.sum())
         self.diagnostics.error("rocpd.event-without-time", self.database.path, message, count=lost)
         columns = {each: column[known] for each, column in columns.items()}
-        event = self.event_of.places(columns["event_id"])
+        event = match_rows((self.events.integers["id"],), (columns["event_id"],))
         columns["event"] = event
         for each in ("stack_id", "parent_stack_id"):
             columns[each] = _picked(self.events.integers[each], event)
@@ -431,9 +408,12 @@ class _Reader:
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
         """What regions say and their categories, as places in texts. A marker's text is beside its event."""
         texts = list(self.texts)
-        label = _picked(self.string_place, self.string_of.places(regions["name_id"]))
-        of_event = self.string_of.places(self.events.integers["category_id"])
-        category = _picked(_picked(self.string_place, of_event), regions["event"])
+        category_id = self.events.integers["category_id"]
+        label, of_event = (
+            _picked(self.string_place, match_rows((self.string_id,), (ids,)))
+            for ids in (regions["name_id"], category_id)
+        )
+        category = _picked(of_event, regions["event"])
         described = _picked(self.events.texts["extdata"], regions["event"])
         used = np.unique(described[described >= 0])
         message = np.full(len(self.events.distinct) + 1, -1, np.int64)

@@ -47,34 +47,20 @@ _HINT = "record again, or read the .xplane.pb beside it"
 _Value = str | int | float | bool | None
 
 
+_KEPT = frozenset((*NUMBERS, *TEXTS))
+_FACTS = (*NUMBERS, *TEXTS, *CLOCK)
+_NUMERIC = frozenset((*NUMBERS, *CLOCK))
+
+
 class _Args(msgspec.Struct, gc=False):
-    """What is kept of an event's ``args``; the writer makes everything a text."""
+    """What is kept of an event's ``args``: its facts, too. The writer makes everything a text."""
 
     name: _Value = None
-    program_id: _Value = None
-    run_id: _Value = None
-    device_ordinal: _Value = None
-    correlation_id: _Value = None
-    group_id: _Value = None
-    bytes_accessed: _Value = None
-    bytes_transferred: _Value = None
-    model_flops: _Value = None
-    flops: _Value = None
-    uses_megacore: _Value = None
-    hlo_op: _Value = None
-    hlo_module: _Value = None
-    hlo_category: _Value = None
-    tf_op: _Value = None
-    source: _Value = None
-    long_name: _Value = None
-    shape_with_layout: _Value = None
-    memcpy_details: _Value = None
-    memset_details: _Value = None
-    device_offset_ps: _Value = None
-    device_duration_ps: _Value = None
 
 
-_DECODER = msgspec.json.Decoder(_Args)
+_DECODER: msgspec.json.Decoder[_Args] = msgspec.json.Decoder(
+    msgspec.defstruct("_Facts", [(name, _Value, None) for name in _FACTS], bases=(_Args,), gc=False)
+)
 _EMPTY = (b"{}", b"null")
 _Key = tuple[int | str | None, int | str | None]
 
@@ -123,8 +109,7 @@ class _Reader:
     def _describe(self, event: TraceEvent) -> None:
         if event.name not in ("process_name", "thread_name"):
             return
-        name = self._args(event).name
-        text = name if isinstance(name, str) else str(name)
+        text = str(self._args(event).name)
         if event.name == "process_name":
             self.process[event.pid] = _plane_of(text)
         else:
@@ -207,11 +192,6 @@ class _Reader:
             stats={name: column[device] for name, column in columns.items() if name in _KEPT},
             launch=columns.get("correlation_id", np.full(count, ABSENT, np.int64)),
         )
-
-
-_KEPT = frozenset((*NUMBERS, *TEXTS))
-_FACTS = (*NUMBERS, *TEXTS, *CLOCK)
-_NUMERIC = frozenset((*NUMBERS, *CLOCK))
 
 
 def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
