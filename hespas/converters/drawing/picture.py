@@ -35,7 +35,6 @@ __all__ = [
     "fill_of",
     "pictures",
     "quoted",
-    "shape_of",
     "type_text",
     "write_dot",
     "write_graphml",
@@ -49,34 +48,23 @@ MAX_DEPTH = 32
 
 DATA, CONTROL, CARRIED = "data", "control", "carried"
 
-_WHITE_INK, _BLACK_INK = "#ffffff", "#000000"
-_FILLS: dict[OpClass, tuple[str, str]] = {
+_COLOURS: dict[str, tuple[OpClass, ...]] = {
     # Paul Tol's bright and light schemes: told apart with any colour vision (personal.sron.nl/~pault).
-    OpClass.CONTRACTION: ("#4477aa", _WHITE_INK),
-    OpClass.CONVOLUTION: ("#4477aa", _WHITE_INK),
-    OpClass.ATTENTION: ("#4477aa", _WHITE_INK),
-    OpClass.FUSION: ("#77aadd", _BLACK_INK),
-    OpClass.COLLECTIVE: ("#aa3377", _WHITE_INK),
-    OpClass.P2P: ("#aa3377", _WHITE_INK),
-    OpClass.ELEMENTWISE: ("#bbcc33", _BLACK_INK),
-    OpClass.TRANSCENDENTAL: ("#aaaa00", _BLACK_INK),
-    OpClass.QUANTIZE: ("#bbcc33", _BLACK_INK),
-    OpClass.REDUCTION: ("#44bb99", _BLACK_INK),
-    OpClass.NORMALIZATION: ("#44bb99", _BLACK_INK),
-    OpClass.WINDOW: ("#44bb99", _BLACK_INK),
-    OpClass.SORT: ("#44bb99", _BLACK_INK),
-    OpClass.MOVE: ("#eedd88", _BLACK_INK),
-    OpClass.SLICE: ("#eedd88", _BLACK_INK),
-    OpClass.UPDATE: ("#eedd88", _BLACK_INK),
-    OpClass.GATHER: ("#eedd88", _BLACK_INK),
-    OpClass.SCATTER: ("#eedd88", _BLACK_INK),
-    OpClass.BROADCAST: ("#eedd88", _BLACK_INK),
-    OpClass.MEMORY: ("#ee8866", _BLACK_INK),
-    OpClass.HOST: ("#ffaabb", _BLACK_INK),
-    OpClass.CUSTOM: ("#ffaabb", _BLACK_INK),
-    OpClass.UNKNOWN: ("#ffaabb", _BLACK_INK),
+    "#4477aa": (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION),
+    "#77aadd": (OpClass.FUSION,),
+    "#aa3377": (OpClass.COLLECTIVE, OpClass.P2P),
+    "#bbcc33": (OpClass.ELEMENTWISE, OpClass.QUANTIZE),
+    "#aaaa00": (OpClass.TRANSCENDENTAL,),
+    "#44bb99": (OpClass.REDUCTION, OpClass.NORMALIZATION, OpClass.WINDOW, OpClass.SORT),
+    "#eedd88": (
+        *(OpClass.MOVE, OpClass.SLICE, OpClass.UPDATE),
+        *(OpClass.GATHER, OpClass.SCATTER, OpClass.BROADCAST),
+    ),
+    "#ee8866": (OpClass.MEMORY,),
+    "#ffaabb": (OpClass.HOST, OpClass.CUSTOM, OpClass.UNKNOWN),
 }
-_OTHER = ("#dddddd", _BLACK_INK)
+_FILLS = {op_class: colour for colour, classes in _COLOURS.items() for op_class in classes}
+_DARK = frozenset({"#4477aa", "#aa3377"})
 _SHAPES: dict[NodeKind, str] = {
     NodeKind.COLLECTIVE: "hexagon",
     NodeKind.SEND: "cds",
@@ -187,12 +175,8 @@ def _costs(graph: OpGraph, node: int) -> list[str]:
 
 def fill_of(op_class: OpClass) -> tuple[str, str]:
     """Fill and ink of a class."""
-    return _FILLS.get(op_class, _OTHER)
-
-
-def shape_of(kind: NodeKind) -> str:
-    """The Graphviz shape of a kind of node."""
-    return _SHAPES.get(kind, "box")
+    fill = _FILLS.get(op_class, "#dddddd")
+    return fill, "#ffffff" if fill in _DARK else "#000000"
 
 
 def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> list[Picture]:
@@ -330,8 +314,8 @@ def _node(picture: Picture, node: int) -> str:
         f'fontcolor="{ink}"',
         f"tooltip={_label([tip for tip in tips if tip])}",
     ]
-    shape = shape_of(NodeKind(int(graph.kind[node])))
-    if shape != "box":
+    shape = _SHAPES.get(NodeKind(int(graph.kind[node])))
+    if shape:
         parts.append(f"shape={shape}")
     return f"n{picture.index}_{node} [{', '.join(parts)}];"
 
@@ -418,13 +402,8 @@ def _data(picture: Picture, node: int) -> Iterator[tuple[str, str]]:
         figure = float(getattr(graph, name)[node])
         yield name, "" if isnan(figure) else repr(figure)
     yield "collective", picture.collective_text(node)
-    yield "operands", _types(graph, node, operands=True)
-    yield "results", _types(graph, node, operands=False)
+    for name, sides in (("operands", graph.operands), ("results", graph.results)):
+        yield name, " ".join(type_text(graph, int(row)) for row in sides.row(node))
     yield "framework_op", graph.strings[int(graph.framework_row[node])]
     yield "source", graph.strings[int(graph.source_row[node])]
     yield "colour", fill_of(op_class)[0]
-
-
-def _types(graph: OpGraph, node: int, *, operands: bool) -> str:
-    rows: list[int] = (graph.operands if operands else graph.results).row(node).tolist()
-    return " ".join(type_text(graph, row) for row in rows)

@@ -262,29 +262,15 @@ _KERNEL = re.compile(
 """``ncclDevKernel_AllReduce_Sum_f32_RING_LL``; older ones write ``ncclKernel_AllReduce_RING_LL_Sum_float`` or
 ``ncclAllReduceRingLLKernel_sum_f32``.
 """
-_KINDS: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "allreduce": "allreduce",
-        "allgather": "allgather",
-        "allgatherbase": "allgather",
-        "reducescatter": "reduce_scatter",
-        "reducescatterbase": "reduce_scatter",
-        "broadcast": "broadcast",
-        "reduce": "reduce",
-        "alltoall": "all_to_all",
-        "alltoallv": "all_to_all",
-        "alltoallpivot": "all_to_all",
-        "alltoallbase": "all_to_all",
-        "gather": "gather",
-        "scatter": "scatter",
-        "sendrecv": "sendrecv",
-        "send": "send",
-        "recv": "recv",
-        "coalesced": "",
-        "generic": "",
-    }
-)
-"""The library's name without case and underscores -> the name used here; "" where it does not tell."""
+_WORDS = {
+    "allreduce": "allreduce",
+    "allgather": "allgather allgatherbase",
+    "reduce_scatter": "reducescatter reducescatterbase",
+    "all_to_all": "alltoall alltoallv alltoallpivot alltoallbase",
+    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "sendrecv", "send", "recv")},
+}
+_KINDS = MappingProxyType({word: name for name, words in _WORDS.items() for word in words.split()})
+"""The library's name without case and underscores -> the name used here; others do not tell (``generic``)."""
 
 _RANGE = re.compile(r"(?:nccl:|rccl:|c10d::|nccl|rccl)_?([A-Za-z_]+)")
 

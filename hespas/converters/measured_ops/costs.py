@@ -131,8 +131,8 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     bears = _bearers(found, roles)
     whole = np.bincount(graph.contractions.node, minlength=len(graph)) > 0
     main = _longest(node, bears, profile.duration_ns, len(graph))
-    shares = _Shares.of(node, bears, main, whole, profile.duration_ns)
-    figures = {name: shares.split(getattr(graph, name)) for name in _FIGURES}
+    share = _shares(node, bears, main, whole, profile.duration_ns)
+    figures = {name: _split(getattr(graph, name), share, node, bears, main) for name in _FIGURES}
     stated = ((roles == Role.DEVICE_COPY) | (roles == Role.FILL)) & ~found.costed[node]
     for name in ("flops", "useful_flops", "transcendentals"):
         figures[name][stated] = 0.0
@@ -169,40 +169,31 @@ def _longest(node: NDArray[np.integer], bears: BoolArray, duration_ns: FloatArra
     return main
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shares:
-    """How events divide the figures of their nodes; ``main`` is the event that takes what is left over."""
+def _shares(
+    node: NDArray[np.integer], bears: BoolArray, main: IntArray, whole: BoolArray, duration_ns: FloatArray
+) -> FloatArray:
+    """The part that each event takes of the figures of its node: by measured time; nothing but to the
+    ``main`` event where nodes are kept ``whole``.
+    """
+    is_main = main[node] == np.arange(len(node))
+    weight = np.where(bears & (is_main | ~whole[node]), np.fmax(duration_ns, 0.0), 0.0)
+    total = np.bincount(node, weight, len(main))[node]
+    share: FloatArray = np.divide(weight, total, out=np.zeros(len(node)), where=total > 0)
+    return share
 
-    node: NDArray[np.integer]
-    bears: BoolArray
-    main: IntArray
-    share: FloatArray
 
-    @classmethod
-    def of(
-        cls,
-        node: NDArray[np.integer],
-        bears: BoolArray,
-        main: IntArray,
-        whole: BoolArray,
-        duration_ns: FloatArray,
-    ) -> _Shares:
-        """By measured time; nothing but to the main event where nodes are kept ``whole``."""
-        is_main = main[node] == np.arange(len(node))
-        weight = np.where(bears & (is_main | ~whole[node]), np.fmax(duration_ns, 0.0), 0.0)
-        total = np.bincount(node, weight, len(main))[node]
-        share = np.divide(weight, total, out=np.zeros(len(node)), where=total > 0)
-        return cls(node, bears, main, share)
-
-    def split(self, column: FloatArray) -> FloatArray:
-        """One figure of all nodes by event: whole numbers that add up to it, 0 beside those that bear it."""
-        figure = column[self.node]
-        with np.errstate(invalid="ignore"):
-            parts = np.where(self.bears, np.floor(figure * self.share), 0.0)
-        parts[self.main] = 0.0
-        known = np.where(np.isnan(parts), 0.0, parts)
-        parts[self.main] = column - np.bincount(self.node, known, len(self.main))
-        return np.where(self.bears & np.isnan(figure), np.nan, parts)
+def _split(
+    column: FloatArray, share: FloatArray, node: NDArray[np.integer], bears: BoolArray, main: IntArray
+) -> FloatArray:
+    """One figure of all nodes by event: whole numbers that add up to it, as ``main`` takes what is left over;
+    0 beside those that bear it.
+    """
+    figure = column[node]
+    with np.errstate(invalid="ignore"):
+        parts = np.where(bears, np.floor(figure * share), 0.0)
+    parts[main] = 0.0
+    parts[main] = column - np.bincount(node, np.nan_to_num(parts), len(main))
+    return np.where(bears & np.isnan(figure), np.nan, parts)
 
 
 def _own_class(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -203,24 +202,11 @@ def _texts(table: Table, rows: IntArray, strings: Strings) -> tuple[IntArray, li
 # Device work of an export: kernels, copies, fills, and CUDA graphs that were recorded as a whole.
 
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
-_COPIES: MappingProxyType[int, tuple[str, OpClass]] = MappingProxyType(
-    {
-        1: ("HtoD", OpClass.MEMORY),
-        2: ("DtoH", OpClass.MEMORY),
-        3: ("HtoA", OpClass.MEMORY),
-        4: ("AtoH", OpClass.MEMORY),
-        5: ("AtoA", OpClass.MOVE),
-        6: ("AtoD", OpClass.MOVE),
-        7: ("DtoA", OpClass.MOVE),
-        8: ("DtoD", OpClass.MOVE),
-        9: ("HtoH", OpClass.MEMORY),
-        10: ("PtoP", OpClass.MOVE),
-        11: ("UVM HtoD", OpClass.MEMORY),
-        12: ("UVM DtoH", OpClass.MEMORY),
-        13: ("UVM DtoD", OpClass.MOVE),
-    }
+_COPIES = (
+    *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+    *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
-"""``copyKind`` (table ``ENUM_CUDA_MEMCPY_OPER``) -> as Kineto calls it, and whether the host takes part."""
+"""``copyKind`` (table ``ENUM_CUDA_MEMCPY_OPER``) from 1 on, as Kineto calls them: ``H`` is the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,7 +264,10 @@ class _Reader:
         rows: list[int] = []
         classes: list[int] = []
         for kind, source, target in triples:
-            short, op_class = _COPIES.get(kind, (operations.get(kind, "unknown"), OpClass.UNKNOWN))
+            short, op_class = operations.get(kind, "unknown"), OpClass.UNKNOWN
+            if 0 < kind <= len(_COPIES):
+                short = _COPIES[kind - 1]
+                op_class = OpClass.MEMORY if "H" in short else OpClass.MOVE
             between = f" ({labels[source]} -> {labels[target]})" if {source, target} <= labels.keys() else ""
             rows.append(self.strings.builder.add(f"Memcpy {short}{between}"))
             classes.append(op_class)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from hespas.converters.pytorch import ET_SCHEMAS
 from hespas.files.streams import read_bytes
 from hespas.graph.errors import FormatError, UnsupportedError
 
@@ -143,18 +144,8 @@ def _chakra(raw: msgspec.Raw) -> EtNode:
     facts = _NOTHING
     if node.name == COMMUNICATION_RECORD:
         facts = {attribute.name: _text(attribute.value) for attribute in node.attrs}
-    return EtNode(
-        node.id,
-        node.name,
-        parent or 0,
-        known["rf_id"],
-        known["tid"],
-        known["seq_id"],
-        schema,
-        node.inputs,
-        node.outputs,
-        facts,
-    )
+    numbers = parent or 0, known["rf_id"], known["tid"], known["seq_id"]
+    return EtNode(node.id, node.name, *numbers, schema, node.inputs, node.outputs, facts)
 
 
 def _integer(text: bytes, default: int) -> int:
@@ -175,15 +166,7 @@ def _text(raw: msgspec.Raw) -> str:
 
 
 SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyType(
-    {
-        "1.0.1": _flat,
-        "1.0.2-chakra.0.0.4": _chakra,
-        "1.0.3-chakra.0.0.4": _chakra,
-        "1.0.4-chakra.0.0.4": _chakra,
-        "1.1.0-chakra.0.0.4": _chakra,
-        "1.1.1-chakra.0.0.4": _chakra,
-        "1.1.1-chakra.1.0.0": _chakra,
-    }
+    {schema: _chakra if "chakra" in schema else _flat for schema in ET_SCHEMAS}
 )
 """Schema -> how its nodes are decoded, oldest first."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -243,11 +243,10 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
             hint="did the program run between start_trace and stop_trace?",
         )
     on = ranked(collected, facts.planes, options.num_devices)
-    merged = Collected(collected.lines, on.device, collected.host, collected.modules, collected.overlapping)
-    member = membership(merged, facts.programs, strings)
+    member = membership(replace(collected, device=on.device), facts.programs, strings)
     labels = labels_of(on.device, collected.lines, strings)
     host_event = _launched(on, collected.host)
-    protos = _attachments(facts.programs, member.modules)
+    protos = {f"hlo/{member.modules.label(each.name, each.number)}": each.hlo for each in facts.programs}
     found = _Found(collected, on, labels, member.label_row, host_event, facts, protos)
     _report(found, strings, diagnostics.about(str(path), recorded.format_name))
     name = path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".json")
@@ -263,7 +262,7 @@ def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> 
     used_lines: list[int] = np.unique(device.line).tolist()
     used = list(dict.fromkeys(collected.lines[line].plane for line in used_lines))
     about = {"format": recorded.format_name, "first_event_ns": str((facts.base_ns or 0) + first_ns)}
-    documents = _op_facts(device, member.label_row, labels.op_row, strings)
+    comms, host = _comms(labels, strings), _host_ops(collected, first_ns * 1000, strings)
     return Profile.of(
         name,
         devices,
@@ -280,10 +279,10 @@ def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> 
         run=run,
         bytes_moved=labels.bytes_moved,
         host_event=found.host_event,
-        comms=_comms(labels, strings),
-        host=_host_ops(collected, first_ns * 1000, strings),
+        comms=comms,
+        host=host,
         metadata=about | _metadata(facts.planes, used),
-        attachments={**found.programs, **documents},
+        attachments={**found.programs, **_op_facts(device, member.label_row, labels.op_row, strings)},
     )
 
 
@@ -402,11 +401,6 @@ def _metadata(planes: Mapping[str, Mapping[str, str]], used: list[str]) -> dict[
     nothing: Mapping[str, str] = {}
     device = next((planes[plane] for plane in used if planes.get(plane)), nothing)
     return found | {f"device_{name}": device[name] for name in _DEVICE_FACTS if name in device}
-
-
-def _attachments(programs: list[Program], modules: Modules) -> dict[str, bytes]:
-    """The HLO protos by the label of their program."""
-    return {f"hlo/{modules.label(each.name, each.number)}": each.hlo for each in programs}
 
 
 def _op_facts(
