@@ -31,17 +31,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, HespasError, clipped
 
-__all__ = [
-    "MISSING",
-    "SQLITE_MAGIC",
-    "Database",
-    "Table",
-    "folded",
-    "has_table",
-    "opened",
-    "opened_plainly",
-    "report_unread",
-]
+__all__ = ["MISSING", "SQLITE_MAGIC", "Database", "Table", "folded", "has_table", "opened", "report_unread"]
 
 MISSING = -(1 << 63)
 """Stands for NULL, and for a column that is not there."""
@@ -280,18 +270,18 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     if not start.startswith(b"\x1f\x8b"):
-        with opened_plainly(path) as database:
+        with _opened_plainly(path) as database:
             yield database
         return
     with tempfile.TemporaryDirectory(prefix="hespas-") as folder:
         unpacked = Path(folder) / "database"
         _unpack_database(path, unpacked, max_bytes)
-        with opened_plainly(unpacked, name=str(path)) as database:
+        with _opened_plainly(unpacked, name=str(path)) as database:
             yield database
 
 
 @contextmanager
-def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
+def _opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     """As :func:`opened`, for a file that is not compressed; errors call it ``name``."""
     shown = name or str(path)
     database: Database | None = None
@@ -450,7 +440,7 @@ def _names(path: Path) -> tuple[str, ...] | None:
         with open_input(path) as stream:
             if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
                 return None
-        with opened_plainly(path) as database:
+        with _opened_plainly(path) as database:
             return database.tables
     except (OSError, HespasError):
         return None

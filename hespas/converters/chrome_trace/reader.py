@@ -33,16 +33,16 @@ from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, S
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = ["ARROWS", "Arrows", "Collected", "Collector", "Track", "read_chrome_trace"]
+__all__ = ["read_chrome_trace"]
 
-Track = tuple[int | str, int | str]
+_Track = tuple[int | str, int | str]
 
 _EXACT_US = float(1 << 31)
 """Below this a float64 is within half a ps of the microseconds written: 2**31 us are 36 minutes."""
 _TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
 _PHASES = "XBEsf"
 _WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
-ARROWS = "launch"
+_ARROWS = "launch"
 """The category of arrows from host operations to the work they caused."""
 _LARGEST_RUN = (1 << 31) - 1
 
@@ -74,7 +74,7 @@ _ARGS = msgspec.json.Decoder(_Args)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrows:
+class _Arrows:
     """Ends of arrows in order of their numbers: where they begin and end, by track and whole ns."""
 
     source_track: IntArray
@@ -84,7 +84,7 @@ class Arrows:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Collected:
+class _Collected:
     """Slices as columns of shape ``(slices,)``; ``track`` numbers ``tracks`` (process, thread).
 
     Times are whole ns; ``*_part_ns`` are the fractions behind them. ``told_*_ns`` are what arguments of these
@@ -94,9 +94,9 @@ class Collected:
     """
 
     strings: StringTable
-    tracks: tuple[Track, ...]
+    tracks: tuple[_Track, ...]
     process_names: Mapping[int | str, str]
-    thread_names: Mapping[Track, str]
+    thread_names: Mapping[_Track, str]
     track: IntArray
     name_row: SmallIntArray
     category_row: SmallIntArray
@@ -113,9 +113,9 @@ class Collected:
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
-    arrows: Arrows
+    arrows: _Arrows
 
-    def only(self, rows: BoolArray) -> Collected:
+    def only(self, rows: BoolArray) -> _Collected:
         """Some of the slices."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         arguments = {key: column[rows] for key, column in self.arguments.items()}
@@ -143,15 +143,15 @@ _TYPES: dict[str, type[np.generic]] = {
 """Of columns that are no rows of texts and no numbers of runs."""
 
 
-class Collector:
+class _Collector:
     """Takes blocks of events; :meth:`finish` pairs what began with what ended."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._strings = StringTableBuilder()
-        self._tracks: dict[Track, int] = {}
+        self._tracks: dict[_Track, int] = {}
         self._processes: dict[int | str, str] = {}
-        self._threads: dict[Track, str] = {}
+        self._threads: dict[_Track, str] = {}
         self._skipped: dict[str, int] = {}
         self._seen = 0
         self._parts: dict[str, list[NDArray[np.generic]]] = {}
@@ -162,7 +162,7 @@ class Collector:
         kinds: list[int] = []
         for place, event in enumerate(events):
             kind = _PHASES.find(event.ph) if len(event.ph) == 1 else -1
-            if kind < 0 or (kind >= _SOURCE and (event.cat != ARROWS or type(event.id) is not int)):
+            if kind < 0 or (kind >= _SOURCE and (event.cat != _ARROWS or type(event.id) is not int)):
                 self._skip(event)
                 continue
             if kind > 0 or event.dur is None:
@@ -251,7 +251,7 @@ class Collector:
         parts = self._parts.pop(name, [])
         return np.concatenate(parts) if parts else np.empty(0, _TYPES.get(name, np.int32))
 
-    def finish(self) -> Collected:
+    def finish(self) -> _Collected:
         """All slices: those that were whole, then the pairs."""
         kind, track = self._column("kind"), self._column("track")
         whole = np.flatnonzero(kind == _WHOLE)
@@ -264,7 +264,7 @@ class Collector:
         end_ns = np.where(ended, start_ns[pairs.end], last_ns)
         end_part_ns = np.where(ended, part_ns[pairs.end], 0.0)
         row = np.concatenate([whole, begin])
-        return Collected(
+        return _Collected(
             strings=self._strings.build(),
             tracks=tuple(self._tracks),
             process_names=self._processes,
@@ -282,13 +282,13 @@ class Collector:
             arrows=self._arrows(kind, track, start_ns),
         )
 
-    def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> Arrows:
+    def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> _Arrows:
         """Pairs of ends of the same number."""
         number = self._column("number")
         source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
         _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
         source, target = source[first], target[second]
-        return Arrows(track[source], start_ns[source], track[target], start_ns[target])
+        return _Arrows(track[source], start_ns[source], track[target], start_ns[target])
 
 
 def _key(value: int | str | None) -> int | str:
@@ -333,7 +333,7 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
     inside others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
     """
     stream = EventStream(path, options.max_bytes)
-    collector = Collector(str(path))
+    collector = _Collector(str(path))
     for events, array in stream.blocks():
         collector.add(events, array)
     facts = _facts(stream.header, str(path))
@@ -373,7 +373,9 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
     return {key: text for key, text in found.items() if isinstance(text, str)}
 
 
-def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
+def _profile(
+    path: Path, found: _Collected, host: _Collected, facts: dict[str, str], *, ours: bool
+) -> Profile:
     devices, places = _places(found)
     base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
     name = facts.pop("name", "") if ours else ""
@@ -410,7 +412,7 @@ def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str
     )
 
 
-def _times(found: Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
+def _times(found: _Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
     """Starts and durations [ns]."""
     start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
     duration_ns = _joined(found.duration_ns, found.duration_part_ns)
@@ -429,7 +431,7 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-def _report(found: Collected, findings: Findings) -> None:
+def _report(found: _Collected, findings: Findings) -> None:
     listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
     message = f"events without time on a device are left out: {listed}"
     findings.info("other-events", message, sum(found.skipped.values()))
@@ -444,7 +446,7 @@ _THREAD = "thread"
 
 
 def _host_ops(
-    found: Collected, start_ns: FloatArray, duration_ns: FloatArray, strings: StringTableBuilder
+    found: _Collected, start_ns: FloatArray, duration_ns: FloatArray, strings: StringTableBuilder
 ) -> HostOps:
     """The slices as host operations; names of threads go to ``strings``."""
     names = [found.thread_names.get(track, "") for track in found.tracks]
@@ -463,7 +465,7 @@ def _host_ops(
     )
 
 
-def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray:
+def _causes(arrows: _Arrows, host: _Collected, device: _Collected) -> SmallIntArray:
     """The host operation of each device slice, -1 for none. Of slices that start where an arrow ends, the
     shortest is meant, as viewers take it.
     """
@@ -475,7 +477,7 @@ def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray
     return cause
 
 
-def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
+def _slice_at(found: _Collected, track: IntArray, at_ns: IntArray) -> IntArray:
     """The slice that starts at each place and time, -1 for none."""
     both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
     _, key = distinct_rows(both_track, both_ns)
@@ -488,7 +490,7 @@ def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
 # Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
 
 
-def _places(found: Collected) -> tuple[tuple[str, ...], dict[str, IntArray]]:
+def _places(found: _Collected) -> tuple[tuple[str, ...], dict[str, IntArray]]:
     """The names of devices, and columns of a profile: rank and device by the name of the process, the stream
     by that of the thread or its number.
     """

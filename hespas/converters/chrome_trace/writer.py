@@ -23,10 +23,10 @@ from hespas.files.streams import open_output
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray
 
-__all__ = ["EXACT", "SCHEMA_ID", "write_chrome_trace", "write_scene"]
+__all__ = ["SCHEMA_ID", "write_chrome_trace", "write_scene"]
 
 SCHEMA_ID = "hespas.chrome-trace/1"
-EXACT = ("start_ns", "duration_ns")
+_EXACT = ("start_ns", "duration_ns")
 """Arguments that tell times with fractions of a ns."""
 _CHUNK_ROWS = 1 << 15
 _LARGEST_NS = float(1 << 53)
@@ -156,7 +156,7 @@ def _spelled_slices(chunk: Chunk, threads: _Threads) -> Iterator[str]:
     partial: list[int] = np.flatnonzero(~whole).tolist()
     for row in partial:
         begin, length = (float(column[row]) for column in exact_ns)
-        exactly[row] = f'"{EXACT[0]}":{begin!r},"{EXACT[1]}":{length!r}'
+        exactly[row] = f'"{_EXACT[0]}":{begin!r},"{_EXACT[1]}":{length!r}'
     lanes: list[int] = threads.lane[part].tolist()
     places: list[int] = chunk.label.tolist()
     for lane, begin_us, length_us, label, times in zip(lanes, start, duration, places, exactly, strict=True):

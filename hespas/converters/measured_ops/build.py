@@ -32,18 +32,7 @@ from hespas.graph import (
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, mapped
 
-__all__ = [
-    "NOT_RECORDED",
-    "CostedOps",
-    "EventGroups",
-    "Owners",
-    "Role",
-    "collective_kind",
-    "costed_ops",
-    "event_roles",
-    "group_events",
-    "resolve_owners",
-]
+__all__ = ["NOT_RECORDED", "CostedOps", "Role", "costed_ops", "event_roles", "is_to_device", "resolve_owners"]
 
 # --- Device events sorted into nodes: one for each operation that answers, and what stands apart from it.
 #
@@ -77,7 +66,7 @@ _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
 """Found in a name without separators, in this order."""
 
 
-def collective_kind(names: Iterable[str]) -> CollectiveKind:
+def _collective_kind(names: Iterable[str]) -> CollectiveKind:
     """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
     for name in names:
         plain = name.lower().replace("_", "")
@@ -88,7 +77,7 @@ def collective_kind(names: Iterable[str]) -> CollectiveKind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EventGroups:
+class _EventGroups:
     """``node`` of each event, nodes numbered by their first start; per node its ``role``, its host operation
     (-1 none) and whether that answers for it, its longest event, its time.
 
@@ -130,7 +119,7 @@ def _role(kernel: str, category: str) -> Role:
     return Role.WORK
 
 
-def group_events(profile: Profile) -> EventGroups:
+def _group_events(profile: Profile) -> _EventGroups:
     """Sort the events into nodes. O(events log events)."""
     count = len(profile)
     role = event_roles(profile)
@@ -158,7 +147,7 @@ def group_events(profile: Profile) -> EventGroups:
 
 def _timed_groups(
     profile: Profile, node: IntArray, role: NDArray[np.uint8], host_op: IntArray, answers: BoolArray
-) -> EventGroups:
+) -> _EventGroups:
     count = len(role)
     ran_ns = np.maximum(profile.duration_ns, 0.0)
     busy = np.bincount(node, ran_ns, count).astype(np.float64)
@@ -172,7 +161,7 @@ def _timed_groups(
     for at in np.flatnonzero(sizes > 1).tolist():
         rows = order[offsets[at] : offsets[at + 1]]
         duration[at] = _running_ns(profile.start_ns[rows], ran_ns[rows], float(busy[at]))
-    return EventGroups(
+    return _EventGroups(
         node=node.astype(np.int32),
         role=role,
         host_op=host_op,
@@ -214,7 +203,7 @@ _DEEPEST = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Owners:
+class _Owners:
     """Of each piece of device work: the operation it belongs to (-1 none), and whether the cost of that
     operation is the cost of this work; else nobody knows it.
     """
@@ -243,13 +232,13 @@ class _Forest:
         return found
 
 
-def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> Owners:
+def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> _Owners:
     """The owners of pieces of device work. ``launched_by`` is the operation that launched each (-1 unknown).
 
     O(distinct launching operations x depth).
     """
     if not len(host):
-        return Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
+        return _Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
     forest = _Forest(host, strings)
     launchers, place = np.unique(launched_by, return_inverse=True)
     chains = {int(op): forest.chain(int(op)) for op in launchers if op >= 0}
@@ -262,7 +251,7 @@ def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -
         owner[op] = _outermost(chain, by_parts)
     found = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
     answers = found >= 0
-    return Owners(np.where(answers, found, launchers)[place], answers[place])
+    return _Owners(np.where(answers, found, launchers)[place], answers[place])
 
 
 def _claimed(
@@ -294,7 +283,7 @@ class CostedOps:
     """
 
     graph: OpGraph
-    groups: EventGroups
+    groups: _EventGroups
     node: SmallIntArray
     host_op: IntArray
     busy_ns: FloatArray
@@ -315,7 +304,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     exactly one node, so device time in equals device time out; an event that ends before it starts adds
     nothing. Diagnostics say what has no cost.
     """
-    groups = group_events(profile)
+    groups = _group_events(profile)
     graph = _Builder(profile, groups).build()
     with np.errstate(invalid="ignore"):
         costed = ~np.isnan(graph.flops + graph.bytes_read + graph.bytes_written)
@@ -352,7 +341,7 @@ def _element_type(kernel: str) -> DType | None:
 
 
 class _Source(NamedTuple):
-    """Where a node comes from; see :class:`EventGroups`."""
+    """Where a node comes from; see :class:`_EventGroups`."""
 
     role: Role
     op: int
@@ -363,7 +352,7 @@ class _Source(NamedTuple):
 class _Builder:
     """Adds nodes in order; equal operations are costed once."""
 
-    def __init__(self, profile: Profile, groups: EventGroups) -> None:
+    def __init__(self, profile: Profile, groups: _EventGroups) -> None:
         self.profile, self.groups, self.host = profile, groups, profile.host
         self.graph = GraphBuilder(profile.name)
         self.texts: dict[int, str] = {}
@@ -490,9 +479,9 @@ class _Builder:
         row = self.comms.get(event)
         comms = self.profile.comms
         names = ([] if row is None else [self.text(int(comms.kind_row[row]))]) + self._around(op)
-        kind = collective_kind([name for name in names if name != "record_param_comms"])
+        kind = _collective_kind([name for name in names if name != "record_param_comms"])
         if kind is CollectiveKind.UNKNOWN:
-            kind = collective_kind([kernel])
+            kind = _collective_kind([kernel])
         sent = nan if row is None else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,
@@ -504,7 +493,7 @@ class _Builder:
         )
 
 
-def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
+def _report(profile: Profile, groups: _EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
     """Say what has no cost, by operation, count and time; and where events of one operation overlap."""
     total_ns = float(found.busy_ns.sum())
     graph, findings = found.graph, diagnostics.about(profile.name, "measured-ops")

@@ -21,7 +21,7 @@ from hespas.graph import Diagnostics, Findings, OpClass, Profile, StringTableBui
 from hespas.graph.columns import IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["Strings", "read_nsys"]
+__all__ = ["read_nsys"]
 
 _NEWEST_MAJOR = 3
 _LAUNCH_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
@@ -57,7 +57,7 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
                 position="table StringTable",
                 hint="record with nsys, and export to SQLite",
             )
-        strings = Strings(database, StringTableBuilder())
+        strings = _Strings(database, StringTableBuilder())
         findings = diagnostics.about(database.path, "nsys")
         work, devices = _read_work(database, strings, findings)
         ranges, texts = _read_ranges(database, strings, work, findings)
@@ -156,7 +156,7 @@ _INTEGERS = ("start", "end", "eventType", "globalTid", "textId")
 
 
 def _read_ranges(
-    database: Database, strings: Strings, work: DeviceWork, findings: Findings
+    database: Database, strings: _Strings, work: DeviceWork, findings: Findings
 ) -> tuple[Ranges, list[str]]:
     """The ranges, and what they say. A range that was open when the recording ended lasts until its end."""
     table = database.read("NVTX_EVENTS", _INTEGERS, ("text",))
@@ -187,7 +187,7 @@ def _read_ranges(
     ), texts
 
 
-def _texts(table: Table, rows: IntArray, strings: Strings) -> tuple[IntArray, list[str]]:
+def _texts(table: Table, rows: IntArray, strings: _Strings) -> tuple[IntArray, list[str]]:
     """What ranges say: their own text, else one of the table of texts."""
     own, texts = table.texts["text"][rows], table.words
     empty = np.array([not text for text in texts], np.bool_)
@@ -212,7 +212,7 @@ _COPIES = (
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
     database: Database
-    strings: Strings
+    strings: _Strings
     gpus: _Gpus
     findings: Findings
 
@@ -304,7 +304,7 @@ class _Reader:
 
 
 def _read_work(
-    database: Database, strings: Strings, findings: Findings
+    database: Database, strings: _Strings, findings: Findings
 ) -> tuple[DeviceWork, tuple[str, ...]]:
     """All device work by start, and the names of the devices. O(n log n)."""
     gpus = _Gpus(database)
@@ -347,7 +347,7 @@ def _or_unknown(column: IntArray) -> IntArray:
     return np.maximum(column, -1)
 
 
-class Strings:
+class _Strings:
     """Table ``StringIds``. ``builder`` takes the texts that are asked for."""
 
     def __init__(self, database: Database, builder: StringTableBuilder) -> None:

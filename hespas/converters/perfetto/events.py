@@ -32,14 +32,14 @@ from hespas.schemas.perfetto import (
     ThreadField,
 )
 
-__all__ = ["ARGUMENTS", "Arguments", "Descriptions", "EventColumns", "EventKind", "Place", "TrackKey"]
+__all__ = ["Descriptions", "EventColumns", "EventKind", "Place"]
 
-Arguments = tuple[tuple[str, str | float], ...]
-"""What annotations tell, of the names in :data:`ARGUMENTS`."""
-TrackKey = tuple[str, int, int | str]
+_Arguments = tuple[tuple[str, str | float], ...]
+"""What annotations tell, of the names in :data:`_ARGUMENTS`."""
+_TrackKey = tuple[str, int, int | str]
 """``("track", uuid, 0)``, or ``("gpu", gpu, queue)``."""
 
-ARGUMENTS = frozenset(
+_ARGUMENTS = frozenset(
     {"op", "kernel", "module", "shapes", "dtype", "op_class", "run", "bytes", "start_ns", "duration_ns"}
 )
 _DOUBLE = struct.Struct("<d")
@@ -95,8 +95,8 @@ class EventColumns:
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self.strings = StringTableBuilder()
-        self.tracks: dict[TrackKey, int] = {}
-        self.arguments: dict[Arguments, int] = {(): 0}
+        self.tracks: dict[_TrackKey, int] = {}
+        self.arguments: dict[_Arguments, int] = {(): 0}
         self.kind = array("b")
         self.track = array("q")
         self.time_ns = array("q")
@@ -177,7 +177,7 @@ class EventColumns:
             self.unresolved += 1
         return found or ""
 
-    def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> Arguments:
+    def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> _Arguments:
         arguments: dict[str, str | float] = {}
         for start, end in spans:
             key = ""
@@ -200,7 +200,7 @@ class EventColumns:
                         value = float(_DOUBLE.unpack(_U64.pack(place))[0])
                     case _:
                         pass
-            if key in ARGUMENTS and value is not None:
+            if key in _ARGUMENTS and value is not None:
                 arguments[key] = value
         return tuple(arguments.items())
 
@@ -216,7 +216,7 @@ class EventColumns:
             elif number == StageField.EXTRA_DATA and wire == BYTES:
                 extra = Message.of(data, value, after)
                 key = extra.text(ExtraDataField.NAME)
-                if key in ARGUMENTS:
+                if key in _ARGUMENTS:
                     arguments[key] = extra.text(ExtraDataField.VALUE)
             elif number == StageField.SPECIFICATIONS and wire == BYTES:
                 self._specify(data, value, after)
@@ -265,10 +265,10 @@ class EventColumns:
     def _append(
         self,
         kind: EventKind,
-        track: TrackKey,
+        track: _TrackKey,
         times_ns: tuple[int, int],
         names: tuple[str, str],
-        arguments: Arguments,
+        arguments: _Arguments,
     ) -> None:
         self.kind.append(kind)
         self.track.append(self.tracks.setdefault(track, len(self.tracks)))
@@ -361,7 +361,7 @@ class Descriptions:
             self._processes[pid] = name
         return pid
 
-    def place(self, key: TrackKey, number: int) -> Place:
+    def place(self, key: _TrackKey, number: int) -> Place:
         """What the names of a track tell; ``number`` serves as its stream where nothing else does."""
         kind, which, queue = key
         if kind == "gpu":

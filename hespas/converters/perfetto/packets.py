@@ -29,9 +29,11 @@ __all__ = [
     "MOVED_BY",
     "SCHEMA_ID",
     "Clocks",
+    "Message",
     "Packet",
     "Sequence",
     "likelihood",
+    "messages",
     "packets",
     "text",
 ]

@@ -24,7 +24,6 @@ from hespas.graph.errors import FormatError, UnsupportedError
 __all__ = [
     "COMMUNICATION_RECORD",
     "SCHEMAS",
-    "EtFile",
     "EtNode",
     "Tensor",
     "Values",
@@ -66,7 +65,7 @@ class EtNode(NamedTuple):
     facts: Mapping[str, str]
 
 
-class EtFile(NamedTuple):
+class _EtFile(NamedTuple):
     """A trace, with its nodes still to be decoded."""
 
     schema: str
@@ -171,7 +170,7 @@ SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyTy
 """Schema -> how its nodes are decoded, oldest first."""
 
 
-def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
+def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
     """Read the frame of a trace. ``version`` names the schema where the file has none or another.
 
     Raises ``FormatError`` for what is no such trace, ``UnsupportedError`` for a schema that is not known;
@@ -204,7 +203,7 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
             hint="name the nearest one with `source_version`",
         )
     nodes = _nodes(found.nodes, decode, str(path))
-    return EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
+    return _EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
 
 
 def _nodes(

@@ -29,18 +29,7 @@ from hespas.graph import StringTable, StringTableBuilder
 from hespas.graph.columns import IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = [
-    "DeviceEvents",
-    "Events",
-    "HostEvents",
-    "KinetoTrace",
-    "LaunchEvents",
-    "Rows",
-    "SyncEvents",
-    "integer",
-    "integers",
-    "read_events",
-]
+__all__ = ["Events", "HostEvents", "KinetoTrace", "Rows", "integer", "integers", "read_events"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -64,7 +53,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DeviceEvents(Events):
+class _DeviceEvents(Events):
     """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts."""
 
     correlation: IntArray
@@ -113,7 +102,7 @@ class HostEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LaunchEvents(Events):
+class _LaunchEvents(Events):
     """Calls of the runtime and the driver."""
 
     correlation: IntArray
@@ -121,7 +110,7 @@ class LaunchEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SyncEvents(Events):
+class _SyncEvents(Events):
     """Waits: ``stream`` waits for what the call ``record`` (a correlation) marked on ``wait_on_stream``."""
 
     correlation: IntArray
@@ -140,11 +129,11 @@ class KinetoTrace:
 
     header: Header
     strings: StringTable
-    device: DeviceEvents
-    launch: LaunchEvents
+    device: _DeviceEvents
+    launch: _LaunchEvents
     host: HostEvents
     annotation: HostEvents
-    sync: SyncEvents
+    sync: _SyncEvents
     skipped: dict[str, int]
     repeated: dict[str, int]
     repaired_blocks: int
@@ -375,11 +364,11 @@ class _Reader:
         return KinetoTrace(
             header=header,
             strings=strings,
-            device=kinds[Kind.DEVICE].build(DeviceEvents),
-            launch=kinds[Kind.LAUNCH].build(LaunchEvents),
+            device=kinds[Kind.DEVICE].build(_DeviceEvents),
+            launch=kinds[Kind.LAUNCH].build(_LaunchEvents),
             host=kinds[Kind.HOST].build(HostEvents),
             annotation=kinds[Kind.ANNOTATION].build(HostEvents),
-            sync=kinds[Kind.SYNC].build(SyncEvents),
+            sync=kinds[Kind.SYNC].build(_SyncEvents),
             skipped=self.skipped,
             repeated=dict(repeated),
             repaired_blocks=repaired_blocks,

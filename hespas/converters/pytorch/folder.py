@@ -38,28 +38,28 @@ from hespas.graph import CollectiveKind, Diagnostics, Findings, OpClass, OpGraph
 from hespas.graph.columns import IntArray, at_rows, mapped
 from hespas.graph.errors import FormatError, InvariantError
 
-__all__ = ["RankFiles", "RankGraph", "read_folder", "read_rank"]
+__all__ = ["read_folder"]
 
 # --- One rank's files as a graph: of its device work, of its host operations, or of its execution trace.
 
 
-class RankFiles(NamedTuple):
+class _RankFiles(NamedTuple):
     """The files of one rank; at least one of them."""
 
     profile: Path | None
     trace: Path | None
 
 
-class RankGraph(NamedTuple):
+class _RankGraph(NamedTuple):
     """A rank's graph, and what its files say of the run."""
 
     graph: OpGraph
     metadata: Mapping[str, str]
 
 
-def read_rank(
-    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
-) -> RankGraph:
+def _read_rank(
+    files: _RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> _RankGraph:
     """Read and link the files of one rank of ``world``. Raises what their readers raise."""
     if files.profile is None:
         return _unmeasured(files, number, world, options, diagnostics)
@@ -94,7 +94,7 @@ def read_rank(
         metadata["device"] = devices[0]
     if trace:
         metadata["schema"] = trace.schema
-    return RankGraph(graph, metadata)
+    return _RankGraph(graph, metadata)
 
 
 def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
@@ -112,15 +112,15 @@ def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
 
 
 def _unmeasured(
-    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
-) -> RankGraph:
+    files: _RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> _RankGraph:
     if files.trace is None:
         raise InvariantError(f"rank {number} has no file")
     trace = read_host_trace(files.trace, options.max_bytes, StringTableBuilder(), options.version)
     rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
     graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)
     stated = {"world_size": str(rank.groups.world)} if trace.groups else {}
-    return RankGraph(graph, {"schema": trace.schema, **stated})
+    return _RankGraph(graph, {"schema": trace.schema, **stated})
 
 
 def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
@@ -391,7 +391,7 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     graphs: list[OpGraph] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
-        result = read_rank(files, number, world, options, diagnostics)
+        result = _read_rank(files, number, world, options, diagnostics)
         graphs.append(result.graph)
         metadata = metadata or dict(result.metadata)
         if options.progress:
@@ -446,7 +446,7 @@ def _rank_alone(each: _Found) -> int:
     return rank_in_name(each.path.name, alone=True) if each.rank == by_name else each.rank
 
 
-def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[int, RankFiles]:
+def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[int, _RankFiles]:
     """The files of each rank. Raises ``FormatError`` for two files of one kind and rank.
 
     A single pair is one rank whatever its names say, that of the profile where it states one.
@@ -463,7 +463,7 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
         profile, trace = (kind[0].path if kind else None for kind in kinds)
         ranks_stated = (_rank_alone(each) for each in (*kinds[0], *kinds[1]))
         stated = next((rank for rank in ranks_stated if rank >= 0), 0)
-        return {stated: RankFiles(profile, trace)}
+        return {stated: _RankFiles(profile, trace)}
     by_kind: list[dict[int, Path]] = []
     for kind in kinds:
         ranks: dict[int, Path] = {}
@@ -493,7 +493,7 @@ def _rank_of(each: _Found, profiles: list[_Found], found: list[_Found]) -> int:
 
 def _complete(
     path: Path, profiles: dict[int, Path], traces: dict[int, Path], diagnostics: Diagnostics
-) -> dict[int, RankFiles]:
+) -> dict[int, _RankFiles]:
     ranks = sorted(profiles.keys() | traces.keys())
     missing = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks[-1] < _MOST_FILES else [0]
     if missing:
@@ -507,7 +507,7 @@ def _complete(
     diagnostics.warning(
         "pytorch.unpaired", str(path), "ranks have only one of profile and execution trace", count=single
     )
-    return {rank: RankFiles(profiles.get(rank), traces.get(rank)) for rank in ranks}
+    return {rank: _RankFiles(profiles.get(rank), traces.get(rank)) for rank in ranks}
 
 
 def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: str) -> list[OpGraph]:

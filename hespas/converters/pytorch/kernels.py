@@ -25,10 +25,8 @@ from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBui
 from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
-    "KernelFacts",
     "LinkedBy",
     "Links",
-    "NamedRange",
     "communication_kernels",
     "host_steps_of",
     "link",
@@ -124,7 +122,7 @@ _MOST_ELEMENTS = 1 << 60
 _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
-class KernelFacts(msgspec.Struct, frozen=True, gc=False):
+class _KernelFacts(msgspec.Struct, frozen=True, gc=False):
     """What a kernel's arguments say, in the spelling of :mod:`.events`."""
 
     collective: str
@@ -153,7 +151,7 @@ class KernelFacts(msgspec.Struct, frozen=True, gc=False):
         return tuple(map(int, parts))
 
 
-_FACTS = msgspec.json.Decoder(KernelFacts)
+_FACTS = msgspec.json.Decoder(_KernelFacts)
 
 
 class _Kernels(NamedTuple):
@@ -193,7 +191,7 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     )
 
 
-class NamedRange(NamedTuple):
+class _NamedRange(NamedTuple):
     """What a named range says of the communication in it; bytes of its inputs, NaN where it states none."""
 
     meaning: Named
@@ -219,7 +217,7 @@ def range_bytes(trace: KinetoTrace, place: int) -> float:
     return total
 
 
-def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[NamedRange | None]:
+def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[_NamedRange | None]:
     """What the named range around the launch of each device event says (``nccl:all_to_all``)."""
     note, launch = trace.annotation, links.launch[events]
     texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
@@ -235,11 +233,11 @@ def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Na
     calls = trace.launch
     around: list[int] = around_launch(nesting, launch, thread_key(calls), calls.start_ns).tolist()
     places = [source[place] for place in around]
-    ranges: dict[int, NamedRange | None] = {-1: None}
+    ranges: dict[int, _NamedRange | None] = {-1: None}
     for place in places:
         if place not in ranges:
             meaning = meanings[names[place]]
-            ranges[place] = NamedRange(meaning, range_bytes(trace, place)) if meaning else None
+            ranges[place] = _NamedRange(meaning, range_bytes(trace, place)) if meaning else None
     return [ranges[place] for place in places]
 
 

@@ -24,9 +24,9 @@ from hespas.graph import (
 from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, mapped
 from hespas.graph.errors import UsageError
 
-__all__ = ["SIMULATED", "Simulated", "classes_of_spans", "profile_of_run", "scene_of_timeline", "span_names"]
+__all__ = ["Simulated", "profile_of_run", "scene_of_timeline"]
 
-SIMULATED = MappingProxyType({"timeline": "simulated"})
+_SIMULATED = MappingProxyType({"timeline": "simulated"})
 """What a file of tracks says of itself where they were not measured."""
 _CLASSES = ("", *(member.name.lower() for member in OpClass))
 _CRITICAL = ("", "yes")
@@ -45,10 +45,10 @@ def scene_of_timeline(
         parts.append(tracks)
         spans.append((index, ordered))
     flows = _arrows(timeline, workload, spans, diagnostics) if arrows else Flows.none()
-    return Scene(workload.name, tuple(parts), flows, SIMULATED)
+    return Scene(workload.name, tuple(parts), flows, _SIMULATED)
 
 
-def classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
+def _classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
     """Each rank class that has spans, and which. Raises ``UsageError`` as :func:`scene_of_timeline` does."""
     return ((workload.classes[index], spans) for index, spans in _spans_by_class(timeline, workload))
 
@@ -85,7 +85,7 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
         track_process=tuple(owner for owner, _ in pairs),
         track_name=tuple(timeline.resources[resource] for _, resource in pairs),
         track=track.astype(np.int32),
-        name=span_names(timeline, graph, spans),
+        name=_span_names(timeline, graph, spans),
         category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES),
         start_ns=timeline.start_ns[spans],
         duration_ns=timeline.end_ns[spans] - timeline.start_ns[spans],
@@ -99,7 +99,7 @@ def _rank_name(rank: int, alike: int) -> str:
     return f"rank {rank}: and {alike - 1:,} alike" if alike > 1 else f"rank {rank}"
 
 
-def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
+def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
     """The nodes' names, else their operations; a block of trips is named by its loop."""
     node = timeline.node[spans]
     rows = at_rows(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
@@ -342,10 +342,10 @@ def profile_of_run(run: Simulated, device: str) -> Profile:
     strings.add("")
     op_row, shapes_row, dtype_row = (np.zeros(len(timeline), np.int32) for _ in range(3))
     op_class = np.zeros(len(timeline), np.int8)
-    for graph, spans in classes_of_spans(timeline, run.workload):
+    for graph, spans in _classes_of_spans(timeline, run.workload):
         own = spans[timeline.node[spans] >= 0]
         node = timeline.node[own]
-        op_row[spans] = _added(strings, span_names(timeline, graph, spans))
+        op_row[spans] = _added(strings, _span_names(timeline, graph, spans))
         op_class[own] = graph.op_class[node]
         shapes_row[own], dtype_row[own] = _operands(strings, graph, node)
     return Profile.of(

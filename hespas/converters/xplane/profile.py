@@ -39,7 +39,7 @@ from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, distinct_ro
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE, ENVIRONMENT_PLANE, GPU_PREFIX, METADATA_PLANE, TPU_PREFIX
 
-__all__ = ["Membership", "Modules", "Recorded", "membership", "profile_of", "read_xplane", "run_numbers"]
+__all__ = ["Modules", "Recorded", "profile_of", "read_xplane", "run_numbers"]
 
 # --- To which program and which run of it a device event belongs.
 #
@@ -76,7 +76,7 @@ class Modules:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Membership:
+class _Membership:
     """Per device event: string rows of its program's name and of its label (0: unknown), and ids of its
     run (:data:`ABSENT`: not told).
     """
@@ -86,7 +86,7 @@ class Membership:
     run_id: IntArray
 
 
-def membership(collected: Collected, programs: list[Program], strings: StringTableBuilder) -> Membership:
+def _membership(collected: Collected, programs: list[Program], strings: StringTableBuilder) -> _Membership:
     """Find the program of every device event."""
     stated = _stated(collected, strings)
     rows_by_plane = collected.rows_by_plane() if collected.modules else {}
@@ -141,12 +141,12 @@ def _by_window(
     stated.run_id[rows] = np.where(stated.run_id[rows] == ABSENT, identity[at], stated.run_id[rows])
 
 
-def _labelled(stated: _Stated, programs: list[Program], strings: StringTableBuilder) -> Membership:
+def _labelled(stated: _Stated, programs: list[Program], strings: StringTableBuilder) -> _Membership:
     keys, place = distinct_rows(stated.name_row, stated.program_id)
     pairs = [(strings[row], number) for row, number in keys]
     modules = Modules.of([*pairs, *((each.name, each.number) for each in programs)])
     labels = np.array([strings.add(modules.label(*pair)) for pair in pairs], np.int64)
-    return Membership(modules, labels[place], stated.run_id)
+    return _Membership(modules, labels[place], stated.run_id)
 
 
 def run_numbers(
@@ -243,7 +243,7 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
             hint="did the program run between start_trace and stop_trace?",
         )
     on = ranked(collected, facts.planes, options.num_devices)
-    member = membership(replace(collected, device=on.device), facts.programs, strings)
+    member = _membership(replace(collected, device=on.device), facts.programs, strings)
     labels = labels_of(on.device, collected.lines, strings)
     host_event = _launched(on, collected.host)
     protos = {f"hlo/{member.modules.label(each.name, each.number)}": each.hlo for each in facts.programs}
@@ -253,7 +253,7 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
     return _built(name, recorded, found, member)
 
 
-def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> Profile:
+def _built(name: str, recorded: Recorded, found: _Found, member: _Membership) -> Profile:
     collected, facts, strings = recorded.collected, recorded.facts, recorded.strings
     on, labels, device = found.on, found.labels, found.on.device
     first_ns = _first_ns(collected, on)
