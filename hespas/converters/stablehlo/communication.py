@@ -118,10 +118,9 @@ class Mesh(NamedTuple):
 class CommunicationReader:
     """Decodes communications of one module; equal group attributes are decoded once."""
 
-    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh], path: str) -> None:
+    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh]) -> None:
         self._bindings = bindings
         self._meshes = meshes
-        self._path = path
         self._groups: dict[Attribute, GroupSet | None] = {}
         self._known: dict[tuple[object, ...], int] = {}
         self.rows: list[Communication] = []
@@ -152,7 +151,6 @@ class CommunicationReader:
         except ValueError as error:
             raise FormatError(
                 f"{op.name}: {error}",
-                path=self._path,
                 position=place_of(str(op.location)),
                 hint="correct the groups or pairs of this operation",
             ) from error

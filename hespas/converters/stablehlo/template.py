@@ -161,12 +161,11 @@ MAX_NODES = 4_000_000
 """Calls that call twice each double a program per level: past this, the copy is refused before it is made."""
 
 
-def check_size(function: str, nodes: int, path: str | None = None) -> None:
+def check_size(function: str, nodes: int) -> None:
     """Raise ``UnsupportedError`` for a function of too many operations once calls are inlined."""
     if nodes > MAX_NODES:
         raise UnsupportedError(
             f"function @{function} has over {MAX_NODES:,} operations once calls are inlined",
-            path=path,
             hint="check that functions do not call one another many times over",
         )
 
@@ -559,7 +558,6 @@ class _Links:
         stated = f"{devices.num_replicas} replicas x {devices.num_partitions} partitions"
         return FormatError(
             f"{what}: {error} ({stated})",
-            path=self._shared.path,
             position=self._shared.locations.place(self._template.location[node]) or f"operation {node}",
             hint="do groups and device counts belong together?",
         )

@@ -139,7 +139,6 @@ class Walker:
         if depth > MAX_REGION_DEPTH:
             raise FormatError(
                 f"regions nest more than {MAX_REGION_DEPTH} deep",
-                path=self.shared.path,
                 hint="no compiler writes such programs; is the file damaged?",
             )
         handlers, environment = _HANDLERS, self.environment

@@ -382,7 +382,7 @@ def in_form(data: bytes, own: Form, form: Form, version: str, bindings: Bindings
     """
     if form is own and not version:
         return data
-    module = parse_program(data, "the program", bindings).module
+    module = parse_program(data, bindings).module
     match form:
         case Form.TEXT:
             return _text(module, bindings).encode()
