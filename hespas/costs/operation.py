@@ -27,6 +27,7 @@ from hespas.graph import (
 __all__ = [
     "FREE",
     "Body",
+    "BodyFacts",
     "BroadcastFacts",
     "Contraction",
     "ConvFacts",
@@ -36,17 +37,13 @@ __all__ = [
     "EinsumFacts",
     "Facts",
     "FftFacts",
-    "MapFacts",
     "Operation",
     "Precision",
     "RaggedDotFacts",
-    "ReduceFacts",
     "Rule",
-    "ScanFacts",
     "ScatterFacts",
     "SelectScatterFacts",
     "SolveFacts",
-    "SortFacts",
     "Tensor",
     "TopKFacts",
     "UpdateFacts",
@@ -186,11 +183,11 @@ class ConvFacts(NamedTuple):
     precision: Precision = Precision()
 
 
-class ReduceFacts(NamedTuple):
-    """``num_inputs`` tensors reduced together (their init values follow as operands) by one combined body."""
+class BodyFacts(NamedTuple):
+    """What a reduction, sort, scan or map applies, along a dimension of ``extent`` (-1: unknown, or none)."""
 
     body: Body
-    num_inputs: int = 1
+    extent: int = -1
 
 
 class WindowFacts(NamedTuple):
@@ -198,7 +195,6 @@ class WindowFacts(NamedTuple):
 
     body: Body
     window: tuple[WindowDim, ...]
-    num_inputs: int = 1
 
 
 class SelectScatterFacts(NamedTuple):
@@ -207,26 +203,6 @@ class SelectScatterFacts(NamedTuple):
     select: Body
     scatter: Body
     window_elements: int
-
-
-class MapFacts(NamedTuple):
-    """A body applied to each element."""
-
-    body: Body
-
-
-class SortFacts(NamedTuple):
-    """``extent`` elements are sorted along one dimension; ``comparator`` is one comparison."""
-
-    extent: int
-    comparator: Body
-
-
-class ScanFacts(NamedTuple):
-    """``body`` runs once for each of the ``trips`` slices along one dimension."""
-
-    trips: int
-    body: Body
 
 
 class TopKFacts(NamedTuple):
@@ -283,20 +259,17 @@ class CustomFacts(NamedTuple):
 
 
 Facts = (
-    BroadcastFacts
+    BodyFacts
+    | BroadcastFacts
     | ConvFacts
     | CustomFacts
     | DotFacts
     | EinsumFacts
     | FftFacts
-    | MapFacts
     | RaggedDotFacts
-    | ReduceFacts
-    | ScanFacts
     | ScatterFacts
     | SelectScatterFacts
     | SolveFacts
-    | SortFacts
     | TopKFacts
     | UpdateFacts
     | WindowFacts

@@ -19,18 +19,15 @@ from hespas.costs.contraction import convolution, dot, einsum, ragged_dot, valid
 from hespas.costs.operation import (
     FREE,
     Body,
+    BodyFacts,
     BroadcastFacts,
     Cost,
     FftFacts,
-    MapFacts,
     Operation,
-    ReduceFacts,
     Rule,
-    ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
-    SortFacts,
     Tensor,
     TopKFacts,
     UpdateFacts,
@@ -103,7 +100,7 @@ def _applied(op: Operation, op_class: OpClass, times: float, flops: float, trans
 
 def _reduce(op: Operation) -> Cost:
     """(n_in - n_out) applications of the combined body; reads **all** inputs and init values."""
-    if not isinstance(op.facts, ReduceFacts) or not op.operands:
+    if not isinstance(op.facts, BodyFacts) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
     steps = op.operands[0].elements - op.results[0].elements
     body = op.facts.body
@@ -142,7 +139,7 @@ def _select_and_scatter(op: Operation) -> Cost:
 
 def _map_body(op: Operation) -> Cost:
     """The body once for each element."""
-    if not isinstance(op.facts, MapFacts):
+    if not isinstance(op.facts, BodyFacts):
         return unknown_cost(op, OpClass.MAP)
     body = op.facts.body
     return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
@@ -160,9 +157,9 @@ def _expanded(flops: float, transcendentals: float) -> Rule:
 
 def _scan(op: Operation) -> Cost:
     """The body once for each slice along the scanned dimension."""
-    if not isinstance(op.facts, ScanFacts) or not op.operands:
+    if not isinstance(op.facts, BodyFacts) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
-    trips = float(op.facts.trips) if op.facts.trips >= 0 else nan
+    trips = float(op.facts.extent) if op.facts.extent >= 0 else nan
     return _applied(op, OpClass.REDUCTION, trips, op.facts.body.flops, op.facts.body.transcendentals)
 
 
@@ -185,11 +182,11 @@ def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
 
 def _sort(op: Operation) -> Cost:
     """elements x ceil(log2 extent) comparisons; inputs and outputs pass once."""
-    if not isinstance(op.facts, SortFacts) or not op.operands:
+    if not isinstance(op.facts, BodyFacts) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
     extent = op.facts.extent
     depth = ceil(log2(extent)) if extent > 1 else 0
-    return _comparisons(op, extent, depth, op.facts.comparator)
+    return _comparisons(op, extent, depth, op.facts.body)
 
 
 def top_k(op: Operation) -> Cost:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hespas.costs import Cost, Facts, Operation, Tensor, cost_of
+from hespas.costs.operation import Cost, Facts, Operation, Tensor
+from hespas.costs.table import cost_of
 from hespas.graph import dtype
 
 MakeTensor = Callable[..., Tensor]

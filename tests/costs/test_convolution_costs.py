@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.costs import ConvFacts, Cost, Tensor, WindowDim, valid_positions
+from hespas.costs.contraction import valid_positions
+from hespas.costs.operation import ConvFacts, Cost, Tensor, WindowDim
 
 MakeTensor = Callable[..., Tensor]
 Price = Callable[..., Cost]

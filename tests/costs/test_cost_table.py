@@ -9,34 +9,28 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import (
+from hespas.costs.contraction import config_precision, named_algorithm
+from hespas.costs.operation import (
     FREE,
-    HLO_ALIASES,
-    TABLE,
     Body,
+    BodyFacts,
     BroadcastFacts,
     Cost,
     DotFacts,
     EinsumFacts,
     FftFacts,
-    MapFacts,
     Precision,
     RaggedDotFacts,
-    ReduceFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
-    SortFacts,
     Tensor,
     TopKFacts,
     UpdateFacts,
     WindowDim,
     WindowFacts,
-    canonical_name,
-    config_precision,
-    find_rule,
-    named_algorithm,
 )
+from hespas.costs.table import HLO_ALIASES, TABLE, canonical_name, find_rule
 from hespas.graph import OpClass, dtype
 
 MakeTensor = Callable[..., Tensor]
@@ -242,7 +236,7 @@ def test_ragged_dot_multiplies_each_row_once(tensor: MakeTensor, price: Price) -
 def test_variadic_reduce_reads_every_input(tensor: MakeTensor, price: Price) -> None:
     x, index, init, zero = tensor("f32", 128, 64), tensor("i32", 128, 64), tensor("f32"), tensor("i32")
     results = [tensor("f32", 128), tensor("i32", 128)]
-    cost = price("reduce", [x, index, init, zero], results, ReduceFacts(Body(3.0), 2))
+    cost = price("reduce", [x, index, init, zero], results, BodyFacts(Body(3.0)))
     assert cost.flops == 3 * (128 * 64 - 128)
     assert cost.bytes_read == 2 * 128 * 64 * 4 + 8
     assert cost.bytes_written == 2 * 128 * 4
@@ -265,9 +259,9 @@ def test_select_and_scatter(tensor: MakeTensor, price: Price) -> None:
 
 def test_sort_map_and_top_k(tensor: MakeTensor, price: Price) -> None:
     x = tensor("f32", 4, 1000)
-    sort = price("sort", [x], [x], SortFacts(1000, Body(1.0, 0.0, "compare")))
+    sort = price("sort", [x], [x], BodyFacts(Body(1.0, 0.0, "compare"), 1000))
     assert (sort.op_class, sort.flops) == (OpClass.SORT, 4000 * 10)
-    assert price("map", [x], [x], MapFacts(Body(2.0, 1.0))).flops == 8000
+    assert price("map", [x], [x], BodyFacts(Body(2.0, 1.0))).flops == 8000
     top = price("top_k", [x], [tensor("f32", 4, 8), tensor("i32", 4, 8)], TopKFacts(8))
     assert (top.flops, top.bytes_read) == (4000 * 3, 16000)
 

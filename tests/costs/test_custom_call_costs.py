@@ -7,8 +7,8 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import FREE, ConvFacts, Cost, CustomFacts, Tensor, WindowDim
 from hespas.costs.custom_calls import is_known_target
+from hespas.costs.operation import FREE, ConvFacts, Cost, CustomFacts, Tensor, WindowDim
 from hespas.graph import OpClass, dtype
 
 MakeTensor = Callable[..., Tensor]

@@ -7,7 +7,8 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import Cost, CustomFacts, DotFacts, Precision, Tensor, with_macs
+from hespas.costs.contraction import with_macs
+from hespas.costs.operation import Cost, CustomFacts, DotFacts, Precision, Tensor
 from hespas.graph import OpClass, dtype
 
 Price = Callable[..., Cost]

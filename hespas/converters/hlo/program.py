@@ -21,8 +21,10 @@ from hespas.converters.hlo.attributes import (
 )
 from hespas.converters.hlo.module import ArrayShape, Computation, HloModule, Shape
 from hespas.converters.hlo.scan import unquote
-from hespas.costs import (
+from hespas.costs.contraction import config_precision, named_algorithm, with_macs
+from hespas.costs.operation import (
     Body,
+    BodyFacts,
     BroadcastFacts,
     ConvFacts,
     Cost,
@@ -30,25 +32,18 @@ from hespas.costs import (
     DotFacts,
     Facts,
     FftFacts,
-    MapFacts,
     Operation,
     Precision,
     RaggedDotFacts,
-    ReduceFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
-    SortFacts,
     Tensor,
     TopKFacts,
     UpdateFacts,
     WindowFacts,
-    config_precision,
-    cost_of,
-    find_rule,
-    named_algorithm,
-    with_macs,
 )
+from hespas.costs.table import cost_of, find_rule
 from hespas.graph import DType, DTypeKind
 from hespas.graph.errors import FormatError
 
@@ -336,12 +331,12 @@ def _convolution(asked: _Asked) -> ConvFacts:
     )
 
 
-def _reduce(asked: _Asked) -> ReduceFacts:
-    return ReduceFacts(asked.body(), max(len(asked.operands) // 2, 1))
+def _reduce(asked: _Asked) -> BodyFacts:
+    return BodyFacts(asked.body())
 
 
 def _reduce_window(asked: _Asked) -> WindowFacts:
-    return WindowFacts(asked.body(), window(asked.attributes.get("window")), max(len(asked.operands) // 2, 1))
+    return WindowFacts(asked.body(), window(asked.attributes.get("window")))
 
 
 def _select_and_scatter(asked: _Asked) -> SelectScatterFacts:
@@ -353,11 +348,11 @@ def _scatter(asked: _Asked) -> ScatterFacts:
     return ScatterFacts(asked.body(), max((len(asked.operands) - 1) // 2, 1), asked.in_place)
 
 
-def _sort(asked: _Asked) -> SortFacts:
+def _sort(asked: _Asked) -> BodyFacts:
     along = ints(asked.attributes.get("dimensions"))
     shape = asked.operands[0].shape
     extent = shape[along[0]] if along else shape[-1]
-    return SortFacts(extent, asked.body())
+    return BodyFacts(asked.body(), extent)
 
 
 def _fft(asked: _Asked) -> FftFacts:
@@ -381,7 +376,7 @@ _FACTS: dict[str, Callable[[_Asked], Facts]] = {
     "select-and-scatter": _select_and_scatter,
     "scatter": _scatter,
     "sort": _sort,
-    "map": lambda asked: MapFacts(asked.body()),
+    "map": lambda asked: BodyFacts(asked.body()),
     "fft": _fft,
     "topk": lambda asked: TopKFacts(asked.number("k", asked.results[0].shape[-1])),
     "triangular-solve": lambda asked: SolveFacts(is_true(asked.attributes.get("left_side", "true"))),

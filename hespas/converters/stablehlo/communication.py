@@ -36,7 +36,7 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.types import Signature, TypeInfo
-from hespas.costs import COLLECTIVE_KINDS, payload
+from hespas.costs.table import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 

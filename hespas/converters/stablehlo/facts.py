@@ -25,8 +25,10 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.types import TypeTable, price, table_name
-from hespas.costs import (
+from hespas.costs.contraction import config_precision, with_macs
+from hespas.costs.operation import (
     Body,
+    BodyFacts,
     ConvFacts,
     Cost,
     CustomFacts,
@@ -34,24 +36,18 @@ from hespas.costs import (
     EinsumFacts,
     Facts,
     FftFacts,
-    MapFacts,
     Precision,
     RaggedDotFacts,
-    ReduceFacts,
-    ScanFacts,
     ScatterFacts,
     SelectScatterFacts,
     SolveFacts,
-    SortFacts,
     TopKFacts,
     UpdateFacts,
     WindowDim,
     WindowFacts,
     branch_ns,
-    config_precision,
-    with_macs,
 )
-from hespas.costs import Operation as CostInput
+from hespas.costs.operation import Operation as CostInput
 from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
@@ -117,7 +113,7 @@ class FactReader:
             "reduce": self._reduce,
             "reduce_window": self._reduce_window,
             "select_and_scatter": self._select_and_scatter,
-            "map": lambda op: MapFacts(self.body(op.regions[0])),
+            "map": lambda op: BodyFacts(self.body(op.regions[0])),
             "scan": self._scan,
             "sort": self._sort,
             "top_k": lambda op: TopKFacts(int_of(op, "k")),
@@ -310,12 +306,12 @@ class FactReader:
         )
 
     def _reduce(self, op: Operation) -> Facts:
-        return ReduceFacts(self.body(op.regions[0]), max(len(op.operands) // 2, 1))
+        return BodyFacts(self.body(op.regions[0]))
 
     def _reduce_window(self, op: Operation) -> Facts:
         sizes = int_tuple(op, "window_dimensions")
         window = _window(op, sizes, "window_strides", "base_dilations", "window_dilations")
-        return WindowFacts(self.body(op.regions[0]), window, max(len(op.operands) // 2, 1))
+        return WindowFacts(self.body(op.regions[0]), window)
 
     def _select_and_scatter(self, op: Operation) -> Facts:
         window = prod(int_tuple(op, "window_dimensions"))
@@ -324,13 +320,13 @@ class FactReader:
     def _sort(self, op: Operation) -> Facts:
         shape = self._types.get(op.operands[0].type).tensors[0].shape
         dimension = int_of(op, "dimension", -1)
-        return SortFacts(shape[dimension] if shape else 1, self.body(op.regions[0]))
+        return BodyFacts(self.body(op.regions[0]), shape[dimension] if shape else 1)
 
     def _scan(self, op: Operation) -> Facts:
         shape = self._types.get(op.operands[0].type).tensors[0].shape if len(op.operands) else ()
         dimension = int_of(op, "dimension", -1)
         trips = shape[dimension] if 0 <= dimension < len(shape) else int_of(op, "scan_dim_size", -1)
-        return ScanFacts(trips, self.body(op.regions[0]))
+        return BodyFacts(self.body(op.regions[0]), trips)
 
     def _scatter(self, op: Operation) -> Facts:
         inputs = max((len(op.operands) - 1) // 2, 1)

@@ -10,8 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
-from hespas.costs import Cost, CustomFacts, Facts, Tensor, canonical_name, cost_of, find_rule, unknown_cost
-from hespas.costs import Operation as CostInput
+from hespas.costs.operation import Cost, CustomFacts, Facts, Tensor, unknown_cost
+from hespas.costs.operation import Operation as CostInput
+from hespas.costs.table import canonical_name, cost_of, find_rule
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder, TensorTypesBuilder
 from hespas.graph.errors import UnsupportedError

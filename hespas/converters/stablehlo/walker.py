@@ -42,7 +42,7 @@ from hespas.converters.stablehlo.template import (
     flatten,
 )
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable, table_name
-from hespas.costs import FREE, branch_ns
+from hespas.costs.operation import FREE, branch_ns
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
