@@ -13,6 +13,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
 from hespas.converters.stablehlo import BYTECODE_MAGIC, class_files
+from hespas.converters.stablehlo.attributes import AttributeReader
 from hespas.converters.stablehlo.communication import (
     Collective,
     Communication,
@@ -21,13 +22,12 @@ from hespas.converters.stablehlo.communication import (
     global_nodes,
 )
 from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
-from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.mlir import Bindings, Operation, load_bindings
 from hespas.converters.stablehlo.module import Frame, FunctionLibrary, call_sites, parsed_ranks, read_frame
 from hespas.converters.stablehlo.program import Form, Parsed, parse_program, undecodable_place, with_dims
 from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
-from hespas.converters.stablehlo.walker import Plans, Shared
+from hespas.converters.stablehlo.walker import Shared
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import VARIABLE, read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
@@ -142,7 +142,7 @@ def _read(
     library = FunctionLibrary(frame, bindings)
     lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
     trips = TripCounter(bindings, frame.body, lambda: call_sites(frame, bindings))
-    facts = FactReader(bindings, types, lifetimes, frame.body, trips)
+    attributes = AttributeReader(bindings, types, lifetimes, frame.body, trips)
     # Lines that bytecode mentions are those of a text nobody has.
     own_lines = path if parsed.form is Form.TEXT else ""
     shared = Shared(
@@ -150,8 +150,7 @@ def _read(
         strings=strings,
         types=types,
         signatures=Signatures(),
-        facts=facts,
-        plans=Plans(facts),
+        attributes=attributes,
         communications=CommunicationReader(bindings, frame.meshes),
         trips=trips,
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
@@ -264,7 +263,7 @@ def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, 
     """
     if _SHARDING not in data:
         return 0
-    shardings, advance = Shardings(frame), shared.facts.advance
+    shardings, advance = Shardings(frame), shared.attributes.advance
 
     def visit(op: Operation) -> object:
         shardings.note(op)

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
-from hespas.costs.operation import Cost, CustomFacts, Facts, Tensor, unknown_cost
+from hespas.costs.operation import Attributes, Cost, CustomAttributes, Tensor, unknown_cost
 from hespas.costs.operation import Operation as CostInput
 from hespas.costs.table import canonical_name, cost_of, find_rule
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Locations",
+    "Memo",
     "Signature",
     "Signatures",
     "TypeInfo",
@@ -64,7 +65,7 @@ class TypeInfo:
         self.elements = elements
 
 
-class _Memo(dict[_K, _V]):
+class Memo(dict[_K, _V]):
     """What was made of keys so far; that of an unknown key is made when it is looked up."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
@@ -84,7 +85,7 @@ class TypeTable:
         self._stablehlo = bindings.stablehlo
         self._mhlo = bindings.mhlo
         self._strings = strings
-        self.known = _Memo(self._decode)
+        self.known = Memo(self._decode)
         self.rows = TensorTypesBuilder()
 
     def get(self, kind: Type) -> TypeInfo:
@@ -247,8 +248,8 @@ class Signature(NamedTuple):
     label: str
 
 
-_Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Facts]
-"""Operation name, types of operands and of results, places of repeated operands, facts."""
+_Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Attributes]
+"""Operation name, types of operands and of results, places of repeated operands, attributes."""
 
 
 class Signatures:
@@ -256,21 +257,21 @@ class Signatures:
 
     def __init__(self) -> None:
         self.rows: list[Signature] = []
-        self.known = _Memo(self._add)
+        self.known = Memo(self._add)
 
     def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
         """The row of an operation whose cost its name and types give."""
         return self.known[name, operands, results, (), None]
 
     def _add(self, key: _Key) -> int:
-        name, operands, results, repeated, facts = key
+        name, operands, results, repeated, attributes = key
         described = CostInput(
             tuple(tensor for info in operands for tensor in info.tensors),
             tuple(tensor for info in results for tensor in info.tensors),
-            facts,
+            attributes,
             repeated,
         )
-        label = facts.target if isinstance(facts, CustomFacts) else ""
+        label = attributes.target if isinstance(attributes, CustomAttributes) else ""
         return self.priced(name, operands, results, price(name, described), label)
 
     def priced(

@@ -22,7 +22,7 @@ from hespas.costs.aten.call import (
     simple,
 )
 from hespas.costs.contraction import convolution_cost
-from hespas.costs.operation import Contraction, ConvFacts, Cost, Operation, Tensor, WindowDim
+from hespas.costs.operation import Contraction, ConvAttributes, Cost, Operation, Tensor, WindowDim
 from hespas.graph import DType, OpClass
 
 __all__ = [
@@ -265,11 +265,11 @@ def _forward(
         return None
     result = (source.shape[0], features, *outs)
     spatial = tuple(range(2, rank + 2))
-    facts = ConvFacts(0, 1, spatial, *order, spatial, 0, 1, spatial, window, feature_groups=groups)
+    attributes = ConvAttributes(0, 1, spatial, *order, spatial, 0, 1, spatial, window, feature_groups=groups)
     output = Tensor(promoted([source, kernel]), result)
     weights = Tensor(kernel.dtype, shape)
     cost = convolution_cost(
-        Operation((source.plain, weights), (output,)), facts, source.plain, weights, output
+        Operation((source.plain, weights), (output,)), attributes, source.plain, weights, output
     )
     return cost, result
 
