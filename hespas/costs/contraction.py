@@ -178,7 +178,7 @@ def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tupl
             for i, j in zip(attributes.lhs_contracting, attributes.rhs_contracting, strict=True)
         ],
     )
-    batch, m, n, k = (DYNAMIC if min(part, default=1) < 0 else prod(part) for part in parts)
+    batch, m, n, k = map(_product, parts)
     return batch, m, n, k
 
 
@@ -203,10 +203,6 @@ def _known(left: int, right: int) -> int:
     return left if left >= 0 else right
 
 
-def _macs(extents: tuple[int, int, int, int]) -> float:
-    return float(prod(extents)) if min(extents) >= 0 else nan
-
-
 def dot(op: Operation) -> Cost:
     """2 x batch x M x N x K. Without dimension numbers: the last dimension of lhs by the first of rhs."""
     lhs, rhs = op.operands[0], op.operands[1]
@@ -215,11 +211,15 @@ def dot(op: Operation) -> Cost:
         attributes = DotAttributes((), (), (len(lhs.shape) - 1,), (0,))
     if not isinstance(attributes, DotAttributes) or not op.results or not _is_product(lhs, rhs, attributes):
         return unknown_cost(op, OpClass.CONTRACTION)
-    extents = _matrix_extents(lhs, rhs, attributes)
-    macs = _macs(extents)
-    types = (lhs, rhs, op.results[0])
+    return _matmul(op, _matrix_extents(lhs, rhs, attributes), attributes.precision)
+
+
+def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precision) -> Cost:
+    """The product of the first two operands, all of it useful."""
+    macs = float(prod(extents)) if min(extents) >= 0 else nan
+    types = (op.operands[0], op.operands[1], op.results[0])
     return contraction_cost(
-        op, OpClass.CONTRACTION, extents, attributes.precision, macs=macs, useful_macs=macs, types=types
+        op, OpClass.CONTRACTION, extents, precision, macs=macs, useful_macs=macs, types=types
     )
 
 
@@ -233,19 +233,12 @@ def ragged_dot(op: Operation) -> Cost:
     attributes = op.attributes
     if not isinstance(attributes, RaggedDotAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
-    lhs, rhs = op.operands[0], op.operands[1]
-    extents = _matrix_extents(lhs, rhs, attributes.dot)
-    batch, m, n, k = extents
+    batch, m, n, k = _matrix_extents(op.operands[0], op.operands[1], attributes.dot)
     grouped_rhs = attributes.ragged_lhs not in {*attributes.dot.lhs_batch, *attributes.dot.lhs_contracting}
     groups = op.operands[2].shape[-1] if len(op.operands) > 2 and op.operands[2].shape else DYNAMIC
     if grouped_rhs:
         n = n // groups if n >= 0 and groups > 0 else DYNAMIC
-    extents = (batch, m, n, k)
-    macs = _macs(extents)
-    types = (lhs, rhs, op.results[0])
-    return contraction_cost(
-        op, OpClass.CONTRACTION, extents, attributes.dot.precision, macs=macs, useful_macs=macs, types=types
-    )
+    return _matmul(op, (batch, m, n, k), attributes.dot.precision)
 
 
 def einsum(op: Operation) -> Cost:
@@ -266,13 +259,8 @@ def einsum(op: Operation) -> Cost:
     lhs, rhs = (set(labels) for labels in inputs)
     kept = set(output)
     parts = (lhs & rhs & kept, lhs - rhs, rhs - lhs, (lhs & rhs) - kept)
-    sizes = [[extents[label] for label in sorted(part)] for part in parts]
-    batch, m, n, k = (DYNAMIC if min(size, default=1) < 0 else prod(size) for size in sizes)
-    macs = _macs((batch, m, n, k))
-    types = (op.operands[0], op.operands[1], op.results[0])
-    return contraction_cost(
-        op, OpClass.CONTRACTION, (batch, m, n, k), Precision(), macs=macs, useful_macs=macs, types=types
-    )
+    batch, m, n, k = (_product([extents[label] for label in sorted(part)]) for part in parts)
+    return _matmul(op, (batch, m, n, k), Precision())
 
 
 # --- What programs state of multiply-accumulate units beside element types: FQ-Conv (arXiv 1912.09356).

@@ -58,37 +58,37 @@ __all__ = [
 # --- rules of arithmetic: elementwise, reductions, windows, normalisation and sorting
 
 
-def _pointwise(op: Operation, op_class: OpClass, flops: float, transcendentals: float) -> Cost:
-    return Cost(
-        op_class,
-        flops,
-        flops,
-        transcendentals,
-        op.read_bytes,
-        op.written_bytes,
-        arithmetic_dtype(op.operands),
-    )
-
-
-def _elementwise(per_element: int = 1, per_complex_element: int | None = None) -> Rule:
-    """``per_element`` FLOPs for each result element; a complex add is 2 and a complex multiply 6."""
-    complex_flops = 2 * per_element if per_complex_element is None else per_complex_element
+def _elementwise(
+    flops: float = 1.0,
+    *,
+    complex_flops: float | None = None,
+    transcendentals: float = 0.0,
+    op_class: OpClass = OpClass.ELEMENTWISE,
+) -> Rule:
+    """So many FLOPs and transcendentals for each result element, in the type that is expressed; a complex
+    add is 2 FLOPs and a complex multiply 6.
+    """
+    of_complex = 2 * flops if complex_flops is None else complex_flops
 
     def rule(op: Operation) -> Cost:
-        factor = complex_flops if is_complex(op.operands[-1]) else per_element
-        return _pointwise(op, OpClass.ELEMENTWISE, factor * op.results[0].elements, 0.0)
+        factor = of_complex if op_class is OpClass.ELEMENTWISE and is_complex(op.operands[-1]) else flops
+        elements = op.results[0].elements
+        done = factor * elements if factor else 0.0
+        return Cost(
+            op_class,
+            done,
+            done,
+            transcendentals * elements if transcendentals else 0.0,
+            op.read_bytes,
+            op.written_bytes,
+            arithmetic_dtype(op.operands),
+        )
 
     return rule
 
 
-def _transcendental(op: Operation) -> Cost:
-    """One transcendental for each result element, no FLOPs."""
-    return _pointwise(op, OpClass.TRANSCENDENTAL, 0.0, op.results[0].elements)
-
-
-def quantize(op: Operation) -> Cost:
-    """Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
-    return _pointwise(op, OpClass.QUANTIZE, 2.0 * op.results[0].elements, 0.0)
+quantize = _elementwise(2.0, op_class=OpClass.QUANTIZE)
+"""Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
 
 
 def _applied(op: Operation, op_class: OpClass, times: float, flops: float, transcendentals: float) -> Cost:
@@ -143,16 +143,6 @@ def _map_body(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.MAP)
     body = op.attributes.body
     return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
-
-
-def _expanded(flops: float, transcendentals: float) -> Rule:
-    """A special function, by what its polynomials take for each result element."""
-
-    def rule(op: Operation) -> Cost:
-        elements = op.results[0].elements
-        return _pointwise(op, OpClass.TRANSCENDENTAL, flops * elements, transcendentals * elements)
-
-    return rule
 
 
 def _scan(op: Operation) -> Cost:
@@ -402,16 +392,19 @@ TABLE: dict[str, Rule] = {
         conj stochastic_convert
         """,
     ),
-    **_rows(_elementwise(1, 6), "multiply square"),
-    **_rows(_elementwise(2), "clamp"),
+    **_rows(_elementwise(complex_flops=6.0), "multiply square"),
+    **_rows(_elementwise(2.0), "clamp"),
     **_rows(
-        _transcendental,
+        _elementwise(0.0, transcendentals=1.0, op_class=OpClass.TRANSCENDENTAL),
         """
         exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
         atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
         """,
     ),
-    **{name: _expanded(*counts) for name, counts in _SPECIAL.items()},
+    **{
+        name: _elementwise(flops, transcendentals=heavy, op_class=OpClass.TRANSCENDENTAL)
+        for name, (flops, heavy) in _SPECIAL.items()
+    },
     **_always(
         FREE,
         """

@@ -380,11 +380,10 @@ def global_nodes(
     none in a program that communications data outside of manual computations. O(nodes + regions).
     """
     within: list[frozenset[str]] = []
-    for row in template.regions:  # parents first
-        within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset[str]()))
-    for link in template.links:
-        communication = communications[link.communication]
-        region = template.region[link.node]
+    for each in template.regions:  # parents first
+        within.append(each.manual | (within[each.parent] if each.parent >= 0 else frozenset[str]()))
+    for node, row in template.links:
+        communication, region = communications[row], template.region[node]
         is_host = isinstance(communication, Message) and communication.is_host
         if not is_host and not (region >= 0 and within[region]):
             return [], 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -140,8 +141,9 @@ def _read(
     strings = StringTableBuilder()
     types = TypeTable(bindings, strings)
     library = FunctionLibrary(frame, bindings)
-    lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
-    trips = TripCounter(bindings, frame.body, lambda: call_sites(frame, bindings))
+    sites = cache(partial(call_sites, frame, bindings))
+    lifetimes = Lifetimes(frame.donated, sites, frame.entry)
+    trips = TripCounter(bindings, frame.body, sites)
     attributes = AttributeReader(bindings, types, lifetimes, frame.body, trips)
     # Lines that bytecode mentions are those of a text nobody has.
     own_lines = path if parsed.form is Form.TEXT else ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -43,6 +44,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
+@dataclass(slots=True, eq=False)
 class TypeInfo:
     """There is one object per type, compared by identity. ``rows`` of the type table and the tensors behind
     one MLIR type: one each, several for a tuple.
@@ -50,19 +52,10 @@ class TypeInfo:
     ``elements`` are the types of a tuple or future, None for any other type.
     """
 
-    __slots__ = ("elements", "is_bounded", "rows", "tensors")
-
-    def __init__(
-        self,
-        rows: tuple[int, ...],
-        tensors: tuple[Tensor, ...],
-        is_bounded: bool = False,
-        elements: tuple[TypeInfo, ...] | None = None,
-    ) -> None:
-        self.rows = rows
-        self.tensors = tensors
-        self.is_bounded = is_bounded
-        self.elements = elements
+    rows: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    is_bounded: bool = False
+    elements: tuple[TypeInfo, ...] | None = None
 
 
 class Memo(dict[_K, _V]):

@@ -30,16 +30,7 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.mlir import Value as SsaValue
-from hespas.converters.stablehlo.template import (
-    Flow,
-    Link,
-    RegionRow,
-    Scope,
-    Template,
-    TupleFlow,
-    Value,
-    flatten,
-)
+from hespas.converters.stablehlo.template import Flow, RegionRow, Scope, Template, TupleFlow, Value, flatten
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable
 from hespas.costs.operation import FREE, branch_ns
 from hespas.graph import Diagnostics, RegionKind
@@ -213,7 +204,7 @@ class Walker:
         if canonical in _REDUCING and len(op.regions):
             reduction = shared.attributes.body(op.regions[0]).name
         row = shared.communications.row(canonical, op, operands, results, reduction)
-        self.scope.template.links.append(Link(node, row))
+        self.scope.template.links.append((node, row))
 
     def _report(self, op: Operation, row: int) -> None:
         """Say why figures of a signature are unknown or bounds."""
@@ -424,7 +415,7 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         rows.append(row)
         times.append(_duration_ns(walker, first, row))
         links = scope.template.links[first_link:]
-        exchanged.append(tuple(_kind(shared.communications.rows[link.communication]) for link in links))
+        exchanged.append(tuple(_kind(shared.communications.rows[each]) for _, each in links))
     kept = max(range(len(rows)), key=lambda place: times[place])
     for place, row in enumerate(rows):
         scope.set_trips(row, 1.0 if place == kept else 0.0)
