@@ -9,6 +9,7 @@ file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -280,7 +281,7 @@ def _told_by_nodes(
     evidence = Evidence()
     if has_metadata:
         evidence.add_metadata(batch.message(0))
-    start = evidence.copy()
+    start = deepcopy(evidence)
     nodes = batch.without_first() if has_metadata else batch
     evidence.add_nodes(nodes.window, nodes.start, nodes.end)
     found = survivors(evidence, possible, has_metadata=has_metadata)
@@ -299,7 +300,7 @@ def _stranger(nodes: FrameBatch, start: Evidence, possible: frozenset[str], *, h
     low, high = 0, len(nodes)
     while low < high:
         middle = (low + high) // 2
-        evidence = start.copy()
+        evidence = deepcopy(start)
         evidence.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
         if survivors(evidence, possible, has_metadata=has_metadata):
             low = middle + 1
@@ -453,13 +454,15 @@ class _Joiner:
         """The whole, with what the last chunk says of the file; the joiner is empty afterwards."""
         if not self._columns:
             return last
-        attrs = AttributeColumns(
-            last.attrs.keys,
-            self._take("attr_offsets"),
-            *(self._take(name) for name in ("key", "field", "bits")),
-            self._texts("payload"),
-            self._take("doc_row"),
-            self._texts("doc"),
+        attrs = replace(
+            last.attrs,
+            offsets=self._take("attr_offsets"),
+            key=self._take("key"),
+            field=self._take("field"),
+            bits=self._take("bits"),
+            payload=self._texts("payload"),
+            doc_row=self._take("doc_row"),
+            doc=self._texts("doc"),
         )
         columns: dict[str, Any] = {name: self._take(name) for name in (*_NODE_COLUMNS, *_NODE_OFFSETS)}
         for side in ("inputs", "outputs"):
