@@ -359,7 +359,7 @@ def test_a_lone_trace_of_pytorch_is_a_program_where_one_is_wanted(host_only: Pat
     assert "free" not in viewed
 
 
-def test_sums_say_how_many_steps_they_span(tmp_path: Path) -> None:
+def test_sums_say_how_many_steps_they_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two marked steps are added up and called so; times beside them are those of one."""
     shapes: Json = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
     events: list[Json] = []
@@ -371,6 +371,7 @@ def test_sums_say_how_many_steps_they_span(tmp_path: Path) -> None:
             kernel("gemm", start + 40, 8, step + 1),
         ]
     path = write_kineto(tmp_path / "gpu.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    monkeypatch.setenv("COLUMNS", "160")
     done = _validate("accuracy", "--measured", path, "--hardware", "H100-SXM", "--json", tmp_path / "r.json")
     assert done.exit_code == 0, done.output
     assert "sum of operations, 2 steps" in done.stdout
