@@ -299,15 +299,12 @@ def _fits(rows: tuple[_FitRow, ...], path: Path) -> tuple[Fit, ...]:
 
 
 def _fit(row: _FitRow, where: str, path: Path) -> Fit:
-    return Fit(
-        **structs.asdict(row)
-        | {
-            "parameters": _parameters(row, f"{where}.parameters", path),
-            "support": _support(row, f"{where}.support", path),
-            "bands": _bands(row, f"{where}.bands", path),
-            "seed": int(row.seed),
-        }
-    )
+    stated: dict[str, Any] = structs.asdict(row)
+    stated["parameters"] = _parameters(row, f"{where}.parameters", path)
+    stated["support"] = _support(row, f"{where}.support", path)
+    stated["bands"] = _bands(row, f"{where}.bands", path)
+    stated["seed"] = int(row.seed)
+    return Fit(**stated)
 
 
 def _parameters(row: _FitRow, where: str, path: Path) -> tuple[FitParameter, ...]:
@@ -498,19 +495,33 @@ def _read(path: Path, kind: type[_Document]) -> tuple[dict[str, object], _Docume
     return table, document
 
 
-def _check_within(value: object, where: str, path: Path) -> None:
-    if isinstance(value, tuple):
-        for index, item in enumerate(cast("tuple[object, ...]", value)):
-            _check_within(item, f"{where}[{index}]", path)
-    elif isinstance(value, Struct):
-        for name, kind in _kinds(type(value)).items():
-            item = getattr(value, name)
-            place = f"{where}.{name}" if where else name
-            if within := _extra(kind, "within"):
-                if not within(item):
-                    raise _unexpected(item, kind, place, path)
-            else:
-                _check_within(item, place, path)
+def _check_within(row: Struct, where: str, path: Path) -> None:
+    """Figures that may be unknown, which no bound of a type allows."""
+    for name, kind, within in _figures_and_rows(type(row)):
+        value, place = getattr(row, name), f"{where}{name}"
+        if within:
+            if not within(value):
+                raise _unexpected(value, kind, place, path)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(cast("tuple[Struct, ...]", value)):
+                _check_within(item, f"{place}[{index}].", path)
+        elif value is not None:
+            _check_within(value, f"{place}.", path)
+
+
+@cache
+def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
+    """Of a type the figures with their checks, and what is rows of other types."""
+    kinds = {name: (each, _extra(each, "within")) for name, each in _kinds(kind).items()}
+    return tuple(
+        (name, *each)
+        for name, each in kinds.items()
+        if each[1] or any(map(_row_type, (each[0], *get_args(each[0]))))
+    )
+
+
+def _row_type(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _translated(refusal: str, table: dict[str, object], kind: Any, path: Path) -> FormatError:
@@ -578,11 +589,10 @@ def _unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError
     return _fault(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
 
 
-def _bare(kind: Any) -> Any:
+def _bare(kind: Any) -> object:
     """The key of a type in :data:`_KINDS`."""
-    bare = get_args(kind)[0] if _meta(kind) else kind
-    bare = get_origin(bare) or bare
-    return dict if isinstance(bare, type) and issubclass(bare, Struct) else bare
+    bare: object = get_args(kind)[0] if _meta(kind) else kind
+    return dict if _row_type(bare) else get_origin(bare) or bare
 
 
 def _converts(value: object, kind: Any) -> bool:
