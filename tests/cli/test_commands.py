@@ -21,7 +21,7 @@ from hespas._version import __version__
 from hespas.cli import convert, main, options, session, validate
 from hespas.converters import ReadOptions
 from hespas.files.streams import VARIABLE
-from hespas.schemas.chakra.tables import reference_messages
+from tests.chakra_messages import reference_messages
 from tests.converters.pytorch.traces import Json, annotation, host, kernel, launch, write_kineto
 from tests.malformed_inputs import et_file
 

@@ -16,8 +16,8 @@ import pytest
 from hespas.api import convert, read, write
 from hespas.graph import GraphBuilder, OpClass, Workload
 from hespas.graph.workload import graphs_equal
-from hespas.schemas.chakra.tables import reference_messages
 from hespas.validators.checker import CheckOptions, check
+from tests.chakra_messages import reference_messages
 from tests.converters.chakra.conftest import messages_of
 
 _FIXTURES = Path(__file__).parents[3] / "fixtures"
