@@ -330,14 +330,15 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
 
 
 def _takes_lists(reader: _AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
-    """Whether all nodes list the tensors that a writer would list, and none is a computation with a ``bare``
-    count, which a writer would not leave; the lists then count as accounted for.
+    """Whether all nodes that do anything list the tensors that a writer would list, and none is a computation
+    with a ``bare`` count, which a writer would not leave; the lists then count as accounted for.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
     if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
         return False
-    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))
+    nodes = np.flatnonzero(reader.kind != NodeKind.METADATA)
+    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size), nodes)
     if rows is None:
         return False
     reader.modelled[rows] = True
