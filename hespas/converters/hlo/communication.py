@@ -222,16 +222,10 @@ class Emitter:
         found = fields(metadata)
         strings = self.builder.strings
         framework = strings.add(found.get("op_name", ""))
-        rows = (framework, strings.add(self._source(found)) if self._locations else 0)
+        source = self.program.module.frames.stated(found) if self._locations else ""
+        rows = (framework, strings.add(source))
         self._provenance[metadata] = rows
         return rows
-
-    def _source(self, found: dict[str, str]) -> str:
-        if "source_file" in found:
-            line = found.get("source_line", "")
-            return f"{found['source_file']}:{line}" if line else found["source_file"]
-        frame = found.get("stack_frame_id", "")
-        return self.program.module.frames.source(int(frame)) if frame.isdigit() and len(frame) < 19 else ""
 
     def in_host_memory(self, row: int) -> bool:
         """Whether a shape's first array lives in host memory."""
