@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import isnan
@@ -100,7 +100,7 @@ def cases_of_rows(
         workload=rows.name,
         hardware=device.name,
         labels=_words(ops),
-        shapes=ShapeTexts(ops, first),
+        shapes=ShapeTexts(ops, first, _shape_texts),
         shape=known.place if number is None else number[known.place],
         op_class=classes.codes(ops),
         measured_ns=rows.duration_ns,
@@ -134,24 +134,25 @@ def _words(ops: Operations) -> Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTexts:
-    """What names some operations, the ``rows`` of ``ops``: their labels and sizes, made when asked for."""
+    """What names some operations, the ``rows`` of ``ops``, as texts that are ``spelled`` when asked for."""
 
     ops: Operations
     rows: IntArray
+    spelled: Callable[[Operations], list[str]]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, number: int, /) -> str:
-        return _shape_texts(self.ops.take(self.rows[number : number + 1]))[0]
+        return self.spelled(self.ops.take(self.rows[number : number + 1]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _AT_ONCE):
-            yield from _shape_texts(self.ops.take(self.rows[start : start + _AT_ONCE]))
+            yield from self.spelled(self.ops.take(self.rows[start : start + _AT_ONCE]))
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Of some operations the first of each text that :class:`ShapeTexts` gives, and the place of each among
+    """Of some operations the first of each text that :func:`_shape_texts` gives, and the place of each among
     these (None: no two have the same). What the texts do not say - FLOPs, bytes, sizes that decide no time
     of the kind, digits past the fifteenth - tells no two apart.
     """
