@@ -36,6 +36,7 @@ __all__ = [
     "devices_of_tables",
     "model_of_operations",
     "prediction_of_rows",
+    "rows_of_split",
     "rows_on",
 ]
 
@@ -350,11 +351,17 @@ def _scored(table: Measurements, split: str) -> BoolArray:
     if not split:
         return np.ones(len(table), np.bool_)
     found = np.zeros(len(table), np.bool_)
-    found[table.split.where(split)] = True
-    if not found.any():
+    found[rows_of_split(table, split)] = True
+    return found
+
+
+def rows_of_split(table: Measurements, split: str) -> IntArray:
+    """Numbers of the rows of a split. Raises ``UsageError`` where there is none."""
+    rows = table.split.where(split)
+    if not len(rows):
         listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
         raise UsageError(f"no row of {table.name} has split {split!r}", hint=f"it has {listed}")
-    return found
+    return rows
 
 
 def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -> None:
@@ -385,10 +392,8 @@ def _compared(
 ) -> tuple[Cases, list[LintFinding]]:
     """The rows of one device, of which some are compared, with what the models and the baselines say."""
     models, classes, diagnostics = asked
-    is_fitted = ~is_scored
-    is_fitted[is_fitted] = np.isin(
-        rows.split.row[is_fitted], [n for n, name in enumerate(rows.split.names) if name == _FITTED_SPLIT]
-    )
+    is_fitted = np.zeros(len(rows), np.bool_)
+    is_fitted[rows.split.where(_FITTED_SPLIT)] = True
     kept = np.flatnonzero(is_scored | is_fitted)
     rows, is_scored = rows.take(kept), is_scored[kept]
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
@@ -400,9 +405,8 @@ def _compared(
         op_class=classes.codes(rows.ops),
         shape=distinct.place,
         group=rows.shape_group(),
-        is_test=is_scored,
     )
-    baselines = baselines_of_rows(fitting)
+    baselines = baselines_of_rows(fitting, is_scored)
     if fitting.is_sampled:
         diagnostics.warning(
             "accuracy.sampled-baselines",
