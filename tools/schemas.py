@@ -13,6 +13,11 @@ from typing import Any, cast
 
 import msgspec
 
+from hespas.api.conversion import ConversionDocument
+from hespas.api.estimation import EstimateDocument
+from hespas.api.simulation import SimulationDocument
+from hespas.api.summary import DevicesDocument, EstimatorsDocument, SummaryDocument
+from hespas.api.table_estimation import TableDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
@@ -27,7 +32,14 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "calibrate": CalibrationDocument,
     "check": CheckDocument,
     "compare": ComparisonDocument,
+    "convert": ConversionDocument,
+    "devices": DevicesDocument,
+    "estimate": EstimateDocument,
+    "estimate_table": TableDocument,
+    "estimators": EstimatorsDocument,
     "roundtrip": RoundTripDocument,
+    "simulate": SimulationDocument,
+    "view": SummaryDocument,
 }
 """Types of documents by the name of their schema; a new document is one row."""
 

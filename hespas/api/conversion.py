@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -47,7 +48,7 @@ from hespas.converters import (
     is_flat,
     load_format,
 )
-from hespas.files.documents import Figure
+from hespas.files.documents import Count, Figure
 from hespas.files.output import check_destination
 from hespas.graph import Diagnostic, Diagnostics, Profile, Workload
 from hespas.graph.errors import FormatError, HespasError, MissingExtraError, UnsupportedError, UsageError
@@ -56,7 +57,7 @@ from hespas.graph.passes import Totals
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Conversion", "EventConservation", "conversion_document", "convert"]
+__all__ = ["Conversion", "ConversionDocument", "EventConservation", "conversion_document", "convert"]
 
 # The account of a profile that was converted: what of its events is in the file that was written.
 
@@ -67,10 +68,10 @@ class _EventTotals:
     communications and attached documents.
     """
 
-    events: int
-    device_time_ns: float
-    bytes_moved: float
-    operations: int
+    events: Count
+    device_time_ns: Figure
+    bytes_moved: Figure
+    operations: Count
     modules: int
     kernels: int
     categories: int
@@ -171,7 +172,7 @@ class Conversion(Result):
     source_format: str
     target_format: str
     value: Value
-    bytes_written: int
+    bytes_written: Count
     conservation: Conservation | None
     events: EventConservation | None = None
     hardware: str = ""
@@ -499,8 +500,8 @@ def _sums_written(again: Workload, ranks: range | None, written: int) -> Totals:
 
 
 class _InOut(msgspec.Struct, frozen=True, rename={"before": "in", "after": "out"}):
-    before: Figure | None
-    after: Figure | None
+    before: Figure
+    after: Figure
 
 
 class _Conservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -515,23 +516,25 @@ class _Conservation(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[Dropped, ...]
 
 
-class _ConversionDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.convert/1"
+class ConversionDocument(Document, frozen=True, kw_only=True):
+    """What hespas-convert --log-json writes."""
+
+    schema: Literal["hespas.convert/1"] = "hespas.convert/1"
     output: str
     source_format: str
     target_format: str
     hardware: str
     estimator: str
-    bytes_written: int
-    num_ranks: int | UnsetType = UNSET
-    rank_classes: int | UnsetType = UNSET
+    bytes_written: Count
+    num_ranks: Count | UnsetType = UNSET
+    rank_classes: Count | UnsetType = UNSET
     conservation: _Conservation | UnsetType = UNSET
 
 
 def conversion_document(done: Conversion) -> msgspec.Struct:
     """What a conversion did: ``hespas.convert/1``."""
     account = done.conservation
-    return _ConversionDocument(
+    return ConversionDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
         output=done.destination,
@@ -558,7 +561,7 @@ def _conservation(done: Conversion) -> _Conservation | UnsetType:
         events_out=after[count],
         device_time_ns_in=before["device_time_ns"],
         device_time_ns_out=after["device_time_ns"],
-        flops=_InOut(before.get("flops"), after.get("flops")),
+        flops=_InOut(before.get("flops", nan), after.get("flops", nan)),
         bytes=_InOut(before["bytes_moved"], after["bytes_moved"]),
         totals_in=before,
         totals_out=after,

@@ -6,9 +6,9 @@ import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import inf, isnan
+from math import inf, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.rates import StepEnergy, step_energy
 from hespas.estimators.registry import for_job, with_option
-from hespas.files.documents import Figure, inert_cell
+from hespas.files.documents import Count, Figure, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClassTotals",
+    "EstimateDocument",
     "NodeEstimates",
     "SaidBy",
     "class_totals",
@@ -84,8 +85,8 @@ class SaidBy:
     """What one estimator said of one operation class: nodes that take time, and their sum over a step."""
 
     estimator: str
-    nodes: int
-    duration_ns: float
+    nodes: Count
+    duration_ns: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +96,11 @@ class ClassTotals:
     """
 
     op_class: str
-    nodes: float
-    flops: float
-    bytes_moved: float
-    duration_ns: float
-    unknown: int
+    nodes: Figure
+    flops: Figure
+    bytes_moved: Figure
+    duration_ns: Figure
+    unknown: Count
     said_by: tuple[SaidBy, ...] = ()
 
 
@@ -320,21 +321,23 @@ def _cell(value: float) -> float | str:
 
 class _EstimatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
-    ranks: int
+    ranks: Count
     coverage: Figure
     duration_ns: Figure
     energy: StepEnergy
     op_classes: tuple[ClassTotals, ...]
 
 
-class _EstimateDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.estimate/1"
+class EstimateDocument(Document, frozen=True, kw_only=True):
+    """What hespas estimate --json writes."""
+
+    schema: Literal["hespas.estimate/1"] = "hespas.estimate/1"
     hardware: str
     estimator: str
     granularity: str
-    step_ns: Figure | None
-    step_low_ns: Figure | None
-    step_high_ns: Figure | None
+    step_ns: Figure
+    step_low_ns: Figure
+    step_high_ns: Figure
     rank_classes: list[_EstimatedClass]
 
 
@@ -354,14 +357,14 @@ def estimate_document(done: NodeEstimates, step: Simulation | None) -> msgspec.S
                 op_classes=rows,
             )
         )
-    return _EstimateDocument(
+    return EstimateDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
         hardware=done.hardware,
         estimator=done.estimator,
         granularity=done.granularity or "",
-        step_ns=step.step_ns if step else None,
-        step_low_ns=step.low_ns if step else None,
-        step_high_ns=step.high_ns if step else None,
+        step_ns=step.step_ns if step else nan,
+        step_low_ns=step.low_ns if step else nan,
+        step_high_ns=step.high_ns if step else nan,
         rank_classes=classes,
     )

@@ -16,7 +16,7 @@ from dataclasses import replace
 from html import escape
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -398,13 +398,13 @@ class Finding(msgspec.Struct, frozen=True):
     """A diagnostic in a document; ``count`` is the exact number of its code."""
 
     code: str
-    severity: str
+    severity: Literal["info", "warning", "error"]
     path: str
     location: str
     message: str
     rank: int | None
     node: int | None
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1)]
 
 
 def findings(diagnostics: Diagnostics) -> list[Finding]:

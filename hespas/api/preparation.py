@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hespas.converters import Format
+from hespas.files.documents import Figure
 from hespas.graph import WHOLE_JOB, CollectiveKind, Diagnostics, OpClass, OpGraph, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -45,8 +46,8 @@ class Dropped:
 
     reason: str
     message: str
-    count: float
-    bytes_moved: float = 0.0
+    count: Figure
+    bytes_moved: Figure = 0.0
 
 
 @dataclass(frozen=True, slots=True)

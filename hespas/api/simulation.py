@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refus
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Simulated
 from hespas.estimators import MissingPolicy
-from hespas.files.documents import Figure, encoded
+from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
 from hespas.files.streams import first_bytes
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "SimulationDocument",
     "SimulationResult",
     "aligned",
     "check_timeline",
@@ -138,8 +139,8 @@ class _OfResource(msgspec.Struct, frozen=True):
 
 
 class _Path(msgspec.Struct, frozen=True):
-    spans: int
-    after_resource: int
+    spans: Count
+    after_resource: Count
     op_classes: list[_OfClass]
     resources: list[_OfResource]
 
@@ -147,13 +148,13 @@ class _Path(msgspec.Struct, frozen=True):
 class _SimulatedClass(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
     name: str
-    ranks: int
+    ranks: Count
     first_rank: int
     finish_ns: Figure
     exposed_comm_ns: Figure
-    unknown: int
-    kept: int
-    extrapolated_loops: int
+    unknown: Count
+    kept: Count
+    extrapolated_loops: Count
     resources: list[_Busy]
     critical_path: _Path
 
@@ -166,12 +167,14 @@ class _RankRow(msgspec.Struct, frozen=True):
     comm_ns: Figure
 
 
-class _SimulationDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.simulate/1"
+class SimulationDocument(Document, frozen=True, kw_only=True):
+    """What hespas simulate --json writes."""
+
+    schema: Literal["hespas.simulate/1"] = "hespas.simulate/1"
     hardware: str
     estimator: str
     simulator: str
-    num_ranks: int
+    num_ranks: Count
     step_ns: Figure
     step_low_ns: Figure
     step_high_ns: Figure
@@ -185,7 +188,7 @@ def simulation_document(done: SimulationResult, *, ranks: bool = True) -> msgspe
     """The figures of a simulation: ``hespas.simulate/1``. Without ``ranks`` its rows are left out: those may
     be many, and :func:`write_simulation_json` adds them as it writes.
     """
-    return _SimulationDocument(
+    return SimulationDocument(
         inputs=[done.source],
         diagnostics=findings(done.diagnostics),
         hardware=done.hardware,

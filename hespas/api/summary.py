@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hespas.api.io import Document, Result, findings, json_of, read, row_of
 from hespas.converters import ReadOptions, Value, find_format
 from hespas.estimators.registry import ListedEstimator
-from hespas.files.documents import Figure
+from hespas.files.documents import Count, Figure
 from hespas.graph import (
     ACCUMULATOR_BITS,
     DTYPES,
@@ -42,11 +42,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ClassSummary",
     "CollectiveRow",
+    "DevicesDocument",
+    "EstimatorsDocument",
     "OpRow",
     "ProductRow",
     "ProfileSummary",
     "RegionRow",
     "Summary",
+    "SummaryDocument",
     "devices_document",
     "estimators_document",
     "product_rows",
@@ -75,9 +78,9 @@ class ProductRow:
     products: int
     accumulator_bits: str
     mac_noise_sigma: str
-    nodes: int
-    executions: float
-    flops: float
+    nodes: Count
+    executions: Figure
+    flops: Figure
 
 
 def product_rows(graph: OpGraph) -> tuple[ProductRow, ...]:
@@ -146,12 +149,12 @@ class OpRow:
     """
 
     name: str
-    nodes: int
-    executions: float
-    flops: float
-    bytes_moved: float
-    duration_ns: float
-    unknown: int
+    nodes: Count
+    executions: Figure
+    flops: Figure
+    bytes_moved: Figure
+    duration_ns: Figure
+    unknown: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +169,9 @@ class CollectiveRow:
     num_groups: int
     group_size: int
     first_group: tuple[int, ...]
-    nodes: int
-    executions: float
-    comm_bytes: float
+    nodes: Count
+    executions: Figure
+    comm_bytes: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,8 @@ class RegionRow:
     label: str
     kind: str
     depth: int
-    trips: float
-    nodes: int
+    trips: Figure
+    nodes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +192,22 @@ class ClassSummary:
     """
 
     name: str
-    num_ranks: int
+    num_ranks: Count
     first_rank: int
     last_rank: int
-    nodes: int
-    data_edges: int
-    control_edges: int
+    nodes: Count
+    data_edges: Count
+    control_edges: Count
     depth: int
     width: int
-    streams: int
+    streams: Count
     by_class: tuple[OpRow, ...]
     by_op: tuple[OpRow, ...]
     products: tuple[ProductRow, ...]
     collectives: tuple[CollectiveRow, ...]
     messages: tuple[OpRow, ...]
     regions: tuple[RegionRow, ...]
-    attributes: int
+    attributes: Count
     attachments: Mapping[str, int]
 
 
@@ -215,14 +218,14 @@ class ProfileSummary:
     """
 
     device: str
-    events: int
-    streams: int
-    ranks: int
-    span_ns: float
-    duration_ns: float
-    linked_share: float
-    host_ops: int
-    negative_events: int
+    events: Count
+    streams: Count
+    ranks: Count
+    span_ns: Figure
+    duration_ns: Figure
+    linked_share: Figure
+    host_ops: Count
+    negative_events: Count
     by_category: tuple[OpRow, ...]
     by_op: tuple[OpRow, ...]
 
@@ -234,7 +237,7 @@ class Summary(Result):
     name: str
     format: str
     metadata: Mapping[str, str]
-    num_ranks: int
+    num_ranks: Count
     classes: tuple[ClassSummary, ...]
     profile: ProfileSummary | None
     source: str = ""
@@ -481,19 +484,21 @@ def _event_rows(profile: Profile, key: NDArray[np.int32], name: Callable[[int], 
     return tuple(sorted(rows, key=_weight))
 
 
-class _SummaryDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.view/1"
+class SummaryDocument(Document, frozen=True, kw_only=True):
+    """What hespas view --json writes."""
+
+    schema: Literal["hespas.view/1"] = "hespas.view/1"
     name: str
     format: str
     metadata: Mapping[str, str]
-    num_ranks: int
+    num_ranks: Count
     classes: tuple[ClassSummary, ...]
     profile: ProfileSummary | None
 
 
 def summary_document(found: Summary) -> msgspec.Struct:
     """The figures as ``hespas.view/1``."""
-    return _SummaryDocument(
+    return SummaryDocument(
         inputs=[found.source],
         diagnostics=findings(found.diagnostics),
         name=found.name,
@@ -505,14 +510,16 @@ def summary_document(found: Summary) -> msgspec.Struct:
     )
 
 
-class _EstimatorsDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.estimators/1"
+class EstimatorsDocument(Document, frozen=True, kw_only=True):
+    """What hespas estimators --json writes."""
+
+    schema: Literal["hespas.estimators/1"] = "hespas.estimators/1"
     estimators: list[ListedEstimator]
 
 
 def estimators_document(rows: Sequence[ListedEstimator]) -> msgspec.Struct:
     """The list of estimators: ``hespas.estimators/1``."""
-    return _EstimatorsDocument(inputs=[], diagnostics=[], estimators=list(rows))
+    return EstimatorsDocument(inputs=[], diagnostics=[], estimators=list(rows))
 
 
 class _Peak(msgspec.Struct, frozen=True):
@@ -551,8 +558,10 @@ class _DeviceRow(msgspec.Struct, frozen=True):
     links: tuple[_Link, ...]
 
 
-class _DevicesDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.devices/1"
+class DevicesDocument(Document, frozen=True, kw_only=True):
+    """What hespas hardware list --json writes."""
+
+    schema: Literal["hespas.devices/1"] = "hespas.devices/1"
     devices: list[_DeviceRow]
 
 
@@ -560,6 +569,6 @@ def devices_document(devices: Sequence[Device]) -> msgspec.Struct:
     """The devices that ship with the package: ``hespas.devices/1``. A peak is per device, dense or sparse as
     it says; ``hespas hardware show`` tells the sources.
     """
-    return _DevicesDocument(
+    return DevicesDocument(
         inputs=[], diagnostics=[], devices=[row_of(_DeviceRow, device) for device in devices]
     )

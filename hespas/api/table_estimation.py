@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from hespas.api.io import Document, Result, findings, json_of, put, row_of
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
-from hespas.files.documents import Figure, inert, inert_cell
+from hespas.files.documents import Count, Figure, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UnsupportedError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KindTotals",
+    "TableDocument",
     "TableEstimates",
     "estimate_table",
     "table_estimate_document",
@@ -82,12 +83,12 @@ class KindTotals:
 
     kind: str
     dtype: str
-    operations: int
-    unknown: int
-    flops: float
-    bytes_moved: float
-    duration_ns: float
-    cycles: float
+    operations: Count
+    unknown: Count
+    flops: Figure
+    bytes_moved: Figure
+    duration_ns: Figure
+    cycles: Figure
     estimators: tuple[str, ...]
 
 
@@ -230,8 +231,8 @@ def _total(kind: str, dtype: str, sums: _Sums) -> KindTotals:
 class _Kind(msgspec.Struct, frozen=True):
     kind: str
     dtype: str
-    operations: int
-    unknown: int
+    operations: Count
+    unknown: Count
     flops: Figure
     bytes_moved: Figure
     duration_ns: Figure
@@ -239,19 +240,21 @@ class _Kind(msgspec.Struct, frozen=True):
     estimators: tuple[str, ...]
 
 
-class _TableDocument(Document, frozen=True, kw_only=True):
-    schema: str = "hespas.estimate_table/1"
+class TableDocument(Document, frozen=True, kw_only=True):
+    """What hespas estimate --table --json writes."""
+
+    schema: Literal["hespas.estimate_table/1"] = "hespas.estimate_table/1"
     hardware: str
     estimator: str
-    operations: int
-    unknown: int
+    operations: Count
+    unknown: Count
     duration_ns: Figure
     kinds: list[_Kind]
 
 
 def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
     """Sums per kind of operation: ``hespas.estimate_table/1``."""
-    return _TableDocument(
+    return TableDocument(
         inputs=[str(done.path)],
         diagnostics=findings(done.diagnostics),
         hardware=done.hardware,

@@ -232,7 +232,7 @@ def _report(done: Conversion) -> None:
         ("operations", count_text(before.ops), count_text(after.ops)),
         ("device time", time_text(before.device_time_ns), time_text(after.device_time_ns)),
         ("FLOPs", flops_text(before.flops), flops_text(after.flops)),
-        ("FLOPs without zeros", flops_text(before.useful_flops), flops_text(after.useful_flops)),
+        ("useful FLOPs", flops_text(before.useful_flops), flops_text(after.useful_flops)),
         ("bytes moved", bytes_text(before.bytes_moved), bytes_text(after.bytes_moved)),
         ("collectives", count_text(before.collectives), count_text(after.collectives)),
         ("collective payload", bytes_text(before.collective_bytes), bytes_text(after.collective_bytes)),

@@ -260,7 +260,7 @@ def _show_estimates(done: NodeEstimates) -> None:
         ]
         heads = ["class", "operations", "FLOPs", "bytes", "time", "share", "unknown"]
         if len(spoke) > 1:
-            heads.insert(6, "said by")
+            heads.insert(6, "estimator")
         emit(table_text(heads, lines, left=(0, 6) if len(spoke) > 1 else (0,)))
         for energy in done.energies[index : index + 1]:
             _show_energy(energy)

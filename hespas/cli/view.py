@@ -200,7 +200,7 @@ def _show_products(rows: Sequence[ProductRow]) -> None:
         )
         for row in rows
     ]
-    columns = ["products", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
+    columns = ["matmuls", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"]
     # Columns that say nothing anywhere are left out.
     kept = [place for place in range(len(columns)) if any(line[place] for line in lines)]
     emit("")

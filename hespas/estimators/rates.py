@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.files.documents import Figure
 from hespas.graph import (
     DTYPES,
     UNKNOWN_DTYPE,
@@ -239,9 +240,9 @@ class StepEnergy:
     figures for; ``at_tdp_j`` has the board at ``tdp_w`` watts for the work of the step.
     """
 
-    at_least_j: float
-    at_tdp_j: float
-    tdp_w: float
+    at_least_j: Figure
+    at_tdp_j: Figure
+    tdp_w: Figure
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums past what a float holds are infinite

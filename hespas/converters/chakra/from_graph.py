@@ -16,9 +16,9 @@ from hespas.converters.chakra.assembly import Assembled, Assembly, Kept
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
-    DEFAULT_CLASS,
     KIND_TO_TYPE,
     Tag,
+    default_classes,
 )
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
@@ -193,8 +193,7 @@ class _AttributeWriter:
 
     def floats(self, name: str, column: FloatArray) -> None:
         """Known values of a column, as whole numbers."""
-        nodes = np.flatnonzero((column >= 0) & (column < LARGEST_COUNT))
-        self.integers(name, nodes, np.rint(column[nodes]).astype(np.int64))
+        self.sizes(np.arange(len(column)), column, name)
 
     def transcendentals(self) -> None:
         """Left out where 0 beside a known ``num_ops``; -1 where unknown beside one."""
@@ -217,16 +216,9 @@ class _AttributeWriter:
         self, name: str, nodes: Longs, spelling: list[bytes], which: Longs, slot: Longs | None = None
     ) -> None:
         """Texts from a short list."""
-        base = self.assembly.buffer(b"".join(spelling))
         rows = ByteRows.from_rows(spelling)
-        self.assembly.texts(
-            name,
-            ATTRIBUTES[name],
-            nodes,
-            rows.offsets[which] + base,
-            rows.offsets[which + 1] - rows.offsets[which],
-            slot=slot,
-        )
+        start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
+        self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
     def collectives(self, variables: Variables) -> None:
         table = self.graph.collectives
@@ -299,10 +291,7 @@ class _AttributeWriter:
                 self.assembly.integers("comm_tag", kind, node[rows], table.tag[rows])
 
     def classes(self) -> None:
-        default = np.zeros(len(NodeKind), np.uint8)
-        for kind, op_class in DEFAULT_CLASS.items():
-            default[kind] = op_class
-        unless_stated = classes_unless_stated(self.graph, default[self.graph.kind])
+        unless_stated = classes_unless_stated(self.graph, default_classes(self.graph.kind))
         nodes = np.flatnonzero(self.graph.op_class != unless_stated)
         names = [member.name.lower().encode() for member in OpClass]
         self._spelled("op_class", nodes, names, self.graph.op_class[nodes].astype(np.int64))

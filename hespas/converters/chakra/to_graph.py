@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import (
     COMM_TO_COLLECTIVE,
-    DEFAULT_CLASS,
     LINTED,
     TYPE_TO_KIND,
     AttributeFacts,
     Faults,
-    Integers,
+    Stated,
     Tag,
+    default_classes,
 )
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.preserve import (
@@ -89,13 +89,6 @@ def node_numbers(ids: Words, deps: Words) -> Longs:
     return np.where(found, order[np.maximum(place, 0)], -1)
 
 
-def _default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    table = np.zeros(len(NodeKind), np.uint8)
-    for member, op_class in DEFAULT_CLASS.items():
-        table[member] = op_class
-    return table[kind]
-
-
 @dataclass(frozen=True, slots=True)
 class _Names:
     strings: StringTable
@@ -138,8 +131,8 @@ class _Costs:
     """How many state there what no rounding makes of it."""
     bare: Bools
     """Nodes that state a count of 0 as it is, and know the other one."""
-    counted_ops: Integers
-    counted_bytes: Integers
+    counted_ops: Stated
+    counted_bytes: Stated
     """Counts of 0 that are stated as 1."""
 
     def as_stated(self, reader: _AttributeReader) -> _Costs:
@@ -191,7 +184,7 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     )
 
 
-def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Integers:
+def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Stated:
     """Counts that are stated as 1 because a simulator cannot do with the true one."""
     found = reader.find(name)
     found = found.where((stated[found.node] == 1) & (found.value == 0))
@@ -302,7 +295,7 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
-    costs, unstated = (costs if listed else costs.as_stated(reader)), _default_classes(reader.kind)
+    costs, unstated = (costs if listed else costs.as_stated(reader)), default_classes(reader.kind)
     unstated = unstated if listed else _told(reader, unstated, costs.flops, op_row, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
@@ -345,14 +338,15 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
 
 
 def _takes_lists(reader: _AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
-    """Whether all nodes list the tensors that a writer would list, and none is a computation with a ``bare``
-    count, which a writer would not leave; the lists then count as accounted for.
+    """Whether all nodes that do anything list the tensors that a writer would list, and none is a computation
+    with a ``bare`` count, which a writer would not leave; the lists then count as accounted for.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
     if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
         return False
-    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))
+    nodes = np.flatnonzero(reader.kind != NodeKind.METADATA)
+    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size), nodes)
     if rows is None:
         return False
     reader.modelled[rows] = True
@@ -486,7 +480,7 @@ class _AttributeReader:
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
-    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Integers:
+    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Stated:
         """An integer attribute (of the nodes marked) from ``low`` on that a float holds exactly; others are
         refused.
         """
@@ -495,7 +489,7 @@ class _AttributeReader:
         good = fits & (np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value)
         return self._within(name, found, good if nodes is None else good & nodes[found.node], nodes)
 
-    def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
+    def _within(self, name: str, found: Stated, good: Bools, nodes: Bools | None = None) -> Stated:
         """The good ones; all others of the nodes marked are refused."""
         good_ones = found.where(good)
         rows = self.facts.first_rows(name, integral=name in LINTED)
@@ -503,7 +497,7 @@ class _AttributeReader:
         self.refuse(name, stated - len(good_ones.node))
         return good_ones
 
-    def take(self, found: Integers, default: float = nan) -> FloatArray:
+    def take(self, found: Stated, default: float = nan) -> FloatArray:
         """The values as a float column; they count as accounted for."""
         if not len(found.node):
             return constant(default, len(self.columns))
@@ -512,7 +506,7 @@ class _AttributeReader:
         self.modelled[found.row] = True
         return column
 
-    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
+    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Stated:
         """Values of the nodes marked, within bounds; they count as accounted for, others are refused."""
         found = self.facts.integers(name)
         good = nodes[found.node] & (found.value >= low) & (found.value <= high)

@@ -111,5 +111,5 @@ def test_view_prints_number_formats_and_what_is_stated(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["view", str(path)])
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
-    at = lines.index(["products", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"])
+    at = lines.index(["matmuls", "accumulator", "bits", "noise", "operations", "runs", "FLOPs"])
     assert lines[at + 1][:6] == ["i4", "x", "i4", "i16", "12", "0.5"]

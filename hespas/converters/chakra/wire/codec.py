@@ -9,9 +9,10 @@ file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from hespas.converters.chakra.history import (
     survivors,
 )
 from hespas.converters.chakra.history.nodes import HistoricDecoder
-from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns, Longs, Words
+from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire.decode import (
     CutOffError,
     Decoder,
@@ -169,8 +170,7 @@ def read_columns(
     ):
         joiner.add(chunk, expected)
         last = chunk
-    whole = joiner.take(last.version, last.metadata, last.attrs.keys)
-    return replace(whole, schema=last.schema, is_cut=last.is_cut)
+    return joiner.take(last)
 
 
 def write_columns(columns: EtColumns, path: Path) -> None:
@@ -281,7 +281,7 @@ def _told_by_nodes(
     evidence = Evidence()
     if has_metadata:
         evidence.add_metadata(batch.message(0))
-    start = evidence.copy()
+    start = deepcopy(evidence)
     nodes = batch.without_first() if has_metadata else batch
     evidence.add_nodes(nodes.window, nodes.start, nodes.end)
     found = survivors(evidence, possible, has_metadata=has_metadata)
@@ -300,7 +300,7 @@ def _stranger(nodes: FrameBatch, start: Evidence, possible: frozenset[str], *, h
     low, high = 0, len(nodes)
     while low < high:
         middle = (low + high) // 2
-        evidence = start.copy()
+        evidence = deepcopy(start)
         evidence.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
         if survivors(evidence, possible, has_metadata=has_metadata):
             low = middle + 1
@@ -371,19 +371,29 @@ def _not_a_trace(path: str) -> NoReturn:
 
 # Joining the chunks of a file: one column at a time, so that only one column is ever held twice.
 
-_Scalar = TypeVar("_Scalar", bound=np.generic)
+_NODE_OFFSETS = ("ctrl_offsets", "data_offsets")
+_NODE_COLUMNS = (
+    *("id", "type", "start_micros", "duration_micros", "frame_byte"),
+    *("ctrl_deps", "data_deps"),
+)
+_IO_TEXTS = ("values", "shapes", "types")
 
 
-class _Column(Generic[_Scalar]):
+class _Column:
     """A flat column that grows; room that is not used takes no memory."""
 
     __slots__ = ("_room", "size")
 
-    def __init__(self, dtype: type[_Scalar]) -> None:
-        self._room: NDArray[_Scalar] = np.empty(0, dtype)
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._room: NDArray[Any] = np.empty(0, dtype)
         self.size = 0
 
-    def add(self, piece: NDArray[_Scalar], expected: float) -> None:
+    @property
+    def last(self) -> int:
+        """The last entry, 0 where there is none."""
+        return int(self._room[self.size - 1]) if self.size else 0
+
+    def add(self, piece: NDArray[Any], expected: float) -> None:
         """Append; ``expected`` is how many times this much the whole column is thought to hold."""
         end = self.size + len(piece)
         if end > len(self._room):
@@ -394,161 +404,68 @@ class _Column(Generic[_Scalar]):
         self._room[self.size : end] = piece
         self.size = end
 
-    def take(self) -> NDArray[_Scalar]:
-        """The whole column; this one is empty afterwards."""
-        whole = self._room[: self.size]
-        self._room = np.empty(0, whole.dtype)
-        self.size = 0
-        return whole
-
-
-class _Offsets:
-    """The pieces of an offsets column, each moved behind the one before."""
-
-    __slots__ = ("_column", "base")
-
-    def __init__(self) -> None:
-        self._column = _Column(np.int64)
-        self._column.add(np.zeros(1, np.int64), 0)
-        self.base = 0
-
-    def add(self, offsets: Longs, expected: float) -> None:
-        self._column.add(offsets[1:] + self.base, expected)
-        self.base += int(offsets[-1])
-
-    def take(self) -> Longs:
-        return self._column.take()
-
-
-class _Rows:
-    """The pieces of a column of byte strings."""
-
-    __slots__ = ("_data", "_offsets", "count")
-
-    def __init__(self) -> None:
-        self._data = _Column(np.uint8)
-        self._offsets = _Offsets()
-        self.count = 0
-
-    def add(self, rows: ByteRows, expected: float) -> None:
-        self._data.add(rows.data, expected)
-        self._offsets.add(rows.offsets, expected)
-        self.count += len(rows)
-
-    def take(self) -> ByteRows:
-        return ByteRows(self._data.take(), self._offsets.take())
-
-
-class _Io:
-    __slots__ = ("_node", "_shapes", "_types", "_values")
-
-    def __init__(self) -> None:
-        self._node = _Column(np.int64)
-        self._values, self._shapes, self._types = _Rows(), _Rows(), _Rows()
-
-    def add(self, columns: IoColumns, base: int, expected: float) -> None:
-        if not len(columns):
-            return
-        self._node.add(columns.node + base, expected)
-        self._values.add(columns.values, expected)
-        self._shapes.add(columns.shapes, expected)
-        self._types.add(columns.types, expected)
-
-    def take(self) -> IoColumns:
-        return IoColumns(self._node.take(), self._values.take(), self._shapes.take(), self._types.take())
-
-
-class _Attributes:
-    __slots__ = ("_bits", "_doc", "_doc_row", "_field", "_key", "_offsets", "_payload")
-
-    def __init__(self) -> None:
-        self._offsets = _Offsets()
-        self._key, self._field, self._bits = _Column(np.int32), _Column(np.uint8), _Column(np.uint64)
-        self._payload, self._doc = _Rows(), _Rows()
-        self._doc_row = _Column(np.int64)
-
-    def add(self, columns: AttributeColumns, expected: float) -> None:
-        if len(columns.doc_row):
-            self._doc_row.add(columns.doc_row + self._offsets.base, expected)
-            self._doc.add(columns.doc, expected)
-        bits = columns.bits
-        if len(columns.payload):
-            bits = np.where(columns.has_payload, bits + np.uint64(self._payload.count), bits)
-            self._payload.add(columns.payload, expected)
-        self._offsets.add(columns.offsets, expected)
-        self._key.add(columns.key, expected)
-        self._field.add(columns.field, expected)
-        self._bits.add(bits, expected)
-
-    def take(self, keys: tuple[str, ...]) -> AttributeColumns:
-        return AttributeColumns(
-            keys,
-            self._offsets.take(),
-            self._key.take(),
-            self._field.take(),
-            self._bits.take(),
-            self._payload.take(),
-            self._doc_row.take(),
-            self._doc.take(),
-        )
+    def take(self) -> NDArray[Any]:
+        """The whole column."""
+        return self._room[: self.size]
 
 
 class _Joiner:
     """Takes chunks in file order, whose attribute keys come from one table, and makes one set of columns."""
 
-    __slots__ = ("_attrs", "_ctrl", "_data", "_inputs", "_name", "_nodes", "_outputs", "_type", "_words")
-
     def __init__(self) -> None:
         """Start with no nodes."""
-        self._words: dict[str, _Column[np.uint64]] = {
-            name: _Column(np.uint64) for name in ("id", "start", "duration", "ctrl", "data")
-        }
-        self._type = _Column(np.int32)
-        self._nodes = _Column(np.int64)
-        self._name, self._inputs, self._outputs = _Rows(), _Io(), _Io()
-        self._ctrl, self._data = _Offsets(), _Offsets()
-        self._attrs = _Attributes()
+        self._columns: dict[str, _Column] = {}
 
     def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
         """Append the nodes of a chunk; ``expected`` guesses how many such chunks there are, to plan room."""
-        base = self._nodes.size
-        self._inputs.add(chunk.inputs, base, expected)
-        self._outputs.add(chunk.outputs, base, expected)
-        self._nodes.add(chunk.frame_byte, expected)
-        self._type.add(chunk.type, expected)
-        self._name.add(chunk.name, expected)
-        self._ctrl.add(chunk.ctrl_offsets, expected)
-        self._data.add(chunk.data_offsets, expected)
-        self._attrs.add(chunk.attrs, expected)
-        for name, words in self._of(chunk).items():
-            self._words[name].add(words, expected)
+        attrs, bits = chunk.attrs, chunk.attrs.bits
+        nodes, rows, payloads = (self._size(name) for name in ("id", "key", "payload.offsets"))
+        if len(attrs.payload):
+            bits = np.where(attrs.has_payload, bits + np.uint64(max(0, payloads - 1)), bits)
+        pieces: dict[str, NDArray[Any]] = {name: getattr(chunk, name) for name in _NODE_COLUMNS}
+        pieces |= {"key": attrs.key, "field": attrs.field, "bits": bits, "doc_row": attrs.doc_row + rows}
+        offsets = {name: getattr(chunk, name) for name in _NODE_OFFSETS} | {"attr_offsets": attrs.offsets}
+        texts = {"name": chunk.name, "payload": attrs.payload, "doc": attrs.doc}
+        for side, io in (("inputs", chunk.inputs), ("outputs", chunk.outputs)):
+            pieces[f"{side}.node"] = io.node + nodes
+            texts |= {f"{side}.{part}": getattr(io, part) for part in _IO_TEXTS}
+        for name, text in texts.items():
+            pieces[f"{name}.data"], offsets[f"{name}.offsets"] = text.data, text.offsets
+        for name, piece in pieces.items():
+            self._column(name, piece).add(piece, expected)
+        for name, piece in offsets.items():
+            column = self._column(name, piece)
+            base = column.last
+            column.add(piece[1:] + base if column.size else piece, expected)
 
-    @staticmethod
-    def _of(chunk: EtColumns) -> dict[str, Words]:
-        return {
-            "id": chunk.id,
-            "start": chunk.start_micros,
-            "duration": chunk.duration_micros,
-            "ctrl": chunk.ctrl_deps,
-            "data": chunk.data_deps,
-        }
+    def _size(self, name: str) -> int:
+        return self._columns[name].size if name in self._columns else 0
 
-    def take(self, version: str, metadata: AttributeColumns, keys: tuple[str, ...]) -> EtColumns:
-        """The whole; the joiner is empty afterwards."""
-        return EtColumns(
-            version=version,
-            metadata=metadata,
-            attrs=self._attrs.take(keys),
-            name=self._name.take(),
-            id=self._words["id"].take(),
-            type=self._type.take(),
-            ctrl_offsets=self._ctrl.take(),
-            ctrl_deps=self._words["ctrl"].take(),
-            data_offsets=self._data.take(),
-            data_deps=self._words["data"].take(),
-            start_micros=self._words["start"].take(),
-            duration_micros=self._words["duration"].take(),
-            inputs=self._inputs.take(),
-            outputs=self._outputs.take(),
-            frame_byte=self._nodes.take(),
+    def _column(self, name: str, like: NDArray[Any]) -> _Column:
+        return self._columns.setdefault(name, _Column(like.dtype))
+
+    def _take(self, name: str) -> NDArray[Any]:
+        return self._columns.pop(name).take()
+
+    def _texts(self, name: str) -> ByteRows:
+        return ByteRows(self._take(f"{name}.data"), self._take(f"{name}.offsets"))
+
+    def take(self, last: EtColumns) -> EtColumns:
+        """The whole, with what the last chunk says of the file; the joiner is empty afterwards."""
+        if not self._columns:
+            return last
+        attrs = replace(
+            last.attrs,
+            offsets=self._take("attr_offsets"),
+            key=self._take("key"),
+            field=self._take("field"),
+            bits=self._take("bits"),
+            payload=self._texts("payload"),
+            doc_row=self._take("doc_row"),
+            doc=self._texts("doc"),
         )
+        columns: dict[str, Any] = {name: self._take(name) for name in (*_NODE_COLUMNS, *_NODE_OFFSETS)}
+        for side in ("inputs", "outputs"):
+            texts = [self._texts(f"{side}.{part}") for part in _IO_TEXTS]
+            columns[side] = IoColumns(self._take(f"{side}.node"), *texts)
+        return replace(last, **columns, name=self._texts("name"), attrs=attrs)

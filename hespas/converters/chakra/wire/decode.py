@@ -26,10 +26,11 @@ from hespas.converters.chakra.wire import (
     Longs,
     Window,
     copy_spans,
+    not_text,
     packed_varints,
     read_varints,
 )
-from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes, not_text
+from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes
 from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans
 from hespas.files.streams import (
     GZIP_MAGIC,
@@ -439,18 +440,15 @@ def _io(owner: Cursor, spans: Spans) -> IoColumns:
     cursor = Cursor(owner.window, spans.start, spans.start + spans.length)
     columns = _io_texts(cursor, rows)
     bad = cursor.finish()
-    for text in (columns.values, columns.shapes, columns.types):
+    for text in columns.texts:
         bad |= not_text(text)
     owner.mark(rows, bad)
     return columns
 
 
 def _io_texts(cursor: Cursor, rows: Longs) -> IoColumns:
-    texts = [
-        ByteRows(*copy_spans(cursor.window, *cursor.span(_tag(number, WireType.BYTES)).spread(len(rows))))
-        for number in (1, 2, 3)
-    ]
-    return IoColumns(rows, texts[0], texts[1], texts[2])
+    spans = (cursor.span(_tag(number, WireType.BYTES)).spread(len(rows)) for number in (1, 2, 3))
+    return IoColumns(rows, *(ByteRows(*copy_spans(cursor.window, *span)) for span in spans))
 
 
 def decode_io(window: Window, start: Longs, length: Longs) -> IoColumns:
