@@ -119,34 +119,22 @@ def _folds(cases: Cases) -> IntArray:
     return part[cases.shape] if len(cases) else cases.shape
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """t = t0 + slope x."""
+def _fitted_line(x: FloatArray, measured: FloatArray) -> tuple[float, float]:
+    """Start and slope of the line with the least sum of soft absolute errors of the logarithm: twice too long
+    is as wrong as half, and outliers do not count by their square.
+    """
+    target = np.log(measured)
+    shortest = max(float(np.quantile(measured, 0.01)), 1.0)
+    above = x > _SHORTEST_NS
+    first = float(np.median(measured[above] / x[above])) if above.any() else 1.0
+    origin = np.log(np.array((shortest, first)))
 
-    t0_ns: float
-    slope: float
+    def errors(parameters: FloatArray) -> FloatArray:
+        start, slope = np.exp(parameters).tolist()
+        return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
 
-    def __call__(self, x: FloatArray) -> FloatArray:
-        return self.t0_ns + self.slope * x
-
-    @classmethod
-    def fitted(cls, x: FloatArray, measured: FloatArray) -> _Line:
-        """The line with the least sum of soft absolute errors of the logarithm: twice too long is as wrong as
-        half, and outliers do not count by their square.
-        """
-        target = np.log(measured)
-        shortest = max(float(np.quantile(measured, 0.01)), 1.0)
-        above = x > _SHORTEST_NS
-        first = float(np.median(measured[above] / x[above])) if above.any() else 1.0
-        origin = np.log(np.array((shortest, first)))
-
-        def errors(parameters: FloatArray) -> FloatArray:
-            start, slope = np.exp(parameters).tolist()
-            return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
-
-        found = soft_least_squares(errors, origin, 0.1)
-        start, slope = np.exp(found).tolist()
-        return cls(start, slope)
+    start, slope = np.exp(soft_least_squares(errors, origin, 0.1)).tolist()
+    return start, slope
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -182,11 +170,11 @@ class FittingRows:
         # A shape that another source shares is not unseen: it stays out of the fit, too.
         fit = known & seen & ~np.isin(self.group, self.group[inside])
         if fit.any():
-            found[:, inside] = self._line(fit)(self.naive_ns[inside])
+            found[:, inside] = self._predicted(fit, inside)
             self._per_class(fit, inside, found[1])
 
-    def _line(self, fit: BoolArray) -> _Line:
-        """Fitted to each distinct shape once: the one that recurs a hundred times is no better evidence."""
+    def _predicted(self, fit: BoolArray, wanted: BoolArray) -> FloatArray:
+        """By a line fitted to each distinct shape once: one that recurs often is no better evidence."""
         rows = np.flatnonzero(fit)
         if len(rows) > MOST_FITTED:
             distinct = ShapeGroups.of(self.shape[rows]).distinct
@@ -195,7 +183,8 @@ class FittingRows:
                 drawn[np.random.default_rng(0).choice(distinct, MOST_FITTED, replace=False)] = True
                 rows = rows[drawn[self.shape[rows]]]
         x, measured, _ = unique_shapes(self.naive_ns[rows], self.measured_ns[rows], self.shape[rows])
-        return _Line.fitted(x, measured)
+        start, slope = _fitted_line(x, measured)
+        return start + slope * self.naive_ns[wanted]
 
     def _per_class(self, fit: BoolArray, inside: BoolArray, found: FloatArray) -> None:
         """Put the fits per class of the cases ``inside``, from those in ``fit``, where classes allow."""
@@ -203,4 +192,4 @@ class FittingRows:
             seen = fit & (self.op_class == code)
             if len(ShapeGroups.of(self.shape[seen])) >= _LEAST_SHAPES:
                 wanted = inside & (self.op_class == code)
-                found[wanted] = self._line(seen)(self.naive_ns[wanted])
+                found[wanted] = self._predicted(seen, wanted)

@@ -49,20 +49,13 @@ def accuracy(
     models = [load_estimator(spelling) for spelling in estimators]
     sources: list[tuple[Source, str]] = []
     names = _told_apart(each.name for each in profiles)
-    profiles = [
-        each if each.name == name else replace(each, name=name)
-        for each, name in zip(profiles, names, strict=True)
-    ]
+    profiles = [replace(each, name=name) for each, name in zip(profiles, names, strict=True)]
     for profile in profiles:
         for part, name in by_device(profile, devices, found):
             sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
     if not any(len(source.cases) for source, _ in sources):
         raise _nothing_compared(profiles, [source for source, _ in sources], found)
-    names = _told_apart(source.cases.source for source, _ in sources)  # graphs are called as rank classes
-    sources = [
-        (replace(source, cases=replace(source.cases, source=name)), device)
-        for (source, device), name in zip(sources, names, strict=True)
-    ]
+    sources = _sources_apart(sources)
     cases = _predicted(sources, devices, models, found)
     _tell_silent(cases, models, found)
     runs = tuple(
@@ -70,8 +63,7 @@ def accuracy(
         for each, (source, name) in zip(cases, sources, strict=True)
         for run in end_to_end(replace(source, cases=each), devices[name], models, found)
     )
-    measured = [profile for profile in profiles if isinstance(profile, Profile)]
-    lint = [finding for profile in measured for finding in lint_profile(profile)]
+    lint = [finding for each in profiles if isinstance(each, Profile) for finding in lint_profile(each)]
     for each, (source, name) in zip(cases, sources, strict=True):
         lint.extend(lint_cases(each, _naive(source, devices[name]), source.times, devices[name]))
     done = accuracy_of_cases(
@@ -124,6 +116,15 @@ def _told_apart(names: Iterable[str]) -> list[str]:
         counts[name] += 1
         found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return found
+
+
+def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, str]]:
+    """The same for sources: graphs that carry times are called as their rank classes are."""
+    names = _told_apart(source.cases.source for source, _ in sources)
+    return [
+        (replace(source, cases=replace(source.cases, source=name)), device)
+        for (source, device), name in zip(sources, names, strict=True)
+    ]
 
 
 def _naive(source: Source, device: Device) -> FloatArray:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hespas.measurements import Measurements
 
 __all__ = [
-    "DistinctRows",
     "ShapeTexts",
     "TableClasses",
     "accuracy_of_tables",
@@ -42,6 +41,8 @@ __all__ = [
 
 _AT_ONCE = 1 << 16
 _ASKED_AT_ONCE = 1 << 20
+_Distinct = tuple[IntArray, IntArray]
+"""The first rows of equal operations, and the place of each row among these."""
 _EXACT = 1e15
 """Whole numbers below have no more digits than a text tells."""
 
@@ -87,14 +88,14 @@ def _texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
 
 
 def cases_of_rows(
-    rows: Measurements, device: Device, classes: TableClasses, distinct: DistinctRows | None = None
+    rows: Measurements, device: Device, classes: TableClasses, distinct: _Distinct | None = None
 ) -> Cases:
     """Each row of a table, all of one device, as a case; ``distinct`` where it is known already.
     O(rows log rows).
     """
     ops = rows.ops
-    known = distinct or DistinctRows.of(ops)
-    first, number = _shape_numbers(ops, known.first)
+    firsts, place = distinct or ops.distinct_rows()
+    first, number = _shape_numbers(ops, firsts)
     stated = np.isfinite(rows.spread_ns)
     return Cases(
         source=rows.name,
@@ -102,7 +103,7 @@ def cases_of_rows(
         hardware=device.name,
         labels=_words(ops),
         shapes=ShapeTexts(ops, first, _shape_texts),
-        shape=known.place if number is None else number[known.place],
+        shape=place if number is None else number[place],
         op_class=classes.codes(ops),
         measured_ns=rows.duration_ns,
         spread_ns=rows.spread_ns,
@@ -112,19 +113,6 @@ def cases_of_rows(
         classes=classes.names,
         families=classes.families,
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DistinctRows:
-    """The first rows of equal operations, and the place of each row among these."""
-
-    first: IntArray
-    place: IntArray
-
-    @classmethod
-    def of(cls, ops: Operations) -> DistinctRows:
-        """Those of some operations. O(ops log ops)."""
-        return cls(*ops.distinct_rows())
 
 
 def _words(ops: Operations) -> Labels:
@@ -217,21 +205,21 @@ def prediction_of_rows(
     ops: Operations,
     device: Device,
     diagnostics: Diagnostics,
-    distinct: DistinctRows | None = None,
+    distinct: _Distinct | None = None,
 ) -> Prediction:
     """What a model says of each row; distinct operations are asked once, so many of them together that what
     is held at once does not grow with the table. ``distinct`` where it is known already.
     """
-    known = distinct or DistinctRows.of(ops)
+    first, place = distinct or ops.distinct_rows()
     parts = [
-        model.predict(ops.take(known.first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
-        for start in range(0, max(len(known.first), 1), _ASKED_AT_ONCE)
+        model.predict(ops.take(first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
+        for start in range(0, max(len(first), 1), _ASKED_AT_ONCE)
     ]
     return Prediction(
         estimator=model.name,
-        duration_ns=_spread_out([each.duration_ns for each in parts], known.place),
-        low_ns=_spread_out([each.low_ns for each in parts], known.place),
-        high_ns=_spread_out([each.high_ns for each in parts], known.place),
+        duration_ns=_spread_out([each.duration_ns for each in parts], place),
+        low_ns=_spread_out([each.low_ns for each in parts], place),
+        high_ns=_spread_out([each.high_ns for each in parts], place),
     )
 
 
@@ -397,13 +385,13 @@ def _compared(
     kept = np.flatnonzero(is_scored | is_fitted)
     rows, is_scored = rows.take(kept), is_scored[kept]
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
-    distinct = DistinctRows.of(rows.ops)
+    distinct = rows.ops.distinct_rows()
     naive = prediction_of_rows(Roofline(), rows.ops, bare, Diagnostics(), distinct).duration_ns
     fitting = FittingRows(
         naive_ns=naive,
         measured_ns=rows.duration_ns,
         op_class=classes.codes(rows.ops),
-        shape=distinct.place,
+        shape=distinct[1],
         group=rows.shape_group(),
     )
     baselines = baselines_of_rows(fitting, is_scored)
@@ -416,7 +404,7 @@ def _compared(
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))
     if len(scored) < len(rows):
-        distinct = DistinctRows.of(scored.ops)
+        distinct = scored.ops.distinct_rows()
     cases = cases_of_rows(scored, device, classes, distinct)
     predictions = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
     cases = cases.with_predictions((*predictions, *baselines))
