@@ -141,7 +141,7 @@ def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, F
         found, _ = nnls(relative * weight[:, None], weight)
         weight = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), _NOISE))
     active: BoolArray = found > 0
-    used = (relative * weight[:, None])[:, active]
+    used: FloatArray = (relative * weight[:, None])[:, active]
     left = weight * (relative @ found - 1)
     variance = float(left @ left) / max(len(left) - int(np.count_nonzero(active)), 1)
     error = np.zeros(len(found))

@@ -6,7 +6,7 @@ import numpy as np
 
 from hespas.converters.chakra.assembly import simulated_ns
 from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
-from hespas.graph.columns import BoolArray, FloatArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
 from hespas.validators.checker.job import Job, Report
 
@@ -79,7 +79,7 @@ def no_duplicate_dependency(job: Job, report: Report) -> None:
         for pairs, what in ((data, "data"), (control, "control")):
             again = pairs[1:][pairs[1:] == pairs[:-1]]
             report.nodes(index, again // nodes, f"a {what} dependency is listed more than once")
-        shared = np.intersect1d(data, control)
+        shared: IntArray = np.intersect1d(data, control)
         report.nodes(index, shared // nodes, "a node is a data and a control dependency of it")
 
 
