@@ -24,7 +24,7 @@ from hespas.converters.hlo.inference_moves import MOVING_RULES
 from hespas.converters.hlo.module import ArrayShape, Computation, Shape, parse_shape, shown_shape
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
-from hespas.costs import canonical_name
+from hespas.costs.table import canonical_name
 from hespas.graph import DYNAMIC, find_dtype
 from hespas.graph.errors import UnsupportedError
 
