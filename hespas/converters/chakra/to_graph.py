@@ -49,7 +49,7 @@ from hespas.converters.chakra.spelling import (
     parse_contractions,
     parse_io,
 )
-from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words
+from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words, offsets_of
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
@@ -89,18 +89,12 @@ def node_numbers(ids: Words, deps: Words) -> Longs:
     return np.where(found, order[np.maximum(place, 0)], -1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    strings: StringTable
-    first: int
-
-
-def _with_names(columns: EtColumns, strings: StringTableBuilder) -> _Names:
-    """The interned strings with all node names behind them, which are not interned."""
+def _with_names(columns: EtColumns, strings: StringTableBuilder) -> tuple[StringTable, int]:
+    """The interned strings, all node names behind them (not interned), and the row of the first of these."""
     table = strings.build()
     buffer = b"".join((bytes(table.buffer), columns.name.data.tobytes()))
     offsets = np.concatenate([table.offsets, columns.name.offsets[1:] + table.offsets[-1]])
-    return _Names(StringTable(buffer, offsets), len(table))
+    return StringTable(buffer, offsets), len(table)
 
 
 def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
@@ -110,9 +104,7 @@ def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
     known = numbers >= 0
     if known.all():
         return Csr(offsets, numbers.astype(np.int32))
-    counted = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(known, out=counted[1:])
-    return Csr(counted[offsets], numbers[known].astype(np.int32))
+    return Csr(offsets_of(known.astype(np.int64))[offsets], numbers[known].astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,15 +292,15 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
-    names = _with_names(columns, strings)
+    texts, first = _with_names(columns, strings)
     return OpGraph(
         name=name,
-        strings=names.strings,
+        strings=texts,
         types=type_table.build(),
         group_sets=peers.group_sets,
         permutations=peers.permutations,
         id=columns.id,
-        name_row=np.arange(names.first, names.first + count, dtype=np.int32),
+        name_row=np.arange(first, first + count, dtype=np.int32),
         op_row=op_row,
         kind=reader.kind,
         op_class=op_class.astype(np.uint8),

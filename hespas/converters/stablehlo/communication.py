@@ -36,7 +36,7 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.types import Signature, TypeInfo
-from hespas.costs import COLLECTIVE_KINDS, payload
+from hespas.costs.table import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 
@@ -118,10 +118,9 @@ class Mesh(NamedTuple):
 class CommunicationReader:
     """Decodes communications of one module; equal group attributes are decoded once."""
 
-    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh], path: str) -> None:
+    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh]) -> None:
         self._bindings = bindings
         self._meshes = meshes
-        self._path = path
         self._groups: dict[Attribute, GroupSet | None] = {}
         self._known: dict[tuple[object, ...], int] = {}
         self.rows: list[Communication] = []
@@ -152,7 +151,6 @@ class CommunicationReader:
         except ValueError as error:
             raise FormatError(
                 f"{op.name}: {error}",
-                path=self._path,
                 position=place_of(str(op.location)),
                 hint="correct the groups or pairs of this operation",
             ) from error
@@ -382,11 +380,10 @@ def global_nodes(
     none in a program that communications data outside of manual computations. O(nodes + regions).
     """
     within: list[frozenset[str]] = []
-    for row in template.regions:  # parents first
-        within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset[str]()))
-    for link in template.links:
-        communication = communications[link.communication]
-        region = template.region[link.node]
+    for each in template.regions:  # parents first
+        within.append(each.manual | (within[each.parent] if each.parent >= 0 else frozenset[str]()))
+    for node, row in template.links:
+        communication, region = communications[row], template.region[node]
         is_host = isinstance(communication, Message) and communication.is_host
         if not is_host and not (region >= 0 and within[region]):
             return [], 1

@@ -237,7 +237,7 @@ class ByteRows:
         data = np.concatenate([self.data, other.data])
         return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
-    def take(self, rows: Longs) -> ByteRows:
+    def take(self, rows: NDArray[np.integer]) -> ByteRows:
         """The given rows, copied."""
         start = self.offsets[rows]
         return ByteRows(*copy_spans(Window.holding(self.data), start, self.offsets[rows + 1] - start))

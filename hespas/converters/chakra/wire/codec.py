@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.chakra.contract import Faults
 from hespas.converters.chakra.history import (
     Evidence,
     FirstFrame,
@@ -47,10 +48,11 @@ from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
 from hespas.schemas.chakra.history import NAMED, VERSIONS
 
-__all__ = ["CodecFaults", "iter_columns", "read_columns", "write_columns"]
+__all__ = ["iter_columns", "read_columns", "write_columns"]
 
 _WITHOUT_CONVERTER = "0.0.1"
 """The schema from before there was a converter that wrote microseconds."""
+_INTERRUPTED = "was the writing program interrupted?"
 
 
 def iter_columns(
@@ -70,7 +72,7 @@ def iter_columns(
     schema is not known; with ``lenient`` faults become diagnostics and whole frames are kept, with
     ``recover`` those before a cut.
     """
-    faults = CodecFaults(str(path), diagnostics, lenient, recover)
+    faults = Faults(str(path), None, diagnostics, lenient, recover)
     source = open_trace(path, max_bytes)
     opened: _Opened | None = None
     count, expected = 0, 1.0
@@ -90,8 +92,8 @@ def iter_columns(
     except FormatError as error:
         if opened is None and not lenient:
             raise
-        faults.framing(error, count)
-        if opened is not None and faults.is_recovered(error):
+        _keep_before(error, count, faults)
+        if opened is not None and _is_recovered(error, faults):
             nothing = EtColumns.empty(AttributeColumns.empty(0))
             yield _complete(replace(nothing, is_cut=True), opened), expected
         if opened is None:
@@ -111,13 +113,13 @@ def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
     )
 
 
-def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
+def _conclude(opened: _Opened | None, count: int, faults: Faults) -> None:
     """Report what holds for the file as a whole."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
-        faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
+        faults.error("ET002", "the file is empty", position="byte 0", hint=_INTERRUPTED)
     elif not count:
-        faults.report("ET002", "the file has no node", "end of file", "was the writing program interrupted?")
+        faults.error("ET002", "the file has no node", position="end of file", hint=_INTERRUPTED)
     if opened is None:
         return
     message = "unknown fields were left out"
@@ -129,7 +131,7 @@ def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
         _say_migrated(opened, faults)
 
 
-def _say_migrated(opened: _Opened, faults: CodecFaults) -> None:
+def _say_migrated(opened: _Opened, faults: Faults) -> None:
     """A checker's reader finds an error here: only today's schema is what simulators read."""
     read_as = f"the trace has schema {opened.schema} and was read as one of 0.0.4"
     if faults.lenient:
@@ -180,39 +182,22 @@ def write_columns(columns: EtColumns, path: Path) -> None:
             stream.write(np.frombuffer(piece, np.uint8).data)
 
 
-# Faults of a file as a whole: raised, or recorded where the reader is lenient or recovers a cut file.
+def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
+    """Raise a fault of the wire format, unless the reader is lenient or recovers: it keeps what is before."""
+    recovers = _is_recovered(error, faults)
+    if not (faults.lenient or recovers):
+        if isinstance(error, CutOffError) and nodes:
+            error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
+        raise error
+    message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
+    severity = Severity.WARNING if recovers else Severity.ERROR
+    code, place = error.code or "ET001", error.position or ""
+    faults.diagnostics.add(code, severity, place, message, path=faults.path)
 
 
-@dataclass(frozen=True, slots=True)
-class CodecFaults:
-    """Where the faults of one file go; with ``recover`` a cut is a warning."""
-
-    path: str
-    diagnostics: Diagnostics
-    lenient: bool
-    recover: bool = False
-
-    def report(self, code: str, message: str, position: str, hint: str) -> None:
-        """An error of the file as a whole."""
-        if not self.lenient:
-            raise FormatError(message, code=code, path=self.path, position=position, hint=hint)
-        self.diagnostics.add(code, Severity.ERROR, position, message, path=self.path)
-
-    def is_recovered(self, error: FormatError) -> bool:
-        """Whether the user asked to go on behind this error."""
-        return self.recover and isinstance(error, CutOffError)
-
-    def framing(self, error: FormatError, nodes: int) -> None:
-        """A fault of the wire format; a reader that is lenient or recovers keeps what is whole before it."""
-        recovers = self.is_recovered(error)
-        if not (self.lenient or recovers):
-            if isinstance(error, CutOffError) and nodes:
-                error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
-            raise error
-        message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
-        severity = Severity.WARNING if recovers else Severity.ERROR
-        code = error.code or "ET001"
-        self.diagnostics.add(code, severity, error.position or "", message, path=self.path)
+def _is_recovered(error: FormatError, faults: Faults) -> bool:
+    """Whether the user asked to go on behind this error."""
+    return faults.recover and isinstance(error, CutOffError)
 
 
 # The start of a trace: which schema it has, its metadata, and the decoder for its nodes.
@@ -238,7 +223,7 @@ class _Opened(NamedTuple):
     schema: str
 
 
-def _open_nodes(batch: FrameBatch, reading: _Reading, faults: CodecFaults) -> _Opened:
+def _open_nodes(batch: FrameBatch, reading: _Reading, faults: Faults) -> _Opened:
     """Tell the schema, decode the metadata, and return the nodes of the first batch.
 
     Where the first frame does not tell, the file is read as far as it takes. Raises :class:`FormatError` and
@@ -275,7 +260,7 @@ def _settled(possible: frozenset[str], nodes: FrameBatch, named: str, path: str)
 
 
 def _told_by_nodes(
-    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: CodecFaults, *, has_metadata: bool
+    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: Faults, *, has_metadata: bool
 ) -> Resolution:
     """The schema that the nodes have: of the first batch or, while that is not enough, of more of them."""
     evidence = Evidence()
@@ -323,7 +308,7 @@ def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *,
 
 
 def _open_old(
-    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: CodecFaults, *, has_metadata: bool
+    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: Faults, *, has_metadata: bool
 ) -> _Opened:
     decoder = HistoricDecoder(
         VERSIONS[chosen.reading], chosen.label, faults.path, faults.diagnostics if faults.lenient else None
@@ -339,7 +324,7 @@ def _open_current(
     nodes: FrameBatch,
     signature: Signature,
     chosen: Resolution,
-    faults: CodecFaults,
+    faults: Faults,
     *,
     named: bool,
 ) -> _Opened:
@@ -349,9 +334,8 @@ def _open_current(
         if named:
             faults.diagnostics.warning("ET002", faults.path, message, path=faults.path)
         else:
-            faults.report(
-                "ET002", message, "byte 0", f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
-            )
+            hint = f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
+            faults.error("ET002", message, position="byte 0", hint=hint)
         return _Opened(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
     message_bytes = batch.message(0)
     is_early = chosen.reading == EARLY
