@@ -118,7 +118,7 @@ class ColumnTable:
 
     def __init_subclass__(cls) -> None:
         """Take the types of the columns from their annotations."""
-        cls.DTYPES = dtypes_of(cls)
+        cls.DTYPES = dtypes_of(cls)  # pyright: ignore[reportConstantRedefinition]
 
     def __post_init__(self) -> None:
         """Check that all columns have equally many rows."""
