@@ -41,7 +41,8 @@ from hespas.graph import (
     Workload,
     dtype,
 )
-from hespas.schemas.chakra.tables import AttributeField, NodeType, reference_messages
+from hespas.schemas.chakra.tables import AttributeField, NodeType
+from tests.chakra_messages import reference_messages
 
 _WRITE_TARGET, _READ_TARGET, _MEMORY_TARGET_MB, _COPY_TARGET = 5.0, 3.0, 300.0, 0.5
 _RANKS = 1024

@@ -13,7 +13,7 @@ import hespas
 from hespas.cli import convert
 from hespas.graph import Diagnostics, OpGraph, Workload
 from hespas.hardware import load_device
-from hespas.schemas.chakra.tables import reference_messages
+from tests.chakra_messages import reference_messages
 
 __all__ = [
     "A100",

@@ -16,7 +16,7 @@ from dataclasses import replace
 from html import escape
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
 
 import msgspec
 
@@ -62,7 +62,6 @@ __all__ = [
     "put",
     "read",
     "read_profiles",
-    "row_of",
     "spooled_input",
     "spooled_output",
     "write",
@@ -219,7 +218,6 @@ def _names_directory(given: str | Path, destination: Path) -> bool:
 
 # --- Standard input and output as files: formats are told by content, and a result goes out when it is whole
 
-_Row = TypeVar("_Row")
 _ROWS_SHOWN = 20
 STANDARD_STREAM = "-"
 _PIECE_BYTES = 1 << 20
@@ -434,11 +432,6 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     hespas_version: str = __version__
     inputs: list[str]
     diagnostics: list[Finding]
-
-
-def row_of(kind: type[_Row], value: object) -> _Row:
-    """The attributes of a value that a row of a document has."""
-    return msgspec.convert(value, kind, from_attributes=True)
 
 
 class Result(ABC):

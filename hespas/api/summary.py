@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.api.io import Document, Result, findings, json_of, read, row_of
+from hespas.api.io import Document, Result, findings, json_of, read
 from hespas.converters import ReadOptions, Value, find_format
 from hespas.estimators.registry import ListedEstimator
 from hespas.files.documents import Count, Figure
@@ -570,5 +570,7 @@ def devices_document(devices: Sequence[Device]) -> msgspec.Struct:
     it says; ``hespas hardware show`` tells the sources.
     """
     return DevicesDocument(
-        inputs=[], diagnostics=[], devices=[row_of(_DeviceRow, device) for device in devices]
+        inputs=[],
+        diagnostics=[],
+        devices=msgspec.convert(list(devices), list[_DeviceRow], from_attributes=True),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, json_of, put, row_of
+from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
 from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
@@ -228,18 +228,6 @@ def _total(kind: str, dtype: str, sums: _Sums) -> KindTotals:
     )
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    kind: str
-    dtype: str
-    operations: Count
-    unknown: Count
-    flops: Figure
-    bytes_moved: Figure
-    duration_ns: Figure
-    cycles: Figure
-    estimators: tuple[str, ...]
-
-
 class TableDocument(Document, frozen=True, kw_only=True):
     """What hespas estimate --table --json writes."""
 
@@ -249,7 +237,7 @@ class TableDocument(Document, frozen=True, kw_only=True):
     operations: Count
     unknown: Count
     duration_ns: Figure
-    kinds: list[_Kind]
+    kinds: tuple[KindTotals, ...]
 
 
 def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
@@ -262,7 +250,7 @@ def table_estimate_document(done: TableEstimates) -> msgspec.Struct:
         operations=len(done.prediction.duration_ns),
         unknown=sum(row.unknown for row in done.totals),
         duration_ns=known_sum(np.array([row.duration_ns for row in done.totals])),
-        kinds=[row_of(_Kind, row) for row in done.totals],
+        kinds=tuple(done.totals),
     )
 
 

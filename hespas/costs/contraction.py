@@ -19,13 +19,13 @@ import numpy as np
 
 from hespas.costs.operation import (
     Contraction,
-    ConvFacts,
+    ConvAttributes,
     Cost,
-    DotFacts,
-    EinsumFacts,
+    DotAttributes,
+    EinsumAttributes,
     Operation,
     Precision,
-    RaggedDotFacts,
+    RaggedDotAttributes,
     Tensor,
     WindowDim,
     is_complex,
@@ -162,28 +162,34 @@ def _rescaling_flops(types: tuple[Tensor, Tensor, Tensor]) -> float:
     return _RESCALE * result.elements if result.expressed is not None and is_narrow else 0.0
 
 
-def _matrix_extents(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> tuple[int, int, int, int]:
+def _matrix_extents(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> tuple[int, int, int, int]:
     """(batch, M, N, K) of a product; -1 where an extent is unknown."""
-    lhs_fixed = {*facts.lhs_batch, *facts.lhs_contracting}
-    rhs_fixed = {*facts.rhs_batch, *facts.rhs_contracting}
+    lhs_fixed = {*attributes.lhs_batch, *attributes.lhs_contracting}
+    rhs_fixed = {*attributes.rhs_batch, *attributes.rhs_contracting}
     parts = (
-        [_known(lhs.shape[i], rhs.shape[j]) for i, j in zip(facts.lhs_batch, facts.rhs_batch, strict=True)],
+        [
+            _known(lhs.shape[i], rhs.shape[j])
+            for i, j in zip(attributes.lhs_batch, attributes.rhs_batch, strict=True)
+        ],
         [extent for dim, extent in enumerate(lhs.shape) if dim not in lhs_fixed],
         [extent for dim, extent in enumerate(rhs.shape) if dim not in rhs_fixed],
         [
             _known(lhs.shape[i], rhs.shape[j])
-            for i, j in zip(facts.lhs_contracting, facts.rhs_contracting, strict=True)
+            for i, j in zip(attributes.lhs_contracting, attributes.rhs_contracting, strict=True)
         ],
     )
-    batch, m, n, k = (DYNAMIC if min(part, default=1) < 0 else prod(part) for part in parts)
+    batch, m, n, k = map(_product, parts)
     return batch, m, n, k
 
 
-def _is_product(lhs: Tensor, rhs: Tensor, facts: DotFacts) -> bool:
+def _is_product(lhs: Tensor, rhs: Tensor, attributes: DotAttributes) -> bool:
     """Whether the dimension numbers are those of the operands: no parser checks a library call's."""
-    of_lhs, of_rhs = (*facts.lhs_batch, *facts.lhs_contracting), (*facts.rhs_batch, *facts.rhs_contracting)
+    of_lhs, of_rhs = (
+        (*attributes.lhs_batch, *attributes.lhs_contracting),
+        (*attributes.rhs_batch, *attributes.rhs_contracting),
+    )
     return (
-        len(facts.lhs_batch) == len(facts.rhs_batch)
+        len(attributes.lhs_batch) == len(attributes.rhs_batch)
         and all(
             len(set(dims)) == len(dims) and all(0 <= dim < len(tensor.shape) for dim in dims)
             for dims, tensor in ((of_lhs, lhs), (of_rhs, rhs))
@@ -197,23 +203,23 @@ def _known(left: int, right: int) -> int:
     return left if left >= 0 else right
 
 
-def _macs(extents: tuple[int, int, int, int]) -> float:
-    return float(prod(extents)) if min(extents) >= 0 else nan
-
-
 def dot(op: Operation) -> Cost:
     """2 x batch x M x N x K. Without dimension numbers: the last dimension of lhs by the first of rhs."""
     lhs, rhs = op.operands[0], op.operands[1]
-    facts = op.facts
-    if facts is None and lhs.shape and rhs.shape:
-        facts = DotFacts((), (), (len(lhs.shape) - 1,), (0,))
-    if not isinstance(facts, DotFacts) or not op.results or not _is_product(lhs, rhs, facts):
+    attributes = op.attributes
+    if attributes is None and lhs.shape and rhs.shape:
+        attributes = DotAttributes((), (), (len(lhs.shape) - 1,), (0,))
+    if not isinstance(attributes, DotAttributes) or not op.results or not _is_product(lhs, rhs, attributes):
         return unknown_cost(op, OpClass.CONTRACTION)
-    extents = _matrix_extents(lhs, rhs, facts)
-    macs = _macs(extents)
-    types = (lhs, rhs, op.results[0])
+    return _matmul(op, _matrix_extents(lhs, rhs, attributes), attributes.precision)
+
+
+def _matmul(op: Operation, extents: tuple[int, int, int, int], precision: Precision) -> Cost:
+    """The product of the first two operands, all of it useful."""
+    macs = float(prod(extents)) if min(extents) >= 0 else nan
+    types = (op.operands[0], op.operands[1], op.results[0])
     return contraction_cost(
-        op, OpClass.CONTRACTION, extents, facts.precision, macs=macs, useful_macs=macs, types=types
+        op, OpClass.CONTRACTION, extents, precision, macs=macs, useful_macs=macs, types=types
     )
 
 
@@ -224,29 +230,22 @@ def ragged_dot(op: Operation) -> Cost:
     dimension in front, which adds traffic and no work. With it contracted, the groups' partial products add
     up to one product.
     """
-    facts = op.facts
-    if not isinstance(facts, RaggedDotFacts):
+    attributes = op.attributes
+    if not isinstance(attributes, RaggedDotAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
-    lhs, rhs = op.operands[0], op.operands[1]
-    extents = _matrix_extents(lhs, rhs, facts.dot)
-    batch, m, n, k = extents
-    grouped_rhs = facts.ragged_lhs not in {*facts.dot.lhs_batch, *facts.dot.lhs_contracting}
+    batch, m, n, k = _matrix_extents(op.operands[0], op.operands[1], attributes.dot)
+    grouped_rhs = attributes.ragged_lhs not in {*attributes.dot.lhs_batch, *attributes.dot.lhs_contracting}
     groups = op.operands[2].shape[-1] if len(op.operands) > 2 and op.operands[2].shape else DYNAMIC
     if grouped_rhs:
         n = n // groups if n >= 0 and groups > 0 else DYNAMIC
-    extents = (batch, m, n, k)
-    macs = _macs(extents)
-    types = (lhs, rhs, op.results[0])
-    return contraction_cost(
-        op, OpClass.CONTRACTION, extents, facts.dot.precision, macs=macs, useful_macs=macs, types=types
-    )
+    return _matmul(op, (batch, m, n, k), attributes.dot.precision)
 
 
 def einsum(op: Operation) -> Cost:
     """An einsum of two operands as one product; of one operand as sums (no contraction)."""
-    if not isinstance(op.facts, EinsumFacts):
+    if not isinstance(op.attributes, EinsumAttributes):
         return unknown_cost(op, OpClass.CONTRACTION)
-    left, arrow, output = op.facts.equation.replace(" ", "").partition("->")
+    left, arrow, output = op.attributes.equation.replace(" ", "").partition("->")
     inputs = left.split(",")
     if not arrow or "." in left or len(inputs) != len(op.operands):
         return unknown_cost(op, OpClass.CONTRACTION)
@@ -260,13 +259,8 @@ def einsum(op: Operation) -> Cost:
     lhs, rhs = (set(labels) for labels in inputs)
     kept = set(output)
     parts = (lhs & rhs & kept, lhs - rhs, rhs - lhs, (lhs & rhs) - kept)
-    sizes = [[extents[label] for label in sorted(part)] for part in parts]
-    batch, m, n, k = (DYNAMIC if min(size, default=1) < 0 else prod(size) for size in sizes)
-    macs = _macs((batch, m, n, k))
-    types = (op.operands[0], op.operands[1], op.results[0])
-    return contraction_cost(
-        op, OpClass.CONTRACTION, (batch, m, n, k), Precision(), macs=macs, useful_macs=macs, types=types
-    )
+    batch, m, n, k = (_product([extents[label] for label in sorted(part)]) for part in parts)
+    return _matmul(op, (batch, m, n, k), Precision())
 
 
 # --- What programs state of multiply-accumulate units beside element types: FQ-Conv (arXiv 1912.09356).
@@ -351,37 +345,39 @@ def _hits(
 
 def convolution(op: Operation) -> Cost:
     """Cost of ``convolution``; unknown without dimension numbers."""
-    if not isinstance(op.facts, ConvFacts) or len(op.operands) < 2:
+    if not isinstance(op.attributes, ConvAttributes) or len(op.operands) < 2:
         return unknown_cost(op, OpClass.CONVOLUTION)
-    return convolution_cost(op, op.facts, op.operands[0], op.operands[1], op.results[0])
+    return convolution_cost(op, op.attributes, op.operands[0], op.operands[1], op.results[0])
 
 
-def convolution_cost(op: Operation, facts: ConvFacts, source: Tensor, kernel: Tensor, output: Tensor) -> Cost:
+def convolution_cost(
+    op: Operation, attributes: ConvAttributes, source: Tensor, kernel: Tensor, output: Tensor
+) -> Cost:
     """Cost of the convolution ``source * kernel -> output`` as an implicit matrix product.
 
     M is output positions, N output features per group, K input features per group times kernel positions.
     The traffic is that of ``op``, whose operands may stand in another order (gradients).
     """
-    sizes = [kernel.shape[dim] for dim in facts.kernel_spatial]
-    outputs = [output.shape[dim] for dim in facts.output_spatial]
-    inputs = [source.shape[dim] for dim in facts.input_spatial]
-    groups = facts.feature_groups * facts.batch_groups
-    features = output.shape[facts.output_feature]
-    per_group = kernel.shape[facts.kernel_in]
-    m = _product([output.shape[facts.output_batch], *outputs])
+    sizes = [kernel.shape[dim] for dim in attributes.kernel_spatial]
+    outputs = [output.shape[dim] for dim in attributes.output_spatial]
+    inputs = [source.shape[dim] for dim in attributes.input_spatial]
+    groups = attributes.feature_groups * attributes.batch_groups
+    features = output.shape[attributes.output_feature]
+    per_group = kernel.shape[attributes.kernel_in]
+    m = _product([output.shape[attributes.output_batch], *outputs])
     n = features // groups if features >= 0 and groups > 0 else DYNAMIC
     k = _product([per_group, *sizes])
     pairs = [
         valid_positions(extent, out, dim)
-        for extent, out, dim in zip(inputs, outputs, facts.window, strict=True)
+        for extent, out, dim in zip(inputs, outputs, attributes.window, strict=True)
     ]
-    channels = _product([output.shape[facts.output_batch], features, per_group])
+    channels = _product([output.shape[attributes.output_batch], features, per_group])
     useful = channels * prod(pairs) if channels >= 0 else nan
     return contraction_cost(
         op,
         OpClass.CONVOLUTION,
         (groups, m, n, k),
-        facts.precision,
+        attributes.precision,
         macs=m * k * float(features) if min(m, k, features) >= 0 else nan,
         useful_macs=useful,
         types=(source, kernel, output),

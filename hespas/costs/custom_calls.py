@@ -15,14 +15,14 @@ import msgspec
 from hespas.costs.contraction import config_precision, contraction_cost, convolution_cost, dot
 from hespas.costs.operation import (
     FREE,
-    ConvFacts,
+    ConvAttributes,
     Cost,
-    CustomFacts,
-    DotFacts,
+    CustomAttributes,
+    DotAttributes,
     Operation,
     Rule,
     Tensor,
-    TopKFacts,
+    TopKAttributes,
     move_cost,
     unknown_cost,
 )
@@ -52,15 +52,15 @@ _FREE_TARGETS: frozenset[str] = frozenset(
 """Annotations and checks that no device executes."""
 
 
-def _gemm(op: Operation, facts: CustomFacts) -> Cost:
+def _gemm(op: Operation, attributes: CustomAttributes) -> Cost:
     """A library matrix product; the trailing workspace result is not traffic."""
-    config = _parse_config(facts.config)
+    config = _parse_config(attributes.config)
     gemm = config.gemm_backend_config if config else None
     dims = gemm.dot_dimension_numbers if gemm else config.dot_dimension_numbers if config else None
     if dims is None or len(op.operands) < 2:
         return unknown_cost(op, OpClass.CONTRACTION)
     levels = gemm.precision_config.operand_precision if gemm else ()
-    product = DotFacts(
+    product = DotAttributes(
         dims.lhs_batch_dimensions,
         dims.rhs_batch_dimensions,
         dims.lhs_contracting_dimensions,
@@ -81,7 +81,7 @@ def _block_scaled_dot(op: Operation) -> Cost:
         return unknown_cost(op, OpClass.CONTRACTION)
     last = ranks.pop() - 1
     batch = tuple(range(last - 1))
-    return dot(op._replace(facts=DotFacts(batch, batch, (last,), (last,))))
+    return dot(op._replace(attributes=DotAttributes(batch, batch, (last,), (last,))))
 
 
 def _without_workspace(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -96,27 +96,27 @@ def _convolution(source: int, kernel: int, output: int) -> Rule:
     """
 
     def rule(op: Operation) -> Cost:
-        facts = op.facts
-        conv: ConvFacts | None = facts.conv if isinstance(facts, CustomFacts) else None
+        attributes = op.attributes
+        conv: ConvAttributes | None = attributes.conv if isinstance(attributes, CustomAttributes) else None
         if conv is None or len(op.operands) < 2 or not op.results:
             return unknown_cost(op, OpClass.CONVOLUTION)
-        traffic = Operation(op.operands, _without_workspace(op.results), op.facts, op.repeated)
+        traffic = Operation(op.operands, _without_workspace(op.results), op.attributes, op.repeated)
         places = (op.operands[0], op.operands[1], op.results[0])
         return convolution_cost(traffic, conv, places[source], places[kernel], places[output])
 
     return rule
 
 
-def _attention(op: Operation, facts: CustomFacts) -> Cost:
+def _attention(op: Operation, attributes: CustomAttributes) -> Cost:
     """Fused attention: two products over the score matrix forward, five backward, one exponential a score."""
-    config = _parse_config(facts.config)
+    config = _parse_config(attributes.config)
     shape = config.cudnn_fmha_backend_config if config else None
     scores = shape.intermediate_tensor_shape.dimensions if shape else ()
     if len(scores) < 2 or not op.operands or not op.operands[0].shape:
         return unknown_cost(op, OpClass.ATTENTION)
     head = op.operands[0].shape[-1]
-    products = 5 if "Backward" in facts.target else 2
-    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    products = 5 if "Backward" in attributes.target else 2
+    traffic = Operation(op.operands, _without_workspace(op.results), attributes, op.repeated)
     types = (op.operands[0], op.operands[1 % len(op.operands)], op.results[0])
     extents = (products * prod(scores[:-2]), scores[-2], scores[-1], head)
     macs = float(prod(extents)) if min(extents) >= 0 else nan
@@ -126,7 +126,7 @@ def _attention(op: Operation, facts: CustomFacts) -> Cost:
     return replace(cost, transcendentals=float(prod(scores)))
 
 
-def _transformer_engine_attention(op: Operation, facts: CustomFacts) -> Cost:
+def _transformer_engine_attention(op: Operation, attributes: CustomAttributes) -> Cost:
     """Fused attention of TransformerEngine: query, key and value come first, apart or packed, as (...,
     sequence, heads, extent of a head), a packed one with the number of parts before the heads.
 
@@ -143,13 +143,13 @@ def _transformer_engine_attention(op: Operation, facts: CustomFacts) -> Cost:
     if min(map(len, (query, key, value))) < 3 or min(*query, *key, *value) < 0:
         return unknown_cost(op, OpClass.ATTENTION)
     batch, queries, keys = prod(query[:-3]) * query[-2], query[-3], key[-3]
-    backward = "backward" in facts.target
+    backward = "backward" in attributes.target
     deep = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
     macs = float(batch * queries * keys * deep)
     products = 5 if backward else 2
-    mask = re.search(r"\bmask_type\s*=\s*(\d+)", facts.config)
+    mask = re.search(r"\bmask_type\s*=\s*(\d+)", attributes.config)
     is_causal = mask is not None and int(mask[1]) in _CAUSAL_MASKS
-    traffic = Operation(op.operands, _without_workspace(op.results), facts, op.repeated)
+    traffic = Operation(op.operands, _without_workspace(op.results), attributes, op.repeated)
     cost = contraction_cost(
         traffic,
         OpClass.ATTENTION,
@@ -175,9 +175,9 @@ def _approximate_top_k(op: Operation) -> Cost:
     return Cost(OpClass.SORT, elements, elements, 0.0, op.read_bytes, op.written_bytes, rate)
 
 
-def _stated_estimate(op: Operation, facts: CustomFacts) -> Cost:
+def _stated_estimate(op: Operation, attributes: CustomAttributes) -> Cost:
     """A hand-written kernel: the cost its author states in the configuration, else unknown."""
-    config = _parse_config(facts.config)
+    config = _parse_config(attributes.config)
     kernel = config.custom_call_config if config else None
     stated = kernel.cost_estimate if kernel else None
     if stated is None:
@@ -194,7 +194,7 @@ def _top_k(op: Operation) -> Cost:
     """``TopK``: k is the last extent of the result."""
     if not op.results or not op.results[0].shape:
         return unknown_cost(op, OpClass.SORT)
-    return top_k(Operation(op.operands, op.results, TopKFacts(op.results[0].shape[-1]), op.repeated))
+    return top_k(Operation(op.operands, op.results, TopKAttributes(op.results[0].shape[-1]), op.repeated))
 
 
 _CONVOLUTIONS: dict[str, Rule] = {
@@ -246,18 +246,18 @@ def is_known_target(target: str) -> bool:
 
 def custom_call(op: Operation) -> Cost:
     """The cost of a custom call by its target; unknown targets keep their bytes as a lower bound."""
-    facts = op.facts
-    if not isinstance(facts, CustomFacts):
+    attributes = op.attributes
+    if not isinstance(attributes, CustomAttributes):
         return unknown_cost(op, OpClass.CUSTOM)
-    simple = _SIMPLE.get(facts.target)
+    simple = _SIMPLE.get(attributes.target)
     if simple is not None:
         return simple(op)
-    configured = _CONFIGURED.get(facts.target)
+    configured = _CONFIGURED.get(attributes.target)
     if configured is not None:
-        return configured(op, facts)
-    if facts.target.startswith("__cudnn$fmha"):
-        return _attention(op, facts)
-    routine = _lapack_routine(facts.target)
+        return configured(op, attributes)
+    if attributes.target.startswith("__cudnn$fmha"):
+        return _attention(op, attributes)
+    routine = _lapack_routine(attributes.target)
     return unknown_cost(op, OpClass.CUSTOM) if routine is None else lapack(routine)(op)
 
 

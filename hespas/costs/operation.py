@@ -2,7 +2,7 @@
 
 Everything is frozen and hashable, so that readers cache the cost of equal operations; named tuples
 and not dataclasses, because making so many of those takes longer than reading a small program. Readers
-translate their own attributes into these facts once; no rule sees a format's object.
+translate their own attributes into these attributes once; no rule sees a format's object.
 """
 
 from __future__ import annotations
@@ -26,32 +26,29 @@ from hespas.graph import (
 
 __all__ = [
     "FREE",
+    "Attributes",
     "Body",
-    "BroadcastFacts",
+    "BodyAttributes",
+    "BroadcastAttributes",
     "Contraction",
-    "ConvFacts",
+    "ConvAttributes",
     "Cost",
-    "CustomFacts",
-    "DotFacts",
-    "EinsumFacts",
-    "Facts",
-    "FftFacts",
-    "MapFacts",
+    "CustomAttributes",
+    "DotAttributes",
+    "EinsumAttributes",
+    "FftAttributes",
     "Operation",
     "Precision",
-    "RaggedDotFacts",
-    "ReduceFacts",
+    "RaggedDotAttributes",
     "Rule",
-    "ScanFacts",
-    "ScatterFacts",
-    "SelectScatterFacts",
-    "SolveFacts",
-    "SortFacts",
+    "ScatterAttributes",
+    "SelectScatterAttributes",
+    "SolveAttributes",
     "Tensor",
-    "TopKFacts",
-    "UpdateFacts",
+    "TopKAttributes",
+    "UpdateAttributes",
+    "WindowAttributes",
     "WindowDim",
-    "WindowFacts",
     "add_costed",
     "arithmetic_dtype",
     "branch_ns",
@@ -127,7 +124,7 @@ class Precision(NamedTuple):
     mac_noise_sigma: float | None = None
 
 
-class DotFacts(NamedTuple):
+class DotAttributes(NamedTuple):
     """Dimension numbers of a matrix product."""
 
     lhs_batch: tuple[int, ...]
@@ -137,16 +134,16 @@ class DotFacts(NamedTuple):
     precision: Precision = Precision()
 
 
-class RaggedDotFacts(NamedTuple):
+class RaggedDotAttributes(NamedTuple):
     """A grouped matrix product: ``dot`` as for all groups together, ``ragged_lhs`` the dimension cut in
     groups.
     """
 
-    dot: DotFacts
+    dot: DotAttributes
     ragged_lhs: int
 
 
-class EinsumFacts(NamedTuple):
+class EinsumAttributes(NamedTuple):
     """The equation of an einsum, ``ij,jk->ik``."""
 
     equation: str
@@ -165,7 +162,7 @@ class WindowDim(NamedTuple):
     rhs_dilation: int = 1
 
 
-class ConvFacts(NamedTuple):
+class ConvAttributes(NamedTuple):
     """Dimension numbers and window of a convolution of any rank, in the order of the spatial dimensions.
 
     ``kernel_in`` is the kernel's input-feature dimension, whose extent is per group already.
@@ -186,22 +183,21 @@ class ConvFacts(NamedTuple):
     precision: Precision = Precision()
 
 
-class ReduceFacts(NamedTuple):
-    """``num_inputs`` tensors reduced together (their init values follow as operands) by one combined body."""
+class BodyAttributes(NamedTuple):
+    """What a reduction, sort, scan or map applies, along a dimension of ``extent`` (-1: unknown, or none)."""
 
     body: Body
-    num_inputs: int = 1
+    extent: int = -1
 
 
-class WindowFacts(NamedTuple):
+class WindowAttributes(NamedTuple):
     """A windowed reduction; ``window`` has one entry for each dimension of the operand."""
 
     body: Body
     window: tuple[WindowDim, ...]
-    num_inputs: int = 1
 
 
-class SelectScatterFacts(NamedTuple):
+class SelectScatterAttributes(NamedTuple):
     """The gradient of a windowed selection; ``window_elements`` is the product of the window's extents."""
 
     select: Body
@@ -209,33 +205,13 @@ class SelectScatterFacts(NamedTuple):
     window_elements: int
 
 
-class MapFacts(NamedTuple):
-    """A body applied to each element."""
-
-    body: Body
-
-
-class SortFacts(NamedTuple):
-    """``extent`` elements are sorted along one dimension; ``comparator`` is one comparison."""
-
-    extent: int
-    comparator: Body
-
-
-class ScanFacts(NamedTuple):
-    """``body`` runs once for each of the ``trips`` slices along one dimension."""
-
-    trips: int
-    body: Body
-
-
-class TopKFacts(NamedTuple):
+class TopKAttributes(NamedTuple):
     """The ``k`` largest along the last dimension."""
 
     k: int
 
 
-class ScatterFacts(NamedTuple):
+class ScatterAttributes(NamedTuple):
     """``num_inputs`` operands, then the indices, then as many updates. ``in_place``: the operand's buffer
     dies.
     """
@@ -245,19 +221,19 @@ class ScatterFacts(NamedTuple):
     in_place: bool = False
 
 
-class UpdateFacts(NamedTuple):
+class UpdateAttributes(NamedTuple):
     """``in_place``: the operand's buffer dies here, so that only the update is written."""
 
     in_place: bool
 
 
-class BroadcastFacts(NamedTuple):
+class BroadcastAttributes(NamedTuple):
     """``materialised``: somebody needs the whole result in memory. The default is that consumers fuse it."""
 
     materialised: bool
 
 
-class FftFacts(NamedTuple):
+class FftAttributes(NamedTuple):
     """``kind`` is ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``; ``lengths`` are the transformed extents, last
     fastest.
     """
@@ -266,40 +242,37 @@ class FftFacts(NamedTuple):
     lengths: tuple[int, ...]
 
 
-class SolveFacts(NamedTuple):
+class SolveAttributes(NamedTuple):
     """``left_side``: solve ``a x = b``; otherwise ``x a = b``."""
 
     left_side: bool = True
 
 
-class CustomFacts(NamedTuple):
+class CustomAttributes(NamedTuple):
     """A custom call: its target, its backend configuration as text, and its window where the format states
     one.
     """
 
     target: str
     config: str = ""
-    conv: ConvFacts | None = None
+    conv: ConvAttributes | None = None
 
 
-Facts = (
-    BroadcastFacts
-    | ConvFacts
-    | CustomFacts
-    | DotFacts
-    | EinsumFacts
-    | FftFacts
-    | MapFacts
-    | RaggedDotFacts
-    | ReduceFacts
-    | ScanFacts
-    | ScatterFacts
-    | SelectScatterFacts
-    | SolveFacts
-    | SortFacts
-    | TopKFacts
-    | UpdateFacts
-    | WindowFacts
+Attributes = (
+    BodyAttributes
+    | BroadcastAttributes
+    | ConvAttributes
+    | CustomAttributes
+    | DotAttributes
+    | EinsumAttributes
+    | FftAttributes
+    | RaggedDotAttributes
+    | ScatterAttributes
+    | SelectScatterAttributes
+    | SolveAttributes
+    | TopKAttributes
+    | UpdateAttributes
+    | WindowAttributes
     | None
 )
 
@@ -311,7 +284,7 @@ class Operation(NamedTuple):
 
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    facts: Facts = None
+    attributes: Attributes = None
     repeated: tuple[int, ...] = ()
 
     @property

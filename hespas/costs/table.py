@@ -19,22 +19,19 @@ from hespas.costs.contraction import convolution, dot, einsum, ragged_dot, valid
 from hespas.costs.operation import (
     FREE,
     Body,
-    BroadcastFacts,
+    BodyAttributes,
+    BroadcastAttributes,
     Cost,
-    FftFacts,
-    MapFacts,
+    FftAttributes,
     Operation,
-    ReduceFacts,
     Rule,
-    ScanFacts,
-    ScatterFacts,
-    SelectScatterFacts,
-    SolveFacts,
-    SortFacts,
+    ScatterAttributes,
+    SelectScatterAttributes,
+    SolveAttributes,
     Tensor,
-    TopKFacts,
-    UpdateFacts,
-    WindowFacts,
+    TopKAttributes,
+    UpdateAttributes,
+    WindowAttributes,
     arithmetic_dtype,
     is_complex,
     move_cost,
@@ -61,37 +58,37 @@ __all__ = [
 # --- rules of arithmetic: elementwise, reductions, windows, normalisation and sorting
 
 
-def _pointwise(op: Operation, op_class: OpClass, flops: float, transcendentals: float) -> Cost:
-    return Cost(
-        op_class,
-        flops,
-        flops,
-        transcendentals,
-        op.read_bytes,
-        op.written_bytes,
-        arithmetic_dtype(op.operands),
-    )
-
-
-def _elementwise(per_element: int = 1, per_complex_element: int | None = None) -> Rule:
-    """``per_element`` FLOPs for each result element; a complex add is 2 and a complex multiply 6."""
-    complex_flops = 2 * per_element if per_complex_element is None else per_complex_element
+def _elementwise(
+    flops: float = 1.0,
+    *,
+    complex_flops: float | None = None,
+    transcendentals: float = 0.0,
+    op_class: OpClass = OpClass.ELEMENTWISE,
+) -> Rule:
+    """So many FLOPs and transcendentals for each result element, in the type that is expressed; a complex
+    add is 2 FLOPs and a complex multiply 6.
+    """
+    of_complex = 2 * flops if complex_flops is None else complex_flops
 
     def rule(op: Operation) -> Cost:
-        factor = complex_flops if is_complex(op.operands[-1]) else per_element
-        return _pointwise(op, OpClass.ELEMENTWISE, factor * op.results[0].elements, 0.0)
+        factor = of_complex if op_class is OpClass.ELEMENTWISE and is_complex(op.operands[-1]) else flops
+        elements = op.results[0].elements
+        done = factor * elements if factor else 0.0
+        return Cost(
+            op_class,
+            done,
+            done,
+            transcendentals * elements if transcendentals else 0.0,
+            op.read_bytes,
+            op.written_bytes,
+            arithmetic_dtype(op.operands),
+        )
 
     return rule
 
 
-def _transcendental(op: Operation) -> Cost:
-    """One transcendental for each result element, no FLOPs."""
-    return _pointwise(op, OpClass.TRANSCENDENTAL, 0.0, op.results[0].elements)
-
-
-def quantize(op: Operation) -> Cost:
-    """Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
-    return _pointwise(op, OpClass.QUANTIZE, 2.0 * op.results[0].elements, 0.0)
+quantize = _elementwise(2.0, op_class=OpClass.QUANTIZE)
+"""Scale and shift: two FLOPs for each element, in the type that is expressed; bytes at storage width."""
 
 
 def _applied(op: Operation, op_class: OpClass, times: float, flops: float, transcendentals: float) -> Cost:
@@ -103,10 +100,10 @@ def _applied(op: Operation, op_class: OpClass, times: float, flops: float, trans
 
 def _reduce(op: Operation) -> Cost:
     """(n_in - n_out) applications of the combined body; reads **all** inputs and init values."""
-    if not isinstance(op.facts, ReduceFacts) or not op.operands:
+    if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
     steps = op.operands[0].elements - op.results[0].elements
-    body = op.facts.body
+    body = op.attributes.body
     return _applied(op, OpClass.REDUCTION, max(steps, 0.0), body.flops, body.transcendentals)
 
 
@@ -115,55 +112,47 @@ def _reduce_window(op: Operation) -> Cost:
 
     ``useful_flops`` counts real taps only, ``flops`` all positions of the window.
     """
-    facts = op.facts
-    if not isinstance(facts, WindowFacts) or not op.operands:
+    attributes = op.attributes
+    if not isinstance(attributes, WindowAttributes) or not op.operands:
         return unknown_cost(op, OpClass.WINDOW)
     source, result = op.operands[0], op.results[0]
-    applications = result.elements * (prod(dim.size for dim in facts.window) - 1)
+    applications = result.elements * (prod(dim.size for dim in attributes.window) - 1)
     pairs = [
         float(valid_positions(extent, out, dim))
-        for extent, out, dim in zip(source.shape, result.shape, facts.window, strict=True)
+        for extent, out, dim in zip(source.shape, result.shape, attributes.window, strict=True)
     ]
     useful = max(prod(pairs) - result.elements, 0.0) if result.elements == result.elements else nan
-    cost = _applied(op, OpClass.WINDOW, applications, facts.body.flops, facts.body.transcendentals)
-    return replace(cost, useful_flops=useful * facts.body.flops)
+    cost = _applied(op, OpClass.WINDOW, applications, attributes.body.flops, attributes.body.transcendentals)
+    return replace(cost, useful_flops=useful * attributes.body.flops)
 
 
 def _select_and_scatter(op: Operation) -> Cost:
     """(window - 1) comparisons and one scatter body for each source element."""
-    facts = op.facts
-    if not isinstance(facts, SelectScatterFacts):
+    attributes = op.attributes
+    if not isinstance(attributes, SelectScatterAttributes):
         return unknown_cost(op, OpClass.WINDOW)
-    picks = facts.window_elements - 1
-    flops = picks * facts.select.flops + facts.scatter.flops
-    transcendentals = picks * facts.select.transcendentals + facts.scatter.transcendentals
+    picks = attributes.window_elements - 1
+    flops = picks * attributes.select.flops + attributes.scatter.flops
+    transcendentals = picks * attributes.select.transcendentals + attributes.scatter.transcendentals
     return _applied(op, OpClass.WINDOW, op.operands[1].elements, flops, transcendentals)
 
 
 def _map_body(op: Operation) -> Cost:
     """The body once for each element."""
-    if not isinstance(op.facts, MapFacts):
+    if not isinstance(op.attributes, BodyAttributes):
         return unknown_cost(op, OpClass.MAP)
-    body = op.facts.body
+    body = op.attributes.body
     return _applied(op, OpClass.MAP, op.results[0].elements, body.flops, body.transcendentals)
-
-
-def _expanded(flops: float, transcendentals: float) -> Rule:
-    """A special function, by what its polynomials take for each result element."""
-
-    def rule(op: Operation) -> Cost:
-        elements = op.results[0].elements
-        return _pointwise(op, OpClass.TRANSCENDENTAL, flops * elements, transcendentals * elements)
-
-    return rule
 
 
 def _scan(op: Operation) -> Cost:
     """The body once for each slice along the scanned dimension."""
-    if not isinstance(op.facts, ScanFacts) or not op.operands:
+    if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.REDUCTION)
-    trips = float(op.facts.trips) if op.facts.trips >= 0 else nan
-    return _applied(op, OpClass.REDUCTION, trips, op.facts.body.flops, op.facts.body.transcendentals)
+    trips = float(op.attributes.extent) if op.attributes.extent >= 0 else nan
+    return _applied(
+        op, OpClass.REDUCTION, trips, op.attributes.body.flops, op.attributes.body.transcendentals
+    )
 
 
 def _batch_norm(per_element: int) -> Rule:
@@ -185,18 +174,18 @@ def _comparisons(op: Operation, extent: int, depth: int, body: Body) -> Cost:
 
 def _sort(op: Operation) -> Cost:
     """elements x ceil(log2 extent) comparisons; inputs and outputs pass once."""
-    if not isinstance(op.facts, SortFacts) or not op.operands:
+    if not isinstance(op.attributes, BodyAttributes) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
-    extent = op.facts.extent
+    extent = op.attributes.extent
     depth = ceil(log2(extent)) if extent > 1 else 0
-    return _comparisons(op, extent, depth, op.facts.comparator)
+    return _comparisons(op, extent, depth, op.attributes.body)
 
 
 def top_k(op: Operation) -> Cost:
     """elements x ceil(log2 k) comparisons, at least one each."""
-    if not isinstance(op.facts, TopKFacts) or not op.operands:
+    if not isinstance(op.attributes, TopKAttributes) or not op.operands:
         return unknown_cost(op, OpClass.SORT)
-    depth = max(ceil(log2(op.facts.k)), 1) if op.facts.k > 0 else 0
+    depth = max(ceil(log2(op.attributes.k)), 1) if op.attributes.k > 0 else 0
     return _comparisons(op, 0, depth, Body(1.0))
 
 
@@ -207,25 +196,22 @@ def top_k(op: Operation) -> Cost:
 # transform of length L is counted as 5 L log2 L (the radix-2 count), half of it for real input or output.
 
 
-# routine -> coefficients of (m n^2, n^3) for one m x n matrix
 _FACTORISATIONS: dict[str, tuple[float, float]] = {
-    "potrf": (0.0, 1 / 3),
-    "getrf": (1.0, -1 / 3),
-    "geqrf": (2.0, -2 / 3),
-    "geqp3": (2.0, -2 / 3),
-    "orgqr": (2.0, -2 / 3),
-    "ungqr": (2.0, -2 / 3),
-    "sytrd": (0.0, 4 / 3),
-    "hetrd": (0.0, 4 / 3),
-    "syevd": (0.0, 9.0),
-    "heevd": (0.0, 9.0),
-    "gehrd": (0.0, 10 / 3),
-    "geev": (0.0, 25.0),
-    "gees": (0.0, 25.0),
-    "gesdd": (4.0, 22.0),
-    "gesvd": (4.0, 22.0),
-    "gesvdj": (4.0, 22.0),
+    routine: coefficients
+    for routines, coefficients in {
+        "potrf": (0.0, 1 / 3),
+        "getrf": (1.0, -1 / 3),
+        "geqrf geqp3 orgqr ungqr": (2.0, -2 / 3),
+        "sytrd hetrd": (0.0, 4 / 3),
+        "syevd heevd": (0.0, 9.0),
+        "gehrd": (0.0, 10 / 3),
+        "geev gees": (0.0, 25.0),
+        "gesdd gesvd gesvdj": (4.0, 22.0),
+    }.items()
+    for routine in routines.split()
 }
+"""Routine -> coefficients of (m n^2, n^3) for one m x n matrix."""
+
 LAPACK_ROUTINES: frozenset[str] = frozenset({*_FACTORISATIONS, "trsm"})
 """Routine names without the type letter."""
 
@@ -264,7 +250,7 @@ def lapack(routine: str) -> Rule:
 
 def _triangular_solve(op: Operation) -> Cost:
     """Batch x n^2 x k for an n x n matrix and k right-hand sides."""
-    left_side = op.facts.left_side if isinstance(op.facts, SolveFacts) else True
+    left_side = op.attributes.left_side if isinstance(op.attributes, SolveAttributes) else True
     if len(op.operands) < 2 or len(op.operands[0].shape) < 2 or len(op.operands[1].shape) < 2:
         return unknown_cost(op, OpClass.LINALG)
     matrix, right = op.operands[0], op.operands[1]
@@ -274,15 +260,15 @@ def _triangular_solve(op: Operation) -> Cost:
 
 def _fft(op: Operation) -> Cost:
     """5 L log2 L for each complex transform over ``lengths``, half for a real one."""
-    facts = op.facts
-    if not isinstance(facts, FftFacts) or not op.operands:
+    attributes = op.attributes
+    if not isinstance(attributes, FftAttributes) or not op.operands:
         return unknown_cost(op, OpClass.FFT)
-    complex_side = op.operands[0] if facts.kind in {"IFFT", "FFT", "RFFT"} else op.results[0]
-    points = prod(facts.lengths)
+    complex_side = op.operands[0] if attributes.kind in {"IFFT", "FFT", "RFFT"} else op.results[0]
+    points = prod(attributes.lengths)
     if points < 1:
         return Cost(OpClass.FFT, bytes_read=op.read_bytes, bytes_written=op.written_bytes)
     transforms = complex_side.elements / points
-    factor = 2.5 if facts.kind in {"RFFT", "IRFFT"} else 5.0
+    factor = 2.5 if attributes.kind in {"RFFT", "IRFFT"} else 5.0
     flops = factor * points * log2(points) * transforms
     rate = op.operands[0].code
     return Cost(OpClass.FFT, flops, flops, 0.0, op.read_bytes, op.written_bytes, rate)
@@ -304,7 +290,7 @@ def _bitcast_convert(op: Operation) -> Cost:
 
 def _broadcast(op: Operation) -> Cost:
     """No traffic where consumers fuse it (the default); otherwise operand and result."""
-    if isinstance(op.facts, BroadcastFacts) and op.facts.materialised:
+    if isinstance(op.attributes, BroadcastAttributes) and op.attributes.materialised:
         return move_cost(op, OpClass.BROADCAST)
     return Cost(OpClass.BROADCAST)
 
@@ -319,7 +305,7 @@ def _update_slice(op: Operation) -> Cost:
     """In place: the update is read and written. Otherwise the operand is copied besides."""
     operand, update = op.operands[0].bytes, op.operands[1].bytes
     indices = sum(tensor.bytes for tensor in op.operands[_INDEX_OPERANDS_OF_UPDATE:])
-    in_place = isinstance(op.facts, UpdateFacts) and op.facts.in_place
+    in_place = isinstance(op.attributes, UpdateAttributes) and op.attributes.in_place
     copied = 0.0 if in_place else operand
     return Cost(OpClass.UPDATE, bytes_read=copied + update + indices, bytes_written=copied + update)
 
@@ -336,22 +322,24 @@ def _scatter(op: Operation) -> Cost:
 
     Not in place, every operand is copied besides.
     """
-    facts = op.facts
-    if not isinstance(facts, ScatterFacts):
+    attributes = op.attributes
+    if not isinstance(attributes, ScatterAttributes):
         return Cost(OpClass.SCATTER, nan, nan, nan, op.read_bytes, op.written_bytes)
-    first_update = facts.num_inputs + 1
+    first_update = attributes.num_inputs + 1
     updates = op.operands[first_update:]
     touched = sum(tensor.bytes for tensor in updates)
-    copied = 0.0 if facts.in_place else sum(tensor.bytes for tensor in op.operands[: facts.num_inputs])
-    reads = touched if facts.body.reads_first else 0.0
+    copied = (
+        0.0 if attributes.in_place else sum(tensor.bytes for tensor in op.operands[: attributes.num_inputs])
+    )
+    reads = touched if attributes.body.reads_first else 0.0
     times = updates[0].elements if updates else nan
-    flops = times * facts.body.flops * (2 if updates and is_complex(updates[0]) else 1)
+    flops = times * attributes.body.flops * (2 if updates and is_complex(updates[0]) else 1)
     return Cost(
         OpClass.SCATTER,
         flops,
         flops,
-        times * facts.body.transcendentals,
-        op.operands[facts.num_inputs].bytes + touched + reads + copied,
+        times * attributes.body.transcendentals,
+        op.operands[attributes.num_inputs].bytes + touched + reads + copied,
         touched + copied,
         op.operands[0].code,
     )
@@ -401,16 +389,19 @@ TABLE: dict[str, Rule] = {
         conj stochastic_convert
         """,
     ),
-    **_rows(_elementwise(1, 6), "multiply square"),
-    **_rows(_elementwise(2), "clamp"),
+    **_rows(_elementwise(complex_flops=6.0), "multiply square"),
+    **_rows(_elementwise(2.0), "clamp"),
     **_rows(
-        _transcendental,
+        _elementwise(0.0, transcendentals=1.0, op_class=OpClass.TRANSCENDENTAL),
         """
         exponential exponential_minus_one log log_plus_one logistic tanh tan sine cosine sqrt rsqrt cbrt power
         atan2 acos acosh asin asinh atan atanh cosh erf erfc sinh _asin_acos_kernel
         """,
     ),
-    **{name: _expanded(*counts) for name, counts in _SPECIAL.items()},
+    **{
+        name: _elementwise(flops, transcendentals=heavy, op_class=OpClass.TRANSCENDENTAL)
+        for name, (flops, heavy) in _SPECIAL.items()
+    },
     **_always(
         FREE,
         """

@@ -26,11 +26,11 @@ from hespas.estimators.registry import (
     operations_on,
     takes_no_time,
 )
+from hespas.files.streams import read_toml
 from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device
-from hespas.hardware.reader import read_table
 from hespas.operations import KINDS, Operations
 
 __all__ = ["DEFAULT_ORDER", "Composite", "Order", "read_order", "split_order"]
@@ -80,7 +80,8 @@ def read_order(path: str) -> Order:
 
     Raises ``FormatError`` naming the key that is wrong.
     """
-    root = _table(Path(path))
+    example = 'a whole file is: order = ["calibrated", "roofline"]'
+    root = read_toml(Path(path), "an order of estimators", where="check the path", example=example)
     unknown = sorted(set(root) - {"order", "kinds"})
     if unknown:
         raise FormatError(f"unknown key {unknown[0]!r}", path=path, hint="known are order and kinds")
@@ -100,10 +101,6 @@ def read_order(path: str) -> Order:
         default=_list(root.get("order"), path, "order"),
         kinds={name: _list(value, path, f"kinds.{name}") for name, value in kinds.items()},
     )
-
-
-def _table(path: Path) -> Mapping[str, object]:
-    return read_table(path, what="an order of estimators").values
 
 
 def _list(value: object, path: str, where: str) -> tuple[str, ...]:

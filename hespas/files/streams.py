@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import zlib
 from collections.abc import Generator
@@ -35,6 +36,7 @@ __all__ = [
     "read_bytes",
     "read_document",
     "read_start",
+    "read_toml",
     "refuse_special_files",
     "same_file",
 ]
@@ -385,3 +387,94 @@ def _gunzip(stream: BinaryIO, path: Path, max_bytes: int) -> bytes:
         problem = "gzip stream ends early" if early else f"broken gzip stream: {error}"
         raise _damaged(problem, path, f"byte {content.tell()} of the decompressed data") from error
     return content.getvalue()
+
+
+# --- TOML
+
+_MOST_PARTS = 64
+_KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)[ \t]*(\.?)[ \t]*""")
+_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_DIGITS = re.compile(r"[\d_]+")
+_MOST_DIGITS = 4000
+_BRACKET = re.compile(r"[][{}]")
+
+
+def read_toml(path: Path, what: str, *, where: str, example: str) -> dict[str, object]:
+    """The root table of a file that is ``what``. Raises ``FormatError`` if it is missing, no regular file,
+    over 1 MiB, or not TOML; remedies name ``where`` such files are and an ``example`` of one.
+    """
+    import tomllib
+
+    shown = str(path)
+    try:
+        content = read_document(path, limits().device_bytes, what)
+    except FormatError as error:
+        hint = example if error.position else where
+        message = error.message if error.position else f"cannot be read: {error.message}"
+        raise FormatError(message, path=shown, position=error.position, hint=hint) from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FormatError(
+            "not UTF-8",
+            path=shown,
+            position=f"line {line}, byte {error.start}",
+            hint="save the file as UTF-8",
+        ) from error
+    deep = _many_parts(text)
+    try:
+        if not deep:
+            return tomllib.loads(text)
+    except RecursionError:
+        deep = _deepest(text)
+    except ValueError as error:  # TOMLDecodeError, and integers of thousands of digits
+        raise FormatError(
+            f"not TOML: {_PLACE.sub('', str(error))}",
+            path=shown,
+            position=_place(str(error), text),
+            hint='a line is key = value, with texts in quotes: name = "my device"',
+        ) from error
+    raise FormatError(
+        "tables nested too deeply",
+        path=shown,
+        position=deep,
+        hint=f"no key has more than three parts; {example}",
+    )
+
+
+def _place(told: str, text: str) -> str:
+    """Where the library says that it stopped; for a number, that it does not place, the first long one."""
+    place = _PLACE.search(told)
+    if place and place.group(1):
+        return f"line {place.group(1)}, column {place.group(2)}"
+    at = (
+        len(text)
+        if place
+        else next((m.start() for m in _DIGITS.finditer(text) if len(m[0]) > _MOST_DIGITS), 0)
+    )
+    return f"line {text.count(chr(10), 0, at) + 1}"
+
+
+def _deepest(text: str) -> str:
+    """The first line at which more brackets are open than any file has."""
+    depth = 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        for bracket in _BRACKET.findall(line):
+            depth += 1 if bracket in "[{" else -1
+            if depth > _MOST_PARTS:
+                return f"line {number}"
+    return "line 1"
+
+
+def _many_parts(text: str) -> str:
+    """The line of the first key of many parts, for which the library takes hours; empty where none is.
+    O(length): no part is looked at twice.
+    """
+    parts, end = 0, -1
+    for part in _KEY_PART.finditer(text):
+        parts = parts + 1 if part.start() == end else 1
+        if parts > _MOST_PARTS:
+            return f"line {text.count(chr(10), 0, end) + 1}"
+        end = part.end() if part.group(1) else -1
+    return ""

@@ -5,15 +5,18 @@ Ragged rows and strings hold two flat arrays whatever the number of rows: a mill
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from math import nan, prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hespas.graph.errors import InvariantError
 
 __all__ = [
     "DTYPES",
@@ -32,10 +35,12 @@ __all__ = [
     "TensorTypes",
     "TensorTypesBuilder",
     "at_rows",
+    "check_lengths",
     "constant",
     "constant_if_equal",
     "distinct_rows",
     "dtype",
+    "dtypes_of",
     "find_dtype",
     "is_every_row",
     "is_one_value",
@@ -108,11 +113,45 @@ def is_every_row(rows: IntArray, count: int) -> bool:
     return not count or (rows[0] == 0 and rows[-1] == count - 1 and bool((rows[1:] > rows[:-1]).all()))
 
 
+def check_lengths(owner: str, rows: int, columns: Mapping[str, Sized]) -> None:
+    """Raise :class:`InvariantError` for a column that does not have ``rows`` rows."""
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise InvariantError(f"{owner}: column {name} does not have {rows} rows")
+
+
+_NAMED_DTYPES: Mapping[str, type[np.generic]] = {
+    "BoolArray": np.bool_,
+    "FloatArray": np.float64,
+    "IntArray": np.int64,
+    "SmallIntArray": np.int32,
+}
+
+
+def dtypes_of(table: type) -> Mapping[str, type[np.generic]]:
+    """The columns of a class in their order, with the types that its annotations state."""
+    found = dict[str, type[np.generic]]()
+    for name, stated in table.__annotations__.items():
+        if stated in _NAMED_DTYPES:
+            found[name] = _NAMED_DTYPES[stated]
+        elif stated.startswith("NDArray[np."):
+            found[name] = getattr(np, stated.removeprefix("NDArray[np.").removesuffix("]"))
+    return MappingProxyType(found)
+
+
 class ColumnTable:
-    """Columns of one length: ``DTYPES`` lists them in order with their types."""
+    """Columns of one length, as the annotations of a table list them; ``DTYPES`` are their types."""
 
     __slots__ = ()
     DTYPES: ClassVar[Mapping[str, type[np.generic]]]
+
+    def __init_subclass__(cls) -> None:
+        """Take the types of the columns from their annotations."""
+        cls.DTYPES = dtypes_of(cls)  # pyright: ignore[reportConstantRedefinition]
+
+    def __post_init__(self) -> None:
+        """Check that all columns have equally many rows."""
+        check_lengths(type(self).__name__, len(self), {name: getattr(self, name) for name in self.DTYPES})
 
     if TYPE_CHECKING:
 

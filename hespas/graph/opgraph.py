@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from itertools import repeat
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from hespas.graph.columns import (
     SmallIntArray,
     StringTable,
     TensorTypes,
+    dtypes_of,
 )
 from hespas.graph.errors import InvariantError, short_repr
 from hespas.graph.groups import GroupSet, Permutation
@@ -172,19 +172,6 @@ class CollectiveTable(ColumnTable):
     are what the program states; ``channel`` is -1 where absent; ``reduction`` is a string row (``add``).
     """
 
-    DTYPES = MappingProxyType(
-        {
-            "node": np.int32,
-            "kind": np.uint8,
-            "group_set": np.int32,
-            "comm_bytes": np.float64,
-            "operand_bytes": np.float64,
-            "result_bytes": np.float64,
-            "channel": np.int64,
-            "reduction": np.int32,
-        }
-    )
-
     node: SmallIntArray
     kind: NDArray[np.uint8]
     group_set: SmallIntArray
@@ -204,16 +191,6 @@ class P2pTable(ColumnTable):
     transfer over the host link.
     """
 
-    DTYPES = MappingProxyType(
-        {
-            "node": np.int32,
-            "permutation": np.int32,
-            "comm_bytes": np.float64,
-            "tag": np.int64,
-            "host": np.bool_,
-        }
-    )
-
     node: SmallIntArray
     permutation: SmallIntArray
     comm_bytes: FloatArray
@@ -229,22 +206,6 @@ class ContractionTable(ColumnTable):
     padding or dilation zeros. ``lhs``, ``rhs`` and ``accumulator`` are element type codes: together they are
     the rate key. ``products`` counts primitive products per multiply (3 or 6 for emulated precision).
     """
-
-    DTYPES = MappingProxyType(
-        {
-            "node": np.int32,
-            "batch": np.int64,
-            "m": np.int64,
-            "n": np.int64,
-            "k": np.int64,
-            "flops": np.float64,
-            "useful_flops": np.float64,
-            "lhs": np.int16,
-            "rhs": np.int16,
-            "accumulator": np.int16,
-            "products": np.uint8,
-        }
-    )
 
     node: SmallIntArray
     batch: IntArray
@@ -471,28 +432,7 @@ class OpGraph:
         return sum(_column_bytes(getattr(self, entry.name)) for entry in fields(self)) - shared
 
 
-NODE_DTYPES: Mapping[str, type[np.generic]] = MappingProxyType(
-    {
-        "id": np.uint64,
-        "name_row": np.int32,
-        "op_row": np.int32,
-        "kind": np.uint8,
-        "op_class": np.uint8,
-        "resource": np.uint8,
-        "stream": np.int32,
-        "region": np.int32,
-        "rate_dtype": np.int16,
-        "source_row": np.int32,
-        "framework_row": np.int32,
-        "flops": np.float64,
-        "useful_flops": np.float64,
-        "transcendentals": np.float64,
-        "bytes_read": np.float64,
-        "bytes_written": np.float64,
-        "duration_ns": np.float64,
-        "multiplicity": np.float64,
-    }
-)
+NODE_DTYPES = dtypes_of(OpGraph)
 """The flat per-node columns of :class:`OpGraph` with their types, in the order in which writers list them."""
 
 NODE_COLUMNS: tuple[str, ...] = tuple(NODE_DTYPES)

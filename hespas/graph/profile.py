@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import nan
-from types import MappingProxyType
 from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.graph.columns import ColumnTable, FloatArray, IntArray, SmallIntArray, StringTable
-from hespas.graph.errors import InvariantError, clipped, short_repr
+from hespas.graph.columns import (
+    ColumnTable,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    StringTable,
+    check_lengths,
+    dtypes_of,
+)
+from hespas.graph.errors import clipped, short_repr
 
 __all__ = ["Estimate", "EventColumns", "HostOps", "MeasuredComms", "Profile", "Timeline"]
-
-
-def _same_length(owner: str, rows: int, columns: Mapping[str, Sized]) -> None:
-    for name, column in columns.items():
-        if len(column) != rows:
-            raise InvariantError(f"{owner}: column {name} does not have {rows} rows")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,21 +32,6 @@ class HostOps(ColumnTable):
     ``shapes_row``, ``dtype_row``, ``strides_row`` and ``values_row`` describe the inputs as JSON texts.
     ``sequence`` joins forward and backward (-1: none).
     """
-
-    DTYPES = MappingProxyType(
-        {
-            "name_row": np.int32,
-            "thread_row": np.int32,
-            "parent": np.int32,
-            "start_ns": np.float64,
-            "duration_ns": np.float64,
-            "sequence": np.int64,
-            "shapes_row": np.int32,
-            "dtype_row": np.int32,
-            "strides_row": np.int32,
-            "values_row": np.int32,
-        }
-    )
 
     name_row: SmallIntArray
     thread_row: SmallIntArray
@@ -58,10 +44,6 @@ class HostOps(ColumnTable):
     strides_row: SmallIntArray
     values_row: SmallIntArray
 
-    def __post_init__(self) -> None:
-        """Check that all columns have one row per operation."""
-        _same_length("HostOps", len(self), {name: getattr(self, name) for name in self.DTYPES})
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredComms(ColumnTable):
@@ -73,19 +55,6 @@ class MeasuredComms(ColumnTable):
     ``sequence`` counts the operations of a group (-1 unknown), ``group_size`` is -1 where unknown.
     """
 
-    DTYPES = MappingProxyType(
-        {
-            "event": np.int32,
-            "kind_row": np.int32,
-            "operand_bytes": np.float64,
-            "result_bytes": np.float64,
-            "group_row": np.int32,
-            "ranks_row": np.int32,
-            "group_size": np.int32,
-            "sequence": np.int64,
-        }
-    )
-
     event: SmallIntArray
     kind_row: SmallIntArray
     operand_bytes: FloatArray
@@ -94,10 +63,6 @@ class MeasuredComms(ColumnTable):
     ranks_row: SmallIntArray
     group_size: SmallIntArray
     sequence: IntArray
-
-    def __post_init__(self) -> None:
-        """Check that all columns have one row per communication."""
-        _same_length("MeasuredComms", len(self), {name: getattr(self, name) for name in self.DTYPES})
 
 
 class EventColumns(TypedDict, total=False):
@@ -174,11 +139,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check that all columns have one row per event."""
-        names = (
-            "op_row module_row kernel_row category_row shapes_row dtype_row op_class device_index rank "
-            "stream run duration_ns bytes_moved host_event repeats spread_ns"
-        )
-        _same_length("Profile", len(self), {name: getattr(self, name) for name in names.split()})
+        check_lengths("Profile", len(self), {name: getattr(self, name) for name in dtypes_of(Profile)})
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -266,7 +227,7 @@ class Estimate:
     def __post_init__(self) -> None:
         """Check that all columns have one row per node."""
         names = ("low_ns", "high_ns", "estimator", "bound")
-        _same_length("Estimate", len(self), {name: getattr(self, name) for name in names})
+        check_lengths("Estimate", len(self), {name: getattr(self, name) for name in names})
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -337,9 +298,9 @@ class Timeline:
             "region",
             "trips",
         )
-        _same_length("Timeline", spans, {name: getattr(self, name) for name in of_spans})
+        check_lengths("Timeline", spans, {name: getattr(self, name) for name in of_spans})
         of_ranks = ("exposed_comm_ns", "shown_by", "busy_ns")
-        _same_length("Timeline", ranks, {name: getattr(self, name) for name in of_ranks})
+        check_lengths("Timeline", ranks, {name: getattr(self, name) for name in of_ranks})
 
     def _fill(self, name: str, column: NDArray[np.generic]) -> None:
         if not len(getattr(self, name)):

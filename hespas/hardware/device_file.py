@@ -1,28 +1,34 @@
-"""A device file: TOML, checked key by key.
+"""A device file: TOML, decoded into typed rows; unknown keys are faults.
 
 Top level: what the device is, ``peaks``, ``memories``, ``links``, ``efficiencies``, ``fits`` (lists of
 tables), ``systolic`` (a table), and ``sources``, a table of texts that every row's ``source`` refers to.
 ``learned_models`` lists cards of learned models by their paths, relative to the file and within its folder:
-the only key that names files.
+the only key that names files. A fault names file, key, expectation and remedy.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
-from math import inf, isfinite, nan
+from math import inf, isnan, nan
 from pathlib import Path
-from typing import get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from hespas.files.output import write_atomically
+from hespas.files.streams import read_toml
 from hespas.graph.columns import find_dtype
-from hespas.graph.errors import OutputError, clipped
+from hespas.graph.errors import FormatError, OutputError, clipped
 from hespas.hardware.model import (
     LINE_FORMS,
-    Density,
+    Count,
+    CountOrUnknown,
     Device,
     DeviceKind,
     Efficiency,
@@ -32,18 +38,18 @@ from hespas.hardware.model import (
     FitParameter,
     FitRange,
     Link,
-    LinkKind,
     Memory,
-    MemoryLevel,
+    NotNegativeOrNan,
     Peak,
+    Positive,
+    PositiveOrNan,
+    Row,
     Source,
     SubbyteStorage,
     SystolicArray,
-    Topology,
-    Unit,
+    Text,
     parameter_fault,
 )
-from hespas.hardware.reader import TableReader, read_table
 
 __all__ = [
     "FITS_FOLDER",
@@ -53,226 +59,198 @@ __all__ = [
     "fits_to_toml",
     "has_shipped_fits",
     "read_device",
-    "read_fit",
     "read_fits",
     "shipped_fits",
-    "unique_fits",
     "write_device",
 ]
 
-_UNITS: tuple[Unit, ...] = get_args(Unit)
-_DENSITIES: tuple[Density, ...] = get_args(Density)
-_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
-_LEVELS: tuple[MemoryLevel, ...] = get_args(MemoryLevel)
-_LINKS: tuple[LinkKind, ...] = get_args(LinkKind)
-_TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 _CARDS = "put the folder of models beside the hardware file and name its cards: my-device.learned/matmul.json"
-_STORAGE: tuple[SubbyteStorage, ...] = get_args(SubbyteStorage)
+_MOST = 1e60
+"""Beyond, products of parameters overflow."""
+_REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
+
+
+class _FitRow(Row, frozen=True, kw_only=True):
+    kind: Text
+    op: str
+    scheme: str
+    variant: str
+    form: Text
+    default: bool = False
+    samples: Count
+    parameters: dict[
+        str,
+        Annotated[tuple[float, float], Meta(description="a list of 2 numbers", extra={"remedy": _REMEDY})],
+    ]
+    support: dict[str, tuple[float, float]]
+    error: FitError
+    bands: tuple[tuple[float, float, float], ...]
+    table: Text
+    provenance: Text
+    fitted: Text
+    seed: Annotated[
+        float,
+        Meta(
+            ge=0,
+            multiple_of=1,
+            description="a whole number that is 0 or more",
+            extra={"remedy": "write it as 0"},
+        ),
+    ]
+
+
+class _FitsFile(Row, frozen=True, kw_only=True):
+    fits: tuple[_FitRow, ...]
+
+
+class _DeviceFile(Row, frozen=True, kw_only=True):
+    sources: dict[str, Text]
+    allow_sparse: bool = False
+    name: Text
+    vendor: Text
+    family: Text
+    kind: DeviceKind
+    description: Text
+    aliases: tuple[Text, ...] = ()
+    units: CountOrUnknown
+    unit_name: Text
+    launch_overhead_ns: NotNegativeOrNan
+    launch_overhead_source: Text
+    subbyte_storage: SubbyteStorage
+    peaks: tuple[Peak, ...]
+    memories: tuple[Memory, ...]
+    links: tuple[Link, ...] = ()
+    efficiencies: tuple[Efficiency, ...] = ()
+    systolic: SystolicArray | None = None
+    fits: tuple[_FitRow, ...] = ()
+    fits_of: Text = ""
+    learned_models: tuple[Text, ...] = ()
+    tdp_w: PositiveOrNan = nan
+    tdp_source: Text = ""
 
 
 def read_device(path: Path) -> Device:
     """The device a file describes. Raises ``FormatError`` naming file, key path and what was expected."""
-    root = read_table(path)
-    sources = _sources(root)
-    known = {source.key for source in sources}
-    sparse_allowed = root.flag("allow_sparse", default=False)
-    systolic = root.table("systolic", optional=True)
-    fits = tuple(read_fit(row) for row in root.tables("fits", optional=True))
-    unique_fits(root, fits)
-    device = Device(
-        name=root.text("name"),
-        vendor=root.text("vendor"),
-        family=root.text("family"),
-        kind=root.choice("kind", _KINDS),
-        description=root.text("description"),
-        aliases=root.texts("aliases"),
-        units=root.count("units", unknown=True),
-        unit_name=root.text("unit_name"),
-        launch_overhead_ns=root.real("launch_overhead_ns", unknown=True, zero=True),
-        launch_overhead_source=_source(root, known, "launch_overhead_source"),
-        subbyte_storage=root.choice("subbyte_storage", _STORAGE),
-        sources=sources,
-        peaks=tuple(_peak(row, known, sparse_allowed) for row in root.tables("peaks")),
-        memories=tuple(_memory(row, known) for row in root.tables("memories")),
-        links=tuple(_link(row, known) for row in root.tables("links", optional=True)),
-        efficiencies=tuple(_efficiency(row) for row in root.tables("efficiencies", optional=True)),
-        systolic=None if systolic is None else _systolic(systolic, known),
+    table, file = _read(path, _DeviceFile)
+    _check(file, table, path)
+    fits = _fits(file.fits, path)
+    stated = {name: getattr(file, name) for name in file.__struct_fields__ if name in _SAME}
+    return Device(
+        **stated,
+        sources=tuple(Source(key=key, text=text) for key, text in file.sources.items()),
         own_fits=tuple(fit for fit in fits if fit.form not in LINE_FORMS),
-        fits_of=root.text("fits_of", default=""),
         own_lines=tuple(fit for fit in fits if fit.form in LINE_FORMS),
-        learned_models=_learned_models(root, path),
-        tdp_w=root.real("tdp_w", default=nan, unknown=True),
-        tdp_source=_optional_source(root, known, "tdp_source", "tdp_w"),
+        learned_models=_learned_models(file.learned_models, path),
     )
-    root.close()
-    _check(root, device)
-    return device
 
 
-def _learned_models(root: TableReader, path: Path) -> tuple[str, ...]:
+_SAME = frozenset(Device.__dataclass_fields__) - {"sources", "learned_models"}
+"""What a device states in its file's own terms."""
+
+
+def _learned_models(cards: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """The absolute paths of cards; whether they are there is seen when they are asked."""
-    cards = root.texts("learned_models")
     folder = Path(os.path.realpath(path)).parent
-    found: dict[Path, str] = {}
+    cards_by_target: dict[Path, str] = {}
     for index, card in enumerate(cards):
         where = f"learned_models[{index}]"
         if not card.endswith(".json") or "\0" in card:
             expected = f"expected the path of a card (.json), got {clipped(repr(card))}"
-            raise root.fault(where, expected, hint=_CARDS)
+            raise _fault(path, where, expected, _CARDS)
         target = Path(os.path.realpath(folder / card))  # where links lead, too
         if Path(card).is_absolute() or not target.is_relative_to(folder):
-            raise root.fault(where, f"'{clipped(card)}' is not within the folder of this file", hint=_CARDS)
-        if target in found:
-            raise root.fault(where, f"'{clipped(card)}' is stated already", hint="name each card once")
-        found[target] = os.path.normpath(folder / card)
-    return tuple(found.values())
+            raise _fault(path, where, f"'{clipped(card)}' is not within the folder of this file", _CARDS)
+        if target in cards_by_target:
+            raise _fault(path, where, f"'{clipped(card)}' is stated already", "name each card once")
+        cards_by_target[target] = os.path.normpath(folder / card)
+    return tuple(cards_by_target.values())
 
 
-def _sources(root: TableReader) -> tuple[Source, ...]:
-    table = root.table("sources")
-    if table is None or not table.values:
+def _check(file: _DeviceFile, table: Mapping[str, object], path: Path) -> None:
+    """What types cannot show: sources and element types, one main memory, some rate, no row stated twice."""
+    if not file.sources:
         hint = 'add [sources] and below it a key per source: vendor = "data sheet, title and date"'
-        raise root.fault("sources", "expected at least one source", hint=hint)
-    return tuple(Source(key=key, text=table.text(key)) for key in table.names())
+        raise _fault(path, "sources", "expected at least one source", hint)
+    rows = {"": table} | ({} if file.systolic is None else {"systolic.": structs.asdict(file.systolic)})
+    for name in ("peaks", "memories", "links", "efficiencies"):
+        items = cast("list[dict[str, object]]", table.get(name, []))
+        rows |= {f"{name}[{index}].": row for index, row in enumerate(items)}
+    for where, row in rows.items():
+        _check_sources(row, where, file.sources, path)
+        for key in ("dtype", "rhs_dtype", "accumulator"):
+            if key in row and (where.startswith("peaks") or row[key] != "*"):
+                _check_dtype(cast("str", row[key]), where + key, path)
+    for index, peak in enumerate(file.peaks):
+        if peak.density == "sparse" and not file.allow_sparse:
+            wrong = "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks"
+            hint = "state the dense rate (half of a 2:4 sparse one); allow_sparse = true keeps it, unused"
+            raise _fault(path, f"peaks[{index}].density", wrong, hint)
+    if not any(peak.density == "dense" for peak in file.peaks):
+        hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
+        raise _fault(path, "peaks", "expected at least one dense peak", hint)
+    _check_main(file, path)
+    _unique(path, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in file.peaks))
+    _unique(path, "memories", ((memory.name,) for memory in file.memories))
+    _unique(path, "links", ((link.kind, link.name) for link in file.links))
+    _unique(path, "efficiencies", ((row.op_class, row.dtype) for row in file.efficiencies))
+    if file.fits_of and not has_shipped_fits(file.fits_of):
+        hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
+        raise _fault(path, "fits_of", f"no fits ship for a device '{clipped(file.fits_of)}'", hint)
 
 
-def _source(row: TableReader, known: set[str], name: str = "source") -> str:
-    key = row.text(name)
-    if key not in known:
-        hint = f"the file's sources are {', '.join(sorted(known))}"
-        raise row.fault(name, f"'{key}' is not a key of the sources table", hint=hint)
-    return key
-
-
-def _optional_source(row: TableReader, known: set[str], name: str, figure: str) -> str:
-    """The source of an optional figure: required where the figure is stated, empty otherwise."""
-    return _source(row, known, name) if figure in row.values else ""
-
-
-def _peak(row: TableReader, known: set[str], sparse_allowed: bool) -> Peak:
-    peak = Peak(
-        unit=row.choice("unit", _UNITS),
-        dtype=_dtype(row, "dtype"),
-        flops_per_s=row.real("flops_per_s"),
-        density=row.choice("density", _DENSITIES),
-        source=_source(row, known),
-        accumulator=_dtype(row, "accumulator") if "accumulator" in row.values else "",
-        note=row.text("note", default=""),
-        energy_pj_per_flop=row.real("energy_pj_per_flop", default=nan, unknown=True),
-        energy_source=_optional_source(row, known, "energy_source", "energy_pj_per_flop"),
-        rhs_dtype=_dtype(row, "rhs_dtype") if "rhs_dtype" in row.values else "",
-    )
-    row.close()
-    if peak.density == "sparse" and not sparse_allowed:
-        raise row.fault(
-            "density",
-            "a sparse peak counts multiplications by zero that are skipped; estimates use dense peaks",
-            hint="state the dense rate (half of a 2:4 sparse one); allow_sparse = true keeps it, unused",
-        )
-    return peak
-
-
-def _dtype(row: TableReader, name: str) -> str:
-    spelling = row.text(name)
-    entry = find_dtype(spelling)
-    if entry is None:
-        raise row.fault(
-            name, f"unknown element type '{spelling}'", hint="use MLIR's names: bf16, f8E4M3FN, i8"
-        )
-    if entry.name != spelling:
-        raise row.fault(name, f"expected MLIR's spelling, got '{spelling}'", hint=f"write '{entry.name}'")
-    return spelling
-
-
-def _memory(row: TableReader, known: set[str]) -> Memory:
-    level = row.choice("level", _LEVELS)
-    memory = Memory(
-        level=level,
-        name=row.text("name"),
-        capacity_bytes=row.count("capacity_bytes", unknown=True),
-        bandwidth_bytes_per_s=row.real("bandwidth_bytes_per_s", unknown=level != "main"),
-        source=_source(row, known),
-        note=row.text("note", default=""),
-        energy_pj_per_byte=row.real("energy_pj_per_byte", default=nan, unknown=True),
-        energy_source=_optional_source(row, known, "energy_source", "energy_pj_per_byte"),
-    )
-    row.close()
-    return memory
-
-
-def _link(row: TableReader, known: set[str]) -> Link:
-    link = Link(
-        name=row.text("name"),
-        kind=row.choice("kind", _LINKS),
-        bandwidth_bytes_per_s=row.real("bandwidth_bytes_per_s"),
-        latency_ns=row.real("latency_ns", unknown=True, zero=True),
-        topology=row.choice("topology", _TOPOLOGIES),
-        links_per_device=row.count("links_per_device", unknown=True),
-        devices_per_domain=row.count("devices_per_domain", unknown=True),
-        source=_source(row, known),
-        latency_source=_source(row, known, "latency_source"),
-        note=row.text("note", default=""),
-    )
-    row.close()
-    return link
-
-
-def _efficiency(row: TableReader) -> Efficiency:
-    dtype = row.text("dtype")
-    efficiency = Efficiency(
-        op_class=row.text("op_class"),
-        dtype=dtype if dtype == "*" else _dtype(row, "dtype"),
-        compute=row.real("compute", unknown=True),
-        memory=row.real("memory", unknown=True),
-        t0_ns=row.real("t0_ns", unknown=True, zero=True),
-        provenance=row.text("provenance"),
-        samples=row.count("samples", default=-1, unknown=True),
-        mape=row.real("mape", default=nan, unknown=True, zero=True),
-    )
-    row.close()
-    return efficiency
-
-
-def _systolic(row: TableReader, known: set[str]) -> SystolicArray:
-    array = SystolicArray(
-        rows=row.count("rows"),
-        columns=row.count("columns"),
-        arrays=row.count("arrays"),
-        clock_hz=row.real("clock_hz", unknown=True),
-        dataflow=row.choice("dataflow", ("os", "ws", "is")),
-        source=_source(row, known),
-    )
-    row.close()
-    return array
-
-
-def _check(root: TableReader, device: Device) -> None:
-    """What single rows cannot show: exactly one main memory, some rate, no row stated twice."""
-    main = sum(memory.level == "main" for memory in device.memories)
-    if main != 1:
+def _check_main(file: _DeviceFile, path: Path) -> None:
+    main = [index for index, memory in enumerate(file.memories) if memory.level == "main"]
+    for index in main:
+        rate = file.memories[index].bandwidth_bytes_per_s
+        if isnan(rate):
+            raise _unexpected(rate, Positive, f"memories[{index}].bandwidth_bytes_per_s", path)
+    if len(main) != 1:
+        wrong = f"expected exactly one row of level 'main', got {len(main)}"
         hint = (
             "level = 'main' is the memory that programs and their data lie in; others are 'cache' or the like"
         )
-        raise root.fault("memories", f"expected exactly one row of level 'main', got {main}", hint=hint)
-    if not any(peak.density == "dense" for peak in device.peaks):
-        hint = "add the rate without sparsity, of any unit and element type: density = 'dense'"
-        raise root.fault("peaks", "expected at least one dense peak", hint=hint)
-    _unique(root, "peaks", ((p.unit, p.dtype, p.rhs_dtype, p.accumulator, p.density) for p in device.peaks))
-    _unique(root, "memories", ((memory.name,) for memory in device.memories))
-    _unique(root, "links", ((link.kind, link.name) for link in device.links))
-    _unique(root, "efficiencies", ((row.op_class, row.dtype) for row in device.efficiencies))
-    if device.fits_of and not has_shipped_fits(device.fits_of):
-        hint = f"leave it out, or name one of {', '.join(devices_with_fits())}"
-        raise root.fault("fits_of", f"no fits ship for a device '{clipped(device.fits_of)}'", hint=hint)
+        raise _fault(path, "memories", wrong, hint)
 
 
-def _unique(root: TableReader, name: str, keys: Iterable[tuple[str, ...]]) -> None:
-    seen: dict[tuple[str, ...], int] = {}
+_SOURCE_OF = {
+    "energy_pj_per_flop": "energy_source",
+    "energy_pj_per_byte": "energy_source",
+    "tdp_w": "tdp_source",
+}
+"""Optional figures, and the keys of their sources: both are stated, or neither is."""
+
+
+def _check_sources(row: Mapping[str, object], where: str, known: Mapping[str, str], path: Path) -> None:
+    wanted = {_SOURCE_OF[name]: name for name in row if name in _SOURCE_OF}
+    for name, figure in wanted.items():
+        if name not in row:
+            hint = f'add {name} = "..."; {_EXAMPLE}'
+            raise _fault(path, where + name, f"missing key: {figure} needs one", hint)
+    for name, key in row.items():
+        if name in _SOURCE_OF.values() and name not in wanted:
+            hint = "leave it out, or state the figure too"
+            raise _fault(path, where + name, "the source of a figure that is not stated", hint)
+        if name.endswith("source") and key not in known:
+            hint = f"the file's sources are {', '.join(sorted(known))}"
+            raise _fault(path, where + name, f"'{key}' is not a key of the sources table", hint)
+
+
+def _check_dtype(spelling: str, where: str, path: Path) -> None:
+    entry = find_dtype(spelling)
+    if entry is None:
+        hint = "use MLIR's names: bf16, f8E4M3FN, i8"
+        raise _fault(path, where, f"unknown element type '{spelling}'", hint)
+    if entry.name != spelling:
+        raise _fault(path, where, f"expected MLIR's spelling, got '{spelling}'", f"write '{entry.name}'")
+
+
+def _unique(path: Path, name: str, keys: Iterable[tuple[object, ...]]) -> None:
+    seen: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(keys):
         if key in seen:
-            shown = " ".join(part for part in key if part)
+            shown = " ".join(part for part in key if isinstance(part, str) and part)
             stated = f"'{clipped(shown)}' is stated already in {name}[{seen[key]}]"
-            raise root.fault(f"{name}[{index}]", stated, hint="keep one of the two rows")
+            raise _fault(path, f"{name}[{index}]", stated, "keep one of the two rows")
         seen[key] = index
 
 
@@ -285,9 +263,6 @@ _HEADER = """\
 # Fitted parameters of {name}, made by `python -m tools.fits`. Written by a command: edits are lost.
 # Each row names the table, its source and licence; errors are of shapes outside the fit.
 """
-_MOST = 1e60
-"""Beyond, products of parameters overflow."""
-_REMEDY = "state it as name = [value, standard error], or fit again with hespas-validate calibrate"
 
 
 def devices_with_fits() -> tuple[str, ...]:
@@ -313,119 +288,56 @@ def shipped_fits(name: str) -> tuple[Fit, ...]:
 
 def read_fits(path: Path) -> tuple[Fit, ...]:
     """A file of fits. Raises ``FormatError`` naming file, key path and what was expected."""
-    root = read_table(path)
-    fits = tuple(read_fit(row) for row in root.tables("fits"))
-    root.close()
-    unique_fits(root, fits)
+    return _fits(_read(path, _FitsFile)[1].fits, path)
+
+
+def _fits(rows: tuple[_FitRow, ...], path: Path) -> tuple[Fit, ...]:
+    """The fits of a file; one of each class, of which lines of a systolic array are classes of their own."""
+    fits = tuple(_fit(row, f"fits[{index}]", path) for index, row in enumerate(rows))
+    _unique(path, "fits", ((*fit.key, fit.form in LINE_FORMS) for fit in fits))
     return fits
 
 
-def unique_fits(root: TableReader, fits: tuple[Fit, ...]) -> None:
-    """Raise ``FormatError`` for the second fit of one class; lines of a systolic array are classes of their
-    own.
-    """
-    seen: dict[tuple[bool, tuple[str, str, str, str]], int] = {}
-    for index, fit in enumerate(fits):
-        key = fit.form in LINE_FORMS, fit.key
-        if key in seen:
-            stated = f"'{clipped(' '.join(fit.key))}' is stated already in fits[{seen[key]}]"
-            raise root.fault(f"fits[{index}]", stated, hint="keep one of the two fits")
-        seen[key] = index
+def _fit(row: _FitRow, where: str, path: Path) -> Fit:
+    stated: dict[str, Any] = structs.asdict(row)
+    stated["parameters"] = _parameters(row, f"{where}.parameters", path)
+    stated["support"] = _support(row, f"{where}.support", path)
+    stated["bands"] = _bands(row, f"{where}.bands", path)
+    stated["seed"] = int(row.seed)
+    return Fit(**stated)
 
 
-def read_fit(row: TableReader) -> Fit:
-    """One row. Raises ``FormatError``."""
-    form = row.text("form")
-    fit = Fit(
-        kind=row.text("kind"),
-        op=row.text("op", empty=True),
-        scheme=row.text("scheme", empty=True),
-        variant=row.text("variant", empty=True),
-        form=form,
-        default=row.flag("default", default=False),
-        samples=row.count("samples"),
-        parameters=_parameters(row, form),
-        support=_support(row),
-        error=_error(row),
-        bands=_bands(row),
-        table=row.text("table"),
-        provenance=row.text("provenance"),
-        fitted=row.text("fitted"),
-        seed=_seed(row),
-    )
-    row.close()
-    return fit
-
-
-def _seed(row: TableReader) -> int:
-    (seed,) = row.reals("seed", 1)
-    if not (isfinite(seed) and seed == int(seed) and seed >= 0):
-        raise row.fault("seed", "expected a whole number that is 0 or more", hint="write it as 0")
-    return int(seed)
-
-
-def _parameters(row: TableReader, form: str) -> tuple[FitParameter, ...]:
-    table = _required(row, "parameters")
-    found: list[FitParameter] = []
-    for name in table.names():
-        value, error = table.reals(name, 2, hint=_REMEDY)
+def _parameters(row: _FitRow, where: str, path: Path) -> tuple[FitParameter, ...]:
+    for name, (value, error) in row.parameters.items():
         if not abs(value) <= _MOST or error < 0:
             expected = "expected [value, standard error], a finite number and one that is 0 or more"
-            raise table.fault(name, expected, hint=_REMEDY)
-        found.append(FitParameter(name=name, value=value, std_error=error))
-    if not found:
-        raise row.fault("parameters", "expected at least one parameter", hint=_REMEDY)
-    fault = parameter_fault(form, {each.name: each.value for each in found})
+            raise _fault(path, f"{where}.{name}", expected, _REMEDY)
+    if not row.parameters:
+        raise _fault(path, where, "expected at least one parameter", _REMEDY)
+    fault = parameter_fault(row.form, {name: value for name, (value, _) in row.parameters.items()})
     if fault:
-        raise table.fault(*fault, hint=_REMEDY)
-    return tuple(found)
+        raise _fault(path, f"{where}.{fault[0]}", fault[1], _REMEDY)
+    stated = row.parameters.items()
+    return tuple(FitParameter(name=name, value=value, std_error=error) for name, (value, error) in stated)
 
 
-def _support(row: TableReader) -> tuple[FitRange, ...]:
-    table = _required(row, "support")
-    found: list[FitRange] = []
-    for name in table.names():
-        low, high = table.reals(name, 2)
+def _support(row: _FitRow, where: str, path: Path) -> tuple[FitRange, ...]:
+    for name, (low, high) in row.support.items():
         if not low <= high:
-            raise table.fault(name, "expected [least, most]", hint="write the smaller size first")
-        found.append(FitRange(name=name, low=low, high=high))
-    return tuple(found)
+            raise _fault(path, f"{where}.{name}", "expected [least, most]", "write the smaller size first")
+    return tuple(FitRange(name=name, low=low, high=high) for name, (low, high) in row.support.items())
 
 
-def _error(row: TableReader) -> FitError:
-    table = _required(row, "error")
-    (bias,) = table.reals("bias", 1)
-    error = FitError(
-        n=table.count("n", unknown=True),
-        mape=table.real("mape", unknown=True, zero=True),
-        median_ape=table.real("median_ape", unknown=True, zero=True),
-        p90_ape=table.real("p90_ape", unknown=True, zero=True),
-        bias=bias,
-    )
-    table.close()
-    return error
-
-
-def _bands(row: TableReader) -> tuple[FitBand, ...]:
-    bands: list[FitBand] = []
-    for values in row.real_rows("bands", 3):
-        up_to_ns, low, high = values
-        before = bands[-1].up_to_ns if bands else 0.0
+def _bands(row: _FitRow, where: str, path: Path) -> tuple[FitBand, ...]:
+    before = 0.0
+    for index, (up_to_ns, low, high) in enumerate(row.bands):
         if not (up_to_ns > before and 0 <= low <= high):
             expected = "expected [up to ns (rising), low, high]"
-            raise row.fault(f"bands[{len(bands)}]", expected, hint="write it as [1e6, 0.9, 1.1]")
-        bands.append(FitBand(up_to_ns=up_to_ns, low=low, high=high))
-    if bands and bands[-1].up_to_ns != inf:
-        expected = "expected the last band to reach up to inf"
-        raise row.fault("bands", expected, hint="end with [inf, low, high]")
-    return tuple(bands)
-
-
-def _required(row: TableReader, name: str) -> TableReader:
-    table = row.table(name)
-    if table is None:
-        raise row.fault(name, "missing key", hint=f"add {name} = {{ ... }}; {_REMEDY}")
-    return table
+            raise _fault(path, f"{where}[{index}]", expected, "write it as [1e6, 0.9, 1.1]")
+        before = up_to_ns
+    if row.bands and before != inf:
+        raise _fault(path, where, "expected the last band to reach up to inf", "end with [inf, low, high]")
+    return tuple(FitBand(up_to_ns=up_to_ns, low=low, high=high) for up_to_ns, low, high in row.bands)
 
 
 def fits_to_toml(name: str, fits: Iterable[Fit]) -> str:
@@ -493,7 +405,7 @@ def device_to_toml(device: Device, *, folder: Path | None = None) -> str:
         cards = (_scalar(_relative(card, folder)) for card in device.learned_models)
         lines.append(f"learned_models = [{', '.join(cards)}]")
     for name in ("peaks", "memories", "links", "efficiencies"):
-        rows: tuple[Peak | Memory | Link | Efficiency, ...] = getattr(device, name)
+        rows: tuple[Row, ...] = getattr(device, name)
         if rows:
             lines += ["", f"{name} = [", *(f"  {_row(row)}," for row in rows), "]"]
     if fits := (*device.own_fits, *device.own_lines):
@@ -532,9 +444,9 @@ def _relative(card: str, folder: Path | None) -> str:
     return real.relative_to(place).as_posix()
 
 
-def _row(row: Peak | Memory | Link | Efficiency | SystolicArray) -> str:
+def _row(row: Row) -> str:
     """One inline table; an empty optional text is left out, and so is an energy nobody states."""
-    pairs = [(column.name, getattr(row, column.name)) for column in fields(row)]
+    pairs = list(structs.asdict(row).items())
     unstated = {"energy_pj_per_flop", "energy_pj_per_byte"} if ("energy_source", "") in pairs else set[str]()
     stated = [(name, value) for name, value in pairs if value != "" and name not in unstated]
     return "{ " + ", ".join(f"{name} = {_scalar(value)}" for name, value in stated) + " }"
@@ -545,3 +457,177 @@ def _scalar(value: str | float) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+# --- TOML as typed rows, and what is said about the first key that is not as its type has it
+
+_Document = TypeVar("_Document", bound=Struct)
+_MAX_INTEGER = 2**63 - 1
+_EXAMPLE = "`hespas hardware show H100-SXM` prints a whole file to start from"
+_WHERE = "check the path; `hespas hardware list` names the devices"
+_REFUSED_AT = re.compile(r" - at `\$([\w.\[\]]*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def _refuse_wide(value: object, where: str, path: Path) -> None:
+    """Refuse integers beyond 64 bits, which TOML does not have: as real numbers they would be rounded."""
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise _unexpected(value, float, where, path)
+    if isinstance(value, list):
+        for index, item in enumerate(cast("list[object]", value)):
+            _refuse_wide(item, f"{where}[{index}]", path)
+    elif isinstance(value, dict):
+        for name, item in cast("dict[str, object]", value).items():
+            _refuse_wide(item, f"{where}.{name}" if where else name, path)
+
+
+def _read(path: Path, kind: type[_Document]) -> tuple[dict[str, object], _Document]:
+    """A file's table, and the same as rows of a type. Raises ``FormatError`` for the first key that is not as
+    the type has it.
+    """
+    table = read_toml(path, "a device file", where=_WHERE, example=_EXAMPLE)
+    try:
+        document = convert(table, kind)
+    except ValidationError as error:
+        raise _translated(str(error), table, kind, path) from error
+    _refuse_wide(table, "", path)
+    _check_within(document, "", path)
+    return table, document
+
+
+def _check_within(row: Struct, where: str, path: Path) -> None:
+    """Figures that may be unknown, which no bound of a type allows."""
+    for name, kind, within in _figures_and_rows(type(row)):
+        value, place = getattr(row, name), f"{where}{name}"
+        if within:
+            if not within(value):
+                raise _unexpected(value, kind, place, path)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(cast("tuple[Struct, ...]", value)):
+                _check_within(item, f"{place}[{index}].", path)
+        elif value is not None:
+            _check_within(value, f"{place}.", path)
+
+
+@cache
+def _figures_and_rows(kind: type[Struct]) -> tuple[tuple[str, Any, Callable[[float], bool] | None], ...]:
+    """Of a type the figures with their checks, and what is rows of other types."""
+    kinds = {name: (each, _extra(each, "within")) for name, each in _kinds(kind).items()}
+    return tuple(
+        (name, *each)
+        for name, each in kinds.items()
+        if each[1] or any(map(_row_type, (each[0], *get_args(each[0]))))
+    )
+
+
+def _row_type(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _translated(refusal: str, table: dict[str, object], kind: Any, path: Path) -> FormatError:
+    """What the library refused: the key, what was expected there, and how it is written."""
+    value, where = cast("Any", table), ""
+    unknown = refusal.startswith("Object contains unknown")
+    at_root = unknown and refusal.endswith(tuple(f"`{key}`" for key in table))
+    place = None if at_root else _REFUSED_AT.search(refusal)
+    for name, index in _STEP.findall(place[1]) if place else []:
+        if name:
+            where, kind, value = f"{where}.{name}" if where else name, _kinds(kind)[name], value[name]
+        elif get_origin(kind) is dict:  # the library does not say which key
+            kind = get_args(kind)[1]
+            key = next(key for key, item in value.items() if not _converts(item, kind))
+            where, value = f"{where}.{key}", value[key]
+        elif get_args(kind)[1:] == (...,):
+            where, kind, value = f"{where}[{index}]", get_args(kind)[0], value[int(index)]
+        if NoneType in get_args(kind):
+            kind = get_args(kind)[0]
+    if _bare(kind) is not dict or not isinstance(value, dict):
+        return _unexpected(value, kind, where, path)
+    known, inside = _kinds(kind), f"{where}." if where else ""
+    if unknown:
+        name = next(key for key in cast("dict[str, object]", value) if key not in known)
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
+        return _fault(path, inside + name, "unknown key", hint)
+    name = next(key for key in known if f"`{key}`" in refusal)
+    bare = _bare(known[name])
+    example = _extra(known[name], "unknown") or _KINDS[bare][2]
+    if bare is Literal:
+        example = f'"{get_args(known[name])[0]}"'
+    return _fault(path, inside + name, "missing key", f"add {name} = {example}; {_EXAMPLE}")
+
+
+_KINDS: Mapping[object, tuple[str, str, str]] = {
+    str: ("a string", 'write it in quotes: "..."', '"..."'),
+    bool: ("true or false", "write true or false without quotes", "true"),
+    float: ("a number", "write it without quotes and unit, as 989.4e12", "989.4e12"),
+    int: ("a whole number", "write it without quotes and unit, as 132", "132"),
+    dict: ("a table", "write it as [table] with a key per line, or as { key = value, ... }", "{ ... }"),
+    tuple: ("a list", "write it in brackets: [ ..., ... ]", "[ ... ]"),
+    Literal: ("a string", "", '"..."'),
+}
+"""What is expected under a key of each type, how that is written, and an example."""
+
+
+def _unexpected(value: object, kind: Any, where: str, path: Path) -> FormatError:
+    expected, remedy, _ = _KINDS[_bare(kind)]
+    meta = _meta(kind)
+    if _bare(kind) is Literal:
+        allowed: tuple[str, ...] = get_args(kind)
+        close = get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
+        expected = f"one of {', '.join(allowed)}"
+        remedy = f'write one of them in quotes: {where.rpartition(".")[2]} = "{(close or allowed)[0]}"'
+    elif _bare(kind) is tuple and ... not in get_args(kind):
+        count = len(get_args(get_args(kind)[0] if meta else kind))
+        expected, remedy = f"a list of {count} numbers", f"write it as [{', '.join(['1.0'] * count)}]"
+    elif meta and _converts(value, _bare(kind)):
+        expected = meta.description or expected
+    if unknown := _extra(kind, "unknown"):
+        remedy += f"; {unknown} where it is not known"
+    hint = _extra(kind, "remedy") or remedy
+    mark = ";" if _bare(kind) is Literal else ","
+    return _fault(path, where, f"expected {expected}{mark} got {_describe(value)}", hint)
+
+
+def _bare(kind: Any) -> object:
+    """The key of a type in :data:`_KINDS`."""
+    bare: object = get_args(kind)[0] if _meta(kind) else kind
+    return dict if _row_type(bare) else get_origin(bare) or bare
+
+
+def _converts(value: object, kind: Any) -> bool:
+    try:
+        convert(value, kind)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _kinds(kind: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _meta(kind: Any) -> Meta | None:
+    return next((each for each in get_args(kind) if isinstance(each, Meta)), None)
+
+
+def _extra(kind: Any, name: str) -> Any:
+    meta = _meta(kind)
+    return meta.extra.get(name) if meta and meta.extra else None
+
+
+def _fault(path: Path, where: str, message: str, hint: str) -> FormatError:
+    """The error to raise about a key; ``hint`` says what to write instead."""
+    return FormatError(message, path=str(path), position=clipped(where), hint=hint)
+
+
+def _describe(value: object) -> str:
+    """A value as a message shows it: what it is and, if short, what it says."""
+    kinds: dict[type, Literal["a table", "a list"]] = {dict: "a table", list: "a list"}
+    if type(value) in kinds:
+        return kinds[type(value)]
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        return "a number beyond 64 bits"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

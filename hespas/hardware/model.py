@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct
 
 __all__ = [
     "ANY",
@@ -20,6 +22,8 @@ __all__ = [
     "LATER_PARAMETERS",
     "LINE_FORMS",
     "SEGMENTS",
+    "Count",
+    "CountOrUnknown",
     "Density",
     "Device",
     "DeviceKind",
@@ -33,11 +37,16 @@ __all__ = [
     "LinkKind",
     "Memory",
     "MemoryLevel",
+    "NotNegativeOrNan",
     "Peak",
+    "Positive",
+    "PositiveOrNan",
+    "Row",
     "SegmentName",
     "Source",
     "SubbyteStorage",
     "SystolicArray",
+    "Text",
     "Topology",
     "Unit",
     "parameter_fault",
@@ -54,6 +63,52 @@ LinkKind = Literal["scale_up", "scale_out", "pcie"]
 Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
 SubbyteStorage = Literal["packed", "byte"]
 
+# What a hardware file may state under a key: ``description`` is what a fault says was expected. NaN is within
+# no bounds, so what may be ``unknown`` is checked by ``within``.
+_LEAST, _MOST = 1e-60, 1e60
+"""Real figures lie well within; beyond, products of them overflow."""
+_MOST_COUNT = 2**63 - 1
+
+
+def _positive_or_nan(value: float) -> bool:
+    return isnan(value) or _LEAST <= value <= _MOST
+
+
+def _not_negative_or_nan(value: float) -> bool:
+    return value == 0 or _positive_or_nan(value)
+
+
+Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
+Positive = Annotated[float, Meta(ge=_LEAST, le=_MOST, description="a positive number (up to 1e60)")]
+PositiveOrNan = Annotated[
+    float,
+    Meta(
+        description="a positive number or nan (up to 1e60)",
+        extra={"unknown": "nan", "within": _positive_or_nan},
+    ),
+]
+NotNegativeOrNan = Annotated[
+    float,
+    Meta(
+        description="a number that is 0 or more or nan (up to 1e60)",
+        extra={"unknown": "nan", "within": _not_negative_or_nan},
+    ),
+]
+Count = Annotated[int, Meta(ge=1, le=_MOST_COUNT, description="a positive whole number")]
+CountOrUnknown = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        le=_MOST_COUNT,
+        description="a positive whole number or -1 (unknown)",
+        extra={"unknown": "-1", "within": bool},
+    ),
+]
+
+
+class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a hardware file as it is stated there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -63,8 +118,7 @@ class Source:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(Row, frozen=True, kw_only=True):
     """The highest rate of one unit for one operand type; a multiply and an add are two FLOPs.
 
     ``dtype`` is the operand type in MLIR's spelling: it decides the rate, not the result's type.
@@ -75,36 +129,34 @@ class Peak:
     """
 
     unit: Unit
-    dtype: str
-    flops_per_s: float
+    dtype: Text
+    flops_per_s: Positive
     density: Density
-    source: str
-    accumulator: str = ""
-    note: str = ""
-    energy_pj_per_flop: float = nan
-    energy_source: str = ""
-    rhs_dtype: str = ""
+    source: Text
+    accumulator: Text = ""
+    note: Text = ""
+    energy_pj_per_flop: PositiveOrNan = nan
+    energy_source: Text = ""
+    rhs_dtype: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Row, frozen=True, kw_only=True):
     """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished.
 
     The energy is that of moving a byte between this level and the chip.
     """
 
     level: MemoryLevel
-    name: str
-    capacity_bytes: int
-    bandwidth_bytes_per_s: float
-    source: str
-    note: str = ""
-    energy_pj_per_byte: float = nan
-    energy_source: str = ""
+    name: Text
+    capacity_bytes: CountOrUnknown
+    bandwidth_bytes_per_s: PositiveOrNan
+    source: Text
+    note: Text = ""
+    energy_pj_per_byte: PositiveOrNan = nan
+    energy_source: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Row, frozen=True, kw_only=True):
     """One way out of the device.
 
     ``bandwidth_bytes_per_s`` is one direction, all ``links_per_device`` of the device together, so a single
@@ -112,16 +164,16 @@ class Link:
     without leaving this kind of link (-1: no fixed bound). ``pcie`` is the link to the host, whatever it is.
     """
 
-    name: str
+    name: Text
     kind: LinkKind
-    bandwidth_bytes_per_s: float
-    latency_ns: float
+    bandwidth_bytes_per_s: Positive
+    latency_ns: NotNegativeOrNan
     topology: Topology
-    links_per_device: int
-    devices_per_domain: int
-    source: str
-    latency_source: str
-    note: str = ""
+    links_per_device: CountOrUnknown
+    devices_per_domain: CountOrUnknown
+    source: Text
+    latency_source: Text
+    note: Text = ""
 
     @property
     def link_bandwidth_bytes_per_s(self) -> float:
@@ -129,8 +181,7 @@ class Link:
         return self.bandwidth_bytes_per_s / self.links_per_device if self.links_per_device > 0 else nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
+class Efficiency(Row, frozen=True, kw_only=True):
     """Fitted reach of the peaks: time = t0_ns + max(flops / (compute x peak), bytes / (memory x bandwidth)).
 
     ``op_class`` and ``dtype`` may be ``*``. Values above 1 are legal: a warm cache beats the memory.
@@ -138,26 +189,25 @@ class Efficiency:
     outside the fit) say how far to trust it.
     """
 
-    op_class: str
-    dtype: str
-    compute: float
-    memory: float
-    t0_ns: float
-    provenance: str
-    samples: int = -1
-    mape: float = nan
+    op_class: Text
+    dtype: Text
+    compute: PositiveOrNan
+    memory: PositiveOrNan
+    t0_ns: NotNegativeOrNan
+    provenance: Text
+    samples: CountOrUnknown = -1
+    mape: NotNegativeOrNan = nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystolicArray:
+class SystolicArray(Row, frozen=True, kw_only=True):
     """Shape of the matrix units: ``arrays`` grids of ``rows`` x ``columns`` multiply-accumulate cells."""
 
-    rows: int
-    columns: int
-    arrays: int
-    clock_hz: float
+    rows: Count
+    columns: Count
+    arrays: Count
+    clock_hz: PositiveOrNan
     dataflow: Literal["os", "ws", "is"]
-    source: str
+    source: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +296,13 @@ class FitParameter:
     std_error: float = nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitError:
+class FitError(Row, frozen=True, kw_only=True):
     """Relative errors (p - m) / m as fractions, on ``n`` rows of shapes that the fit did not see."""
 
-    n: int
-    mape: float
-    median_ape: float
-    p90_ape: float
+    n: CountOrUnknown
+    mape: NotNegativeOrNan
+    median_ape: NotNegativeOrNan
+    p90_ape: NotNegativeOrNan
     bias: float
 
 

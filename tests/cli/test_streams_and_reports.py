@@ -22,7 +22,7 @@ from tests.processes import run_command
 from tests.validators.small_tables import vectors, write_table
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+PROGRAM = ROOT / "fixtures" / "op_graph" / "mlp.json"
 FULL = Path("/dev/full")
 APPS = {"hespas-convert": convert.app, "hespas-validate": validate.app, "hespas": main.app}
 MODULES = {"hespas-convert": "convert", "hespas-validate": "validate", "hespas": "main"}

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hespas.costs import Cost, Facts, Operation, Tensor, cost_of
+from hespas.costs.operation import Attributes, Cost, Operation, Tensor
+from hespas.costs.table import cost_of
 from hespas.graph import dtype
 
 MakeTensor = Callable[..., Tensor]
@@ -25,15 +26,15 @@ def tensor() -> MakeTensor:
 
 @pytest.fixture
 def price() -> Price:
-    """``price("add", [a, b], [c], facts)``: what one operation costs by the table."""
+    """``price("add", [a, b], [c], attributes)``: what one operation costs by the table."""
 
     def make(
         name: str,
         operands: list[Tensor],
         results: list[Tensor],
-        facts: Facts = None,
+        attributes: Attributes = None,
         repeated: tuple[int, ...] = (),
     ) -> Cost:
-        return cost_of(name, Operation(tuple(operands), tuple(results), facts, repeated))
+        return cost_of(name, Operation(tuple(operands), tuple(results), attributes, repeated))
 
     return make

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.costs import ConvFacts, Cost, Tensor, WindowDim, valid_positions
+from hespas.costs.contraction import valid_positions
+from hespas.costs.operation import ConvAttributes, Cost, Tensor, WindowDim
 
 MakeTensor = Callable[..., Tensor]
 Price = Callable[..., Cost]
@@ -47,17 +48,17 @@ def test_positions_of_long_dimensions_cost_the_shorter_one() -> None:
     assert isnan(valid_positions(-1, 4, WindowDim(3)))
 
 
-def nhwc(window: tuple[WindowDim, ...], groups: int = 1, batch_groups: int = 1) -> ConvFacts:
+def nhwc(window: tuple[WindowDim, ...], groups: int = 1, batch_groups: int = 1) -> ConvAttributes:
     rank = len(window)
     spatial = tuple(range(1, rank + 1))
     last, taps = rank + 1, tuple(range(rank))
-    return ConvFacts(0, last, spatial, rank, last, taps, 0, last, spatial, window, groups, batch_groups)
+    return ConvAttributes(0, last, spatial, rank, last, taps, 0, last, spatial, window, groups, batch_groups)
 
 
-def nchw(window: tuple[WindowDim, ...]) -> ConvFacts:
+def nchw(window: tuple[WindowDim, ...]) -> ConvAttributes:
     rank = len(window)
     spatial = tuple(range(2, rank + 2))
-    return ConvFacts(0, 1, spatial, 1, 0, spatial, 0, 1, spatial, window)
+    return ConvAttributes(0, 1, spatial, 1, 0, spatial, 0, 1, spatial, window)
 
 
 SAME = WindowDim(3, pad_low=1, pad_high=1)

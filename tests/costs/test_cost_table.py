@@ -9,34 +9,28 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import (
+from hespas.costs.contraction import config_precision, named_algorithm
+from hespas.costs.operation import (
     FREE,
-    HLO_ALIASES,
-    TABLE,
     Body,
-    BroadcastFacts,
+    BodyAttributes,
+    BroadcastAttributes,
     Cost,
-    DotFacts,
-    EinsumFacts,
-    FftFacts,
-    MapFacts,
+    DotAttributes,
+    EinsumAttributes,
+    FftAttributes,
     Precision,
-    RaggedDotFacts,
-    ReduceFacts,
-    ScatterFacts,
-    SelectScatterFacts,
-    SolveFacts,
-    SortFacts,
+    RaggedDotAttributes,
+    ScatterAttributes,
+    SelectScatterAttributes,
+    SolveAttributes,
     Tensor,
-    TopKFacts,
-    UpdateFacts,
+    TopKAttributes,
+    UpdateAttributes,
+    WindowAttributes,
     WindowDim,
-    WindowFacts,
-    canonical_name,
-    config_precision,
-    find_rule,
-    named_algorithm,
 )
+from hespas.costs.table import HLO_ALIASES, TABLE, canonical_name, find_rule
 from hespas.graph import OpClass, dtype
 
 MakeTensor = Callable[..., Tensor]
@@ -164,13 +158,13 @@ def test_views_are_free_and_moves_are_not(tensor: MakeTensor, price: Price) -> N
 def test_broadcast_is_fused_unless_said_otherwise(tensor: MakeTensor, price: Price) -> None:
     x, y = tensor("f32", 16), tensor("f32", 16, 64)
     assert price("broadcast_in_dim", [x], [y]).bytes_written == 0
-    real = price("broadcast_in_dim", [x], [y], BroadcastFacts(materialised=True))
+    real = price("broadcast_in_dim", [x], [y], BroadcastAttributes(materialised=True))
     assert (real.bytes_read, real.bytes_written) == (64, 4096)
 
 
 def test_dot_extents_and_rate_key(tensor: MakeTensor, price: Price) -> None:
     lhs, rhs, out = tensor("bf16", 4, 32, 64), tensor("bf16", 4, 64, 16), tensor("f32", 4, 32, 16)
-    cost = price("dot_general", [lhs, rhs], [out], DotFacts((0,), (0,), (2,), (1,)))
+    cost = price("dot_general", [lhs, rhs], [out], DotAttributes((0,), (0,), (2,), (1,)))
     (product,) = cost.contractions
     assert cost.flops == 2 * 4 * 32 * 64 * 16
     assert (product.batch, product.m, product.n, product.k) == (4, 32, 16, 64)
@@ -193,7 +187,7 @@ def test_algorithm_outranks_precision_and_types(tensor: MakeTensor, price: Price
     x = tensor("f32", 8, 8)
 
     def product(precision: Precision) -> tuple[int, int, int]:
-        (only,) = price("dot", [x, x], [x], DotFacts((), (), (1,), (0,), precision)).contractions
+        (only,) = price("dot", [x, x], [x], DotAttributes((), (), (1,), (0,), precision)).contractions
         return only.lhs, only.accumulator, only.products
 
     f32, bf16 = dtype("f32").code, dtype("bf16").code
@@ -207,8 +201,8 @@ def test_algorithm_outranks_precision_and_types(tensor: MakeTensor, price: Price
 
 def test_highest_precision_multiplies_f32_products_only(tensor: MakeTensor, price: Price) -> None:
     x = tensor("bf16", 8, 8)
-    facts = DotFacts((), (), (1,), (0,), config_precision(("HIGHEST",)))
-    assert price("dot", [x, x], [x], facts).contractions[0].products == 1
+    attributes = DotAttributes((), (), (1,), (0,), config_precision(("HIGHEST",)))
+    assert price("dot", [x, x], [x], attributes).contractions[0].products == 1
 
 
 @pytest.mark.parametrize(
@@ -223,18 +217,18 @@ def test_einsum(
     tensor: MakeTensor, price: Price, equation: str, shapes: tuple[tuple[int, ...], ...], flops: int
 ) -> None:
     lhs, rhs, out = (tensor("f32", *shape) for shape in shapes)
-    assert price("einsum", [lhs, rhs], [out], EinsumFacts(equation)).flops == flops
+    assert price("einsum", [lhs, rhs], [out], EinsumAttributes(equation)).flops == flops
 
 
 def test_unary_einsum_is_a_sum(tensor: MakeTensor, price: Price) -> None:
-    cost = price("unary_einsum", [tensor("f32", 4, 8)], [tensor("f32", 4)], EinsumFacts("ij->i"))
+    cost = price("unary_einsum", [tensor("f32", 4, 8)], [tensor("f32", 4)], EinsumAttributes("ij->i"))
     assert (cost.op_class, cost.flops) == (OpClass.REDUCTION, 28)
 
 
 def test_ragged_dot_multiplies_each_row_once(tensor: MakeTensor, price: Price) -> None:
     lhs, rhs, sizes = tensor("f32", 48, 16), tensor("f32", 3, 16, 24), tensor("i64", 3)
-    facts = RaggedDotFacts(DotFacts((), (), (1,), (1,)), 0)
-    cost = price("ragged_dot", [lhs, rhs, sizes], [tensor("f32", 48, 24)], facts)
+    attributes = RaggedDotAttributes(DotAttributes((), (), (1,), (1,)), 0)
+    cost = price("ragged_dot", [lhs, rhs, sizes], [tensor("f32", 48, 24)], attributes)
     assert cost.flops == 2 * 48 * 16 * 24
     assert cost.bytes_read == 4 * (48 * 16 + 3 * 16 * 24) + 24
 
@@ -242,7 +236,7 @@ def test_ragged_dot_multiplies_each_row_once(tensor: MakeTensor, price: Price) -
 def test_variadic_reduce_reads_every_input(tensor: MakeTensor, price: Price) -> None:
     x, index, init, zero = tensor("f32", 128, 64), tensor("i32", 128, 64), tensor("f32"), tensor("i32")
     results = [tensor("f32", 128), tensor("i32", 128)]
-    cost = price("reduce", [x, index, init, zero], results, ReduceFacts(Body(3.0), 2))
+    cost = price("reduce", [x, index, init, zero], results, BodyAttributes(Body(3.0)))
     assert cost.flops == 3 * (128 * 64 - 128)
     assert cost.bytes_read == 2 * 128 * 64 * 4 + 8
     assert cost.bytes_written == 2 * 128 * 4
@@ -251,24 +245,24 @@ def test_variadic_reduce_reads_every_input(tensor: MakeTensor, price: Price) -> 
 def test_reduce_window_counts_taps(tensor: MakeTensor, price: Price) -> None:
     window = (WindowDim(1), WindowDim(3, stride=2, pad_low=0, pad_high=1))
     x, out = tensor("f32", 2, 16), tensor("f32", 2, 8)
-    cost = price("reduce_window", [x, tensor("f32")], [out], WindowFacts(ADD, window))
+    cost = price("reduce_window", [x, tensor("f32")], [out], WindowAttributes(ADD, window))
     assert cost.flops == 2 * 8 * 2
     assert cost.useful_flops == cost.flops - 2  # one tap of each row is padding
 
 
 def test_select_and_scatter(tensor: MakeTensor, price: Price) -> None:
     operand, source = tensor("f32", 16, 16), tensor("f32", 8, 8)
-    facts = SelectScatterFacts(Body(1.0, 0.0, "compare"), ADD, 9)
-    cost = price("select_and_scatter", [operand, source, tensor("f32")], [operand], facts)
+    attributes = SelectScatterAttributes(Body(1.0, 0.0, "compare"), ADD, 9)
+    cost = price("select_and_scatter", [operand, source, tensor("f32")], [operand], attributes)
     assert cost.flops == 64 * 8 + 64
 
 
 def test_sort_map_and_top_k(tensor: MakeTensor, price: Price) -> None:
     x = tensor("f32", 4, 1000)
-    sort = price("sort", [x], [x], SortFacts(1000, Body(1.0, 0.0, "compare")))
+    sort = price("sort", [x], [x], BodyAttributes(Body(1.0, 0.0, "compare"), 1000))
     assert (sort.op_class, sort.flops) == (OpClass.SORT, 4000 * 10)
-    assert price("map", [x], [x], MapFacts(Body(2.0, 1.0))).flops == 8000
-    top = price("top_k", [x], [tensor("f32", 4, 8), tensor("i32", 4, 8)], TopKFacts(8))
+    assert price("map", [x], [x], BodyAttributes(Body(2.0, 1.0))).flops == 8000
+    top = price("top_k", [x], [tensor("f32", 4, 8), tensor("i32", 4, 8)], TopKAttributes(8))
     assert (top.flops, top.bytes_read) == (4000 * 3, 16000)
 
 
@@ -282,16 +276,18 @@ def test_batch_norm(tensor: MakeTensor, price: Price) -> None:
 def test_linear_algebra(tensor: MakeTensor, price: Price) -> None:
     a, b = tensor("f32", 2, 30, 30), tensor("f32", 2, 30, 5)
     assert price("cholesky", [a], [a]).flops == pytest.approx(2 * 30**3 / 3)
-    assert price("triangular_solve", [a, b], [b], SolveFacts()).flops == 2 * 900 * 5
+    assert price("triangular_solve", [a, b], [b], SolveAttributes()).flops == 2 * 900 * 5
     right = tensor("f32", 2, 5, 30)
-    assert price("triangular_solve", [a, right], [right], SolveFacts(left_side=False)).flops == 2 * 900 * 5
+    assert (
+        price("triangular_solve", [a, right], [right], SolveAttributes(left_side=False)).flops == 2 * 900 * 5
+    )
 
 
 def test_fft(tensor: MakeTensor, price: Price) -> None:
     z, x, half = tensor("c64", 16, 64), tensor("f32", 16, 64), tensor("c64", 16, 33)
-    assert price("fft", [z], [z], FftFacts("FFT", (64,))).flops == 16 * 5 * 64 * 6
-    assert price("fft", [x], [half], FftFacts("RFFT", (64,))).flops == 16 * 2.5 * 64 * 6
-    assert price("fft", [half], [x], FftFacts("IRFFT", (64,))).flops == 16 * 2.5 * 64 * 6
+    assert price("fft", [z], [z], FftAttributes("FFT", (64,))).flops == 16 * 5 * 64 * 6
+    assert price("fft", [x], [half], FftAttributes("RFFT", (64,))).flops == 16 * 2.5 * 64 * 6
+    assert price("fft", [half], [x], FftAttributes("IRFFT", (64,))).flops == 16 * 2.5 * 64 * 6
 
 
 def test_gather_reads_rows_not_the_table(tensor: MakeTensor, price: Price) -> None:
@@ -308,20 +304,20 @@ def test_gather_reads_at_most_the_operand(tensor: MakeTensor, price: Price) -> N
 
 def test_scatter_counts_indices_updates_and_touched_results(tensor: MakeTensor, price: Price) -> None:
     table, index, updates = tensor("f32", 1000, 8), tensor("i32", 10, 1), tensor("f32", 10, 8)
-    adding = ScatterFacts(ADD, 1, in_place=True)
+    adding = ScatterAttributes(ADD, 1, in_place=True)
     cost = price("scatter", [table, index, updates], [table], adding)
     assert (cost.flops, cost.bytes_read, cost.bytes_written) == (80, 40 + 320 + 320, 320)
-    replacing = ScatterFacts(Body(0.0, 0.0, "", reads_first=False), 1, in_place=True)
+    replacing = ScatterAttributes(Body(0.0, 0.0, "", reads_first=False), 1, in_place=True)
     assert price("scatter", [table, index, updates], [table], replacing).bytes_read == 40 + 320
-    copying = price("scatter", [table, index, updates], [table], ScatterFacts(ADD))
+    copying = price("scatter", [table, index, updates], [table], ScatterAttributes(ADD))
     assert copying.bytes_read + copying.bytes_written == 40 + 320 * 3 + 2 * 32000
 
 
 def test_update_slice_in_place_and_not(tensor: MakeTensor, price: Price) -> None:
     x, update, at = tensor("f32", 128, 64), tensor("f32", 1, 64), tensor("i32")
-    inside = price("dynamic_update_slice", [x, update, at, at], [x], UpdateFacts(in_place=True))
+    inside = price("dynamic_update_slice", [x, update, at, at], [x], UpdateAttributes(in_place=True))
     assert inside.bytes_read + inside.bytes_written == 2 * 256 + 8
-    copied = price("dynamic_update_slice", [x, update, at, at], [x], UpdateFacts(in_place=False))
+    copied = price("dynamic_update_slice", [x, update, at, at], [x], UpdateAttributes(in_place=False))
     assert copied.bytes_read + copied.bytes_written == 2 * 256 + 8 + 2 * 128 * 64 * 4
 
 

@@ -7,7 +7,8 @@ from math import isnan
 
 import pytest
 
-from hespas.costs import Cost, CustomFacts, DotFacts, Precision, Tensor, with_macs
+from hespas.costs.contraction import with_macs
+from hespas.costs.operation import Cost, CustomAttributes, DotAttributes, Precision, Tensor
 from hespas.graph import OpClass, dtype
 
 Price = Callable[..., Cost]
@@ -25,8 +26,8 @@ def plain(element: str, *shape: int) -> Tensor:
     return Tensor(dtype(element), shape)
 
 
-def matrix(facts_of: Precision = Precision()) -> DotFacts:  # noqa: B008 (a value, not an object)
-    return DotFacts((), (), (1,), (0,), facts_of)
+def matrix(precision: Precision = Precision()) -> DotAttributes:  # noqa: B008 (a value, not an object)
+    return DotAttributes((), (), (1,), (0,), precision)
 
 
 def test_both_quantised_multiply_what_is_stored_and_add_in_32_bits(price: Price) -> None:
@@ -81,9 +82,9 @@ def test_plain_integers_need_no_rescaling(price: Price) -> None:
 def test_stated_accumulator_bits_are_kept_and_take_the_next_type(
     price: Price, bits: int, accumulator: str
 ) -> None:
-    facts = matrix(Precision(accumulator_bits=bits, mac_noise_sigma=0.5))
+    attributes = matrix(Precision(accumulator_bits=bits, mac_noise_sigma=0.5))
     tensors = [quantised("i4", M, K), quantised("i4", K, N)]
-    (row,) = price("dot_general", tensors, [quantised("i4", M, N)], facts).contractions
+    (row,) = price("dot_general", tensors, [quantised("i4", M, N)], attributes).contractions
     assert row.accumulator == dtype(accumulator).code
     assert row.attributes == {"accumulator_bits": str(bits), "mac_noise_sigma": "0.5"}
 
@@ -122,7 +123,9 @@ def test_block_scaled_product_reads_its_scales(price: Price) -> None:
         plain("f8E8M0FNU", 4, 16, 8),
         plain("f8E8M0FNU", 4, 32, 8),
     ]
-    cost = price("custom_call", operands, [plain("f32", 4, 16, 32)], CustomFacts("__op$block_scaled_dot"))
+    cost = price(
+        "custom_call", operands, [plain("f32", 4, 16, 32)], CustomAttributes("__op$block_scaled_dot")
+    )
     assert cost.flops == 2 * 4 * 16 * 256 * 32
     assert cost.bytes_read == 4 * 16 * 256 / 2 * (4.25 / 4) + 4 * 32 * 256 / 2 * (4.25 / 4)
     (row,) = cost.contractions
@@ -132,7 +135,7 @@ def test_block_scaled_product_reads_its_scales(price: Price) -> None:
 
 def test_block_scaled_product_without_scales_is_unknown(price: Price) -> None:
     x = plain("f4E2M1FN", 4, 4)
-    assert isnan(price("custom_call", [x, x], [x], CustomFacts("__op$block_scaled_dot")).flops)
+    assert isnan(price("custom_call", [x, x], [x], CustomAttributes("__op$block_scaled_dot")).flops)
 
 
 @pytest.mark.parametrize(

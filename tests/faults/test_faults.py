@@ -26,7 +26,7 @@ from tests.faults.kills import kill_writers
 from tests.processes import run_command
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
+PROGRAM = ROOT / "fixtures" / "op_graph" / "llama_fsdp_tp_local_N8.json.gz"
 COMMAND = (sys.executable, "-c", "from hespas.cli.convert import main; main()")
 TARGETS = ("traces", "graph.json", "graph.arrow", "drawing.dot", "drawing.graphml", "one.et")
 
@@ -77,7 +77,7 @@ def every_conversion(folder: Path, target: str) -> list[str]:
     if target in PROFILES:
         source.write_text(EVENTS % KERNEL)
     else:
-        source = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
+        source = ROOT / "fixtures" / "op_graph" / "mlp.json"
     one_rank = ["--ranks", "0"] if target.startswith("w.et") else []
     named = ["--to", NAMED[target]] if target in NAMED else []
     return [str(source), str(folder / target), "--overwrite", *one_rank, *named]

@@ -69,7 +69,8 @@ def test_a_file_of_fits_is_read_back_ordered_by_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "position", "message"),
     [
-        ("form = ", "shape = ", "fits[0].form", "missing key"),
+        ("form = ", "shape = ", "fits[0].shape", "unknown key"),
+        ('form = "mine", ', "", "fits[0].form", "missing key"),
         ("seed = 7", "seed = 7, note = 1", "fits[0].note", "unknown key"),
         ("seed = 7", "seed = -1", "fits[0].seed", "0 or more"),
         ("seed = 7", "seed = nan", "fits[0].seed", "0 or more"),

@@ -29,6 +29,7 @@ from hespas.converters.chakra.wire import (
     Window,
     Words,
     copy_spans,
+    not_text,
     offsets_of,
 )
 from hespas.graph import WHOLE_JOB, Csr, OpGraph
@@ -72,6 +73,10 @@ class Assembled(NamedTuple):
 
 
 class _Part(NamedTuple):
+    """Rows of attributes. ``generated`` ones follow from the graph, others are kept as they were; ``length``
+    is -1 where the value is in ``bits``.
+    """
+
     node: Longs
     key: NDArray[np.int32]
     field: Bytes
@@ -82,12 +87,16 @@ class _Part(NamedTuple):
     slot: Longs
     optional: Bools
     implied: Bools
-    generated: bool
+    generated: Bools
 
 
 def _same(count: int, value: int) -> Longs:
     """One value ``count`` times, in no memory; parts are read only."""
     return np.broadcast_to(np.int64(value), (count,))
+
+
+def _flags(count: int, value: bool) -> Bools:
+    return np.broadcast_to(np.bool_(value), (count,))
 
 
 class Assembly:
@@ -126,9 +135,7 @@ class Assembly:
         """An integer attribute. ``optional`` rows are written only where the node's layout names them,
         ``implied`` ones are left out where it has a layout that does not.
         """
-        count = len(node)
-        span = (_same(count, 0), _same(count, -1))
-        part = self._part(name, kind, node, span, slot)
+        part = self._part(name, kind, node, slot)
         no = part.optional
         self._parts.append(
             part._replace(
@@ -149,25 +156,23 @@ class Assembly:
         slot: Longs | None = None,
     ) -> None:
         """A string attribute; the texts lie in the buffers."""
-        self._parts.append(self._part(name, kind, node, (start, length), slot))
+        self._parts.append(self._part(name, kind, node, slot)._replace(start=start, length=length))
 
-    def _part(
-        self, name: str, kind: AttributeField, node: Longs, span: tuple[Longs, Longs], slot: Longs | None
-    ) -> _Part:
+    def _part(self, name: str, kind: AttributeField, node: Longs, slot: Longs | None) -> _Part:
+        """Rows without a value."""
         count = len(node)
-        no = np.zeros(count, np.bool_)
         return _Part(
             node=node,
             key=np.full(count, self.key(name), np.int32),
             field=np.full(count, kind, np.uint8),
             bits=np.zeros(count, np.uint64),
-            start=span[0],
-            length=span[1],
+            start=_same(count, 0),
+            length=_same(count, -1),
             order=_same(count, len(self._parts)),
             slot=_same(count, -1) if slot is None else slot,
-            optional=no,
-            implied=no,
-            generated=True,
+            optional=_flags(count, False),
+            implied=_flags(count, False),
+            generated=_flags(count, True),
         )
 
     def verbatim(
@@ -175,34 +180,17 @@ class Assembly:
     ) -> None:
         """Attributes as they were, in order; ``span`` has length -1 where the value is in ``bits``."""
         count = len(node)
-        order = _VERBATIM + np.arange(count, dtype=np.int64)
-        no = np.zeros(count, np.bool_)
-        self._parts.append(
-            _Part(node, key, kind, bits, span[0], span[1], order, _same(count, -1), no, no, generated=False)
-        )
+        order, no = _VERBATIM + np.arange(count, dtype=np.int64), _flags(count, False)
+        self._parts.append(_Part(node, key, kind, bits, *span, order, _same(count, -1), no, no, no))
 
     def finish(self, layouts: Layouts, docs: tuple[Longs, NDArray[np.int32], ByteRows]) -> Assembled:
         """All rows by node; ``docs`` are (node, key, text) and go to the first attribute of that name."""
         if not self._parts:
             return Assembled(AttributeColumns.empty(self.nodes), np.empty(0, np.int64))
-        parts = self._parts
-        whole = _Part(
-            node=np.concatenate([part.node for part in parts]),
-            key=np.concatenate([part.key for part in parts]),
-            field=np.concatenate([part.field for part in parts]),
-            bits=np.concatenate([part.bits for part in parts]),
-            start=np.concatenate([part.start for part in parts]),
-            length=np.concatenate([part.length for part in parts]),
-            order=np.concatenate([part.order for part in parts]),
-            slot=np.concatenate([part.slot for part in parts]),
-            optional=np.concatenate([part.optional for part in parts]),
-            implied=np.concatenate([part.implied for part in parts]),
-            generated=False,
-        )
-        generated = np.concatenate([np.full(len(part.node), part.generated) for part in parts])
+        whole = _Part(*map(np.concatenate, zip(*self._parts, strict=True)))
         kept = ~whole.optional
         if layouts.layouts:
-            kept = _apply(layouts, whole, generated, self._names, self.nodes)
+            kept = _apply(layouts, whole, self._names, self.nodes)
         rows = np.flatnonzero(kept)
         if layouts.layouts:
             rows = rows[np.lexsort((whole.order[rows], whole.node[rows]))]
@@ -247,7 +235,7 @@ def _place_docs(
     return rows, docs[2].take(found[first])
 
 
-def _apply(layouts: Layouts, whole: _Part, generated: Bools, names: dict[str, int], nodes: int) -> Bools:
+def _apply(layouts: Layouts, whole: _Part, names: dict[str, int], nodes: int) -> Bools:
     """Order and type the attributes of nodes that have a layout; returns which rows to keep."""
     kept = ~whole.optional
     layout_of = np.full(nodes, -1, np.int64)
@@ -264,7 +252,7 @@ def _apply(layouts: Layouts, whole: _Part, generated: Bools, names: dict[str, in
                 place[names[name]], wanted[names[name]] = position, field_number
         order, kind = place[whole.key[rows]], wanted[whole.key[rows]]
         named = order >= 0
-        own = generated[rows]
+        own = whole.generated[rows]
         whole.order[rows] = np.where(named, order, _NEVER + whole.order[rows])
         retyped = named & own & _fits(kind, whole.bits[rows], whole.length[rows])
         whole.field[rows[retyped]] = kind[retyped]
@@ -377,15 +365,6 @@ _RESERVED_OF_FILE = frozenset({"", RANK_ATTRIBUTE, GROUPS_ATTRIBUTE, JOB_ATTRIBU
 
 
 _DEFAULT_VERSION = "0.0.4"
-_NO_ASCII = 128
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class Kept:
@@ -476,12 +455,9 @@ class Kept:
         """The value field of each row that becomes an attribute."""
         kind = self.table.tag[rows].astype(np.uint8)
         kind[kind == Tag.NO_VALUE] = AttributeField.UNSET
-        foreign = self.table.tag[rows] == Tag.TEXT
-        kind[foreign] = AttributeField.STRING
-        if int(self.data.max(initial=0)) >= _NO_ASCII:
-            for place in np.flatnonzero(foreign).tolist():
-                if not _is_utf8(self.table.value(int(rows[place]))):
-                    kind[place] = AttributeField.BYTES
+        foreign = np.flatnonzero(self.table.tag[rows] == Tag.TEXT)
+        broken = not_text(ByteRows(self.data, self.table.offsets).take(rows[foreign]))
+        kind[foreign] = np.where(broken, AttributeField.BYTES, AttributeField.STRING)
         return kind
 
     def _keys(self, assembly: Assembly) -> NDArray[np.int32]:

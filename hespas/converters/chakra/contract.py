@@ -19,8 +19,6 @@ from hespas.converters.chakra.wire import (
     ByteRows,
     EtColumns,
     Longs,
-    Window,
-    copy_spans,
 )
 from hespas.graph import CollectiveKind, NodeKind, OpClass
 from hespas.graph.diagnostics import Diagnostics, Severity
@@ -43,10 +41,10 @@ __all__ = [
     "WHOLE_WORLD",
     "AttributeFacts",
     "Faults",
-    "Integers",
+    "Stated",
     "Tag",
-    "Texts",
     "check_types",
+    "default_classes",
     "is_canonical",
 ]
 
@@ -150,6 +148,8 @@ DEFAULT_CLASS: MappingProxyType[NodeKind, OpClass] = MappingProxyType(
 )
 """The class of a node whose trace does not state one; all other kinds: unknown."""
 
+_DEFAULT_CLASSES = np.array([DEFAULT_CLASS.get(kind, OpClass.UNKNOWN) for kind in NodeKind], np.uint8)
+
 COMM_TO_COLLECTIVE: MappingProxyType[int, CollectiveKind] = MappingProxyType(
     {
         CollectiveCommType.ALL_REDUCE: CollectiveKind.ALL_REDUCE,
@@ -211,29 +211,18 @@ _UNSIGNED = (AttributeField.UINT64, AttributeField.FIXED64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Integers:
-    """An integer attribute: ``value`` of ``node``, stated by attribute row ``row``; nodes ascend."""
+class Stated:
+    """An attribute of one name: ``value`` of ``node``, stated by attribute row ``row``; nodes ascend. The
+    value of a text is its row of ``payload``.
+    """
 
     node: Longs
     value: Longs
     row: Longs
 
-    def where(self, mask: Bools) -> Integers:
+    def where(self, mask: Bools) -> Stated:
         """Some of them."""
-        return Integers(self.node[mask], self.value[mask], self.row[mask])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Texts:
-    """A string attribute: ``payload`` row of ``node``, stated by attribute row ``row``; nodes ascend."""
-
-    node: Longs
-    payload: Longs
-    row: Longs
-
-    def where(self, mask: Bools) -> Texts:
-        """Some of them."""
-        return Texts(self.node[mask], self.payload[mask], self.row[mask])
+        return Stated(self.node[mask], self.value[mask], self.row[mask])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,34 +255,36 @@ class AttributeFacts:
         rows = self._first(self.rows(name))
         return rows[_IS_INTEGER[self.attrs.field[rows]]] if integral else rows
 
-    def integers(self, name: str) -> Integers:
+    def integers(self, name: str) -> Stated:
         """Values of any integer type or bool that fit 64 signed bits."""
         rows = self._first(self.rows(name))
         field = self.attrs.field[rows]
         value = self.attrs.bits[rows].view(np.int64)
         too_large = np.isin(field, _UNSIGNED) & (value < 0)
         good = _IS_INTEGER[field] & ~too_large
-        return Integers(self.owner[rows[good]], value[good], rows[good])
+        return Stated(self.owner[rows[good]], value[good], rows[good])
 
-    def texts(self, name: str) -> Texts:
+    def texts(self, name: str) -> Stated:
         """Values of type string."""
         rows = self._first(self.rows(name))
         rows = rows[self.attrs.field[rows] == AttributeField.STRING]
-        return Texts(self.owner[rows], self.attrs.bits[rows].view(np.int64), rows)
+        return Stated(self.owner[rows], self.attrs.bits[rows].view(np.int64), rows)
 
-    def distinct(self, texts: Texts) -> tuple[list[str], NDArray[np.int64]]:
+    def distinct(self, texts: Stated) -> tuple[list[str], NDArray[np.int64]]:
         """The distinct values of a string attribute, and which of them each node has."""
         wanted = self.values(texts)
         found: dict[bytes, int] = {}
         place = np.fromiter((found.setdefault(text, len(found)) for text in wanted), np.int64, len(wanted))
         return [text.decode() for text in found], place
 
-    def values(self, texts: Texts) -> ByteRows:
+    def values(self, texts: Stated) -> ByteRows:
         """The values themselves, one row per node."""
-        payload = self.attrs.payload
-        start = payload.offsets[texts.payload]
-        length = payload.offsets[texts.payload + 1] - start
-        return ByteRows(*copy_spans(Window.holding(payload.data), start, length))
+        return self.attrs.payload.take(texts.value)
+
+
+def default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What :data:`DEFAULT_CLASS` says of nodes of these kinds."""
+    return _DEFAULT_CLASSES[kind]
 
 
 def check_types(columns: EtColumns, facts: AttributeFacts, faults: Faults) -> None:

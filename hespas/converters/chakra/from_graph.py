@@ -16,9 +16,9 @@ from hespas.converters.chakra.assembly import Assembled, Assembly, Kept
 from hespas.converters.chakra.contract import (
     ATTRIBUTES,
     COLLECTIVE_TO_COMM,
-    DEFAULT_CLASS,
     KIND_TO_TYPE,
     Tag,
+    default_classes,
 )
 from hespas.converters.chakra.readiness import (
     LARGEST_COUNT,
@@ -30,7 +30,7 @@ from hespas.converters.chakra.readiness import (
     written_bytes,
 )
 from hespas.converters.chakra.spelling import Times, contraction_texts
-from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs, Window, copy_spans
+from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
 from hespas.graph import DTYPES, CollectiveKind, NodeKind, OpClass, OpGraph, Resource
 from hespas.graph.columns import FloatArray
 from hespas.schemas.chakra.tables import AttributeField
@@ -65,23 +65,18 @@ class Variables(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The trace, and which attribute rows hold which variable (-1: none).
-
-    ``rounded_off`` counts computations that take time and yet state 0 in ``duration_micros``, ``named`` nodes
-    that got a name because they have nothing else, ``shortened`` those whose time is too long to be stated
-    exactly.
+    """The trace, which attribute rows hold which variable (-1: none), and how many nodes it does not say
+    exactly, by code.
     """
 
     columns: EtColumns
     slot: Longs
-    rounded_off: int
-    named: int
-    shortened: int
+    found: dict[str, int]
 
 
 def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
     """The trace of one rank. O(nodes + attributes), vectorised but for texts of shapes."""
-    extra = Kept(graph)
+    extra, strings = Kept(graph), graph.strings
     times = extra.times(Times.of(graph.duration_ns, graph.kind, (graph.resource, graph.stream)))
     assembled = _attributes(graph, variables, extra, times)
     kinds = np.zeros(len(NodeKind), np.int32)
@@ -91,7 +86,7 @@ def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
         version=extra.version,
         metadata=extra.metadata(),
         id=graph.id,
-        name=_names(graph),
+        name=ByteRows(np.frombuffer(strings.buffer, np.uint8), strings.offsets).take(graph.name_row),
         type=kinds[graph.kind],
         ctrl_offsets=graph.control_deps.offsets,
         ctrl_deps=graph.id[graph.control_deps.values],
@@ -106,15 +101,12 @@ def from_graph(graph: OpGraph, variables: Variables) -> Lowered:
     )
     rounded_off = (graph.kind == NodeKind.COMPUTE) & (times.nanos > 0) & (times.micros == 0)
     columns, named = _without_empty_frames(columns)
-    shortened = times.shortened(graph.duration_ns)
-    return Lowered(columns, assembled.slot, int(rounded_off.sum()), named, shortened)
-
-
-def _names(graph: OpGraph) -> ByteRows:
-    offsets = graph.strings.offsets
-    start = offsets[graph.name_row]
-    data = np.frombuffer(graph.strings.buffer, np.uint8)
-    return ByteRows(*copy_spans(Window.holding(data), start, offsets[graph.name_row + 1] - start))
+    found = {
+        "chakra.sub-microsecond": int(rounded_off.sum()),
+        "chakra.named": named,
+        "chakra.longest-time": times.shortened(graph.duration_ns),
+    }
+    return Lowered(columns, assembled.slot, found)
 
 
 def _without_empty_frames(columns: EtColumns) -> tuple[EtColumns, int]:
@@ -193,8 +185,7 @@ class _AttributeWriter:
 
     def floats(self, name: str, column: FloatArray) -> None:
         """Known values of a column, as whole numbers."""
-        nodes = np.flatnonzero((column >= 0) & (column < LARGEST_COUNT))
-        self.integers(name, nodes, np.rint(column[nodes]).astype(np.int64))
+        self.sizes(np.arange(len(column)), column, name)
 
     def transcendentals(self) -> None:
         """Left out where 0 beside a known ``num_ops``; -1 where unknown beside one."""
@@ -217,16 +208,9 @@ class _AttributeWriter:
         self, name: str, nodes: Longs, spelling: list[bytes], which: Longs, slot: Longs | None = None
     ) -> None:
         """Texts from a short list."""
-        base = self.assembly.buffer(b"".join(spelling))
         rows = ByteRows.from_rows(spelling)
-        self.assembly.texts(
-            name,
-            ATTRIBUTES[name],
-            nodes,
-            rows.offsets[which] + base,
-            rows.offsets[which + 1] - rows.offsets[which],
-            slot=slot,
-        )
+        start = rows.offsets[which] + self.assembly.buffer(rows.data.data)
+        self.assembly.texts(name, ATTRIBUTES[name], nodes, start, rows.lengths[which], slot=slot)
 
     def collectives(self, variables: Variables) -> None:
         table = self.graph.collectives
@@ -299,10 +283,7 @@ class _AttributeWriter:
                 self.assembly.integers("comm_tag", kind, node[rows], table.tag[rows])
 
     def classes(self) -> None:
-        default = np.zeros(len(NodeKind), np.uint8)
-        for kind, op_class in DEFAULT_CLASS.items():
-            default[kind] = op_class
-        unless_stated = classes_unless_stated(self.graph, default[self.graph.kind])
+        unless_stated = classes_unless_stated(self.graph, default_classes(self.graph.kind))
         nodes = np.flatnonzero(self.graph.op_class != unless_stated)
         names = [member.name.lower().encode() for member in OpClass]
         self._spelled("op_class", nodes, names, self.graph.op_class[nodes].astype(np.int64))

@@ -7,10 +7,10 @@ of one has nobody to talk to: such nodes are led around. Transfers to the host, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,10 +57,10 @@ class Expanded(NamedTuple):
         """
         graph, senders = self.graph, self.alone(idle)
         if len(senders):
-            costs = {name: _cost(graph, name).copy() for name in _COSTS}
+            costs: dict[str, Any] = {name: _cost(graph, name).copy() for name in _COSTS}
             for column in costs.values():
                 column[senders + 1] = column[senders]
-            graph = _with_costs(graph, costs)
+            graph = replace(graph, **costs)
         kept = _without_idle(graph, idle)
         return kept if len(kept) else _idle_graph(kept)
 
@@ -89,12 +89,11 @@ def expand(graph: OpGraph) -> Expanded:
     p2p = expanded.p2p
     untagged = (p2p.tag < 0) & permutes[rows[p2p.node]]
     tag = np.where(untagged, _own_tags(graph, rows[p2p.node]), p2p.tag)
-    costs = {name: _without(_cost(expanded, name), receives) for name in _COSTS}
+    costs: dict[str, Any] = {name: _without(_cost(expanded, name), receives) for name in _COSTS}
     costs["duration_ns"][receives] = np.where(np.isnan(expanded.duration_ns[receives]), nan, 0.0)
-    numbered = replace(
-        expanded, kind=kind, id=np.arange(len(rows), dtype=np.uint64), p2p=replace(p2p, tag=tag)
-    )
-    return Expanded(_with_costs(numbered, costs), sends)
+    numbers = np.arange(len(rows), dtype=np.uint64)
+    numbered = replace(expanded, kind=kind, id=numbers, p2p=replace(p2p, tag=tag), **costs)
+    return Expanded(numbered, sends)
 
 
 def _with_own_ids(graph: OpGraph) -> OpGraph:
@@ -111,18 +110,6 @@ _COSTS = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_writt
 def _cost(graph: OpGraph, name: str) -> FloatArray:
     column: FloatArray = getattr(graph, name)
     return column
-
-
-def _with_costs(graph: OpGraph, costs: Mapping[str, FloatArray]) -> OpGraph:
-    return replace(
-        graph,
-        flops=costs["flops"],
-        useful_flops=costs["useful_flops"],
-        transcendentals=costs["transcendentals"],
-        bytes_read=costs["bytes_read"],
-        bytes_written=costs["bytes_written"],
-        duration_ns=costs["duration_ns"],
-    )
 
 
 def _own_tags(graph: OpGraph, nodes: Longs) -> Longs:
@@ -242,8 +229,8 @@ def flatten_runs(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
             name = graph.node_name(int(where[0])) or graph.op_name(int(where[0]))
             diagnostics.warning(code, name, f"{name} {message}", count=len(where))
     scale = np.where(talks, 1.0, times)
-    scaled = {name: _cost(graph, name) * scale for name in _COSTS}
-    return _without_idle(_with_costs(graph, scaled), times == 0)
+    scaled: dict[str, Any] = {name: _cost(graph, name) * scale for name in _COSTS}
+    return _without_idle(replace(graph, **scaled), times == 0)
 
 
 # --- What a trace does not hold of a workload, and what it says less well: reported after writing.

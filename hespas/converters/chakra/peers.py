@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.converters.chakra.comm_groups import NamedGroups
-from hespas.converters.chakra.contract import AttributeFacts, Faults, Integers, Texts
+from hespas.converters.chakra.contract import AttributeFacts, Faults, Stated
 from hespas.converters.chakra.wire import Bools, ByteRows, EtColumns, Longs
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ExplicitGroups, GroupSet, Permutation, compress_groups
@@ -91,7 +91,7 @@ def rank_peers(
     is_send, is_recv = columns.type == NodeType.COMM_SEND, columns.type == NodeType.COMM_RECV
     peer = np.full(len(columns), -1, np.int64)
     rows: list[Longs] = []
-    owns: list[Integers] = []
+    owns: list[Stated] = []
     for name, far in (("comm_dst", is_send), ("comm_src", is_recv)):
         stated = facts.integers(name)
         other = is_recv if far is is_send else is_send
@@ -134,11 +134,7 @@ def _groups(
     )
     group = np.zeros(len(columns), np.int64)
     group[found.node] = np.maximum(ids, 0)
-    return group, _rows(found, ids > 0)
-
-
-def _rows(found: Texts, mask: Bools) -> Longs:
-    return found.row[mask]
+    return group, found.row[ids > 0]
 
 
 def _vectors(patterns: Sequence[_Pattern]) -> tuple[list[Longs], Longs]:

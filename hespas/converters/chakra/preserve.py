@@ -127,7 +127,7 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
         return []
     parts = [
         part
-        for number, text in ((0x0A, io.values), (0x12, io.shapes), (0x1A, io.types))
+        for number, text in zip((0x0A, 0x12, 0x1A), io.texts, strict=True)
         for part in delimited(number, [rows(text)], keep_empty=False)
     ]
     message = join(parts)

@@ -54,7 +54,6 @@ from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.format import ReadOptions, say_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
-from hespas.graph.columns import SmallIntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.graph.passes import find_cycle
 from hespas.schemas.chakra.tables import NodeType
@@ -307,7 +306,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
     made = Workload(
         name=source.name,
         classes=tuple(graphs),
-        rank_class=_all_alike(count) if for_all else rank_class,
+        rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
         metadata=metadata,
     )
     return say_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
@@ -318,10 +317,6 @@ def _whole_job(columns: EtColumns) -> dict[str, str]:
     facts = AttributeFacts.of(columns.metadata)
     parts = b"".join(facts.values(facts.texts(WHOLE_JOB)))
     return {WHOLE_JOB: parts.decode()} if parts else {}
-
-
-def _all_alike(count: int) -> SmallIntArray:
-    return np.broadcast_to(np.int32(0), (count,))
 
 
 def _size(source: _Source, job: _Job, options: ReadOptions, faults: Faults) -> tuple[int, bool]:

@@ -133,20 +133,27 @@ def _spell(data: NDArray[np.uint8], at: Longs, value: Words, width: Longs) -> No
         rest = quotient
 
 
-def states_lists(facts: AttributeFacts, lists: TensorLists) -> NDArray[np.int64] | None:
-    """The attribute rows that state just these lists, None where a node states others or none."""
+def states_lists(facts: AttributeFacts, lists: TensorLists, nodes: Longs) -> NDArray[np.int64] | None:
+    """The attribute rows that state just these lists of ``nodes``; None where one states others or none, or
+    another node states any.
+    """
     found: list[Longs] = []
     for name, expected in zip(LIST_NAMES, lists, strict=True):
         rows = facts.first_rows(name)
-        if len(rows) != len(expected) or not (facts.attrs.field[rows] == AttributeField.STRING_LIST).all():
+        if not np.array_equal(facts.owner[rows], nodes):
+            return None
+        if not (facts.attrs.field[rows] == AttributeField.STRING_LIST).all():
             return None
         payload = facts.attrs.payload
         row = facts.attrs.bits[rows].view(np.int64)
         start, length = payload.offsets[row], payload.offsets[row + 1] - payload.offsets[row]
-        if not np.array_equal(length, expected.lengths):
+        if not np.array_equal(length, expected.lengths[nodes]):
             return None
         data, _ = copy_spans(Window.holding(payload.data), start, length)
-        if not np.array_equal(data, expected.data):
+        wanted, _ = copy_spans(
+            Window.holding(expected.data), expected.offsets[nodes], expected.lengths[nodes]
+        )
+        if not np.array_equal(data, wanted):
             return None
         found.append(rows)
     return np.concatenate(found)

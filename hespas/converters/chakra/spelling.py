@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import isfinite, nan, prod
 from typing import NamedTuple
 
@@ -258,19 +257,18 @@ _TEXT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Contraction:
-    """One row of the table."""
+class _Contraction(NamedTuple):
+    """One row of the table, its columns behind ``node`` in their order."""
 
     batch: int
     m: int
     n: int
     k: int
+    flops: float
+    useful_flops: float
     lhs: int
     rhs: int
     accumulator: int
-    flops: float
-    useful_flops: float
     products: int
 
     @property
@@ -297,10 +295,10 @@ class _Contraction:
         too_large = max(abs(batch), abs(m), abs(n), abs(k)) > LARGEST_EXTENT
         if lhs is None or rhs is None or accumulator is None or too_large:
             return None
-        row = cls(batch, m, n, k, lhs, rhs, accumulator, 0.0, 0.0, int(match[10] or 1))
+        row = cls(batch, m, n, k, 0.0, 0.0, lhs, rhs, accumulator, int(match[10] or 1))
         flops = float(match[8]) if match[8] else row.usual_flops
         useful = float(match[9]) if match[9] else flops
-        return replace(row, flops=flops, useful_flops=useful)
+        return row._replace(flops=flops, useful_flops=useful)
 
 
 def _differ(one: float, other: float) -> bool:
@@ -322,20 +320,9 @@ def _code(name: str) -> int | None:
 def contraction_texts(graph: OpGraph) -> tuple[Longs, list[bytes], Longs]:
     """The nodes that hold contractions, the distinct texts, and which of them each node has."""
     table = graph.contractions
-    columns = (
-        table.batch,
-        table.m,
-        table.n,
-        table.k,
-        table.lhs,
-        table.rhs,
-        table.accumulator,
-        table.flops,
-        table.useful_flops,
-        table.products,
-    )
+    columns = [getattr(table, name).tolist() for name in table.DTYPES]
     texts: dict[int, str] = {}
-    for node, *values in zip(table.node.tolist(), *(column.tolist() for column in columns), strict=True):
+    for node, *values in zip(*columns, strict=True):
         text = _Contraction(*values).text()
         texts[node] = f"{texts[node]};{text}" if node in texts else text
     distinct = {text: place for place, text in enumerate(dict.fromkeys(texts.values()))}
@@ -349,24 +336,9 @@ def parse_contractions(nodes: Longs, texts: list[str], place: Longs) -> tuple[Co
     places: list[int] = place.tolist()
     owners: list[int] = nodes.tolist()
     rows = [known[which] for which in places]
-    found = [(node, row) for node, each in zip(owners, rows, strict=True) for row in each or ()]
+    found = [(node, *row) for node, each in zip(owners, rows, strict=True) for row in each or ()]
     foreign = np.array([index for index, each in enumerate(rows) if each is None], np.int64)
-    if not found:
-        return ContractionTable.empty(), foreign
-    parts = [row for _, row in found]
-    return ContractionTable(
-        node=np.array([node for node, _ in found], np.int32),
-        batch=np.array([row.batch for row in parts], np.int64),
-        m=np.array([row.m for row in parts], np.int64),
-        n=np.array([row.n for row in parts], np.int64),
-        k=np.array([row.k for row in parts], np.int64),
-        flops=np.array([row.flops for row in parts], np.float64),
-        useful_flops=np.array([row.useful_flops for row in parts], np.float64),
-        lhs=np.array([row.lhs for row in parts], np.int16),
-        rhs=np.array([row.rhs for row in parts], np.int16),
-        accumulator=np.array([row.accumulator for row in parts], np.int16),
-        products=np.array([row.products for row in parts], np.uint8),
-    ), foreign
+    return ContractionTable.from_rows(found), foreign
 
 
 def _parsed(text: str) -> tuple[_Contraction, ...] | None:

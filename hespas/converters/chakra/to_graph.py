@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hespas.converters.chakra.contract import (
     COMM_TO_COLLECTIVE,
-    DEFAULT_CLASS,
     LINTED,
     TYPE_TO_KIND,
     AttributeFacts,
     Faults,
-    Integers,
+    Stated,
     Tag,
+    default_classes,
 )
 from hespas.converters.chakra.peers import Peers
 from hespas.converters.chakra.preserve import (
@@ -49,7 +49,7 @@ from hespas.converters.chakra.spelling import (
     parse_contractions,
     parse_io,
 )
-from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words
+from hespas.converters.chakra.wire import Bools, EtColumns, IoColumns, Longs, Words, offsets_of
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
@@ -89,25 +89,12 @@ def node_numbers(ids: Words, deps: Words) -> Longs:
     return np.where(found, order[np.maximum(place, 0)], -1)
 
 
-def _default_classes(kind: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    table = np.zeros(len(NodeKind), np.uint8)
-    for member, op_class in DEFAULT_CLASS.items():
-        table[member] = op_class
-    return table[kind]
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    strings: StringTable
-    first: int
-
-
-def _with_names(columns: EtColumns, strings: StringTableBuilder) -> _Names:
-    """The interned strings with all node names behind them, which are not interned."""
+def _with_names(columns: EtColumns, strings: StringTableBuilder) -> tuple[StringTable, int]:
+    """The interned strings, all node names behind them (not interned), and the row of the first of these."""
     table = strings.build()
     buffer = b"".join((bytes(table.buffer), columns.name.data.tobytes()))
     offsets = np.concatenate([table.offsets, columns.name.offsets[1:] + table.offsets[-1]])
-    return _Names(StringTable(buffer, offsets), len(table))
+    return StringTable(buffer, offsets), len(table)
 
 
 def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
@@ -117,9 +104,7 @@ def _deps(ids: Words, offsets: Longs, values: Words) -> Csr:
     known = numbers >= 0
     if known.all():
         return Csr(offsets, numbers.astype(np.int32))
-    counted = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(known, out=counted[1:])
-    return Csr(counted[offsets], numbers[known].astype(np.int32))
+    return Csr(offsets_of(known.astype(np.int64))[offsets], numbers[known].astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +123,8 @@ class _Costs:
     """How many state there what no rounding makes of it."""
     bare: Bools
     """Nodes that state a count of 0 as it is, and know the other one."""
-    counted_ops: Integers
-    counted_bytes: Integers
+    counted_ops: Stated
+    counted_bytes: Stated
     """Counts of 0 that are stated as 1."""
 
     def as_stated(self, reader: _AttributeReader) -> _Costs:
@@ -191,7 +176,7 @@ def _costs(columns: EtColumns, reader: _AttributeReader) -> _Costs:
     )
 
 
-def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Integers:
+def _counted(reader: _AttributeReader, name: str, stated: FloatArray) -> Stated:
     """Counts that are stated as 1 because a simulator cannot do with the true one."""
     found = reader.find(name)
     found = found.where((stated[found.node] == 1) & (found.value == 0))
@@ -302,20 +287,20 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
     data_deps = _deps(columns.id, columns.data_offsets, columns.data_deps)
     size = written_bytes(reader.kind, (costs.bytes_read, costs.bytes_written), collectives, p2p)
     listed = _takes_lists(reader, data_deps, size, costs.bare & (resource == Resource.DEVICE))
-    costs, unstated = (costs if listed else costs.as_stated(reader)), _default_classes(reader.kind)
+    costs, unstated = (costs if listed else costs.as_stated(reader)), default_classes(reader.kind)
     unstated = unstated if listed else _told(reader, unstated, costs.flops, op_row, strings)
     op_class = reader.codes("op_class", _CLASS_BY_NAME, unstated)
     extra = _extra(columns, reader, others, forced, strings, as_stated=not listed)
     _report(reader, costs, faults)
-    names = _with_names(columns, strings)
+    texts, first = _with_names(columns, strings)
     return OpGraph(
         name=name,
-        strings=names.strings,
+        strings=texts,
         types=type_table.build(),
         group_sets=peers.group_sets,
         permutations=peers.permutations,
         id=columns.id,
-        name_row=np.arange(names.first, names.first + count, dtype=np.int32),
+        name_row=np.arange(first, first + count, dtype=np.int32),
         op_row=op_row,
         kind=reader.kind,
         op_class=op_class.astype(np.uint8),
@@ -345,14 +330,15 @@ def to_graph(columns: EtColumns, facts: AttributeFacts, peers: Peers, name: str,
 
 
 def _takes_lists(reader: _AttributeReader, data_deps: Csr, size: Longs, bare: Bools) -> bool:
-    """Whether all nodes list the tensors that a writer would list, and none is a computation with a ``bare``
-    count, which a writer would not leave; the lists then count as accounted for.
+    """Whether all nodes that do anything list the tensors that a writer would list, and none is a computation
+    with a ``bare`` count, which a writer would not leave; the lists then count as accounted for.
     """
     if (bare & (reader.kind == NodeKind.COMPUTE)).any():
         return False
     if not all(name in reader.columns.attrs.keys for name in LIST_NAMES):
         return False
-    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size))
+    nodes = np.flatnonzero(reader.kind != NodeKind.METADATA)
+    rows = states_lists(reader.facts, tensor_lists(reader.columns.id, data_deps, size), nodes)
     if rows is None:
         return False
     reader.modelled[rows] = True
@@ -486,7 +472,7 @@ class _AttributeReader:
         if count:
             self.refused[name] = self.refused.get(name, 0) + count
 
-    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Integers:
+    def find(self, name: str, low: int = 0, nodes: Bools | None = None) -> Stated:
         """An integer attribute (of the nodes marked) from ``low`` on that a float holds exactly; others are
         refused.
         """
@@ -495,7 +481,7 @@ class _AttributeReader:
         good = fits & (np.where(fits, found.value, 0).astype(np.float64).astype(np.int64) == found.value)
         return self._within(name, found, good if nodes is None else good & nodes[found.node], nodes)
 
-    def _within(self, name: str, found: Integers, good: Bools, nodes: Bools | None = None) -> Integers:
+    def _within(self, name: str, found: Stated, good: Bools, nodes: Bools | None = None) -> Stated:
         """The good ones; all others of the nodes marked are refused."""
         good_ones = found.where(good)
         rows = self.facts.first_rows(name, integral=name in LINTED)
@@ -503,7 +489,7 @@ class _AttributeReader:
         self.refuse(name, stated - len(good_ones.node))
         return good_ones
 
-    def take(self, found: Integers, default: float = nan) -> FloatArray:
+    def take(self, found: Stated, default: float = nan) -> FloatArray:
         """The values as a float column; they count as accounted for."""
         if not len(found.node):
             return constant(default, len(self.columns))
@@ -512,7 +498,7 @@ class _AttributeReader:
         self.modelled[found.row] = True
         return column
 
-    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Integers:
+    def integers(self, name: str, nodes: Bools, low: int, high: int) -> Stated:
         """Values of the nodes marked, within bounds; they count as accounted for, others are refused."""
         found = self.facts.integers(name)
         good = nodes[found.node] & (found.value >= low) & (found.value <= high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +37,7 @@ from hespas.graph import (
     StringTableBuilder,
     Workload,
 )
+from hespas.graph.diagnostics import Severity
 from hespas.graph.errors import InvariantError, OutputError, UnsupportedError, UsageError
 from hespas.schemas.chakra import LATEST_VERSIONS
 from hespas.schemas.chakra.tables import AttributeField
@@ -92,16 +93,12 @@ class _Template:
 
 @dataclass(slots=True, eq=False)
 class _ClassWriter:
-    """Encodes the ranks of one class that run the same nodes.
-
-    ``rounded_off`` counts, once encoded, the computations that state 0 us though they take time, ``named``
-    the nodes that got a name because they have nothing else, ``shortened`` those whose time is not exact.
+    """Encodes the ranks of one class that run the same nodes; ``found`` counts, once encoded, the nodes that
+    are not said exactly.
     """
 
     graph: OpGraph
-    rounded_off: int = 0
-    named: int = 0
-    shortened: int = 0
+    found: dict[str, int] = field(default_factory=dict[str, int])
     _templates: dict[tuple[int, ...], _Template] = field(default_factory=dict[tuple[int, ...], _Template])
 
     def pieces(self, variables: Variables, *, alone: bool) -> Iterable[Bytes]:
@@ -115,8 +112,7 @@ class _ClassWriter:
 
     def _lowered(self, variables: Variables) -> Lowered:
         lowered = from_graph(self.graph, variables)
-        self.rounded_off, self.named = lowered.rounded_off, lowered.named
-        self.shortened = lowered.shortened
+        self.found = lowered.found
         return lowered
 
     def _patched(self, variables: Variables) -> Bytes:
@@ -211,7 +207,7 @@ def write_chakra(value: Value, path: Path, options: WriteOptions, diagnostics: D
     else:
         _write_directory(job, ranks, path, options, packed=packed)
     job.account.report(value.name, diagnostics)
-    report(value, job.groups, _rank_read(value, options, alone=alone), diagnostics)
+    report(value, job.groups, str(ranks[0]) if alone else "", diagnostics)
 
 
 def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
@@ -219,10 +215,8 @@ def chosen_ranks(workload: Workload, options: WriteOptions) -> Sequence[int]:
     if options.ranks is None:
         return range(workload.num_ranks) if workload.is_complete else workload.present.tolist()
     if sum(workload.sizes_within(options.ranks)) < len(options.ranks):
-        raise UsageError(
-            f"ranks {options.ranks.start}..{options.ranks.stop - 1} are not all here", path=options.name,
-            hint="choose among the ranks that were read",
-        )  # fmt: skip
+        message = f"ranks {options.ranks.start}..{options.ranks.stop - 1} are not all here"
+        raise UsageError(message, path=options.name, hint="choose among the ranks that were read")
     return options.ranks
 
 
@@ -237,48 +231,42 @@ class _Runs(NamedTuple):
     is_empty: bool
 
 
+_FINDINGS = {
+    "chakra.idle": "messages and collectives are left out where a rank has no part in them "
+    "(ranks: {ranks:,}; time they were given there: {idle_us:,.3f} us)",
+    "chakra.empty-rank": "ranks have nothing to do; each is written as one node 'idle' of no time",
+    "chakra.sub-microsecond": "computations share a microsecond with their neighbours and state 0 in "
+    "duration_micros, of which ASTRA-sim makes 1 ns; duration_nanos holds the exact time",
+    "chakra.named": "nodes have neither name nor anything else and are named: others read an empty frame as "
+    "the end",
+    "chakra.longest-time": "times of 146 years and more are rounded to us, or to the longest that a trace "
+    "states",
+}
+"""What the ranks written may not have, or have only roughly."""
+_WARNINGS = frozenset({"chakra.empty-rank", "chakra.longest-time"})
+
+
 @dataclass(slots=True, eq=False)
 class _Account:
     """What the ranks written so far do not have, or have only roughly; sums over ranks."""
 
     ranks: int = 0
-    idle: int = 0
     idle_ns: float = 0.0
-    empty: int = 0
-    rounded_off: int = 0
-    named: int = 0
-    shortened: int = 0
+    found: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, runs: _Runs) -> None:
         """Count one rank."""
         self.ranks += runs.idle > 0
-        self.idle += runs.idle
         self.idle_ns += runs.idle_ns
-        self.empty += runs.is_empty
-        self.rounded_off += runs.writer.rounded_off
-        self.named += runs.writer.named
-        self.shortened += runs.writer.shortened
+        self.found.update(runs.writer.found)
+        self.found.update({"chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)})
 
     def report(self, name: str, diagnostics: Diagnostics) -> None:
         """Say it."""
-        message = (
-            "messages and collectives are left out where a rank has no part in them "
-            f"(ranks: {self.ranks:,}; time they were given there: {self.idle_ns / 1e3:,.3f} us)"
-        )
-        diagnostics.info("chakra.idle", name, message, count=self.idle)
-        message = "ranks have nothing to do; each is written as one node 'idle' of no time"
-        diagnostics.warning("chakra.empty-rank", name, message, count=self.empty)
-        message = (
-            "computations share a microsecond with their neighbours and state 0 in duration_micros, "
-            "of which ASTRA-sim makes 1 ns; duration_nanos holds the exact time"
-        )
-        diagnostics.info("chakra.sub-microsecond", name, message, count=self.rounded_off)
-        message = (
-            "nodes have neither name nor anything else and are named: others read an empty frame as the end"
-        )
-        diagnostics.info("chakra.named", name, message, count=self.named)
-        message = "times of 146 years and more are rounded to us, or to the longest that a trace states"
-        diagnostics.warning("chakra.longest-time", name, message, count=self.shortened)
+        for code, text in _FINDINGS.items():
+            severity = Severity.WARNING if code in _WARNINGS else Severity.INFO
+            message = text.format(ranks=self.ranks, idle_us=self.idle_ns / 1e3)
+            diagnostics.add(code, severity, name, message, count=self.found[code])
 
 
 @dataclass(slots=True, eq=False)
@@ -400,11 +388,6 @@ def _rank_in_name(path: Path, options: WriteOptions) -> str:
     """The rank that the name of a file states, as its reader takes it; empty where it states none."""
     match = RANK_FILE.match(options.name or path.name)
     return str(int(match["rank"])) if match and len(match["rank"]) <= MAX_RANK_DIGITS else ""
-
-
-def _rank_read(workload: Workload, options: WriteOptions, *, alone: bool) -> str:
-    """Which rank a reader will take a file for that was written alone; empty for a folder."""
-    return str(chosen_ranks(workload, options)[0]) if alone else ""
 
 
 def _write_alone(job: _Job, rank: int, path: Path, options: WriteOptions, *, packed: bool) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hespas.converters.hlo.scan import STRING, strip_comments, unquote
 from hespas.converters.replica_groups import dense_groups, mesh_groups
-from hespas.costs import WindowDim
+from hespas.costs.operation import WindowDim
 from hespas.graph import ExplicitGroups, GroupSet, StridedGroups
 from hespas.graph.columns import IntArray
 

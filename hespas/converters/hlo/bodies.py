@@ -13,7 +13,8 @@ from math import isnan, nan
 from hespas.converters.hlo.attributes import backend_config, integer, names
 from hespas.converters.hlo.module import Computation, HloModule, Shape
 from hespas.converters.hlo.program import Program, base_opcode
-from hespas.costs import Body, Contraction, Cost, branch_ns, canonical_name
+from hespas.costs.operation import Body, Contraction, Cost, branch_ns
+from hespas.costs.table import canonical_name
 from hespas.graph import OpClass
 from hespas.graph.columns import DTypeKind
 

@@ -23,7 +23,8 @@ from hespas.converters.hlo.attributes import (
 from hespas.converters.hlo.module import ArrayShape, Computation
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import IdMode, group_mode, normalise_groups, normalise_pairs
-from hespas.costs import COLLECTIVE_KINDS, Contraction, Cost, canonical_name, payload
+from hespas.costs.operation import Contraction, Cost
+from hespas.costs.table import COLLECTIVE_KINDS, canonical_name, payload
 from hespas.graph import DYNAMIC, Diagnostics, GraphBuilder, NodeKind, Permutation, Severity
 from hespas.graph.errors import FormatError
 
@@ -221,16 +222,10 @@ class Emitter:
         found = fields(metadata)
         strings = self.builder.strings
         framework = strings.add(found.get("op_name", ""))
-        rows = (framework, strings.add(self._source(found)) if self._locations else 0)
+        source = self.program.module.frames.stated(found) if self._locations else ""
+        rows = (framework, strings.add(source))
         self._provenance[metadata] = rows
         return rows
-
-    def _source(self, found: dict[str, str]) -> str:
-        if "source_file" in found:
-            line = found.get("source_line", "")
-            return f"{found['source_file']}:{line}" if line else found["source_file"]
-        frame = found.get("stack_frame_id", "")
-        return self.program.module.frames.source(int(frame)) if frame.isdigit() and len(frame) < 19 else ""
 
     def in_host_memory(self, row: int) -> bool:
         """Whether a shape's first array lives in host memory."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hespas.converters.hlo.attributes import dim_labels, integer, ints, window
 from hespas.converters.hlo.module import ArrayShape, Shape, shown_shape
-from hespas.costs import WindowDim
+from hespas.costs.operation import WindowDim
 from hespas.graph import DYNAMIC, find_dtype
 from hespas.graph.columns import DTypeKind
 

@@ -24,7 +24,7 @@ from hespas.converters.hlo.inference_moves import MOVING_RULES
 from hespas.converters.hlo.module import ArrayShape, Computation, Shape, parse_shape, shown_shape
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
-from hespas.costs import canonical_name
+from hespas.costs.table import canonical_name
 from hespas.graph import DYNAMIC, find_dtype
 from hespas.graph.errors import UnsupportedError
 
@@ -122,24 +122,35 @@ def _gathered(op: Instruction, *, start: bool = False) -> Shape:
     """Operands joined along one dimension, as often as devices talk to one another."""
     result = op.stated()
     whole = result.element(1) if start and result.elements and len(result.elements) > 1 else result
-    parts = [whole] if len(op.operands) == 1 else list(whole.elements or ())
-    if len(parts) != len(op.operands):
-        raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(result)}")
-    rank = len(op.array(0).dims)
-    along = op.dimension("dimensions", rank)
-    given, made = op.array(0).dims, array_of(parts[0], "the result").dims
-    check(len(made) == rank, "equally many dimensions", op.operands[0], parts[0])
-    if DYNAMIC in (given[along], made[along]):
+    sharded = _shards(op, whole, joins=True)
+    if sharded is None:
         return result
-    shards = -(-made[along] // given[along]) if given[along] else max(op.group_size, 1)
-    expected = f"{op.group_size} shards along dimension {along}, one of each device"
-    check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
+    along, shards = sharded
     joined: list[Shape] = []
     for place in range(len(op.operands)):
         array = op.array(place)
         check(along < len(array.dims), f"a dimension {along}", array)
         joined.append(_scaled(array, along, array.dims[along] * shards))
     return _started(op, one_or_tuple(joined)) if start else one_or_tuple(joined)
+
+
+def _shards(op: Instruction, made: Shape, *, joins: bool) -> tuple[int, int] | None:
+    """Along which dimension operands are joined or cut, and how many shards there are, one of each device;
+    None where an extent is known at run time only.
+    """
+    parts = [made] if len(op.operands) == 1 else list(made.elements or ())
+    if len(parts) != len(op.operands):
+        raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(op.stated())}")
+    along = op.dimension("dimensions", len(op.array(0).dims))
+    given, found = op.array(0).dims, array_of(parts[0], "the result").dims
+    check(len(found) == len(given), "equally many dimensions", op.operands[0], parts[0])
+    if DYNAMIC in (given[along], found[along]):
+        return None
+    part, whole = (given[along], found[along]) if joins else (found[along], given[along])
+    shards = -(-whole // part) if part else max(op.group_size, 1)
+    expected = f"{op.group_size} shards along dimension {along}, one {'of' if joins else 'for'} each device"
+    check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
+    return along, shards
 
 
 def _scaled(array: ArrayShape, along: int, extent: int) -> Shape:
@@ -166,17 +177,10 @@ def _all_gather_start(op: Instruction) -> Shape:
 def _reduce_scatter(op: Instruction) -> Shape:
     """One shard of each operand."""
     result = op.stated()
-    parts = [result] if len(op.operands) == 1 else list(result.elements or ())
-    if len(parts) != len(op.operands):
-        raise ValueError(f"expected {len(op.operands)} results, found {shown_shape(result)}")
-    along = op.dimension("dimensions", len(op.array(0).dims))
-    given, made = op.array(0).dims, array_of(parts[0], "the result").dims
-    check(len(made) == len(given), "equally many dimensions", op.operands[0], parts[0])
-    if DYNAMIC in (given[along], made[along]):
+    sharded = _shards(op, result, joins=False)
+    if sharded is None:
         return result
-    shards = -(-given[along] // made[along]) if made[along] else max(op.group_size, 1)
-    expected = f"{op.group_size} shards along dimension {along}, one for each device"
-    check(op.group_size in (1, shards), expected, op.operands[0], parts[0])
+    along, shards = sharded
     cut: list[Shape] = []
     for place in range(len(op.operands)):
         array = op.array(place)

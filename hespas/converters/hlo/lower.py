@@ -24,7 +24,7 @@ from hespas.converters.hlo.communication import Communication, Emitter, communic
 from hespas.converters.hlo.module import Computation, Frame, Gate, Value
 from hespas.converters.hlo.program import base_opcode, source_dtypes, widens
 from hespas.converters.hlo.scan import unquote
-from hespas.costs import FREE, Cost
+from hespas.costs.operation import FREE, Cost
 from hespas.graph import SOURCE_DTYPE, NodeKind, OpClass, RegionKind, Resource, Severity
 from hespas.graph.errors import UnsupportedError
 

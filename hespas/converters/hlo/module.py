@@ -267,6 +267,14 @@ class FrameTable:
         name = self.files.get(file, "")
         return f"{name}:{line}" if name else ""
 
+    def stated(self, metadata: Mapping[str, str]) -> str:
+        """``file:line`` that the metadata of an instruction state, or that of their frame; ``""`` unknown."""
+        source, line = metadata.get("source_file", ""), metadata.get("source_line", "")
+        if source:
+            return f"{source}:{line}" if line else source
+        frame = metadata.get("stack_frame_id", "")
+        return self.source(int(frame)) if frame.isdigit() and len(frame) < 19 else ""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HloModule:

@@ -21,34 +21,29 @@ from hespas.converters.hlo.attributes import (
 )
 from hespas.converters.hlo.module import ArrayShape, Computation, HloModule, Shape
 from hespas.converters.hlo.scan import unquote
-from hespas.costs import (
+from hespas.costs.contraction import config_precision, named_algorithm, with_macs
+from hespas.costs.operation import (
+    Attributes,
     Body,
-    BroadcastFacts,
-    ConvFacts,
+    BodyAttributes,
+    BroadcastAttributes,
+    ConvAttributes,
     Cost,
-    CustomFacts,
-    DotFacts,
-    Facts,
-    FftFacts,
-    MapFacts,
+    CustomAttributes,
+    DotAttributes,
+    FftAttributes,
     Operation,
     Precision,
-    RaggedDotFacts,
-    ReduceFacts,
-    ScatterFacts,
-    SelectScatterFacts,
-    SolveFacts,
-    SortFacts,
+    RaggedDotAttributes,
+    ScatterAttributes,
+    SelectScatterAttributes,
+    SolveAttributes,
     Tensor,
-    TopKFacts,
-    UpdateFacts,
-    WindowFacts,
-    config_precision,
-    cost_of,
-    find_rule,
-    named_algorithm,
-    with_macs,
+    TopKAttributes,
+    UpdateAttributes,
+    WindowAttributes,
 )
+from hespas.costs.table import cost_of, find_rule
 from hespas.graph import DType, DTypeKind
 from hespas.graph.errors import FormatError
 
@@ -167,7 +162,7 @@ class Program:
         rows = self.operand_rows(computation, index)
         result = self.result_row(computation, index)
         repeated = _repeated(computation.operands[index])
-        ask = _FACTS.get(opcode)
+        ask = _ATTRIBUTES.get(opcode)
         key = (opcode, rows, result, repeated)
         if ask is None and key in self._costs:
             return self._costs[key]
@@ -176,8 +171,8 @@ class Program:
         attributes = computation.attributes[index]
         try:
             asked = _Asked(attributes, operands, results, self.bodies, in_place, materialised)
-            facts = ask(asked) if ask is not None else None
-            cost = cost_of(_COST_NAMES.get(opcode, opcode), Operation(operands, results, facts, repeated))
+            stated = ask(asked) if ask is not None else None
+            cost = cost_of(_COST_NAMES.get(opcode, opcode), Operation(operands, results, stated, repeated))
         except (IndexError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
             what = str(error) if isinstance(error, ValueError) else ""
             raise self.error(
@@ -250,12 +245,12 @@ def _repeated(operands: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places)
 
 
-# HLO attributes -> the facts that the shared cost table asks for, one entry per opcode that has any.
+# HLO attributes -> those that the shared cost table asks for, one entry per opcode that has any.
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a facts function may use. ``bodies`` are the scalar costs of the module's computations.
+    """What such an entry may use. ``bodies`` are the scalar costs of the module's computations.
 
     ``in_place``: the first operand's buffer dies here. ``materialised``: the program is compiled, so what
     stands outside fusions is a kernel of its own.
@@ -293,18 +288,18 @@ def _multiplying(asked: _Asked) -> Precision:
     return config_precision(levels) if levels else Precision()
 
 
-def _dot(asked: _Asked) -> DotFacts:
+def _dot(asked: _Asked) -> DotAttributes:
     keys = ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
     places = [ints(asked.attributes.get(key)) for key in keys]
     for place, (dims, operand) in enumerate(zip(places, (0, 1, 0, 1), strict=True)):
         if any(not 0 <= dim < len(asked.operands[operand].shape) for dim in dims):
             raise ValueError(f"expected dimensions of the operand in {keys[place]}")
-    return DotFacts(places[0], places[1], places[2], places[3], _precision(asked))
+    return DotAttributes(places[0], places[1], places[2], places[3], _precision(asked))
 
 
-def _ragged_dot(asked: _Asked) -> RaggedDotFacts:
+def _ragged_dot(asked: _Asked) -> RaggedDotAttributes:
     ragged = ints(asked.attributes.get("lhs_ragged_dims"))
-    return RaggedDotFacts(_dot(asked), ragged[0] if ragged else 0)
+    return RaggedDotAttributes(_dot(asked), ragged[0] if ragged else 0)
 
 
 def _spatial(places: Mapping[str, int]) -> tuple[int, ...]:
@@ -314,12 +309,12 @@ def _spatial(places: Mapping[str, int]) -> tuple[int, ...]:
     )
 
 
-def _convolution(asked: _Asked) -> ConvFacts:
+def _convolution(asked: _Asked) -> ConvAttributes:
     source, kernel, output = dim_labels(asked.attributes.get("dim_labels", ""))
     dims = window(asked.attributes.get("window"))
     if len(dims) != len(_spatial(kernel)):
         raise ValueError(f"expected a window of {len(_spatial(kernel))} dimensions")
-    return ConvFacts(
+    return ConvAttributes(
         input_batch=source["b"],
         input_feature=source["f"],
         input_spatial=_spatial(source),
@@ -336,42 +331,42 @@ def _convolution(asked: _Asked) -> ConvFacts:
     )
 
 
-def _reduce(asked: _Asked) -> ReduceFacts:
-    return ReduceFacts(asked.body(), max(len(asked.operands) // 2, 1))
+def _reduce(asked: _Asked) -> BodyAttributes:
+    return BodyAttributes(asked.body())
 
 
-def _reduce_window(asked: _Asked) -> WindowFacts:
-    return WindowFacts(asked.body(), window(asked.attributes.get("window")), max(len(asked.operands) // 2, 1))
+def _reduce_window(asked: _Asked) -> WindowAttributes:
+    return WindowAttributes(asked.body(), window(asked.attributes.get("window")))
 
 
-def _select_and_scatter(asked: _Asked) -> SelectScatterFacts:
+def _select_and_scatter(asked: _Asked) -> SelectScatterAttributes:
     elements = prod(dim.size for dim in window(asked.attributes.get("window")))
-    return SelectScatterFacts(asked.body("select"), asked.body("scatter"), elements)
+    return SelectScatterAttributes(asked.body("select"), asked.body("scatter"), elements)
 
 
-def _scatter(asked: _Asked) -> ScatterFacts:
-    return ScatterFacts(asked.body(), max((len(asked.operands) - 1) // 2, 1), asked.in_place)
+def _scatter(asked: _Asked) -> ScatterAttributes:
+    return ScatterAttributes(asked.body(), max((len(asked.operands) - 1) // 2, 1), asked.in_place)
 
 
-def _sort(asked: _Asked) -> SortFacts:
+def _sort(asked: _Asked) -> BodyAttributes:
     along = ints(asked.attributes.get("dimensions"))
     shape = asked.operands[0].shape
     extent = shape[along[0]] if along else shape[-1]
-    return SortFacts(extent, asked.body())
+    return BodyAttributes(asked.body(), extent)
 
 
-def _fft(asked: _Asked) -> FftFacts:
-    return FftFacts(asked.attributes.get("fft_type", "FFT"), ints(asked.attributes.get("fft_length")))
+def _fft(asked: _Asked) -> FftAttributes:
+    return FftAttributes(asked.attributes.get("fft_type", "FFT"), ints(asked.attributes.get("fft_length")))
 
 
-def _custom_call(asked: _Asked) -> CustomFacts:
+def _custom_call(asked: _Asked) -> CustomAttributes:
     target = unquote(asked.attributes.get("custom_call_target", ""))
     config = unquote(asked.attributes.get("backend_config", ""))
     conv = _convolution(asked) if "dim_labels" in asked.attributes else None
-    return CustomFacts(target, config, conv)
+    return CustomAttributes(target, config, conv)
 
 
-_FACTS: dict[str, Callable[[_Asked], Facts]] = {
+_ATTRIBUTES: dict[str, Callable[[_Asked], Attributes]] = {
     "dot": _dot,
     "scaled-dot": _dot,
     "ragged-dot": _ragged_dot,
@@ -381,15 +376,15 @@ _FACTS: dict[str, Callable[[_Asked], Facts]] = {
     "select-and-scatter": _select_and_scatter,
     "scatter": _scatter,
     "sort": _sort,
-    "map": lambda asked: MapFacts(asked.body()),
+    "map": lambda asked: BodyAttributes(asked.body()),
     "fft": _fft,
-    "topk": lambda asked: TopKFacts(asked.number("k", asked.results[0].shape[-1])),
-    "triangular-solve": lambda asked: SolveFacts(is_true(asked.attributes.get("left_side", "true"))),
-    "dynamic-update-slice": lambda asked: UpdateFacts(asked.in_place),
-    "broadcast": lambda asked: BroadcastFacts(asked.materialised),
+    "topk": lambda asked: TopKAttributes(asked.number("k", asked.results[0].shape[-1])),
+    "triangular-solve": lambda asked: SolveAttributes(is_true(asked.attributes.get("left_side", "true"))),
+    "dynamic-update-slice": lambda asked: UpdateAttributes(asked.in_place),
+    "broadcast": lambda asked: BroadcastAttributes(asked.materialised),
     "custom-call": _custom_call,
 }
-"""Opcode -> facts. Opcodes that are not here cost what their tensor types say."""
+"""Opcode -> attributes. Opcodes that are not here cost what their tensor types say."""
 
 
 # --- Products of values of 16 bits and less that a compiler widened to f32, as XLA does for CPUs.

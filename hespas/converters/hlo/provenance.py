@@ -154,12 +154,7 @@ def _told(module: HloModule, computation: Computation) -> _Told:
 def _metadata(module: HloModule, computation: Computation, index: int) -> Iterator[Origin]:
     text = computation.attributes[index].get("metadata")
     told = fields(text) if text else {}
-    name, source = told.get("op_name", ""), told.get("source_file", "")
-    if source and "source_line" in told:
-        source = f"{source}:{told['source_line']}"
-    frame = told.get("stack_frame_id", "")
-    if not source and frame.isdigit() and len(frame) < 19:
-        source = module.frames.source(int(frame))
+    name, source = told.get("op_name", ""), module.frames.stated(told)
     if not (name or source) or computation.opcodes[index] in {"parameter", "constant"}:
         return
     attributes = computation.attributes[index]

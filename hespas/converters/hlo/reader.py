@@ -31,18 +31,13 @@ from hespas.converters.hlo.parser import parse_module
 from hespas.converters.hlo.program import Program, base_opcode
 from hespas.converters.hlo.scan import Source, is_text, module_bytes, proto_to_text, shown, unquote
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, group_mode
-from hespas.costs import COLLECTIVE_KINDS, canonical_name
+from hespas.costs.table import COLLECTIVE_KINDS, canonical_name
 from hespas.files.streams import read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, ExplicitGroups, Workload
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 from hespas.graph.passes import materialise
 
-__all__ = [
-    "callees_first",
-    "read_hlo",
-    "source_of",
-    "workload_of",
-]
+__all__ = ["callees_first", "read_hlo", "source_of", "workload_of"]
 
 _LIMIT_HINT = "convert a smaller program, or let XLA inline its calls first (--xla_dump_to after passes)"
 _FAULT_HINT = "dump the module again; XLA itself does not print such an instruction"

@@ -55,12 +55,10 @@ from hespas.graph import (
     Csr,
     Diagnostics,
     ExtraTable,
-    GroupSet,
     NodeKind,
     OpClass,
     OpGraph,
     P2pTable,
-    Permutation,
     RegionKind,
     RegionTable,
     Resource,
@@ -128,14 +126,6 @@ def _check_version(source: ArrowSource, path: str) -> None:
         )
 
 
-def _groups(item: bytes) -> GroupSet:
-    return parse_groups(_GROUPS.decode(item))
-
-
-def _permutation(item: bytes) -> Permutation:
-    return parse_permutation(_PERMUTATION.decode(item))
-
-
 class _ClassReader:
     """Makes the graph of one class of checked columns."""
 
@@ -178,8 +168,10 @@ class _ClassReader:
             name=self._text(self._columns.texts["name"]),
             strings=StringTable(strings.data, strings.offsets),
             types=self._types(),
-            group_sets=self._group_sets(),
-            permutations=self._permutations(),
+            group_sets=self._entries("group_sets", lambda item: parse_groups(_GROUPS.decode(item))),
+            permutations=self._entries(
+                "permutations", lambda item: parse_permutation(_PERMUTATION.decode(item))
+            ),
             **{name: self._node(name, dtype) for name, dtype in NODE_DTYPES.items()},
             data_deps=self._rows("data_deps"),
             control_deps=self._rows("control_deps"),
@@ -217,24 +209,20 @@ class _ClassReader:
         names = map(self._text, self._columns.binary["attachments.name"].items())
         return dict(zip(names, self._columns.binary["attachments.content"].items(), strict=True))
 
-    def _group_sets(self) -> tuple[GroupSet, ...]:
-        items = self._columns.binary["group_sets"].items()
-        return tuple(self._decoded("group_sets", row, item, _groups) for row, item in enumerate(items))
-
-    def _permutations(self) -> tuple[Permutation, ...]:
-        items = self._columns.binary["permutations"].items()
-        return tuple(self._decoded("permutations", row, item, _permutation) for row, item in enumerate(items))
-
-    def _decoded(self, table: str, row: int, item: bytes, decode: Callable[[bytes], _Decoded]) -> _Decoded:
-        try:
-            return decode(item)
-        except _DECODE_ERRORS as error:
-            raise FormatError(
-                f"broken entry: {error}",
-                path=self._path,
-                position=f"field {table!r}, item {row}",
-                hint=_REWRITE_HINT,
-            ) from error
+    def _entries(self, table: str, decode: Callable[[bytes], _Decoded]) -> tuple[_Decoded, ...]:
+        """The entries of a table that the file holds as JSON."""
+        found: list[_Decoded] = []
+        for row, item in enumerate(self._columns.binary[table].items()):
+            try:
+                found.append(decode(item))
+            except _DECODE_ERRORS as error:
+                raise FormatError(
+                    f"broken entry: {error}",
+                    path=self._path,
+                    position=f"field {table!r}, item {row}",
+                    hint=_REWRITE_HINT,
+                ) from error
+        return tuple(found)
 
     def _text(self, encoded: bytes) -> str:
         try:
@@ -425,9 +413,7 @@ class _Checks:
             raise self._error("strings are not UTF-8", position=f"field 'strings', row {place}")
 
     def _error(self, message: str, position: str) -> FormatError:
-        return FormatError(
-            message, path=self.path, position=position, hint="write the file again from its source"
-        )
+        return FormatError(message, path=self.path, position=position, hint=_REWRITE_HINT)
 
 
 def _first_outside(values: NDArray[np.generic], low: int, high: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -51,7 +52,7 @@ from hespas.graph import (
     Workload,
 )
 from hespas.graph.builder import region_multiplicity
-from hespas.graph.columns import FloatArray, SmallIntArray
+from hespas.graph.columns import ColumnTable, FloatArray, SmallIntArray
 from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 
 __all__ = ["check_writable", "write_json"]
@@ -361,54 +362,44 @@ class _NodeSpeller:
         return _rows([self._types[row] for row in flat], bounds)
 
     def _add_collectives(self, part: slice, nodes: list[Node]) -> None:
-        table = self._graph.collectives
-        for row in _rows_between(table.node, part):
-            group_set = int(table.group_set[row])
-            node = _of_row(nodes, table.node, row, part)
+        for node, values in _side_rows(self._graph.collectives, part, nodes):
+            kind, group_set, comm_bytes, operand_bytes, result_bytes, channel, reduction = values
             if node.collective is not None:
                 raise InvariantError(f"node {node.id} has two rows in collectives")
             node.collective = Collective(
-                kind=_COLLECTIVES[int(table.kind[row])],
+                kind=_COLLECTIVES[kind],
                 group_set=None if group_set < 0 else group_set,
-                comm_bytes=spell_number(float(table.comm_bytes[row])),
-                operand_bytes=spell_number(float(table.operand_bytes[row])),
-                result_bytes=spell_number(float(table.result_bytes[row])),
-                channel=int(table.channel[row]),
-                reduction=escape_text(self._graph.strings[int(table.reduction[row])]),
+                comm_bytes=spell_number(comm_bytes),
+                operand_bytes=spell_number(operand_bytes),
+                result_bytes=spell_number(result_bytes),
+                channel=channel,
+                reduction=escape_text(self._graph.strings[reduction]),
             )
 
     def _add_p2p(self, part: slice, nodes: list[Node]) -> None:
-        table = self._graph.p2p
-        for row in _rows_between(table.node, part):
-            permutation = int(table.permutation[row])
-            node = _of_row(nodes, table.node, row, part)
+        for node, (permutation, comm_bytes, tag, host) in _side_rows(self._graph.p2p, part, nodes):
             if node.p2p is not None:
                 raise InvariantError(f"node {node.id} has two rows in p2p")
-            node.p2p = P2p(
-                permutation=None if permutation < 0 else permutation,
-                comm_bytes=spell_number(float(table.comm_bytes[row])),
-                tag=int(table.tag[row]),
-                host=bool(table.host[row]),
-            )
+            shown = None if permutation < 0 else permutation
+            node.p2p = P2p(permutation=shown, comm_bytes=spell_number(comm_bytes), tag=tag, host=host)
 
     def _add_contractions(self, part: slice, nodes: list[Node]) -> None:
-        table = self._graph.contractions
-        for row in _rows_between(table.node, part):
-            flops, useful_flops = float(table.flops[row]), float(table.useful_flops[row])
-            same = flops == useful_flops or bool(np.isnan(flops) and np.isnan(useful_flops))
+        for node, values in _side_rows(self._graph.contractions, part, nodes):
+            batch, m, n, k, flops, useful_flops, *types, products = values
+            same = flops == useful_flops or (isnan(flops) and isnan(useful_flops))
+            lhs, rhs, accumulator = map(spell_dtype, types)
             entry = Contraction(
-                batch=int(table.batch[row]),
-                m=int(table.m[row]),
-                n=int(table.n[row]),
-                k=int(table.k[row]),
+                batch=batch,
+                m=m,
+                n=n,
+                k=k,
                 flops=spell_number(flops),
                 useful_flops=UNSET if same else spell_number(useful_flops),
-                lhs=spell_dtype(int(table.lhs[row])),
-                rhs=spell_dtype(int(table.rhs[row])),
-                accumulator=spell_dtype(int(table.accumulator[row])),
-                products=int(table.products[row]),
+                lhs=lhs,
+                rhs=rhs,
+                accumulator=accumulator,
+                products=products,
             )
-            node = _of_row(nodes, table.node, row, part)
             node.contractions = (*node.contractions, entry)
 
     def extras(self, start: int, end: int) -> list[tuple[Extra, ...]]:
@@ -452,11 +443,9 @@ def _rows(flat: Sequence[_Item], bounds: NDArray[np.integer]) -> list[tuple[_Ite
     return [tuple(flat[start - first : end - first]) for start, end in pairwise(bounds.tolist())]
 
 
-def _of_row(nodes: list[Node], owners: SmallIntArray, row: int, part: slice) -> Node:
-    """The node of the chunk that a row of a side table belongs to."""
-    return nodes[int(owners[row]) - int(part.start)]
-
-
-def _rows_between(nodes: SmallIntArray, part: slice) -> range:
-    start, end = np.searchsorted(nodes, [part.start, part.stop])
-    return range(int(start), int(end))
+def _side_rows(table: ColumnTable, part: slice, nodes: list[Node]) -> Iterator[tuple[Node, list[Any]]]:
+    """The rows of a side table that belong to nodes of the chunk: the node, and the other columns."""
+    columns = [getattr(table, name) for name in table.DTYPES]
+    rows = slice(*np.searchsorted(columns[0], [part.start, part.stop]).tolist())
+    for node, *values in zip(*(column[rows].tolist() for column in columns), strict=True):
+        yield nodes[node - part.start], values

@@ -36,7 +36,7 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.types import Signature, TypeInfo
-from hespas.costs import COLLECTIVE_KINDS, payload
+from hespas.costs.table import COLLECTIVE_KINDS, payload
 from hespas.graph import CollectiveKind, GroupSet, NodeKind
 from hespas.graph.errors import FormatError
 
@@ -118,10 +118,9 @@ class Mesh(NamedTuple):
 class CommunicationReader:
     """Decodes communications of one module; equal group attributes are decoded once."""
 
-    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh], path: str) -> None:
+    def __init__(self, bindings: Bindings, meshes: Mapping[str, Mesh]) -> None:
         self._bindings = bindings
         self._meshes = meshes
-        self._path = path
         self._groups: dict[Attribute, GroupSet | None] = {}
         self._known: dict[tuple[object, ...], int] = {}
         self.rows: list[Communication] = []
@@ -152,7 +151,6 @@ class CommunicationReader:
         except ValueError as error:
             raise FormatError(
                 f"{op.name}: {error}",
-                path=self._path,
                 position=place_of(str(op.location)),
                 hint="correct the groups or pairs of this operation",
             ) from error
@@ -164,37 +162,22 @@ class CommunicationReader:
         self, canonical: str, op: Operation, operand_bytes: float, result_bytes: float, reduction: str
     ) -> Communication:
         channel = self._channel(op)
+        tag = channel if channel > 0 else -1
         if canonical in {"send", "recv"}:
-            return self._message(canonical, op, operand_bytes, result_bytes, channel)
+            kind, size = (
+                (NodeKind.SEND, operand_bytes) if canonical == "send" else (NodeKind.RECV, result_bytes)
+            )
+            return Message(kind, self._pairs(op), None, tag, size, is_true(op, "is_host_transfer"))
         use_global = is_true(op, "use_global_device_ids")
         mode = group_mode(canonical, channel, use_global_device_ids=use_global)
         if canonical == "collective_permute":
-            pairs = self._pairs(op)
-            return Message(NodeKind.PERMUTE, pairs or (), mode, channel if channel > 0 else -1, operand_bytes)
+            return Message(NodeKind.PERMUTE, self._pairs(op) or (), mode, tag, operand_bytes)
         attribute = op.attributes.get("replica_groups")
+        groups = None if attribute is None else self._decoded(attribute)
         if attribute is not None and self._is_mesh(attribute):
             mode = IdMode.FLATTENED_IDS
         return Collective(
-            COLLECTIVE_KINDS[canonical],
-            None if attribute is None else self._decoded(attribute),
-            mode,
-            channel if channel > 0 else -1,
-            reduction,
-            operand_bytes,
-            result_bytes,
-        )
-
-    def _message(
-        self, canonical: str, op: Operation, operand_bytes: float, result_bytes: float, channel: int
-    ) -> Message:
-        is_send = canonical == "send"
-        return Message(
-            NodeKind.SEND if is_send else NodeKind.RECV,
-            self._pairs(op),
-            None,
-            channel if channel > 0 else -1,
-            operand_bytes if is_send else result_bytes,
-            is_true(op, "is_host_transfer"),
+            COLLECTIVE_KINDS[canonical], groups, mode, tag, reduction, operand_bytes, result_bytes
         )
 
     def _pairs(self, op: Operation) -> _Pairs | None:
@@ -382,11 +365,10 @@ def global_nodes(
     none in a program that communications data outside of manual computations. O(nodes + regions).
     """
     within: list[frozenset[str]] = []
-    for row in template.regions:  # parents first
-        within.append(row.manual | (within[row.parent] if row.parent >= 0 else frozenset[str]()))
-    for link in template.links:
-        communication = communications[link.communication]
-        region = template.region[link.node]
+    for each in template.regions:  # parents first
+        within.append(each.manual | (within[each.parent] if each.parent >= 0 else frozenset[str]()))
+    for node, row in template.links:
+        communication, region = communications[row], template.region[node]
         is_host = isinstance(communication, Message) and communication.is_host
         if not is_host and not (region >= 0 and within[region]):
             return [], 1

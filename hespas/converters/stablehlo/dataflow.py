@@ -149,7 +149,7 @@ class TripCounter:
         self,
         bindings: Bindings,
         function_body: Callable[[str], Block | None],
-        call_sites: Callable[[], Mapping[str, Sequence[Operation]]] = dict,
+        call_sites: Callable[[], Mapping[str, Sequence[Operation]]],
     ) -> None:
         self._bindings = bindings
         self._function_body = function_body
@@ -169,7 +169,7 @@ class TripCounter:
             limit = self._constant(loop, body, right)
         if left.slot is None or limit is None:
             return nan
-        initial = self._scope(loop.operands[left.slot])
+        initial = self._affine(loop.operands[left.slot])
         start = None if initial is None else initial.settled()
         step = self._step(body, left.slot)
         if start is None or step is None:
@@ -196,7 +196,7 @@ class TripCounter:
         if side.slot is None:
             return side.settled()
         step = self._step(body, side.slot)
-        start = self._scope(loop.operands[side.slot])
+        start = self._affine(loop.operands[side.slot])
         if step is None or step.offset != 0 or start is None:
             return None
         types = (*side.types, *step.types, *start.types)
@@ -210,10 +210,7 @@ class TripCounter:
         after = self._affine(returned.operands[slot], body)
         return after if after is not None and after.slot == slot else None
 
-    def _scope(self, value: Value) -> _Affine | None:
-        return self._affine(value, None)
-
-    def _affine(self, value: Value, block: Block | None) -> _Affine | None:
+    def _affine(self, value: Value, block: Block | None = None) -> _Affine | None:
         """A value as slot of ``block`` plus offset; follows constants, additions, views and calls."""
         trail = _Trail([], [])
         offset = 0
@@ -264,7 +261,8 @@ class TripCounter:
             constant = self._literal(value)
             return None if constant is None else _Affine(None, constant, tuple(trail.types))
         if op.name == "func.call":
-            returned = self._returned(op)
+            body = self._function_body(text_of(op, "callee"))
+            returned = None if body is None else terminator(body)
             if returned is None:
                 return None
             trail.calls.append(op)
@@ -286,10 +284,6 @@ class TripCounter:
             return _Sum(left, added if short == "add" else -added)
         added = self._literal(left) if short == "add" else None
         return None if added is None else _Sum(right, added)
-
-    def _returned(self, call: Operation) -> Operation | None:
-        body = self._function_body(text_of(call, "callee"))
-        return None if body is None else terminator(body)
 
     def _literal(self, value: Value, depth: int = 0) -> int | None:
         """The constant a value is, seen through views and products of constants."""
@@ -362,16 +356,13 @@ _FUNCTION = "func.func"
 
 
 class Lifetimes:
-    """Answers for one module. ``find_calls`` lists the call operations of each function; asked at most
-    once.
-    """
+    """Answers for one module; ``call_sites`` lists the call operations of each function."""
 
     def __init__(
-        self, donated: frozenset[int], find_calls: Callable[[], Mapping[str, Sequence[Operation]]], entry: str
+        self, donated: frozenset[int], call_sites: Callable[[], Mapping[str, Sequence[Operation]]], entry: str
     ) -> None:
         self._donated = donated
-        self._find_calls = find_calls
-        self._calls: Mapping[str, Sequence[Operation]] | None = None
+        self._call_sites = call_sites
         self._entry = entry
         self._arguments: dict[tuple[str, int], bool] = {}
 
@@ -397,12 +388,11 @@ class Lifetimes:
         if name == self._entry:
             return number in self._donated
         key = (name, number)
-        if self._calls is None:
-            self._calls = self._find_calls()
         if key not in self._arguments:
             self._arguments[key] = False
             self._arguments[key] = depth < _MAX_CALL_DEPTH and all(
-                self._dies(call, call.operands[number], depth + 1) for call in self._calls.get(name, ())
+                self._dies(call, call.operands[number], depth + 1)
+                for call in self._call_sites().get(name, ())
             )
         return self._arguments[key]
 

@@ -212,15 +212,10 @@ def place_of(location: str) -> str:
 _MAX_ELEMENTS = 1 << 24
 
 
-def _value(operation: Operation, name: str) -> int | str | bool | None:
-    attribute = operation.attributes.get(name)
-    return None if attribute is None else cast("ir.IntegerAttr", attribute).value
-
-
 def int_of(operation: Operation, name: str, default: int = 0) -> int:
     """An integer attribute."""
-    value = _value(operation, name)
-    return default if value is None else int(value)
+    attribute = operation.attributes.get(name)
+    return default if attribute is None else int(cast("ir.IntegerAttr", attribute).value)
 
 
 def text_of(operation: Operation, name: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.converters.stablehlo.attributes import CALLEES
 from hespas.converters.stablehlo.communication import Mesh, read_mesh
 from hespas.converters.stablehlo.mlir import (
     Bindings,
@@ -62,7 +63,7 @@ class Frame(NamedTuple):
         return function.regions[0].blocks[0]
 
 
-def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame:
+def read_frame(module: Module, bindings: Bindings, end: str) -> Frame:
     """The frame of a module that ends at position ``end``. Raises ``FormatError`` where there is nothing to
     run or no telling what.
     """
@@ -85,33 +86,30 @@ def read_frame(module: Module, bindings: Bindings, path: str, end: str) -> Frame
     if not functions and modules > 1:
         raise FormatError(
             f"the file holds {modules} modules",
-            path=path,
             position=end,
             hint="give each a file of its own (those of MLIR's tests are divided by '// -----')",
         )
-    entry = _entry(functions, path, end)
+    entry = _entry(functions, end)
     return Frame(
         text_of(top, "sym_name") or entry,
         functions,
         entry,
         _donated(functions[entry]),
         meshes,
-        _positive(top, "mhlo.num_replicas", path),
-        _positive(top, "mhlo.num_partitions", path),
+        _positive(top, "mhlo.num_replicas"),
+        _positive(top, "mhlo.num_partitions"),
         _ranks(top),
     )
 
 
-def _positive(top: Operation, name: str, path: str) -> int:
+def _positive(top: Operation, name: str) -> int:
     hint = "it must be at least 1"
     try:
         count = int_of(top, name, 0)
     except (AttributeError, ValueError) as error:
-        raise FormatError(
-            f"{name} is no integer", path=path, position=_header_place(top), hint=hint
-        ) from error
+        raise FormatError(f"{name} is no integer", position=_header_place(top), hint=hint) from error
     if count < 0 or (name in top.attributes and count == 0):
-        raise FormatError(f"{name} = {count}", path=path, position=_header_place(top), hint=hint)
+        raise FormatError(f"{name} = {count}", position=_header_place(top), hint=hint)
     return count
 
 
@@ -129,7 +127,7 @@ def _header_place(top: Operation) -> str:
     return f"module header ({place_of(str(top.location))})"
 
 
-def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
+def _entry(functions: Mapping[str, Operation], end: str) -> str:
     """``main``, else the only public function with a body."""
     bodies = {name: op for name, op in functions.items() if len(op.regions[0].blocks)}
     if "main" in bodies:
@@ -140,14 +138,12 @@ def _entry(functions: Mapping[str, Operation], path: str, end: str) -> str:
     if not bodies:
         raise FormatError(
             "the module has no function with a body",
-            path=path,
             position=end,
             hint="expected a StableHLO module with a function @main; was the export interrupted?",
         )
     listed = ", ".join(f"@{quoted(name, 60)}" for name in (public or list(bodies))[:8])
     raise FormatError(
         f"no function @main, and {len(public)} public ones: {listed}",
-        path=path,
         position=end,
         hint="name the step function main",
     )
@@ -217,23 +213,14 @@ _MAX_ACTIVE = 20
 _FEW_NODES = 1 << 16
 """A function of more, calls written out, has calls counted before they are written out any further."""
 
-_CALLERS = {
-    "func.call": "callee",
-    "stablehlo.composite": "decomposition",
-    "mhlo.composite": "decomposition",
-    "stablehlo.async_start": "called_computation",
-    "mhlo.async_start": "called_computation",
-}
-
 
 class FunctionLibrary:
     """Templates of one module. ``shared`` is set once the reader has built it around the library."""
 
-    def __init__(self, frame: Frame, bindings: Bindings, path: str) -> None:
+    def __init__(self, frame: Frame, bindings: Bindings) -> None:
         self.shared: Shared | None = None
         self._frame = frame
         self._bindings = bindings
-        self._path = path
         self._templates: dict[str, Template] = {}
         self._active: dict[str, None] = {}
         self._is_counted = False
@@ -246,7 +233,7 @@ class FunctionLibrary:
         if known is not None:
             return known
         if name in self._active:
-            raise _cycle(list(self._active), name, self._path)
+            raise _cycle(list(self._active), name)
         if len(self._active) < _MAX_ACTIVE:
             return self._read(name)
         for each in self._callees_first(name):
@@ -259,14 +246,12 @@ class FunctionLibrary:
         if block is None or self.shared is None:
             raise FormatError(
                 f"@{name} is called and has no body here",
-                path=self._path,
                 position=f"function @{name}",
                 hint="export the module with all its functions",
             )
         if len(self._frame.functions[name].regions[0].blocks) > 1:
             raise UnsupportedError(
                 f"@{name} jumps between blocks",
-                path=self._path,
                 position=f"function @{name}",
                 hint="StableHLO has while, if and case; lift other control flow to them first",
             )
@@ -292,7 +277,7 @@ class FunctionLibrary:
             calls = [] if known is not None else _calls(self._frame.functions.get(name), self._bindings)
             copied = sum(sizes.get(callee, 0) for callee, op in calls if op.name == "func.call")
             sizes[name] = copied if known is None else len(known)
-        check_size(self._frame.entry, sizes[self._frame.entry], self._path)
+        check_size(self._frame.entry, sizes[self._frame.entry])
 
     def _callees_first(self, start: str) -> list[str]:
         """Functions that ``start`` reaches, callees before callers. Raises ``FormatError`` for recursion."""
@@ -311,17 +296,16 @@ class FunctionLibrary:
             pending.append((name, True))
             for callee in _callees(self._frame.functions.get(name), self._bindings):
                 if callee in active:
-                    raise _cycle(list(active), callee, self._path)
+                    raise _cycle(list(active), callee)
                 if callee not in finished:
                     pending.append((callee, False))
         return list(finished)
 
 
-def _cycle(active: Sequence[str], callee: str, path: str) -> FormatError:
+def _cycle(active: Sequence[str], callee: str) -> FormatError:
     cycle = [*active[active.index(callee) :], callee]
     return FormatError(
         f"functions call one another in a cycle: {' -> '.join(f'@{name}' for name in cycle[:20])}",
-        path=path,
         position=f"function @{callee}",
         hint="StableHLO has no recursion; write the repetition as a while loop",
     )
@@ -335,7 +319,7 @@ def _calls(function: Operation | None, bindings: Bindings) -> list[tuple[str, Op
     advance: object = bindings.ir.WalkResult.ADVANCE
 
     def visit(op: Operation) -> object:
-        attribute = _CALLERS.get(op.name)
+        attribute = CALLEES.get(op.name)
         if attribute is not None:
             found.append((text_of(op, attribute), op))
         return advance

@@ -132,12 +132,12 @@ def _deep_place(text: bytes, limit: int) -> str:
     return f"line {text.count(_NEWLINE, 0, place) + 1}:{place - text.rfind(_NEWLINE, 0, place)}"
 
 
-def parse_program(data: bytes, path: str, bindings: Bindings) -> Parsed:
-    """Parse a program in any form. Raises ``FormatError`` with file and position."""
+def parse_program(data: bytes, bindings: Bindings) -> Parsed:
+    """Parse a program in any form. Raises ``FormatError`` with the position."""
     start = data.find(BYTECODE_MAGIC)
     if start < 0:
-        return _parse_text(data, path, bindings)
-    blob = data[start:] if start == 0 else _embedded(data, start, path)
+        return _parse_text(data, bindings)
+    blob = data[start:] if start == 0 else _embedded(data, start)
     producer = _producer(blob)
     is_artifact = producer.startswith(_ARTIFACT.decode())
     try:
@@ -146,28 +146,24 @@ def parse_program(data: bytes, path: str, bindings: Bindings) -> Parsed:
         else:
             module = bindings.parse(blob, quantised=_QUANTISED_BYTECODE in blob)
     except ParseFailure as failure:
-        too_new = _too_new(producer, bindings.newest_version(), path, start) if is_artifact else None
-        raise too_new or _refused(failure, path, start, producer) from None
+        too_new = _too_new(producer, bindings.newest_version(), start) if is_artifact else None
+        raise too_new or _refused(failure, start, producer) from None
     form = Form.EXPORT if start else Form.ARTIFACT if is_artifact else Form.BYTECODE
     return Parsed(module, form, producer, has_locations=True)
 
 
-def _embedded(data: bytes, start: int, path: str) -> bytes:
+def _embedded(data: bytes, start: int) -> bytes:
     """The byte vector of an export file that holds the program."""
     length = int.from_bytes(data[start - _LENGTH_BYTES : start], "little") if start >= _LENGTH_BYTES else 0
     if not 0 < length <= len(data) - start:
         raise FormatError(
             f"an embedded program of {length} bytes is announced and {len(data) - start} follow",
-            path=path,
             position=f"byte {start}",
             hint="the file is truncated, or no jax.export file",
         )
     if _is_cut(data):
         raise FormatError(
-            "the jax.export file ends early",
-            path=path,
-            position=f"byte {len(data)}",
-            hint="copy the file again",
+            "the jax.export file ends early", position=f"byte {len(data)}", hint="copy the file again"
         )
     return data[start : start + length]
 
@@ -198,29 +194,27 @@ def _producer(blob: bytes) -> str:
     return name if name.isascii() and name.isprintable() else ""
 
 
-def _refused(failure: ParseFailure, path: str, start: int, producer: str) -> FormatError:
+def _refused(failure: ParseFailure, start: int, producer: str) -> FormatError:
     position = f"byte {start}"
     if failure.is_verdict:
         place = f" (line {failure.line}:{failure.column} of its text)" if failure.line else ""
         place = place or (f" ({failure.place})" if failure.place else "")
-        return FormatError(shortened(failure.message) + place, path=path, position=position, hint=_INVALID)
+        return FormatError(shortened(failure.message) + place, position=position, hint=_INVALID)
     return FormatError(
         f"broken bytecode: {shortened(failure.message)}",
-        path=path,
         position=position,
         hint=f"it was written by {producer or 'an unknown producer'}; "
         "copy the file again, or print it as text",
     )
 
 
-def _too_new(producer: str, newest: str, path: str, start: int) -> UnsupportedError | None:
+def _too_new(producer: str, newest: str, start: int) -> UnsupportedError | None:
     """What to say of an artifact of a later version of StableHLO than the bindings know."""
     stated = _VERSION.search(producer)
     if stated is None or _numbers(stated[0]) <= _numbers(newest):
         return None
     return UnsupportedError(
         f"a portable artifact of StableHLO {stated[0]}; the jaxlib installed here reads up to {newest}",
-        path=path,
         position=f"byte {start}",
         hint=f"install a newer jaxlib, or write the artifact for version {newest} "
         "(stablehlo.serialize_portable_artifact takes it)",
@@ -231,13 +225,12 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
+def _parse_text(data: bytes, bindings: Bindings) -> Parsed:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
             "neither MLIR text (UTF-8) nor bytecode",
-            path=path,
             position=f"byte {error.start}",
             hint="expected a StableHLO module as text, bytecode or jax.export file",
         ) from None
@@ -245,7 +238,6 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
     if depth > _MAX_NESTING:
         raise FormatError(
             f"brackets nest {depth} deep; at most {_MAX_NESTING} are read",
-            path=path,
             position=_deep_place(data, _MAX_NESTING),
             hint="print generated programs without inlined nesting",
         )
@@ -253,7 +245,6 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
     if misnamed:
         raise FormatError(
             "an operation's name is no text (UTF-8)",  # the bindings would end the process
-            path=path,
             position=misnamed,
             hint=_INVALID,
         )
@@ -264,11 +255,11 @@ def _parse_text(data: bytes, path: str, bindings: Bindings) -> Parsed:
         else:
             module = bindings.parse(text, quantised=_QUANTISED in text)
     except ParseFailure as failure:
-        raise _refused_text(failure, path, data) from None
+        raise _refused_text(failure, data) from None
     return Parsed(module, Form.TEXT, "", has_locations=b"loc(" in data)
 
 
-def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
+def _refused_text(failure: ParseFailure, data: bytes) -> FormatError:
     """The parser's finding with the line it points at and what to do about it."""
     lines = data.split(_NEWLINE)
     shown = ""
@@ -276,7 +267,6 @@ def _refused_text(failure: ParseFailure, path: str, data: bytes) -> FormatError:
         shown = excerpt(lines[failure.line - 1].decode("utf-8", "replace"), failure.column)
     return FormatError(
         shortened(failure.message) + (f", in: {shown}" if shown else ""),
-        path=path,
         position=f"line {failure.line}:{failure.column}"
         if failure.line
         else failure.place or f"within {len(data):,} bytes",
@@ -388,7 +378,7 @@ def with_dims(module: Module, dims: Mapping[str, int], bindings: Bindings) -> Mo
     """The module with all symbolic dimensions of its arguments bound. Raises ``UsageError`` where ``dims``
     names none of them or leaves one out, ``UnsupportedError`` where the shapes do not follow from these.
     """
-    frame = read_frame(module, bindings, "", "")
+    frame = read_frame(module, bindings, "")
     block = frame.body(frame.entry)
     types = [] if block is None else [str(argument.type) for argument in block.arguments]
     found = _dimensions(types, [] if block is None else _specifications(block))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 from hespas.converters.format import ReadOptions
 from hespas.converters.replica_groups import MAX_DEVICES, IdMode, highest_id
 from hespas.converters.stablehlo import BYTECODE_MAGIC, class_files
+from hespas.converters.stablehlo.attributes import AttributeReader
 from hespas.converters.stablehlo.communication import (
     Collective,
     Communication,
@@ -21,13 +23,12 @@ from hespas.converters.stablehlo.communication import (
     global_nodes,
 )
 from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
-from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.mlir import Bindings, Operation, load_bindings
 from hespas.converters.stablehlo.module import Frame, FunctionLibrary, call_sites, parsed_ranks, read_frame
 from hespas.converters.stablehlo.program import Form, Parsed, parse_program, undecodable_place, with_dims
 from hespas.converters.stablehlo.template import Devices, Template, assemble
 from hespas.converters.stablehlo.types import Locations, Signatures, TypeTable
-from hespas.converters.stablehlo.walker import Plans, Shared
+from hespas.converters.stablehlo.walker import Shared
 from hespas.files.sandbox import ParserFailedError, parser_memory, parser_time, run_sandboxed
 from hespas.files.streams import VARIABLE, read_bytes
 from hespas.graph import WHOLE_JOB, Diagnostics, GraphBuilder, OpGraph, Workload
@@ -57,8 +58,8 @@ def read_program(data: bytes, path: str, options: ReadOptions, diagnostics: Diag
     load_bindings()  # without them there is nothing to try
     program = parse_in_sandbox(data, path, options)
 
-    def parse(_data: bytes, path: str, bindings: Bindings) -> Parsed:
-        module = parse_program(program.bytecode, path, bindings).module
+    def parse(bindings: Bindings) -> Parsed:
+        module = parse_program(program.bytecode, bindings).module
         return Parsed(module, Form(program.form), program.producer, program.has_locations)
 
     # A program whose dimensions were bound is another one than came.
@@ -72,12 +73,12 @@ def read_here(
     options: ReadOptions,
     diagnostics: Diagnostics,
     *,
-    parse: Callable[[bytes, str, Bindings], Parsed],
+    parse: Callable[[Bindings], Parsed],
 ) -> Workload:
     """Read a program that ``parse`` parses; ``data`` is the program as it came."""
     bindings = load_bindings()
     with parsing(data, path), _without_collector():
-        parsed = parse(data, path, bindings)
+        parsed = parse(bindings)
         return _read(data, parsed, bindings, path=path, options=options, diagnostics=diagnostics)
 
 
@@ -87,32 +88,33 @@ def parsing(data: bytes, path: str) -> Generator[None]:
     try:
         yield
     except (RecursionError, RuntimeError, MemoryError, UnicodeDecodeError, TypeError) as error:
-        finding = _stopped(error, data, path)
+        finding = _stopped(error, data)
         if finding is None:
             raise
+        finding.path = path
         raise finding from error
     except HespasError as error:
         error.path = error.path or path  # what works on one function does not know the file
         raise
 
 
-def _stopped(error: Exception, data: bytes, path: str) -> FormatError | None:
+def _stopped(error: Exception, data: bytes) -> FormatError | None:
     """What made jaxlib's bindings, or the walk over what they give, stop; None where the fault is ours."""
     whole = f"within {len(data):,} bytes"
     is_text = BYTECODE_MAGIC not in data
     if isinstance(error, RecursionError):
         message, hint = "types or regions nest too deep", "no compiler writes such programs"
-        return FormatError(message, path=path, position=whole, hint=hint)
+        return FormatError(message, position=whole, hint=hint)
     if isinstance(error, TypeError):
         if _NO_CLASS not in str(error):
             return None
         message = "a location stands where an attribute should"
         hint = "no compiler writes such programs: leave the attribute out"
-        return FormatError(message, path=path, position=whole, hint=hint)
+        return FormatError(message, position=whole, hint=hint)
     place = undecodable_place(data) if is_text else ""
     if place:
         hint = "bytes are read in strings of attributes and in names of functions only"
-        return FormatError("a name or type is no text (UTF-8)", path=path, position=place, hint=hint)
+        return FormatError("a name or type is no text (UTF-8)", position=place, hint=hint)
     if not isinstance(error, RuntimeError):
         return None
     # What runs out of memory within their own frames comes out as any other failure of theirs.
@@ -121,7 +123,7 @@ def _stopped(error: Exception, data: bytes, path: str) -> FormatError | None:
     hint = "write or copy the file again"
     if is_text:
         hint = "they do where a type, an attribute or a location takes gigabytes to print: leave it out"
-    return FormatError(f"a damaged program: {message}", path=path, position=whole, hint=hint)
+    return FormatError(f"a damaged program: {message}", position=whole, hint=hint)
 
 
 def _read(
@@ -134,14 +136,15 @@ def _read(
     diagnostics: Diagnostics,
 ) -> Workload:
     end = f"line {data.count(_NEWLINE) + 1}" if parsed.form is Form.TEXT else f"byte {len(data)}"
-    frame = read_frame(parsed.module, bindings, path, end)
-    _check_devices(frame, options, path)
+    frame = read_frame(parsed.module, bindings, end)
+    _check_devices(frame, options)
     strings = StringTableBuilder()
     types = TypeTable(bindings, strings)
-    library = FunctionLibrary(frame, bindings, path)
-    lifetimes = Lifetimes(frame.donated, lambda: call_sites(frame, bindings), frame.entry)
-    trips = TripCounter(bindings, frame.body, lambda: call_sites(frame, bindings))
-    facts = FactReader(bindings, types, lifetimes, frame.body, trips)
+    library = FunctionLibrary(frame, bindings)
+    sites = cache(partial(call_sites, frame, bindings))
+    lifetimes = Lifetimes(frame.donated, sites, frame.entry)
+    trips = TripCounter(bindings, frame.body, sites)
+    attributes = AttributeReader(bindings, types, lifetimes, frame.body, trips)
     # Lines that bytecode mentions are those of a text nobody has.
     own_lines = path if parsed.form is Form.TEXT else ""
     shared = Shared(
@@ -149,9 +152,8 @@ def _read(
         strings=strings,
         types=types,
         signatures=Signatures(),
-        facts=facts,
-        plans=Plans(facts),
-        communications=CommunicationReader(bindings, frame.meshes, path),
+        attributes=attributes,
+        communications=CommunicationReader(bindings, frame.meshes),
         trips=trips,
         locations=Locations(strings, own_lines, enabled=options.locations and parsed.has_locations),
         diagnostics=diagnostics,
@@ -193,27 +195,24 @@ def _without_collector() -> Generator[None]:
             gc.enable()
 
 
-def _check_devices(frame: Frame, options: ReadOptions, path: str) -> None:
+def _check_devices(frame: Frame, options: ReadOptions) -> None:
     stated = max(frame.num_replicas, 1) * max(frame.num_partitions, 1)
     is_stated = bool(frame.num_replicas or frame.num_partitions)
     if options.num_devices is not None and is_stated and options.num_devices != stated:
         raise UsageError(
             f"{options.num_devices} devices asked for, but the program runs on {stated}: "
             f"{max(frame.num_replicas, 1)} replicas x {max(frame.num_partitions, 1)} partitions",
-            path=path,
             hint="leave the number of devices to the program, or lower it again for the other number",
         )
     replicas, devices = options.num_replicas, options.num_devices
     if replicas is not None and is_stated and replicas != max(frame.num_replicas, 1):
         raise UsageError(
             f"{replicas} replicas asked for, but the program says {max(frame.num_replicas, 1)}",
-            path=path,
             hint="leave the number of replicas to the program, or lower it again for the other number",
         )
     if replicas is not None and not is_stated and devices is not None and devices % replicas:
         raise UsageError(
             f"{devices} devices are no whole number of partitions of {replicas} replicas",
-            path=path,
             hint=f"`num_devices={-(-devices // replicas) * replicas}`",
         )
     if options.num_devices is not None and not 1 <= options.num_devices <= MAX_DEVICES:
@@ -232,7 +231,6 @@ def _devices(
         if devices.num_devices > MAX_DEVICES:
             raise UnsupportedError(
                 f"{devices.num_devices:,} devices (limit {MAX_DEVICES:,})",
-                path=path,
                 position="module header",
                 hint="correct mhlo.num_replicas and mhlo.num_partitions",
             )
@@ -267,7 +265,7 @@ def _warn_if_global(data: bytes, frame: Frame, entry: Template, shared: Shared, 
     """
     if _SHARDING not in data:
         return 0
-    shardings, advance = Shardings(frame), shared.facts.advance
+    shardings, advance = Shardings(frame), shared.attributes.advance
 
     def visit(op: Operation) -> object:
         shardings.note(op)
@@ -430,7 +428,7 @@ def parse_in_child(data: bytes, parser_bytes: int, settings: str) -> bytes:
     bindings = load_bindings()
     try:
         with parsing(data, ""), parser_memory(parser_bytes), parser_time(len(data)):
-            parsed = parse_program(data, "", bindings)
+            parsed = parse_program(data, bindings)
             if dims:
                 parsed = parsed._replace(module=with_dims(parsed.module, dims, bindings), form=Form.BYTECODE)
     except InvariantError:
@@ -442,7 +440,7 @@ def parse_in_child(data: bytes, parser_bytes: int, settings: str) -> bytes:
     options = ReadOptions(num_devices=num_devices, num_replicas=num_replicas, locations=locations)
     bytecode = bindings.bytecode(parsed.module)
     try:
-        read_here(data, "-", options, Diagnostics(), parse=lambda data, path, bindings: parsed)
+        read_here(data, "-", options, Diagnostics(), parse=lambda bindings: parsed)
     except HespasError as error:  # is reported, with all that comes before it, when it is read for good
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None

@@ -66,21 +66,17 @@ _WHOLE = "the graph as a whole"
 
 @dataclass(slots=True)
 class Replayed:
-    """The body of a replay and what it does not keep: how many nodes each, with examples."""
+    """The body of a replay, and what it does in another way: by code, examples with how many nodes each."""
 
     emitter: Emitter
     outputs: list[Value]
     num_ranks: int
     flops: float = 0.0
-    synthesised: Counter[str] = field(default_factory=Counter[str])
-    substituted: Counter[str] = field(default_factory=Counter[str])
-    types: Counter[str] = field(default_factory=Counter[str])
-    comm_bytes: Counter[str] = field(default_factory=Counter[str])
-    reductions: Counter[str] = field(default_factory=Counter[str])
-    unknown_flops: int = 0
-    unknown_peers: int = 0
-    early_messages: int = 0
-    renumbered: int = 0
+    changes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+
+    def note(self, code: str, what: str = "") -> None:
+        """Count a node of which something is not kept; ``what`` is an example."""
+        self.changes.setdefault(code, Counter())[what] += 1
 
 
 def replay(graph: OpGraph, num_ranks: int) -> Replayed:
@@ -165,14 +161,15 @@ class _Writer:
         loose = {value.name: value for made in self.values for value in made if value.name not in whole}
         self.done.outputs = list(loose.values())
         self.done.flops = self.emitter.flops
-        self.done.types = self.types.changed
+        self.done.changes["types"] = self.types.changed
         return self.done
 
     def _node(self, number: int) -> Node:
         graph = self.graph
         operands, results = self.types.of(self.operands[number]), self.types.of(self.results[number])
         flops, moved = float(graph.flops[number]), self.moved[number]
-        self.done.unknown_flops += isnan(flops)
+        if isnan(flops):
+            self.done.note("unknown-flops")
         if not operands and not results and number not in self.links and number not in self.messages:
             operands = results = (_row(moved, flops),)
         producers = [self.values[dep] for dep in dict.fromkeys(self.deps[number])]
@@ -207,7 +204,7 @@ class _Writer:
             return made
         if op_class in _VIEWS or kind in _NO_WORK:
             return passed_on(node)
-        self.done.synthesised[node.op or "operations without name"] += 1
+        self.done.note("synthesised", node.op or "operations without name")
         return fused_matmuls(node) or synthesised(node)
 
     def _collective(self, node: Node, row: int) -> list[Value]:
@@ -220,21 +217,21 @@ class _Writer:
         channel = self._channel(int(table.channel[row]), len(node.operands))
         link = Link(meant, groups, float(table.comm_bytes[row]), channel, reduction)
         if not groups.even and meant not in {CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER}:
-            self.done.substituted[f"{kind.name.lower()} of unequal groups as all_reduce"] += 1
+            self.done.note("substituted", f"{kind.name.lower()} of unequal groups as all_reduce")
         elif kind is not meant:
-            self.done.substituted[f"{kind.name.lower()} as {meant.name.lower()}"] += 1
+            self.done.note("substituted", f"{kind.name.lower()} as {meant.name.lower()}")
         made = collective(node, link)
         self._note_bytes(kind.name.lower(), link.comm_bytes, payload_bytes(link, made))
         changed = applied_reduction(link, made)
         if changed:
-            self.done.reductions[changed] += 1
-        return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+            self.done.note("reduction", changed)
+        return _viewed(node, made)
 
     def _note_bytes(self, what: str, stated: float, made: float) -> None:
         """Note a payload that is not the one stated."""
         if made != stated:
             before = "unknown" if isnan(stated) else f"{stated:,.15g} B"
-            self.done.comm_bytes[f"{what} of {before} as {made:,.15g} B"] += 1
+            self.done.note("comm-bytes", f"{what} of {before} as {made:,.15g} B")
 
     def _groups(self, row: int) -> Groups:
         """A group set in the program's words, spelled out once."""
@@ -256,26 +253,23 @@ class _Writer:
         if operands == 1 and stated not in self.channels:
             self.channels.add(stated)
             return stated
-        self.done.renumbered += 1
+        self.done.note("channels")
         return next(self.free_channels) if operands == 1 else -1
-
-    def _viewed(self, node: Node, made: list[Value]) -> list[Value]:
-        """What was made, and views of it in the types the node states."""
-        return [*made_from(node, made, node.results, copies=False), *made]
 
     def _message(self, node: Node, row: int, kind: NodeKind) -> list[Value]:
         """A permute; of a send and a receive of one message the first is the permute, the second waits."""
         table = self.graph.p2p
         number = int(table.permutation[row])
         if number < 0:
-            self.done.unknown_peers += 1
+            self.done.note("unknown-peer")
             own = node.operands or node.results or (_row(2 * float(table.comm_bytes[row]), 0.0),)
             return synthesised(node._replace(operands=own, results=node.results or own))
         key = (number, float(table.comm_bytes[row]), int(table.tag[row]))
         waiting = self.sent.setdefault(key, [])
         if kind is not NodeKind.PERMUTE and waiting and waiting[0][0] is not kind:
             _, sent = waiting.pop(0)
-            self.done.early_messages += kind is NodeKind.SEND
+            if kind is NodeKind.SEND:
+                self.done.note("message-order")
             return passed_on(node._replace(producers=[sent, *node.producers]))
         if number not in self.pairs:
             self.pairs[number] = pairs_of(self.graph.permutations[number], self.emitter)
@@ -283,7 +277,14 @@ class _Writer:
         self._note_bytes("message", key[1], float(made[0].type.size_bytes))
         if kind is not NodeKind.PERMUTE:
             waiting.append((kind, made))
-        return made if [each.type for each in made] == list(node.results) else self._viewed(node, made)
+        return _viewed(node, made)
+
+
+def _viewed(node: Node, made: list[Value]) -> list[Value]:
+    """What was made, behind views of it in the types the node states where these are others."""
+    if [each.type for each in made] == list(node.results):
+        return made
+    return [*made_from(node, made, node.results, copies=False), *made]
 
 
 def _free_channels(stated: IntArray) -> Iterator[int]:

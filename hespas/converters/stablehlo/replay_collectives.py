@@ -167,21 +167,23 @@ def _single(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Val
         return _all_to_all(node, link, operand, result)
     if link.kind is CollectiveKind.REDUCE_SCATTER:
         axis = _scaled_axis(result, operand, link.groups.size)
-        return None if axis is None else [_reduce_scatter(node, link, operand, axis)]
+        return None if axis is None else _reduce_scatter(node, link, operand, axis)
     if link.kind is CollectiveKind.BROADCAST and operand == result:
-        return _region_free(node, link, "collective_broadcast", ([operand], [result]))
+        return _written(node, link, "collective_broadcast", [operand], [result])
     return None
 
 
-def _region_free(
-    node: Node, link: Link, op: str, types: tuple[Sequence[Tensor], Sequence[Tensor]], *attributes: str
+def _written(
+    node: Node, link: Link, op: str, operands: Sequence[Tensor], results: Sequence[Tensor], *attributes: str
 ) -> list[Value]:
-    """A collective without a reducer; ``types`` are those of operands and of results."""
-    operands, results = types
+    """One collective of these types."""
     bound = node.bound(operands)
-    names, kinds = ", ".join(map(str, bound)), ", ".join(str(value.type) for value in bound)
-    made = ", ".join(map(str, results))
-    text = f'"stablehlo.{op}"({names}) {_modes(link, *attributes)} : ({kinds}) -> '
+    reducer = ""
+    if op in {"all_reduce", "reduce_scatter"}:
+        reducer = f" {_reducer(link, operands[0])}"
+        node.emitter.work(flops=sum(tensor.elements for tensor in results))
+    names, kinds, made = (", ".join(map(str, each)) for each in (bound, operands, results))
+    text = f'"stablehlo.{op}"({names}) {_modes(link, *attributes)}{reducer} : ({kinds}) -> '
     if len(results) == 1:
         return [node.emitter.add(f"{text}{made}", results[0])]
     return node.emitter.add_many(f"{text}({made})", results)
@@ -240,13 +242,7 @@ def _all_reduce(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Va
     """None for tensors of several element types, which cannot share a reducer."""
     if len({tensor.element for tensor in operands}) > 1:
         return None
-    bound = node.bound(operands)
-    names, kinds = ", ".join(map(str, bound)), ", ".join(map(str, operands))
-    text = f'"stablehlo.all_reduce"({names}) {_modes(link)} {_reducer(link, operands[0])} : ({kinds}) -> '
-    node.emitter.work(flops=sum(tensor.elements for tensor in operands))
-    if len(operands) == 1:
-        return [node.emitter.add(f"{text}{kinds}", operands[0])]
-    return node.emitter.add_many(f"{text}({kinds})", operands)
+    return _written(node, link, "all_reduce", operands, operands)
 
 
 def _scaled_axis(small: Tensor, large: Tensor, factor: int) -> int | None:
@@ -264,19 +260,14 @@ def _all_gather(node: Node, link: Link, operands: tuple[Tensor, ...]) -> list[Va
     axes = [_scaled_axis(*pair, link.groups.size) for pair in zip(operands, node.results, strict=True)]
     if axes[0] is None or set(axes) != {axes[0]}:
         return None
-    attribute = f"all_gather_dim = {axes[0]} : i64"
-    return _region_free(node, link, "all_gather", (operands, node.results), attribute)
+    return _written(node, link, "all_gather", operands, node.results, f"all_gather_dim = {axes[0]} : i64")
 
 
-def _reduce_scatter(node: Node, link: Link, operand: Tensor, axis: int) -> Value:
+def _reduce_scatter(node: Node, link: Link, operand: Tensor, axis: int) -> list[Value]:
     shape = list(operand.shape)
     shape[axis] //= link.groups.size
-    result = operand.reshaped(shape)
-    value = node.bound([operand])[0]
-    node.emitter.work(flops=result.elements)
-    attributes = _modes(link, f"scatter_dimension = {axis} : i64")
-    text = f'"stablehlo.reduce_scatter"({value}) {attributes} {_reducer(link, operand)} : '
-    return node.emitter.add(f"{text}({operand}) -> {result}", result)
+    attribute = f"scatter_dimension = {axis} : i64"
+    return _written(node, link, "reduce_scatter", [operand], [operand.reshaped(shape)], attribute)
 
 
 def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list[Value] | None:
@@ -288,7 +279,7 @@ def _all_to_all(node: Node, link: Link, operand: Tensor, result: Tensor) -> list
         f"concat_dimension = {axes[1]} : i64",
         f"split_count = {link.groups.size} : i64",
     )
-    return _region_free(node, link, "all_to_all", ([operand], [result]), *attributes)
+    return _written(node, link, "all_to_all", [operand], [result], *attributes)
 
 
 def _exchanged_axes(operand: Tensor, result: Tensor, count: int) -> tuple[int, int] | None:
@@ -320,11 +311,11 @@ def _sized(node: Node, link: Link) -> list[Value]:
         return _all_reduce(node, link, (row,)) or []
     if link.kind is CollectiveKind.ALL_GATHER:
         whole = row.reshaped((length * size,))
-        return _region_free(node, link, "all_gather", ([row], [whole]), "all_gather_dim = 0 : i64")
+        return _written(node, link, "all_gather", [row], [whole], "all_gather_dim = 0 : i64")
     if link.kind is CollectiveKind.BROADCAST:
-        return _region_free(node, link, "collective_broadcast", ([row], [row]))
+        return _written(node, link, "collective_broadcast", [row], [row])
     if link.kind is CollectiveKind.REDUCE_SCATTER:
-        return [_reduce_scatter(node, link, row, 0)]
+        return _reduce_scatter(node, link, row, 0)
     return _all_to_all(node, link, row, row) or []
 
 

@@ -140,28 +140,24 @@ class Emitter:
             return value
         return self.share(pretty("reshape", [value], result), result)
 
-    def front(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
-        """The leading part of each dimension; with ``shared`` that of another operation may do."""
+    def front(self, value: Value, shape: Sequence[int]) -> Value:
+        """The leading part of each dimension."""
         result = value.type.reshaped(shape)
         if result == value.type:
             return value
         ranges = ", ".join(f"0:{extent}" for extent in shape)
-        text = pretty("slice", [value], result, f" [{ranges}]")
-        return self.share(text, result) if shared else self.add(text, result)
+        return self.share(pretty("slice", [value], result, f" [{ranges}]"), result)
 
     def stretched(self, value: Value, shape: Sequence[int], *, shared: bool = True) -> Value:
         """All elements, repeated until they fill a shape whose size is a multiple of theirs; with ``shared``
         those of another operation may do.
         """
-        axes = broadcast_axes(value.type.shape, shape)
-        if axes is not None:
-            result = value.type.reshaped(shape)
-            text = pretty("broadcast_in_dim", [value], result, f", dims = {axes}")
-            return self.share(text, result) if shared else self.add(text, result)
-        flat = self.reshape(value, (value.type.elements,))
-        wide = flat.type.reshaped((prod(shape) // value.type.elements, value.type.elements))
-        text = pretty("broadcast_in_dim", [flat], wide, ", dims = [1]")
-        return self.reshape(self.share(text, wide) if shared else self.add(text, wide), shape)
+        axes, result = broadcast_axes(value.type.shape, shape), value.type.reshaped(shape)
+        if axes is None:
+            axes, value = [1], self.reshape(value, (value.type.elements,))
+            result = value.type.reshaped((prod(shape) // value.type.elements, value.type.elements))
+        text = pretty("broadcast_in_dim", [value], result, f", dims = {axes}")
+        return self.reshape(self.share(text, result) if shared else self.add(text, result), shape)
 
     def first(self, value: Value) -> Value:
         """The first element, as a scalar."""

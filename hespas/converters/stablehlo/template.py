@@ -10,6 +10,7 @@ a tuple.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -44,7 +45,6 @@ __all__ = [
     "MAX_NODES",
     "Devices",
     "Flow",
-    "Link",
     "RegionRow",
     "Scope",
     "Slot",
@@ -62,13 +62,11 @@ Flow = tuple[int, ...]
 """Who makes a value: nodes (>= 0), arguments and slots (< 0). Empty: a constant of the program's start."""
 
 
+@dataclass(slots=True, eq=False)
 class TupleFlow:
     """A value of tuple type: the flows of its elements. No tuple itself, so that it is told from a flow."""
 
-    __slots__ = ("elements",)
-
-    def __init__(self, elements: tuple[Value, ...]) -> None:
-        self.elements = elements
+    elements: tuple[Value, ...]
 
 
 Value = Flow | TupleFlow
@@ -111,31 +109,20 @@ class RegionRow(NamedTuple):
         return ".".join([self.label, *(str(number) for number in (self.header, self.branch) if number >= 0)])
 
 
-class Slot:
+class Slot(NamedTuple):
     """A value a loop carries: what it starts with, and the nodes that use it with their region."""
 
-    __slots__ = ("initial", "region", "users")
-
-    def __init__(self, initial: Value, region: int) -> None:
-        self.initial = initial
-        self.region = region
-        self.users: list[int] = []
-
-
-class Link(NamedTuple):
-    """A collective, permute, send or receive of a template: ``communication`` is a row of the
-    reader's list.
-    """
-
-    node: int
-    communication: int
+    initial: Value
+    region: int
+    users: list[int]
 
 
 class Template:
     """The nodes of one function in program order; columns have one entry per node.
 
     ``signature`` rows say what a node is and costs. ``control`` lists control dependencies of the few nodes
-    that have any. ``results`` are the values the function returns.
+    that have any. ``links`` are (node, row of the reader's list) of those that talk to other devices,
+    ``results`` the values the function returns.
     """
 
     def __init__(self, name: str, num_arguments: int) -> None:
@@ -148,7 +135,7 @@ class Template:
         self.control: dict[int, Flow] = {}
         self.regions: list[RegionRow] = []
         self.carried: list[tuple[int, int, int]] = []
-        self.links: list[Link] = []
+        self.links: list[tuple[int, int]] = []
         self.results: Sequence[Value] = ()
 
     def __len__(self) -> int:
@@ -161,12 +148,11 @@ MAX_NODES = 4_000_000
 """Calls that call twice each double a program per level: past this, the copy is refused before it is made."""
 
 
-def check_size(function: str, nodes: int, path: str | None = None) -> None:
+def check_size(function: str, nodes: int) -> None:
     """Raise ``UnsupportedError`` for a function of too many operations once calls are inlined."""
     if nodes > MAX_NODES:
         raise UnsupportedError(
             f"function @{function} has over {MAX_NODES:,} operations once calls are inlined",
-            path=path,
             hint="check that functions do not call one another many times over",
         )
 
@@ -233,7 +219,7 @@ class Scope:
     def new_slots(self, initial: Sequence[Value], region: int) -> list[Flow]:
         """Flows of the values that a loop region starts with ``initial`` and carries."""
         first = self._first_slot - len(self._slots)
-        self._slots.extend(Slot(value, region) for value in initial)
+        self._slots.extend(Slot(value, region, []) for value in initial)
         return [(first - place,) for place in range(len(initial))]
 
     def handed_on(self, slots: Sequence[Flow], yielded: Sequence[Value], first_node: int) -> list[int]:
@@ -319,7 +305,7 @@ class Scope:
             (first_region + row, base + producer, base + consumer)
             for row, producer, consumer in callee.carried
         )
-        template.links.extend(Link(base + link.node, link.communication) for link in callee.links)
+        template.links.extend((base + node, row) for node, row in callee.links)
         for node, control in callee.control.items():
             inputs = [(base + dep,) if dep >= 0 else flows[-1 - dep] for dep in control]
             template.control[base + node] = self._deps(inputs, base + node)
@@ -512,8 +498,8 @@ class _Links:
         self._known: dict[tuple[object, IdMode], int] = {}
         self._collectives: list[tuple[int, Collective, int]] = []
         self._messages: list[tuple[int, Message, int]] = []
-        for link in sorted(template.links, key=lambda link: link.node):
-            self._take(link.node, shared.communications.rows[link.communication])
+        for node, row in sorted(template.links):
+            self._take(node, shared.communications.rows[row])
 
     def _take(self, node: int, communication: Communication) -> None:
         if isinstance(communication, Collective):
@@ -559,7 +545,6 @@ class _Links:
         stated = f"{devices.num_replicas} replicas x {devices.num_partitions} partitions"
         return FormatError(
             f"{what}: {error} ({stated})",
-            path=self._shared.path,
             position=self._shared.locations.place(self._template.location[node]) or f"operation {node}",
             hint="do groups and device counts belong together?",
         )

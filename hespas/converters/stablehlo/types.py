@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from hespas.converters.stablehlo.mlir import Bindings, Location, Type, quoted
-from hespas.costs import Cost, CustomFacts, Facts, Tensor, canonical_name, cost_of, find_rule, unknown_cost
-from hespas.costs import Operation as CostInput
+from hespas.costs.operation import Attributes, Cost, CustomAttributes, Tensor, unknown_cost
+from hespas.costs.operation import Operation as CostInput
+from hespas.costs.table import canonical_name, cost_of, find_rule
 from hespas.graph import DYNAMIC, DType, dtype, find_dtype
 from hespas.graph.columns import StringTableBuilder, TensorTypesBuilder
 from hespas.graph.errors import UnsupportedError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Locations",
+    "Memo",
     "Signature",
     "Signatures",
     "TypeInfo",
@@ -41,6 +44,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
+@dataclass(slots=True, eq=False)
 class TypeInfo:
     """There is one object per type, compared by identity. ``rows`` of the type table and the tensors behind
     one MLIR type: one each, several for a tuple.
@@ -48,22 +52,13 @@ class TypeInfo:
     ``elements`` are the types of a tuple or future, None for any other type.
     """
 
-    __slots__ = ("elements", "is_bounded", "rows", "tensors")
-
-    def __init__(
-        self,
-        rows: tuple[int, ...],
-        tensors: tuple[Tensor, ...],
-        is_bounded: bool = False,
-        elements: tuple[TypeInfo, ...] | None = None,
-    ) -> None:
-        self.rows = rows
-        self.tensors = tensors
-        self.is_bounded = is_bounded
-        self.elements = elements
+    rows: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    is_bounded: bool = False
+    elements: tuple[TypeInfo, ...] | None = None
 
 
-class _Memo(dict[_K, _V]):
+class Memo(dict[_K, _V]):
     """What was made of keys so far; that of an unknown key is made when it is looked up."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
@@ -83,7 +78,7 @@ class TypeTable:
         self._stablehlo = bindings.stablehlo
         self._mhlo = bindings.mhlo
         self._strings = strings
-        self.known = _Memo(self._decode)
+        self.known = Memo(self._decode)
         self.rows = TensorTypesBuilder()
 
     def get(self, kind: Type) -> TypeInfo:
@@ -246,8 +241,8 @@ class Signature(NamedTuple):
     label: str
 
 
-_Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Facts]
-"""Operation name, types of operands and of results, places of repeated operands, facts."""
+_Key = tuple[str, tuple[TypeInfo, ...], tuple[TypeInfo, ...], tuple[int, ...], Attributes]
+"""Operation name, types of operands and of results, places of repeated operands, attributes."""
 
 
 class Signatures:
@@ -255,21 +250,21 @@ class Signatures:
 
     def __init__(self) -> None:
         self.rows: list[Signature] = []
-        self.known = _Memo(self._add)
+        self.known = Memo(self._add)
 
     def plain(self, name: str, operands: tuple[TypeInfo, ...], results: tuple[TypeInfo, ...]) -> int:
         """The row of an operation whose cost its name and types give."""
         return self.known[name, operands, results, (), None]
 
     def _add(self, key: _Key) -> int:
-        name, operands, results, repeated, facts = key
+        name, operands, results, repeated, attributes = key
         described = CostInput(
             tuple(tensor for info in operands for tensor in info.tensors),
             tuple(tensor for info in results for tensor in info.tensors),
-            facts,
+            attributes,
             repeated,
         )
-        label = facts.target if isinstance(facts, CustomFacts) else ""
+        label = attributes.target if isinstance(attributes, CustomAttributes) else ""
         return self.priced(name, operands, results, price(name, described), label)
 
     def priced(

@@ -1,7 +1,7 @@
 """Reads the operations of one function into a template: one visit each, in program order.
 
-Operations without regions or special data flow take one path: types, facts, signature, node. The others have
-handlers: structure, then control flow.
+Operations without regions or special data flow take one path: types, attributes, signature, node. The others
+have handlers: structure, then control flow.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from hespas.converters.stablehlo.attributes import AttributeReader
 from hespas.converters.stablehlo.communication import (
-    COMMUNICATION,
     Collective,
     CommunicationReader,
     Message,
@@ -20,7 +20,6 @@ from hespas.converters.stablehlo.communication import (
     manual_axes,
 )
 from hespas.converters.stablehlo.dataflow import CONSTANTS, TripCounter
-from hespas.converters.stablehlo.facts import FactReader
 from hespas.converters.stablehlo.mlir import (
     Block,
     Operation,
@@ -31,18 +30,9 @@ from hespas.converters.stablehlo.mlir import (
     text_of,
 )
 from hespas.converters.stablehlo.mlir import Value as SsaValue
-from hespas.converters.stablehlo.template import (
-    Flow,
-    Link,
-    RegionRow,
-    Scope,
-    Template,
-    TupleFlow,
-    Value,
-    flatten,
-)
-from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable, table_name
-from hespas.costs import FREE, branch_ns
+from hespas.converters.stablehlo.template import Flow, RegionRow, Scope, Template, TupleFlow, Value, flatten
+from hespas.converters.stablehlo.types import Locations, Signatures, TypeInfo, TypeTable
+from hespas.costs.operation import FREE, branch_ns
 from hespas.graph import Diagnostics, RegionKind
 from hespas.graph.columns import StringTableBuilder
 from hespas.graph.errors import FormatError, HespasError
@@ -50,27 +40,12 @@ from hespas.graph.errors import FormatError, HespasError
 if TYPE_CHECKING:
     from hespas.converters.stablehlo.module import FunctionLibrary
 
-__all__ = ["MAX_REGION_DEPTH", "Handler", "Plans", "Shared", "Walker"]
+__all__ = ["MAX_REGION_DEPTH", "Handler", "Shared", "Walker"]
 
 MAX_REGION_DEPTH = 100
 _RETURNS = frozenset({"stablehlo.return", "func.return", "mhlo.return", "sdy.return", "mpmd.return"})
 _CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
 _REDUCING = frozenset({"all_reduce", "reduce_scatter", "collective_reduce"})
-
-
-class Plans(dict[str, tuple[str, bool, bool]]):
-    """How to read an operation, by its full name: the table's name, whether its cost needs facts, whether it
-    talks to other devices.
-    """
-
-    def __init__(self, facts: FactReader) -> None:
-        super().__init__()
-        self._described = facts.described
-
-    def __missing__(self, name: str) -> tuple[str, bool, bool]:
-        canonical = table_name(name)
-        self[name] = plan = (canonical, canonical in self._described, canonical in COMMUNICATION)
-        return plan
 
 
 class Shared(NamedTuple):
@@ -80,8 +55,7 @@ class Shared(NamedTuple):
     strings: StringTableBuilder
     types: TypeTable
     signatures: Signatures
-    facts: FactReader
-    plans: Plans
+    attributes: AttributeReader
     communications: CommunicationReader
     trips: TripCounter
     locations: Locations
@@ -106,9 +80,8 @@ class Walker:
         self.scope = Scope(template)
         self.environment: dict[SsaValue, tuple[Value, TypeInfo]] = {}
         # Bound once: these are looked up for every operation.
-        self._plans = shared.plans
         self._types = shared.types.known
-        self._facts = shared.facts.facts
+        self._plans, self._attributes = shared.attributes.plans, shared.attributes.read
         self._signatures = shared.signatures.known
         self._rows = shared.signatures.rows
         self._keeps_locations = shared.locations.enabled
@@ -139,7 +112,6 @@ class Walker:
         if depth > MAX_REGION_DEPTH:
             raise FormatError(
                 f"regions nest more than {MAX_REGION_DEPTH} deep",
-                path=self.shared.path,
                 hint="no compiler writes such programs; is the file damaged?",
             )
         handlers, environment = _HANDLERS, self.environment
@@ -183,10 +155,10 @@ class Walker:
         results = list(op.results)
         infos = tuple([types[value.type] for value in results])
         canonical, is_described, communicates = self._plans[name]
-        facts = self._facts(canonical, op) if is_described else None
+        attributes = self._attributes(canonical, op) if is_described else None
         flows, operand_infos = _unzipped(entries)
         repeated = _repeated(entries) if len(entries) > 1 else ()
-        row = self._signatures[name, operand_infos, infos, repeated, facts]
+        row = self._signatures[name, operand_infos, infos, repeated, attributes]
         node = self.add(row, flows, region, op)
         made = (node,)
         for value, info in zip(results, infos, strict=True):
@@ -208,7 +180,7 @@ class Walker:
     def _captured(self, op: Operation) -> list[Value]:
         """Flows of what stands outside an operation and is used in its regions, which nobody else reads."""
         found: dict[SsaValue, Value] = {}
-        advance: object = self.shared.facts.advance
+        advance: object = self.shared.attributes.advance
 
         def visit(inner: Operation) -> object:
             known = [value for value in inner.operands if value in self.environment]
@@ -230,9 +202,9 @@ class Walker:
         shared = self.shared
         reduction = "add" if canonical == "cross-replica-sum" else ""
         if canonical in _REDUCING and len(op.regions):
-            reduction = shared.facts.body(op.regions[0]).name
+            reduction = shared.attributes.body(op.regions[0]).name
         row = shared.communications.row(canonical, op, operands, results, reduction)
-        self.scope.template.links.append(Link(node, row))
+        self.scope.template.links.append((node, row))
 
     def _report(self, op: Operation, row: int) -> None:
         """Say why figures of a signature are unknown or bounds."""
@@ -353,7 +325,7 @@ def _inline_region(kind: RegionKind, label: str) -> Handler:
 
 def _fusion(walker: Walker, op: Operation, region: int, depth: int) -> None:
     """One node: the FLOPs of the body, bytes of operands and results, the rate of a contraction inside."""
-    total = walker.shared.facts.executed(op, depth)
+    total = walker.shared.attributes.executed(op, depth)
     entries = [walker.environment[value] for value in op.operands]
     distinct = {value: walker.environment[value][1] for value in op.operands}.values()
     infos = tuple(walker.shared.types.get(value.type) for value in op.results)
@@ -443,7 +415,7 @@ def _branches(walker: Walker, op: Operation, region: int, depth: int) -> None:
         rows.append(row)
         times.append(_duration_ns(walker, first, row))
         links = scope.template.links[first_link:]
-        exchanged.append(tuple(_kind(shared.communications.rows[link.communication]) for link in links))
+        exchanged.append(tuple(_kind(shared.communications.rows[each]) for _, each in links))
     kept = max(range(len(rows)), key=lambda place: times[place])
     for place, row in enumerate(rows):
         scope.set_trips(row, 1.0 if place == kept else 0.0)
@@ -506,21 +478,23 @@ def _factors(template: Template, row: int) -> dict[int, float]:
 
 
 _HANDLERS: dict[str, Handler] = {
-    "stablehlo.optimization_barrier": _barrier,
-    "mhlo.optimization_barrier": _barrier,
-    "stablehlo.tuple": _tuple,
-    "mhlo.tuple": _tuple,
-    "stablehlo.get_tuple_element": _get_tuple_element,
-    "mhlo.get_tuple_element": _get_tuple_element,
     "func.call": _call,
-    "stablehlo.composite": _composite,
-    "mhlo.composite": _composite,
     "mhlo.fusion": _fusion,
     "sdy.manual_computation": _inline_region(RegionKind.MANUAL, "manual_computation"),
     "sdy.named_computation": _inline_region(RegionKind.COMPOSITE, "named_computation"),
-    "stablehlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
-    "mhlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
-    **dict.fromkeys(("stablehlo.while", "mhlo.while"), _while),
-    **dict.fromkeys(("stablehlo.case", "mhlo.case", "stablehlo.if", "mhlo.if"), _branches),
+    **{
+        f"{dialect}.{name}": handler
+        for dialect in ("stablehlo", "mhlo")
+        for name, handler in {
+            "optimization_barrier": _barrier,
+            "tuple": _tuple,
+            "get_tuple_element": _get_tuple_element,
+            "composite": _composite,
+            "async_start": _inline_region(RegionKind.ASYNC, "async"),
+            "while": _while,
+            "case": _branches,
+            "if": _branches,
+        }.items()
+    },
 }
 """Operations that have a way of their own."""

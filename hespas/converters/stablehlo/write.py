@@ -47,6 +47,22 @@ _ABSENT: dict[str, str] = {
 }
 
 
+_CHANGED: dict[str, str] = {
+    "synthesised": (
+        "operations whose attributes a graph does not hold are others of the same types and FLOPs: "
+    ),
+    "substituted": "collectives StableHLO does not have: ",
+    "comm-bytes": "payloads that are not those of the graph: ",
+    "reduction": "reductions that are not those of the graph: ",
+    "types": "not kept of tensor types: ",
+    "unknown-flops": "operations of unknown FLOPs are written without arithmetic of their own",
+    "unknown-peer": "messages to nobody known are written as copies",
+    "message-order": "messages are received before they are sent: all ranks exchange them when they receive",
+    "channels": "collectives that share a channel, or have several operands, got another or none",
+}
+"""What a replay does in another way, by the code it is reported under."""
+
+
 def write(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write the programs of the chosen ranks' classes.
 
@@ -122,7 +138,6 @@ class _Job(NamedTuple):
         flat = _flat(graph, found)
         replayed = replay(flat, self.workload.num_ranks)
         absent = _absent(graph)
-        changed = _changes(replayed)
         because = f" ({reason})" if reason else ""
         message = (
             "operations replayed: the program does the same work in the same order, but is not the one the "
@@ -131,11 +146,12 @@ class _Job(NamedTuple):
         written = len(flat) or 1  # of nothing, a return is left
         found.warning("stablehlo.replay", graph.name, message, count=written)
         _report_absent(graph.name, absent, found)
-        _report_changed(graph.name, changed, found)
+        _report_changed(graph.name, replayed.changes, found)
         if replayed.num_ranks > self.workload.num_ranks:
             message = f"groups and messages name ranks not read: it runs on {replayed.num_ranks} devices"
             found.info("stablehlo.devices", graph.name, message)
-        counts = {**absent, **{code: count for code, (count, _) in changed.items()}}
+        changed = {code: replayed.changes[code].total() for code in _CHANGED if code in replayed.changes}
+        counts = {**absent, **changed}
         lines = [f"{what}: {count}" for what, count in counts.items() if count]
         text = _module_text(replayed, flat, lines, self.workload, index)
         again = self._as_read(text, graph.name)
@@ -185,51 +201,15 @@ def _report_absent(name: str, counts: Mapping[str, int], diagnostics: Diagnostic
         diagnostics.info(f"stablehlo.{what}", name, _ABSENT[what], count=count)
 
 
-def _report_changed(name: str, changed: Mapping[str, tuple[int, str]], diagnostics: Diagnostics) -> None:
-    for code, (count, message) in changed.items():
-        report = diagnostics.warning if code in _GUESSES else diagnostics.info
-        report(f"stablehlo.{code}", name, message, count=count)
-
-
-def _changes(replayed: Replayed) -> dict[str, tuple[int, str]]:
-    """What a replay does in another way: code -> how often, and a message."""
-    return {
-        "synthesised": (
-            replayed.synthesised.total(),
-            "operations whose attributes a graph does not hold are others of the same types and FLOPs: "
-            + _listed(replayed.synthesised),
-        ),
-        "substituted": (
-            replayed.substituted.total(),
-            f"collectives StableHLO does not have: {_listed(replayed.substituted)}",
-        ),
-        "comm-bytes": (
-            replayed.comm_bytes.total(),
-            f"payloads that are not those of the graph: {_listed(replayed.comm_bytes)}",
-        ),
-        "reduction": (
-            replayed.reductions.total(),
-            f"reductions that are not those of the graph: {_listed(replayed.reductions)}",
-        ),
-        "types": (replayed.types.total(), f"not kept of tensor types: {_listed(replayed.types)}"),
-        "unknown-flops": (
-            replayed.unknown_flops,
-            "operations of unknown FLOPs are written without arithmetic of their own",
-        ),
-        "unknown-peer": (replayed.unknown_peers, "messages to nobody known are written as copies"),
-        "message-order": (
-            replayed.early_messages,
-            "messages are received before they are sent: all ranks exchange them when they receive",
-        ),
-        "channels": (
-            replayed.renumbered,
-            "collectives that share a channel, or have several operands, got another or none",
-        ),
-    }
+def _report_changed(name: str, changes: Mapping[str, Counter[str]], diagnostics: Diagnostics) -> None:
+    for code, message in _CHANGED.items():
+        if code in changes:
+            report = diagnostics.warning if code in _GUESSES else diagnostics.info
+            report(f"stablehlo.{code}", name, message + _listed(changes[code]), count=changes[code].total())
 
 
 def _listed(counts: Counter[str]) -> str:
-    shown = ", ".join(f"{what} ({count})" for what, count in counts.most_common(_FEW))
+    shown = ", ".join(f"{what} ({count})" for what, count in counts.most_common(_FEW) if what)
     return f"{shown}, ..." if len(counts) > _FEW else shown
 
 
@@ -263,29 +243,18 @@ def _report_ranks(
 _ATTACHMENT = "stablehlo"
 
 _ANNOTATIONS: dict[str, str] = {
-    "duration_ns": "durations",
-    "stream": "streams",
-    "resource": "streams",
-    "id": "names",
-    "name": "names",
-    "name_row": "names",
-    "framework_row": "names",
-    "regions.label": "names",
-    "op_class": "costs",
-    "rate_dtype": "costs",
-    "flops": "costs",
-    "useful_flops": "costs",
-    "transcendentals": "costs",
-    "bytes_read": "costs",
-    "bytes_written": "costs",
-    "collectives.comm_bytes": "costs",
-    "collectives.operand_bytes": "costs",
-    "collectives.result_bytes": "costs",
-    "p2p.comm_bytes": "costs",
-    "multiplicity": "trips",
-    "regions.trips": "trips",
-    "attachments": "attachments",
-    "source_row": "",
+    column: what
+    for what, columns in {
+        "durations": "duration_ns",
+        "streams": "stream resource",
+        "names": "id name name_row framework_row regions.label",
+        "costs": "op_class rate_dtype flops useful_flops transcendentals bytes_read bytes_written "
+        "collectives.comm_bytes collectives.operand_bytes collectives.result_bytes p2p.comm_bytes",
+        "trips": "multiplicity regions.trips",
+        "attachments": "attachments",
+        "": "source_row",
+    }.items()
+    for column in columns.split()
 }
 """Column -> what is reported not to be in the program. Lines of the file itself are another file's."""
 
@@ -382,7 +351,7 @@ def in_form(data: bytes, own: Form, form: Form, version: str, bindings: Bindings
     """
     if form is own and not version:
         return data
-    module = parse_program(data, "the program", bindings).module
+    module = parse_program(data, bindings).module
     match form:
         case Form.TEXT:
             return _text(module, bindings).encode()

@@ -7,6 +7,9 @@ else its ``aten::addmm`` is. An operation in neither is unknown: everything NaN,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from hespas.costs.aten import elements, matmul
 from hespas.costs.aten import reduce as over
 from hespas.costs.aten.call import AtenCost, AtenRule, Call, free, read_call, unknown
@@ -33,8 +36,14 @@ _CONV_COMPOSITE = {
 }
 
 
-def _aten(names: str, rule: AtenRule) -> dict[str, AtenRule]:
-    return {f"aten::{name}": rule for name in names.split()}
+def _aten(names: str, rule: Callable[..., AtenCost], **options: object) -> dict[str, AtenRule]:
+    bound = partial(rule, **options) if options else rule
+    return {f"aten::{name}": bound for name in names.split()}
+
+
+def _convolutions(layouts: dict[str, str]) -> dict[str, AtenRule]:
+    rows = [_aten(names, matmul.convolution, layout=layout) for layout, names in layouts.items()]
+    return {name: rule for row in rows for name, rule in row.items()}
 
 
 _MATMULS: dict[str, AtenRule] = {
@@ -42,101 +51,90 @@ _MATMULS: dict[str, AtenRule] = {
     **_aten("_scaled_mm", matmul.scaled_matmul),
     **_aten("_grouped_mm", matmul.grouped_matmul),
     **_aten("addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_", matmul.biased_matmul),
-    **{
-        name: rule
-        for layout, names in _CONV.items()
-        for name, rule in _aten(names, matmul.convolution(layout)).items()
-    },
+    **_convolutions(_CONV),
     **_aten("convolution_backward convolution_backward_overrideable", matmul.convolution_backward),
     **{name: attention(layout) for name, layout in ATTENTION.items()},
 }
 
 _REDUCTIONS: dict[str, AtenRule] = {
-    **_aten("sum nansum", over.reduction(dtype=3, full_from=2, result="sum")),
-    **_aten("mean nanmean", over.reduction(dtype=3, full_from=2, finish=1.0)),
-    **_aten("prod", over.reduction(dtype=3, full_from=2, result="sum")),
-    **_aten("amax amin", over.reduction(full_from=1)),
-    **_aten("all any", over.reduction(full_from=1, result="bool")),
-    **_aten("argmax argmin", over.reduction(full_from=1, result="index")),
-    **_aten("norm", over.reduction(2.0, dim=2, keep=3, full_from=2, transcendentals=1.0)),
-    **_aten(
-        "linalg_vector_norm", over.reduction(2.0, dim=2, keep=3, dtype=4, full_from=2, transcendentals=1.0)
-    ),
-    **_aten("var", over.reduction(4.0, keep=3, full_from=2, finish=1.0)),
-    **_aten("std", over.reduction(4.0, keep=3, full_from=2, finish=1.0, transcendentals=1.0)),
-    **_aten("logsumexp", over.reduction(3.0, full_from=1, transcendentals=1.0)),
-    **_aten("count_nonzero", over.reduction(keep=-1, full_from=1, result="index")),
+    **_aten("sum nansum", over.reduction, dtype=3, result="sum"),
+    **_aten("mean nanmean", over.reduction, dtype=3, finish=1.0),
+    **_aten("prod", over.reduction, dtype=3, result="sum"),
+    **_aten("amax amin", over.reduction, full_from=1),
+    **_aten("all any", over.reduction, full_from=1, result="bool"),
+    **_aten("argmax argmin", over.reduction, full_from=1, result="index"),
+    **_aten("norm", over.reduction, flops=2.0, dim=2, keep=3, transcendentals=1.0),
+    **_aten("linalg_vector_norm", over.reduction, flops=2.0, dim=2, keep=3, dtype=4, transcendentals=1.0),
+    **_aten("var", over.reduction, flops=4.0, keep=3, finish=1.0),
+    **_aten("std", over.reduction, flops=4.0, keep=3, finish=1.0, transcendentals=1.0),
+    **_aten("logsumexp", over.reduction, flops=3.0, full_from=1, transcendentals=1.0),
+    **_aten("count_nonzero", over.reduction, keep=-1, full_from=1, result="index"),
 }
 
 
-def _extreme(call_results: AtenRule) -> AtenRule:
+_both = elements.pointwise("maximum")
+
+
+def _extreme(call: Call) -> AtenCost:
     """``max`` and ``min``: of two tensors elementwise, of one and a dimension with places, of one alone."""
-    alone = over.reduction(full_from=1)
-    both = elements.pointwise("maximum")
-
-    def rule(call: Call) -> AtenCost:
-        if call.tensor(1) is not None:
-            return both(call)
-        return alone(call) if len(call.args) < 2 else call_results(call)
-
-    return rule
+    if call.tensor(1) is not None:
+        return _both(call)
+    return over.reduction(call, full_from=1, results=1 if len(call.args) < 2 else 2)
 
 
 _NORMS: dict[str, AtenRule] = {
     **_aten("native_layer_norm", over.layer_norm),
     **_aten("native_group_norm", over.group_norm),
     **_aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", over.batch_norm),
-    **_aten("_fused_rms_norm", over.rms_norm(0, 2)),
-    **_aten(
-        "native_layer_norm_backward", over.normalisation_backward(0, 1, 3, 4, 5, source_at=1, weight_at=5)
-    ),
-    **_aten(
-        "native_group_norm_backward", over.normalisation_backward(0, 1, 2, 3, 4, source_at=1, weight_at=4)
-    ),
-    **_aten(
-        "native_batch_norm_backward", over.normalisation_backward(0, 1, 2, 5, 6, source_at=1, weight_at=2)
-    ),
+    **_aten("_fused_rms_norm", over.rms_norm, weight_at=2),
+    **_aten("native_layer_norm_backward", over.normalisation_backward, read_at=(0, 1, 3, 4, 5), weight_at=5),
+    **_aten("native_group_norm_backward", over.normalisation_backward, read_at=(0, 1, 2, 3, 4), weight_at=4),
+    **_aten("native_batch_norm_backward", over.normalisation_backward, read_at=(0, 1, 2, 5, 6), weight_at=2),
     **_aten(
         "cudnn_batch_norm_backward miopen_batch_norm_backward",
-        over.normalisation_backward(0, 1, 2, 5, 6, source_at=0, weight_at=2, mask=False),
+        over.normalisation_backward,
+        read_at=(0, 1, 2, 5, 6),
+        source_at=0,
+        weight_at=2,
+        mask=False,
     ),
     **_aten("_softmax _log_softmax _safe_softmax", over.softmax),
     **_aten("_softmax_backward_data _log_softmax_backward_data", over.softmax_backward),
 }
 
 _WINDOWS: dict[str, AtenRule] = {
-    **_aten("max_pool2d_with_indices", over.pool(2, ceil_at=5, dilation_at=4, indices=True)),
-    **_aten("max_pool3d_with_indices", over.pool(3, ceil_at=5, dilation_at=4, indices=True)),
-    **_aten("avg_pool2d", over.pool(2, ceil_at=4)),
-    **_aten("avg_pool3d", over.pool(3, ceil_at=4)),
-    **_aten("_adaptive_avg_pool2d", over.pool(2, ceil_at=-1, adaptive=True)),
-    **_aten("_adaptive_avg_pool3d", over.pool(3, ceil_at=-1, adaptive=True)),
+    **_aten("max_pool2d_with_indices", over.pool, rank=2, ceil_at=5, dilation_at=4, indices=True),
+    **_aten("max_pool3d_with_indices", over.pool, rank=3, ceil_at=5, dilation_at=4, indices=True),
+    **_aten("avg_pool2d", over.pool, rank=2, ceil_at=4),
+    **_aten("avg_pool3d", over.pool, rank=3, ceil_at=4),
+    **_aten("_adaptive_avg_pool2d", over.pool, rank=2, adaptive=True),
+    **_aten("_adaptive_avg_pool3d", over.pool, rank=3, adaptive=True),
     **_aten(
         "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
         "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
         over.pool_backward,
     ),
-    **_aten("upsample_nearest1d _upsample_nearest_exact1d", over.upsample(1, 0.0)),
-    **_aten("upsample_nearest2d _upsample_nearest_exact2d", over.upsample(2, 0.0)),
-    **_aten("upsample_nearest3d _upsample_nearest_exact3d", over.upsample(3, 0.0)),
-    **_aten("upsample_linear1d", over.upsample(1, 3.0)),
-    **_aten("upsample_bilinear2d _upsample_bilinear2d_aa", over.upsample(2, 9.0)),
-    **_aten("upsample_bicubic2d _upsample_bicubic2d_aa", over.upsample(2, 35.0)),
-    **_aten("upsample_trilinear3d", over.upsample(3, 21.0)),
+    **_aten("upsample_nearest1d _upsample_nearest_exact1d", over.upsample, rank=1, flops=0.0),
+    **_aten("upsample_nearest2d _upsample_nearest_exact2d", over.upsample, rank=2, flops=0.0),
+    **_aten("upsample_nearest3d _upsample_nearest_exact3d", over.upsample, rank=3, flops=0.0),
+    **_aten("upsample_linear1d", over.upsample, rank=1, flops=3.0),
+    **_aten("upsample_bilinear2d _upsample_bilinear2d_aa", over.upsample, rank=2, flops=9.0),
+    **_aten("upsample_bicubic2d _upsample_bicubic2d_aa", over.upsample, rank=2, flops=35.0),
+    **_aten("upsample_trilinear3d", over.upsample, rank=3, flops=21.0),
 }
 
 _PLACES: dict[str, AtenRule] = {
     **_aten("index_select", elements.index_select),
-    **_aten("gather", elements.gather(2)),
-    **_aten("take", elements.gather(1)),
+    **_aten("gather", elements.gather, indices_at=2),
+    **_aten("take", elements.gather, indices_at=1),
     **_aten("index", elements.index),
     **_aten("index_put_ _index_put_impl_", elements.index_put),
-    **_aten("scatter_", elements.scatter(adds=False)),
-    **_aten("scatter_add_ scatter_reduce_", elements.scatter(adds=True)),
-    **_aten("scatter", elements.scatter(adds=False, copies=True)),
-    **_aten("scatter_add scatter_reduce", elements.scatter(adds=True, copies=True)),
-    **_aten("index_add_", elements.place_along(adds=True)),
-    **_aten("index_copy_", elements.place_along(adds=False)),
+    **_aten("scatter_", elements.scatter, adds=False),
+    **_aten("scatter_add_ scatter_reduce_", elements.scatter, adds=True),
+    **_aten("scatter", elements.scatter, adds=False, copies=True),
+    **_aten("scatter_add scatter_reduce", elements.scatter, adds=True, copies=True),
+    **_aten("index_add_", elements.place_along, adds=True),
+    **_aten("index_copy_", elements.place_along, adds=False),
     **_aten("embedding_dense_backward", elements.embedding_gradient),
     **_aten("_embedding_bag _embedding_bag_forward_only", elements.embedding_bag),
     **_aten("masked_select nonzero", elements.masked_select),
@@ -148,11 +146,11 @@ _PLACES: dict[str, AtenRule] = {
     **_aten("fill_ zero_ uniform_ normal_ exponential_ random_ bernoulli_", elements.fill),
     **_aten("arange", elements.generate),
     **_aten("cumsum cumprod logcumsumexp", over.scan),
-    **_aten("sort", over.sort(1)),
+    **_aten("sort", over.sort),
     **_aten("topk", over.top_k),
-    **_aten("max min", _extreme(over.reduction(full_from=1, results=2))),
+    **_aten("max min", _extreme),
     **_aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adam _fused_adamw _fused_sgd", elements.optimizer),
-    **_aten("_local_scalar_dense", elements.cast(-1)),
+    **_aten("_local_scalar_dense", elements.cast, place=-1),
 }
 
 _FOREACH = (
@@ -193,16 +191,12 @@ COMPOSITE: dict[str, AtenRule] = {
     **_aten("linear", matmul.linear),
     "aiter::gemm_a16w16": matmul.linear,
     **_aten("matmul", matmul.matmul),
-    **{
-        name: rule
-        for layout, names in _CONV_COMPOSITE.items()
-        for name, rule in _aten(names, matmul.convolution(layout)).items()
-    },
+    **_convolutions(_CONV_COMPOSITE),
     **_aten("scaled_dot_product_attention", attention(FALLBACK)),
     **_aten("embedding", elements.embedding),
     **_aten("embedding_bag", elements.embedding_bag),
-    **_aten("_to_copy to", elements.cast(1)),
-    **_aten("clone contiguous", elements.cast(-1)),
+    **_aten("_to_copy to", elements.cast, place=1),
+    **_aten("clone contiguous", elements.cast, place=-1),
     **_aten("repeat", elements.repeat),
     **_aten("slice_backward select_backward", elements.slice_backward),
 }

@@ -10,6 +10,7 @@ unknown argument, and no number is larger than an address space.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import wraps
 from math import nan, prod
 from typing import NamedTuple
@@ -90,6 +91,11 @@ class Strided(NamedTuple):
     def width(self) -> float:
         """Bytes of one element, NaN unknown."""
         return nan if self.dtype is None else float(self.dtype.storage_bytes(1))
+
+    @property
+    def dense(self) -> Strided:
+        """A result of this type, in memory of its own."""
+        return self._replace(strides=None)
 
     @property
     def plain(self) -> Tensor:
@@ -366,18 +372,24 @@ def unknown(call: Call, op_class: OpClass = OpClass.UNKNOWN) -> AtenCost:
     return AtenCost(Cost(op_class, nan, nan, nan, nan, nan), tuple(each.plain for each in call.tensors))
 
 
-def needs(op_class: OpClass, *places: int) -> Callable[[Callable[..., AtenCost | None]], AtenRule]:
-    """A rule of the call and its tensors at ``places``; where one is missing, or the rule finds None, the
-    operation is unknown and of this class.
+def needs(
+    op_class: OpClass, *places: int
+) -> Callable[[Callable[..., AtenCost | None]], Callable[..., AtenCost]]:
+    """A rule of the call and its tensors at ``places``, whose costs are of this class unless it says another.
+    Where a tensor is missing, or the rule finds None, the operation is unknown. Options of a rule are bound
+    with ``partial``.
     """
 
-    def wrap(rule: Callable[..., AtenCost | None]) -> AtenRule:
+    def wrap(rule: Callable[..., AtenCost | None]) -> Callable[..., AtenCost]:
         @wraps(rule)
-        def checked(call: Call) -> AtenCost:
+        def checked(call: Call, **options: object) -> AtenCost:
             tensors = [call.tensor(place) for place in places]
-            known = all(tensor is not None for tensor in tensors)
-            found = rule(call, *tensors) if known else None
-            return unknown(call, op_class) if found is None else found
+            found = None if None in tensors else rule(call, *tensors, **options)
+            if found is None:
+                return unknown(call, op_class)
+            if found.cost.op_class is OpClass.UNKNOWN:
+                return found._replace(cost=replace(found.cost, op_class=op_class))
+            return found
 
         return checked
 
@@ -402,10 +414,10 @@ def read_bytes(inputs: Iterable[Strided]) -> float:
 
 
 def simple(
-    op_class: OpClass,
     inputs: Iterable[Strided],
     results: Iterable[Strided],
     *,
+    op_class: OpClass = OpClass.UNKNOWN,
     flops: float = 0.0,
     transcendentals: float = 0.0,
     read: float | None = None,

@@ -76,9 +76,10 @@ def _rows(names: str, row: Pointwise) -> dict[str, Pointwise]:
 
 POINTWISE: dict[str, Pointwise] = {
     **_rows(
-        "neg abs sign sgn relu floor ceil round trunc frac bitwise_not conj_physical positive", Pointwise(1)
+        "neg abs sign sgn relu floor ceil round trunc frac bitwise_not conj_physical positive absolute "
+        "negative relu6 square",
+        Pointwise(1),
     ),
-    **_rows("absolute negative relu6 square", Pointwise(1)),
     **_rows("logical_not isnan isinf isfinite signbit", Pointwise(1, result="bool")),
     **_rows(
         "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh "
@@ -92,43 +93,37 @@ POINTWISE: dict[str, Pointwise] = {
     **_rows("hardtanh leaky_relu threshold hardshrink softshrink", Pointwise(1, 2.0)),
     **_rows("hardsigmoid hardswish nan_to_num", Pointwise(1, 3.0)),
     **_rows("add sub rsub", Pointwise(2, alpha=2)),
-    **_rows("subtract mul multiply maximum minimum fmax fmin fmod remainder", Pointwise(2)),
-    **_rows("clamp_min clamp_max floor_divide", Pointwise(2)),
-    **_rows("bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__", Pointwise(2)),
-    **_rows("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__", Pointwise(2)),
+    **_rows(
+        "subtract mul multiply maximum minimum fmax fmin fmod remainder clamp_min clamp_max floor_divide "
+        "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift "
+        "__lshift__ __rshift__ threshold_backward hardtanh_backward leaky_relu_backward prelu",
+        Pointwise(2),
+    ),
     **_rows("div divide true_divide", Pointwise(2, result="float")),
     **_rows("eq ne lt le gt ge logical_and logical_or logical_xor isclose", Pointwise(2, result="bool")),
     **_rows("pow atan2 hypot xlogy copysign nextafter", Pointwise(2, 0.0, 1.0)),
     **_rows("clamp clip", Pointwise(3, 2.0)),
-    **_rows("where", Pointwise(3, 1.0, result="last")),
-    **_rows("_s_where", Pointwise(3, 1.0, result="last")),
-    **_rows("masked_fill", Pointwise(3, 1.0, result="first")),
-    **_rows("addcmul", Pointwise(3, 2.0, alpha=3)),
-    **_rows("addcdiv", Pointwise(3, 2.0, alpha=3)),
-    **_rows("lerp", Pointwise(3, 3.0)),
+    **_rows("where _s_where", Pointwise(3, result="last")),
+    **_rows("masked_fill", Pointwise(3, result="first")),
+    **_rows("addcmul addcdiv", Pointwise(3, 2.0, alpha=3)),
     **_rows("tril triu", Pointwise(1, 0.0)),
-    **_rows("threshold_backward hardtanh_backward leaky_relu_backward prelu", Pointwise(2)),
-    **_rows("tanh_backward sigmoid_backward", Pointwise(2, 3.0)),
+    **_rows(
+        "tanh_backward sigmoid_backward hardswish_backward hardsigmoid_backward smooth_l1_loss mse_loss "
+        "huber_loss",
+        Pointwise(2, 3.0),
+    ),
     **_rows("silu_backward", Pointwise(2, 5.0, 1.0)),
     **_rows("gelu_backward", Pointwise(2, 8.0, 2.0)),
     **_rows("elu_backward softplus_backward", Pointwise(2, 3.0, 1.0)),
-    **_rows("hardswish_backward hardsigmoid_backward", Pointwise(2, 3.0)),
     **_rows("native_dropout_backward", Pointwise(2, 2.0)),
     **_rows("glu_backward", Pointwise(2, 4.0, 1.0)),
-    **_rows("smooth_l1_loss mse_loss huber_loss", Pointwise(2, 3.0)),
     **_rows("binary_cross_entropy", Pointwise(3, 4.0, 2.0)),
-    **_rows("mse_loss_backward smooth_l1_loss_backward", Pointwise(3, 3.0)),
+    **_rows("lerp mse_loss_backward smooth_l1_loss_backward", Pointwise(3, 3.0)),
 }
 """Operation without its trailing underscore -> row."""
 
-_POWERS: dict[float, tuple[float, float]] = {
-    1.0: (0, 0),
-    2.0: (1, 0),
-    3.0: (2, 0),
-    -1.0: (1, 0),
-    -2.0: (2, 0),
-}
-"""Exponents that are multiplied out -> FLOPs and transcendentals."""
+_POWERS = {1.0: 0.0, 2.0: 1.0, 3.0: 2.0, -1.0: 1.0, -2.0: 2.0}
+"""Exponents that are multiplied out -> FLOPs."""
 
 _GELU_TANH_FLOPS = 8.0
 
@@ -162,7 +157,7 @@ def _per_element(name: str, row: Pointwise, call: Call) -> tuple[float, float]:
         exponent = call.real(1)
         if exponent is None:
             return row.flops, row.transcendentals if call.tensor(1) is not None else nan
-        return _POWERS.get(exponent, (0.0, 1.0))
+        return (_POWERS[exponent], 0.0) if exponent in _POWERS else (0.0, 1.0)
     if name == "gelu" and call.arg(1).value == "tanh":
         return _GELU_TANH_FLOPS, row.transcendentals
     factor = call.real(row.alpha) if row.alpha >= 0 else None
@@ -191,9 +186,9 @@ def pointwise(name: str) -> AtenRule:
         flops, transcendentals = _per_element(base, row, call)
         op_class = OpClass.TRANSCENDENTAL if transcendentals and not flops else OpClass.ELEMENTWISE
         return simple(
-            op_class,
             inputs,
             [result],
+            op_class=op_class,
             flops=flops * result.elements,
             transcendentals=transcendentals * result.elements,
             rate=promoted(inputs),
@@ -205,32 +200,27 @@ def pointwise(name: str) -> AtenRule:
 @needs(OpClass.MOVE, 0, 1)
 def copy_into(call: Call, target: Strided, source: Strided) -> AtenCost:
     """``copy_``: the source, expanded to the target's shape; a change of type is one FLOP an element."""
-    result = dense(target.dtype, target.shape)
-    return _moved(source, result, source.bytes)
+    return _moved(source, target.dense)
 
 
-def _moved(source: Strided, result: Strided, read: float) -> AtenCost:
+def _moved(source: Strided, result: Strided) -> AtenCost:
     converts = source.dtype is not result.dtype
     return simple(
-        OpClass.ELEMENTWISE if converts else OpClass.MOVE,
         [source],
         [result],
+        op_class=OpClass.ELEMENTWISE if converts else OpClass.MOVE,
         flops=float(result.elements) if converts else 0.0,
-        read=read,
+        read=source.bytes,
     )
 
 
-def cast(place: int = 1) -> AtenRule:
+@needs(OpClass.MOVE, 0)
+def cast(call: Call, source: Strided, *, place: int) -> AtenCost | None:
     """``_to_copy``, ``to``, ``clone``: a copy, of the type at ``place`` if any; its ``copy_`` costs it."""
-
-    @needs(OpClass.MOVE, 0)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        stated = scalar_type(call.integer(place)) if place >= 0 else None
-        if place >= 0 and stated is None and not call.has_values:
-            return None
-        return _moved(source, dense(stated or source.dtype, source.shape), source.bytes)
-
-    return rule
+    stated = scalar_type(call.integer(place)) if place >= 0 else None
+    if place >= 0 and stated is None and not call.has_values:
+        return None
+    return _moved(source, dense(stated or source.dtype, source.shape))
 
 
 def concatenate(call: Call) -> AtenCost:
@@ -244,7 +234,7 @@ def concatenate(call: Call) -> AtenCost:
     written = sum(each.elements for each in kept)
     shape = _joined(kept, call.integer(1))
     result = dense(dtype, shape or (written,))
-    found = simple(OpClass.MOVE, kept, [result])
+    found = simple(kept, [result], op_class=OpClass.MOVE)
     return found if shape else found._replace(results=())
 
 
@@ -263,7 +253,7 @@ def _joined(tensors: list[Strided], dim: int | None) -> tuple[int, ...] | None:
 @needs(OpClass.GENERATE, 0)
 def fill(call: Call, target: Strided) -> AtenCost:
     """``fill_``, ``zero_`` and random numbers: the target is written, nothing is read."""
-    found = simple(OpClass.GENERATE, [], [target], rate=target.dtype)
+    found = simple([], [target], rate=target.dtype)
     return found._replace(operands=(target.plain,))
 
 
@@ -280,7 +270,9 @@ def generate(call: Call) -> AtenCost:
         count = float(-int(-length // 1)) if 0 <= length < 1 << 48 else nan
     if isnan(count):
         return unknown(call, OpClass.GENERATE)
-    return simple(OpClass.GENERATE, [], [dense(out.dtype, (int(count),))], flops=count, rate=out.dtype)
+    return simple(
+        [], [dense(out.dtype, (int(count),))], op_class=OpClass.GENERATE, flops=count, rate=out.dtype
+    )
 
 
 def foreach(name: str) -> AtenRule:
@@ -296,15 +288,15 @@ def foreach(name: str) -> AtenRule:
             return unknown(call, OpClass.ELEMENTWISE)
         elements = sum(each.elements for each in lists[0])
         inputs = [each for group in present for each in group]
-        results = [dense(each.dtype, each.shape) for each in lists[0]]
+        results = [each.dense for each in lists[0]]
         if base == "zero_":
-            return simple(OpClass.GENERATE, [], results)
+            return simple([], results, op_class=OpClass.GENERATE)
         if base == "copy_":
-            return simple(OpClass.MOVE, present[-1], results)
+            return simple(present[-1], results, op_class=OpClass.MOVE)
         return simple(
-            OpClass.ELEMENTWISE,
             inputs,
             results,
+            op_class=OpClass.ELEMENTWISE,
             flops=row.flops * elements,
             transcendentals=row.transcendentals * elements,
         )
@@ -329,9 +321,9 @@ def optimizer(call: Call) -> AtenCost:
         return unknown(call, OpClass.ELEMENTWISE)
     state = [each for place, group in enumerate(present) if place != 1 for each in group]
     return simple(
-        OpClass.ELEMENTWISE,
         [each for group in present for each in group],
-        [dense(each.dtype, each.shape) for each in state],
+        [each.dense for each in state],
+        op_class=OpClass.ELEMENTWISE,
         flops=(_ADAM_FLOPS if is_adam else _SGD_FLOPS) * elements,
         transcendentals=elements if is_adam else 0.0,
     )
@@ -344,7 +336,7 @@ def _picked(source: Strided, indices: Strided, shape: tuple[int, ...]) -> AtenCo
     """Indices and what is picked (at most the source) are read, the result is written."""
     result = dense(source.dtype, shape)
     read = indices.bytes + min(result.bytes, source.bytes)
-    return simple(OpClass.GATHER, [source, indices], [result], read=read)
+    return simple([source, indices], [result], op_class=OpClass.GATHER, read=read)
 
 
 def _dim(call: Call, place: int, rank: int) -> int | None:
@@ -361,14 +353,11 @@ def index_select(call: Call, source: Strided, indices: Strided) -> AtenCost | No
     return _picked(source, indices, (*source.shape[:dim], indices.elements, *source.shape[dim + 1 :]))
 
 
-def gather(indices_at: int) -> AtenRule:
+@needs(OpClass.GATHER, 0)
+def gather(call: Call, source: Strided, *, indices_at: int) -> AtenCost | None:
     """``gather`` (source, dim, indices, ...) and ``take`` (source, indices): as many as there are indices."""
-
-    @needs(OpClass.GATHER, 0, indices_at)
-    def rule(call: Call, source: Strided, indices: Strided) -> AtenCost:
-        return _picked(source, indices, indices.shape)
-
-    return rule
+    indices = call.tensor(indices_at)
+    return None if indices is None else _picked(source, indices, indices.shape)
 
 
 @needs(OpClass.GATHER, 0, 1)
@@ -391,7 +380,7 @@ def index(call: Call, source: Strided) -> AtenCost | None:
     shape = (*longest.shape, *source.shape[len(lists) :])
     result = dense(source.dtype, shape)
     indices = 8.0 * sum(each.stored for each in lists)
-    return simple(OpClass.GATHER, [source], [result], read=indices + min(result.bytes, source.bytes))
+    return simple([source], [result], read=indices + min(result.bytes, source.bytes))
 
 
 @needs(OpClass.SCATTER, 0, 2)
@@ -405,59 +394,46 @@ def index_put(call: Call, target: Strided, values: Strided) -> AtenCost | None:
     adds = call.flag(3) is True
     read = 8.0 * sum(each.stored for each in lists) + values.bytes + (touched.bytes if adds else 0.0)
     return simple(
-        OpClass.SCATTER,
         [target, values],
-        [dense(target.dtype, target.shape)],
+        [target.dense],
         flops=float(touched.elements) if adds else 0.0,
         read=read,
         written=touched.bytes,
     )
 
 
-def scatter(*, adds: bool, copies: bool = False) -> AtenRule:
+@needs(OpClass.SCATTER, 0, 2)
+def scatter(call: Call, target: Strided, indices: Strided, *, adds: bool, copies: bool = False) -> AtenCost:
     """(target, dim, indices, source or value): touched elements written, read first where they are added to.
 
     ``copies``: not in place, so the whole target is copied besides.
     """
-
-    @needs(OpClass.SCATTER, 0, 2)
-    def rule(call: Call, target: Strided, indices: Strided) -> AtenCost:
-        source = call.tensor(3)
-        touched = float(indices.elements) * target.width
-        read = (
-            indices.bytes
-            + (touched if source is not None and source.shape else 0.0)
-            + (touched if adds else 0.0)
-        )
-        copied = target.bytes if copies else 0.0
-        return simple(
-            OpClass.SCATTER,
-            call.present(0, 2, 3),
-            [dense(target.dtype, target.shape)],
-            flops=float(indices.elements) if adds else 0.0,
-            read=read + copied,
-            written=touched + copied,
-        )
-
-    return rule
+    source = call.tensor(3)
+    touched = float(indices.elements) * target.width
+    read = (
+        indices.bytes + (touched if source is not None and source.shape else 0.0) + (touched if adds else 0.0)
+    )
+    copied = target.bytes if copies else 0.0
+    return simple(
+        call.present(0, 2, 3),
+        [target.dense],
+        flops=float(indices.elements) if adds else 0.0,
+        read=read + copied,
+        written=touched + copied,
+    )
 
 
-def place_along(*, adds: bool) -> AtenRule:
+@needs(OpClass.SCATTER, 0, 2, 3)
+def place_along(call: Call, target: Strided, indices: Strided, source: Strided, *, adds: bool) -> AtenCost:
     """``index_add_``, ``index_copy_``: (target, dim, indices, source): slices of the target."""
-
-    @needs(OpClass.SCATTER, 0, 2, 3)
-    def rule(call: Call, target: Strided, indices: Strided, source: Strided) -> AtenCost:
-        touched = float(source.elements) * target.width
-        return simple(
-            OpClass.SCATTER,
-            [target, indices, source],
-            [dense(target.dtype, target.shape)],
-            flops=float(source.elements) if adds else 0.0,
-            read=indices.bytes + source.bytes + (touched if adds else 0.0),
-            written=touched,
-        )
-
-    return rule
+    touched = float(source.elements) * target.width
+    return simple(
+        [target, indices, source],
+        [target.dense],
+        flops=float(source.elements) if adds else 0.0,
+        read=indices.bytes + source.bytes + (touched if adds else 0.0),
+        written=touched,
+    )
 
 
 @needs(OpClass.SCATTER, 0, 1)
@@ -467,7 +443,7 @@ def embedding_gradient(call: Call, grad: Strided, indices: Strided) -> AtenCost 
     if rows is None or not grad.shape or rows < 0:
         return None
     table = dense(grad.dtype, (rows, grad.shape[-1]))
-    return simple(OpClass.SCATTER, [grad, indices], [table], flops=float(grad.elements))
+    return simple([grad, indices], [table], flops=float(grad.elements))
 
 
 @needs(OpClass.GATHER, 0, 1, 2)
@@ -479,7 +455,6 @@ def embedding_bag(call: Call, weight: Strided, indices: Strided, offsets: Stride
     bags = offsets.shape[0]
     picked = float(indices.elements * head)
     return simple(
-        OpClass.GATHER,
         [weight, indices, offsets],
         [dense(weight.dtype, (bags, head))],
         flops=max(picked - bags * head, 0.0),
@@ -501,7 +476,6 @@ def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
     rows = target.elements
     shape = target.shape if reduction == 0 else ()
     return simple(
-        OpClass.REDUCTION,
         [source, target],
         [dense(source.dtype, shape), dense(source.dtype, ())],
         flops=float(rows),
@@ -512,16 +486,14 @@ def nll_loss(call: Call, source: Strided, target: Strided) -> AtenCost | None:
 @needs(OpClass.SCATTER, 0, 1, 2)
 def nll_loss_backward(call: Call, grad: Strided, source: Strided, target: Strided) -> AtenCost:
     """(gradient, log-probabilities, targets, ...): the input's shape, zero but for the targets."""
-    return simple(
-        OpClass.SCATTER, [grad, target], [dense(source.dtype, source.shape)], flops=float(target.elements)
-    )
+    return simple([grad, target], [source.dense], flops=float(target.elements))
 
 
 @needs(OpClass.ELEMENTWISE, 0)
 def dropout(call: Call, source: Strided) -> AtenCost:
     """``native_dropout``: the kept elements scaled, and the mask, one byte each."""
-    results = [dense(source.dtype, source.shape), dense(_BOOL, source.shape)]
-    return simple(OpClass.ELEMENTWISE, [source], results, flops=2.0 * source.elements)
+    results = [source.dense, dense(_BOOL, source.shape)]
+    return simple([source], results, flops=2.0 * source.elements)
 
 
 @needs(OpClass.MOVE, 0)
@@ -532,7 +504,7 @@ def repeat(call: Call, source: Strided) -> AtenCost | None:
         return None
     shape = (1,) * (len(times) - len(source.shape)) + source.shape
     result = dense(source.dtype, [n * count for n, count in zip(shape, times, strict=True)])
-    return simple(OpClass.MOVE, [source], [result])
+    return simple([source], [result])
 
 
 @needs(OpClass.UPDATE, 0)
@@ -541,4 +513,4 @@ def slice_backward(call: Call, grad: Strided) -> AtenCost | None:
     sizes = call.integers(1)
     if sizes is None or min(sizes, default=0) < 0:
         return None
-    return simple(OpClass.UPDATE, [grad], [dense(grad.dtype, sizes)])
+    return simple([grad], [dense(grad.dtype, sizes)])

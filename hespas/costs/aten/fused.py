@@ -10,6 +10,7 @@ never reach memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import isnan, nan
 
 from hespas.costs.aten.call import (
@@ -36,9 +37,10 @@ _FLOPS_A_PAIR = 4.0
 class AttentionLayout:
     """Where arguments stand; -1: there is none.
 
-    ``heads_first``: (batch, heads, length, head), else (batch, length, heads, head); with ``ragged_q`` given,
-    (tokens, heads, head) and offsets of the sequences. ``paged``: keys are (slots, heads, head) of a cache of
-    which the tokens at ``pages`` are used. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
+    ``heads_first``: (batch, heads, length, head), else (batch, length, heads, head); with ``ragged`` given,
+    (tokens, heads, head) and there offsets of the sequences of queries, then of keys, then how long the
+    longest of each are. ``paged``: keys are (slots, heads, head) of a cache, and the tokens of it that are
+    used stand behind the offsets. ``causal_kind``: ``flag``, or ``mask-type`` (0 none, 1 from the
     top left, 2 from the bottom right). ``top_left``: which corner a causal mask starts at.
     ``logsumexp``: whether the sums of the softmax are a result, unless the flag at ``logsumexp_flag`` is off.
     """
@@ -49,11 +51,8 @@ class AttentionLayout:
     causal_kind: str = "flag"
     top_left: bool = False
     bias: int = -1
-    ragged_q: int = -1
-    ragged_k: int = -1
-    longest_q: int = -1
-    longest_k: int = -1
-    pages: int = -1
+    ragged: int = -1
+    paged: bool = False
     window: int = -1
     logsumexp: bool = True
     logsumexp_flag: int = -1
@@ -62,9 +61,8 @@ class AttentionLayout:
     """The place of the flag in versions whose argument ``bias`` did not exist."""
 
 
-_BSHD = AttentionLayout(
-    heads_first=False, causal=7, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=10
-)
+_LIBRARY = AttentionLayout(heads_first=False, causal=5, window=6)
+
 ATTENTION: dict[str, AttentionLayout] = {
     "aten::_scaled_dot_product_flash_attention": AttentionLayout(causal=4),
     "aten::_scaled_dot_product_fused_attention_overrideable": AttentionLayout(causal=5, bias=3),
@@ -75,81 +73,44 @@ ATTENTION: dict[str, AttentionLayout] = {
         causal=6, bias=3, old_causal=4, logsumexp_flag=4
     ),
     "aten::_scaled_dot_product_flash_attention_for_cpu": AttentionLayout(causal=4, bias=5, top_left=True),
-    "aten::_flash_attention_forward": AttentionLayout(
-        heads_first=False, causal=8, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=11
-    ),
+    "aten::_flash_attention_forward": AttentionLayout(heads_first=False, causal=8, ragged=3, window=11),
     "aten::_efficient_attention_forward": AttentionLayout(
-        heads_first=False,
-        causal=9,
-        causal_kind="mask-type",
-        bias=3,
-        ragged_q=4,
-        ragged_k=5,
-        longest_q=6,
-        longest_k=7,
-        logsumexp_flag=10,
+        heads_first=False, causal=9, causal_kind="mask-type", bias=3, ragged=4, logsumexp_flag=10
     ),
-    "aten::_cudnn_attention_forward": AttentionLayout(
-        causal=10, bias=3, ragged_q=4, ragged_k=5, longest_q=6, longest_k=7
-    ),
+    "aten::_cudnn_attention_forward": AttentionLayout(causal=10, bias=3, ragged=4),
     "aten::_scaled_dot_product_flash_attention_backward": AttentionLayout(
-        q=1, causal=11, ragged_q=6, ragged_k=7, longest_q=8, longest_k=9, backward=True
+        q=1, causal=11, ragged=6, backward=True
     ),
     "aten::_scaled_dot_product_efficient_attention_backward": AttentionLayout(
         q=1, causal=11, bias=4, top_left=True, backward=True
     ),
     "aten::_scaled_dot_product_cudnn_attention_backward": AttentionLayout(
-        q=1, causal=14, bias=8, ragged_q=9, ragged_k=10, longest_q=11, longest_k=12, backward=True
+        q=1, causal=14, bias=8, ragged=9, backward=True
     ),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": AttentionLayout(
         q=1, causal=7, bias=8, top_left=True, backward=True
     ),
     "aten::_flash_attention_backward": AttentionLayout(
-        q=1, heads_first=False, causal=11, ragged_q=6, ragged_k=7, longest_q=8, longest_k=9, backward=True
+        q=1, heads_first=False, causal=11, ragged=6, backward=True
     ),
     "aten::_efficient_attention_backward": AttentionLayout(
-        q=1,
-        heads_first=False,
-        causal=14,
-        causal_kind="mask-type",
-        bias=4,
-        ragged_q=6,
-        ragged_k=7,
-        longest_q=8,
-        longest_k=9,
-        backward=True,
+        q=1, heads_first=False, causal=14, causal_kind="mask-type", bias=4, ragged=6, backward=True
     ),
-    "flash_attn::_flash_attn_forward": AttentionLayout(heads_first=False, causal=5, window=6),
+    "flash_attn::_flash_attn_forward": _LIBRARY,
     "flash_attn::_flash_attn_varlen_forward": AttentionLayout(
-        heads_first=False, causal=9, ragged_q=3, ragged_k=4, longest_q=5, longest_k=6, window=10
+        heads_first=False, causal=9, ragged=3, window=10
     ),
     "flash_attn::_flash_attn_backward": AttentionLayout(
         q=1, heads_first=False, causal=11, window=12, backward=True
     ),
     "flash_attn::_flash_attn_varlen_backward": AttentionLayout(
-        q=1,
-        heads_first=False,
-        causal=15,
-        ragged_q=9,
-        ragged_k=10,
-        longest_q=11,
-        longest_k=12,
-        window=16,
-        backward=True,
+        q=1, heads_first=False, causal=15, ragged=9, window=16, backward=True
     ),
-    "aiter::_flash_attn_forward": AttentionLayout(heads_first=False, causal=5, window=6),
-    "aiter::mha_fwd": AttentionLayout(heads_first=False, causal=5, window=6),
-    "aiter::fmha_v3_fwd": AttentionLayout(heads_first=False, causal=5, window=6),
+    "aiter::_flash_attn_forward": _LIBRARY,
+    "aiter::mha_fwd": _LIBRARY,
+    "aiter::fmha_v3_fwd": _LIBRARY,
     "aiter::mha_batch_prefill": AttentionLayout(
-        heads_first=False,
-        causal=12,
-        ragged_q=3,
-        ragged_k=4,
-        pages=5,
-        longest_q=6,
-        longest_k=7,
-        window=13,
-        logsumexp=False,
+        heads_first=False, causal=12, ragged=3, paged=True, window=13, logsumexp=False
     ),
 }
 """Operation -> where its arguments stand."""
@@ -188,7 +149,7 @@ def attention(layout: AttentionLayout) -> AtenRule:
 
 
 def _sizes(call: Call, layout: AttentionLayout, q: Strided, k: Strided, v: Strided) -> _Sizes | None:
-    offsets = call.tensor(layout.ragged_q)
+    offsets = call.tensor(layout.ragged)
     if offsets is not None:
         return _ragged(call, layout, (q, k, v), offsets)
     if not (len(q.shape) == len(k.shape) == len(v.shape) == 4):
@@ -211,14 +172,15 @@ def _ragged(
 ) -> _Sizes | None:
     """Sequences of one length, which is where tokens = sequences x longest; others cannot be told."""
     q, k, v = qkv
-    longest_q, longest_k = call.integer(layout.longest_q), call.integer(layout.longest_k)
+    place = layout.ragged + 2 + layout.paged
+    longest_q, longest_k = call.integer(place), call.integer(place + 1)
     if longest_q is None or longest_k is None or len(q.shape) not in (3, 4) or not offsets.shape:
         return None
     sequences = offsets.shape[0] - 1
     tokens = q.shape[-3]
     if sequences < 1 or tokens != sequences * longest_q:
         return None
-    if layout.pages >= 0:
+    if layout.paged:
         # A causal prefill sees at least its own tokens, so keys are as many where the longest are.
         if call.flag(layout.causal) is not True or longest_k != longest_q:
             return None
@@ -291,7 +253,7 @@ def _priced(
     softmax = _FLOPS_A_PAIR * groups
     key_bytes = float(sizes.keys_read * sizes.kv_heads) * (sizes.head * k.width + sizes.value_head * v.width)
     # Expanded keys and values are stored once.
-    stored = key_bytes if layout.pages >= 0 else min(key_bytes, k.bytes + v.bytes)
+    stored = key_bytes if layout.paged else min(key_bytes, k.bytes + v.bytes)
     bias = call.tensor(layout.bias)
     out = dense(q.dtype, (*q.shape[:-1], sizes.value_head))
     logsumexp = dense(FLOAT32, (sizes.batch, sizes.heads, m))
@@ -300,11 +262,11 @@ def _priced(
     results = [out, logsumexp] if layout.logsumexp and has_logsumexp is not False else [out]
     if layout.backward:
         read += 2 * out.bytes + logsumexp.bytes
-        results = [dense(each.dtype, each.shape) for each in qkv]
+        results = [each.dense for each in qkv]
     return simple(
-        OpClass.ATTENTION,
         [q, k, v] if bias is None else [q, k, v, bias],
         results,
+        op_class=OpClass.ATTENTION,
         flops=sum(each.flops for each in rows) + softmax * m * n,
         useful_flops=nan if isnan(pairs) else sum(each.useful_flops for each in rows) + softmax * pairs,
         transcendentals=groups * (float(m * n) if isnan(pairs) else pairs),
@@ -322,22 +284,12 @@ def _priced(
 # mostly get their result as an argument, first.
 
 
-def _gated(flops: float) -> AtenRule:
+@needs(OpClass.ELEMENTWISE, 0, 1)
+def _gated(call: Call, out: Strided, source: Strided, *, flops: float) -> AtenCost | None:
     """``silu_and_mul`` and its kin: (out, in) with in = [gate, up] side by side."""
-
-    @needs(OpClass.ELEMENTWISE, 0, 1)
-    def rule(call: Call, out: Strided, source: Strided) -> AtenCost | None:
-        if source.elements != 2 * out.elements:
-            return None
-        return simple(
-            OpClass.ELEMENTWISE,
-            [source],
-            [dense(out.dtype, out.shape)],
-            flops=flops * out.elements,
-            transcendentals=float(out.elements),
-        )
-
-    return rule
+    if source.elements != 2 * out.elements:
+        return None
+    return simple([source], [out.dense], flops=flops * out.elements, transcendentals=float(out.elements))
 
 
 @needs(OpClass.ELEMENTWISE, 0, 1)
@@ -354,9 +306,8 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
     touched = share * sum(each.elements * each.width for each in turned)
     rows = min(positions.elements, table.shape[0])
     return simple(
-        OpClass.ELEMENTWISE,
         [positions, *turned, table],
-        [dense(each.dtype, each.shape) for each in turned],
+        [each.dense for each in turned],
         flops=3.0 * share * sum(each.elements for each in turned),
         read=positions.bytes + touched + rows * table.shape[1] * table.width,
         written=touched,
@@ -364,27 +315,23 @@ def _rotary(call: Call, positions: Strided, query: Strided) -> AtenCost | None:
     )
 
 
-def _store_cache(slots_at: int) -> AtenRule:
+@needs(OpClass.SCATTER, 0, 1, 4)
+def _store_cache(call: Call, key: Strided, value: Strided, slots: Strided) -> AtenCost:
     """Keys and values of new tokens go to their slots of the cache; the rest of the cache is not touched."""
-
-    @needs(OpClass.SCATTER, 0, 1, slots_at)
-    def rule(call: Call, key: Strided, value: Strided, slots: Strided) -> AtenCost:
-        written = key.elements * key.width + value.elements * value.width
-        return simple(OpClass.SCATTER, [key, value, slots], [], written=written)
-
-    return rule
+    written = key.elements * key.width + value.elements * value.width
+    return simple([key, value, slots], [], written=written)
 
 
 @needs(OpClass.MOVE, 0)
 def _column_permutation(call: Call, source: Strided) -> AtenCost:
     """``permute_pooled_embs``: the pooled embeddings in another order of columns."""
-    return simple(OpClass.MOVE, call.tensors, [dense(source.dtype, source.shape)])
+    return simple(call.tensors, [source.dense])
 
 
 @needs(OpClass.ELEMENTWISE, 0, 1, 2)
 def _bounds_check(call: Call, rows: Strided, indices: Strided, offsets: Strided) -> AtenCost:
     """(rows of each table, indices, offsets, ...): every index compared with two bounds; few are mended."""
-    return simple(OpClass.ELEMENTWISE, [rows, indices, offsets], [], flops=2.0 * indices.elements)
+    return simple([rows, indices, offsets], [], flops=2.0 * indices.elements)
 
 
 @needs(OpClass.REDUCTION, 0)
@@ -393,7 +340,7 @@ def _complete_sum(call: Call, source: Strided) -> AtenCost | None:
     if len(source.shape) != 1:
         return None
     result = dense(source.dtype, (source.shape[0] + 1,))
-    return simple(OpClass.REDUCTION, [source], [result], flops=float(source.elements))
+    return simple([source], [result], flops=float(source.elements))
 
 
 def triton_kernel(call: Call) -> AtenCost:
@@ -405,9 +352,9 @@ def triton_kernel(call: Call) -> AtenCost:
     if not tensors:
         return unknown(call, OpClass.FUSION)
     return simple(
-        OpClass.FUSION,
         tensors[:-1],
-        [dense(tensors[-1].dtype, tensors[-1].shape)],
+        [tensors[-1].dense],
+        op_class=OpClass.FUSION,
         flops=nan,
         transcendentals=nan,
         written=tensors[-1].bytes,
@@ -415,33 +362,30 @@ def triton_kernel(call: Call) -> AtenCost:
     )
 
 
-_NORM = rms_norm(1, 2, out_at=0)
-_ADDED_IN_PLACE = rms_norm(0, 2, residual_at=1)
-_ADDED_APART = rms_norm(1, 4, residual_at=2, residual_out_at=3, out_at=0)
+_NORM = partial(rms_norm, source_at=1, weight_at=2, out_at=0)
+_ADDED_IN_PLACE = partial(rms_norm, weight_at=2, residual_at=1)
+_ADDED_APART = partial(rms_norm, source_at=1, weight_at=4, residual_at=2, residual_out_at=3, out_at=0)
 _NAMESPACES = ("_C", "sgl_kernel", "aiter", "vllm")
 
+_EVERYWHERE: dict[str, AtenRule] = {
+    **dict.fromkeys(("rms_norm", "rmsnorm", "rmsnorm2d_fwd"), _NORM),
+    **dict.fromkeys(("fused_add_rms_norm", "fused_add_rmsnorm"), _ADDED_IN_PLACE),
+    "silu_and_mul": partial(_gated, flops=2.0),
+    "gelu_and_mul": partial(_gated, flops=5.0),
+    "gelu_tanh_and_mul": partial(_gated, flops=9.0),
+    "rotary_embedding": _rotary,
+}
+"""What several libraries have under one name."""
+
 SERVING: dict[str, AtenRule] = {
-    **{
-        f"{space}::{name}": _NORM
-        for space in _NAMESPACES
-        for name in ("rms_norm", "rmsnorm", "rmsnorm2d_fwd")
-    },
-    **{
-        f"{space}::fused_add_{name}": _ADDED_IN_PLACE
-        for space in _NAMESPACES
-        for name in ("rms_norm", "rmsnorm")
-    },
-    **{f"{space}::silu_and_mul": _gated(2.0) for space in _NAMESPACES},
-    **{f"{space}::gelu_and_mul": _gated(5.0) for space in _NAMESPACES},
-    **{f"{space}::gelu_tanh_and_mul": _gated(9.0) for space in _NAMESPACES},
-    **{f"{space}::rotary_embedding": _rotary for space in _NAMESPACES},
+    **{f"{space}::{name}": rule for space in _NAMESPACES for name, rule in _EVERYWHERE.items()},
     # AITER's own `rms_norm` returns its result.
-    "aiter::rms_norm": rms_norm(0, 1),
+    "aiter::rms_norm": partial(rms_norm, weight_at=1),
     "aiter::add_rmsnorm": _ADDED_APART,
     "aiter::rmsnorm2d_fwd_with_add": _ADDED_APART,
-    "sglang::store_cache": _store_cache(4),
-    "_C_cache_ops::reshape_and_cache": _store_cache(4),
-    "_C_cache_ops::reshape_and_cache_flash": _store_cache(4),
+    "sglang::store_cache": _store_cache,
+    "_C_cache_ops::reshape_and_cache": _store_cache,
+    "_C_cache_ops::reshape_and_cache_flash": _store_cache,
     "fbgemm::permute_pooled_embs": _column_permutation,
     "fbgemm::permute_pooled_embs_auto_grad": _column_permutation,
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _column_permutation,

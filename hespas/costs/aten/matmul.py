@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isnan, prod
+from typing import NamedTuple
 
 from hespas.costs.aten.call import (
     FLOAT32,
     AtenCost,
-    AtenRule,
     Call,
     Strided,
     dense,
@@ -22,7 +22,7 @@ from hespas.costs.aten.call import (
     simple,
 )
 from hespas.costs.contraction import convolution_cost
-from hespas.costs.operation import Contraction, ConvFacts, Cost, Operation, Tensor, WindowDim
+from hespas.costs.operation import Contraction, ConvAttributes, Cost, Operation, Tensor, WindowDim
 from hespas.graph import DType, OpClass
 
 __all__ = [
@@ -55,9 +55,9 @@ def _priced(
     row = matrix_product(extents, (lhs.dtype, rhs.dtype, out))
     inputs = [lhs, rhs] if bias is None else [bias, lhs, rhs]
     return simple(
-        OpClass.CONTRACTION,
         inputs,
         [dense(out, shape)],
+        op_class=OpClass.CONTRACTION,
         flops=row.flops + bias_flops,
         rate=lhs.dtype,
         contractions=(row,),
@@ -105,9 +105,7 @@ def scaled_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     extra = [each for each in (call.tensor(2), call.tensor(3), bias) if each is not None and each.shape]
     added = 0.0 if bias is None else float(result.elements)
     row = matrix_product(_extents(plain), (lhs.dtype, rhs.dtype, FLOAT32))
-    return simple(
-        OpClass.CONTRACTION, [lhs, rhs, *extra], [result], flops=row.flops + added, contractions=(row,)
-    )
+    return simple([lhs, rhs, *extra], [result], flops=row.flops + added, contractions=(row,))
 
 
 def _extents(found: AtenCost) -> tuple[int, int, int, int]:
@@ -123,7 +121,7 @@ def grouped_matmul(call: Call, lhs: Strided, rhs: Strided) -> AtenCost | None:
     tokens, k = lhs.shape
     row = matrix_product((1, tokens, rhs.shape[2], k), (lhs.dtype, rhs.dtype, lhs.dtype))
     result = dense(lhs.dtype, (tokens, rhs.shape[2]))
-    return simple(OpClass.CONTRACTION, call.present(0, 1, 2), [result], flops=row.flops, contractions=(row,))
+    return simple(call.present(0, 1, 2), [result], flops=row.flops, contractions=(row,))
 
 
 @needs(OpClass.CONTRACTION, 0, 1)
@@ -161,24 +159,17 @@ def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]
     return None if -1 in found else found
 
 
-class _Convolution:
+class _Convolution(NamedTuple):
     """Where each argument of a convolution stands; -1: it has none, so the default holds."""
 
-    def __init__(
-        self,
-        *,
-        bias: int = -1,
-        stride: int = -1,
-        padding: int = -1,
-        dilation: int = -1,
-        groups: int = -1,
-        transposed: int | bool = False,
-        output_padding: int = -1,
-        depthwise: bool = False,
-    ) -> None:
-        self.bias, self.stride, self.padding, self.dilation = bias, stride, padding, dilation
-        self.groups, self.transposed, self.output_padding = groups, transposed, output_padding
-        self.depthwise = depthwise
+    bias: int = -1
+    stride: int = -1
+    padding: int = -1
+    dilation: int = -1
+    groups: int = -1
+    transposed: int | bool = False
+    output_padding: int = -1
+    depthwise: bool = False
 
     def spatial(self, call: Call, place: int, rank: int, default: int) -> tuple[int, ...] | None:
         """One number for each spatial dimension; None where the trace does not tell."""
@@ -229,8 +220,8 @@ _LAYOUTS: dict[str, _Convolution] = {
 
 def _forward(
     call: Call, layout: _Convolution, source: Strided, kernel: Strided
-) -> tuple[Cost, tuple[int, ...]] | None:
-    """Cost and result shape of a convolution of dense tensors; None where a number is missing."""
+) -> tuple[Cost, Strided] | None:
+    """Cost and result of a convolution of dense tensors; None where a number is missing."""
     rank = len(kernel.shape) - 2
     if rank < 1 or len(source.shape) != rank + 2:
         return None
@@ -263,42 +254,33 @@ def _forward(
         features, order, shape = kernel.shape[0], (1, 0), kernel.shape
     if min(outs) < 0 or max(min(pair) for pair in zip(outs, sizes, strict=True)) > _LONGEST_COUNTED:
         return None
-    result = (source.shape[0], features, *outs)
+    result = dense(promoted([source, kernel]), (source.shape[0], features, *outs))
     spatial = tuple(range(2, rank + 2))
-    facts = ConvFacts(0, 1, spatial, *order, spatial, 0, 1, spatial, window, feature_groups=groups)
-    output = Tensor(promoted([source, kernel]), result)
+    attributes = ConvAttributes(0, 1, spatial, *order, spatial, 0, 1, spatial, window, feature_groups=groups)
     weights = Tensor(kernel.dtype, shape)
     cost = convolution_cost(
-        Operation((source.plain, weights), (output,)), facts, source.plain, weights, output
+        Operation((source.plain, weights), (result.plain,)), attributes, source.plain, weights, result.plain
     )
     return cost, result
 
 
-def convolution(layout_name: str) -> AtenRule:
-    """A convolution whose arguments stand as ``layout_name`` says: 2 FLOPs for each kernel position."""
-    layout = _LAYOUTS[layout_name]
-
-    @needs(OpClass.CONVOLUTION, 0, 1)
-    def rule(call: Call, source: Strided, kernel: Strided) -> AtenCost | None:
-        found = _forward(call, layout, source, kernel) if source and kernel else None
-        if found is None:
-            return None
-        cost, shape = found
-        bias = call.tensor(layout.bias)
-        out = dense(promoted([source, kernel]), shape)
-        added = 0.0 if bias is None else float(out.elements)
-        inputs = [source, kernel] if bias is None else [source, kernel, bias]
-        return simple(
-            OpClass.CONVOLUTION,
-            inputs,
-            [out],
-            flops=cost.flops + added,
-            useful_flops=cost.useful_flops + added,
-            rate=source.dtype,
-            contractions=cost.contractions,
-        )
-
-    return rule
+@needs(OpClass.CONVOLUTION, 0, 1)
+def convolution(call: Call, source: Strided, kernel: Strided, *, layout: str) -> AtenCost | None:
+    """A convolution whose arguments stand as ``layout`` says: 2 FLOPs for each kernel position."""
+    found = _forward(call, _LAYOUTS[layout], source, kernel)
+    if found is None:
+        return None
+    cost, out = found
+    bias = call.tensor(_LAYOUTS[layout].bias)
+    added = 0.0 if bias is None else float(out.elements)
+    return simple(
+        [source, kernel] if bias is None else [source, kernel, bias],
+        [out],
+        flops=cost.flops + added,
+        useful_flops=cost.useful_flops + added,
+        rate=source.dtype,
+        contractions=cost.contractions,
+    )
 
 
 @needs(OpClass.CONVOLUTION, 0, 1, 2)
@@ -318,17 +300,16 @@ def convolution_backward(call: Call, grad: Strided, source: Strided, kernel: Str
     results: list[Strided] = []
     if mask[0]:
         rows.append(replace(row, n=row.k, k=row.n))
-        results.append(dense(source.dtype, source.shape))
+        results.append(source.dense)
     if mask[1]:
         rows.append(replace(row, m=row.n, n=row.k, k=row.m))
-        results.append(dense(kernel.dtype, kernel.shape))
+        results.append(kernel.dense)
     added = 0.0
     if mask[2]:
         results.append(dense(grad.dtype, (grad.shape[1],)))
         added = float(grad.elements - grad.shape[1])
     inputs = [grad, *([source] if mask[1] else []), *([kernel] if mask[0] else [])]
     return simple(
-        OpClass.CONVOLUTION,
         inputs,
         results,
         flops=sum(each.flops for each in rows) + added,

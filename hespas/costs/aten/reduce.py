@@ -8,7 +8,6 @@ from hespas.costs.aten.call import (
     FLOAT32,
     INT64,
     AtenCost,
-    AtenRule,
     Call,
     Strided,
     dense,
@@ -68,9 +67,12 @@ def _dims(call: Call, place: int, full_from: int) -> tuple[int, ...] | None:
     return call.integers(place) if call.arg(place).value.strip("[] ") else ()
 
 
+@needs(OpClass.REDUCTION, 0)
 def reduction(
-    flops: float = 1.0,
+    call: Call,
+    source: Strided,
     *,
+    flops: float = 1.0,
     dim: int = 1,
     keep: int = 2,
     dtype: int = -1,
@@ -79,34 +81,28 @@ def reduction(
     transcendentals: float = 0.0,
     results: int = 1,
     finish: float = 0.0,
-) -> AtenRule:
+) -> AtenCost | None:
     """``flops`` for each element that is reduced away, ``finish`` for each result (a division).
 
     A call with at most ``full_from`` arguments reduces everything. ``result``: ``same``, ``sum`` (whole
     numbers become 64 bits wide), ``index`` or ``bool``. ``dtype`` is the place of an explicit type.
     """
-
-    @needs(OpClass.REDUCTION, 0)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
-        out = call.last_output(max(full_from, 1))
-        if shape is None and out is not None and out.elements:
-            shape = out.shape
-        if shape is None:
-            return None
-        stated = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
-        found = dense(stated or _result(result, source.dtype), shape)
-        extra = [dense(INT64, shape)] * (results - 1)
-        steps = max(float(source.elements - found.elements), 0.0)
-        return simple(
-            OpClass.REDUCTION,
-            [source],
-            [found, *extra],
-            flops=flops * steps + finish * found.elements,
-            transcendentals=transcendentals * found.elements,
-        )
-
-    return rule
+    shape = _reduced(source.shape, _dims(call, dim, full_from), call.flag(keep))
+    out = call.last_output(max(full_from, 1))
+    if shape is None and out is not None and out.elements:
+        shape = out.shape
+    if shape is None:
+        return None
+    stated = out.dtype if out is not None else scalar_type(call.integer(dtype)) if dtype >= 0 else None
+    found = dense(stated or _result(result, source.dtype), shape)
+    extra = [dense(INT64, shape)] * (results - 1)
+    steps = max(float(source.elements - found.elements), 0.0)
+    return simple(
+        [source],
+        [found, *extra],
+        flops=flops * steps + finish * found.elements,
+        transcendentals=transcendentals * found.elements,
+    )
 
 
 def _result(kind: str, dtype: DType | None) -> DType | None:
@@ -132,40 +128,38 @@ def _normalised(source: Strided, affine: list[Strided], rows: tuple[int, ...]) -
     """The result, and a mean and a deviation for each of ``rows``."""
     statistic = dense(_statistics(source.dtype), rows)
     return simple(
-        OpClass.NORMALIZATION,
         [source, *affine],
-        [dense(source.dtype, source.shape), statistic, statistic],
+        [source.dense, statistic, statistic],
+        op_class=OpClass.NORMALIZATION,
         flops=(_NORM_FLOPS + len(affine)) * source.elements,
         transcendentals=float(prod(rows)),
     )
 
 
+@needs(OpClass.NORMALIZATION)
 def rms_norm(
-    source_at: int, weight_at: int, *, residual_at: int = -1, residual_out_at: int = -1, out_at: int = -1
-) -> AtenRule:
+    call: Call,
+    *,
+    weight_at: int,
+    source_at: int = 0,
+    residual_at: int = -1,
+    residual_out_at: int = -1,
+    out_at: int = -1,
+) -> AtenCost | None:
     """x / sqrt(mean(x^2)) * weight: four FLOPs an element. With a residual, x + residual is written too.
 
     Places of what the caller allocated (``out_at``, ``residual_out_at``) are not read.
     """
-
-    @needs(OpClass.NORMALIZATION, source_at)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        weight = call.tensor(weight_at)
-        if not source.shape:
-            return None
-        residual = call.tensor(residual_at)
-        out, kept = call.tensor(out_at), call.tensor(residual_out_at)
-        inputs = call.present(source_at, residual_at, weight_at)
-        results = [dense((out or source).dtype, source.shape)]
-        if residual is not None:
-            results.append(dense((kept or residual).dtype, source.shape))
-        flops = 3.0 + (weight is not None) + (residual is not None)
-        rows = float(prod(source.shape[:-1]))
-        return simple(
-            OpClass.NORMALIZATION, inputs, results, flops=flops * source.elements, transcendentals=rows
-        )
-
-    return rule
+    source, residual = call.tensor(source_at), call.tensor(residual_at)
+    if source is None or not source.shape:
+        return None
+    out, kept = call.tensor(out_at), call.tensor(residual_out_at)
+    inputs = call.present(source_at, residual_at, weight_at)
+    results = [dense((out or source).dtype, source.shape)]
+    if residual is not None:
+        results.append(dense((kept or residual).dtype, source.shape))
+    flops = (2.0 + len(inputs)) * source.elements
+    return simple(inputs, results, flops=flops, transcendentals=float(prod(source.shape[:-1])))
 
 
 @needs(OpClass.NORMALIZATION, 0)
@@ -187,37 +181,30 @@ def batch_norm(call: Call, source: Strided) -> AtenCost | None:
         return None
     features = source.shape[1]
     statistic = dense(_statistics(source.dtype), (features,))
-    result = dense(source.dtype, source.shape)
     return simple(
-        OpClass.NORMALIZATION,
         call.present(*range(5)),
-        [result, statistic, statistic] if training else [result],
+        [source.dense, statistic, statistic] if training else [source.dense],
         flops=(8.0 if training else 4.0) * source.elements,
         transcendentals=float(features),
     )
 
 
-def normalisation_backward(*read_at: int, source_at: int, weight_at: int, mask: bool = True) -> AtenRule:
+@needs(OpClass.NORMALIZATION)
+def normalisation_backward(
+    call: Call, *, read_at: tuple[int, ...], weight_at: int, source_at: int = 1, mask: bool = True
+) -> AtenCost | None:
     """Gradients of input, weight and bias. The last argument says which are wanted, where ``mask``; in a
     trace without values, as in training: all.
     """
-
-    @needs(OpClass.NORMALIZATION, source_at)
-    def rule(call: Call, source: Strided) -> AtenCost:
-        weight = call.tensor(weight_at)
-        wanted = call.flags(len(call.args) - 1) if mask and call.has_values else None
-        wanted = wanted if wanted is not None and len(wanted) == 3 else (True, True, True)
-        results = [dense(source.dtype, source.shape)] if wanted[0] else []
-        if weight is not None:
-            results += [dense(weight.dtype, weight.shape)] * (wanted[1] + wanted[2])
-        return simple(
-            OpClass.NORMALIZATION,
-            call.present(*read_at),
-            results,
-            flops=_NORM_BACKWARD_FLOPS * source.elements,
-        )
-
-    return rule
+    source, weight = call.tensor(source_at), call.tensor(weight_at)
+    if source is None:
+        return None
+    wanted = call.flags(len(call.args) - 1) if mask and call.has_values else None
+    wanted = wanted if wanted is not None and len(wanted) == 3 else (True, True, True)
+    results = [source.dense] if wanted[0] else []
+    if weight is not None:
+        results += [weight.dense] * (wanted[1] + wanted[2])
+    return simple(call.present(*read_at), results, flops=_NORM_BACKWARD_FLOPS * source.elements)
 
 
 @needs(OpClass.NORMALIZATION, 0)
@@ -231,7 +218,6 @@ def softmax(call: Call, source: Strided) -> AtenCost:
     rows = source.elements / extent if extent else nan if source.elements else 0.0
     is_log = "log" in call.name
     return simple(
-        OpClass.NORMALIZATION,
         [source],
         [result],
         flops=4.0 * source.elements - 2.0 * rows,
@@ -244,9 +230,8 @@ def softmax_backward(call: Call, grad: Strided, output: Strided) -> AtenCost:
     """(gradient, output, ...): a product, a sum, and a product and a difference for each element."""
     is_log = "log" in call.name
     return simple(
-        OpClass.NORMALIZATION,
         [grad, output],
-        [dense(output.dtype, output.shape)],
+        [output.dense],
         flops=(3.0 if is_log else 4.0) * output.elements,
         transcendentals=float(output.elements) if is_log else 0.0,
     )
@@ -258,22 +243,18 @@ def scan(call: Call, source: Strided) -> AtenCost:
     out = call.last_output(1)
     stated = out.dtype if out is not None else scalar_type(call.integer(2))
     result = dense(stated or _result("sum", source.dtype), source.shape)
-    return simple(OpClass.REDUCTION, [source], [result], flops=float(source.elements))
+    return simple([source], [result], flops=float(source.elements))
 
 
-def sort(dim_at: int = 1) -> AtenRule:
-    """n log2(extent) comparisons; values and 64-bit places are written."""
-
-    @needs(OpClass.SORT, 0)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        dim = call.integer(dim_at)
-        if dim is None or not -len(source.shape) <= dim < len(source.shape):
-            return None
-        steps = ceil(log2(source.shape[dim])) if source.shape[dim] > 1 else 0
-        results = [dense(source.dtype, source.shape), dense(INT64, source.shape)]
-        return simple(OpClass.SORT, [source], results, flops=float(source.elements * steps))
-
-    return rule
+@needs(OpClass.SORT, 0)
+def sort(call: Call, source: Strided) -> AtenCost | None:
+    """(input, dim): n log2(extent) comparisons; values and 64-bit places are written."""
+    dim = call.integer(1)
+    if dim is None or not -len(source.shape) <= dim < len(source.shape):
+        return None
+    steps = ceil(log2(source.shape[dim])) if source.shape[dim] > 1 else 0
+    results = [source.dense, dense(INT64, source.shape)]
+    return simple([source], results, flops=float(source.elements * steps))
 
 
 @needs(OpClass.SORT, 0)
@@ -290,7 +271,7 @@ def top_k(call: Call, source: Strided) -> AtenCost | None:
     shape[place] = k
     steps = 1 + (ceil(log2(k)) if k > 1 else 0)
     results = [dense(source.dtype, shape), dense(INT64, shape)]
-    return simple(OpClass.SORT, [source], results, flops=float(source.elements * steps))
+    return simple([source], results, flops=float(source.elements * steps))
 
 
 def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: int) -> tuple[int, ...] | None:
@@ -314,30 +295,33 @@ def _pooled(call: Call, source: Strided, rank: int, ceil_at: int, dilation_at: i
     return None if min(extents) < 0 else (*source.shape[:-rank], *extents)
 
 
+@needs(OpClass.WINDOW, 0)
 def pool(
-    rank: int, *, ceil_at: int, dilation_at: int = -1, indices: bool = False, adaptive: bool = False
-) -> AtenRule:
+    call: Call,
+    source: Strided,
+    *,
+    rank: int,
+    ceil_at: int = -1,
+    dilation_at: int = -1,
+    indices: bool = False,
+    adaptive: bool = False,
+) -> AtenCost | None:
     """A window over the last ``rank`` dimensions: one FLOP for each position of each window."""
-
-    @needs(OpClass.WINDOW, 0)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        if len(source.shape) < rank:
-            return None
-        if adaptive:
-            size = call.integers(1)
-            shape = None if size is None or len(size) != rank else (*source.shape[:-rank], *size)
-            taps = source.elements / prod(shape) if shape and prod(shape) else nan
-        else:
-            shape = _pooled(call, source, rank, ceil_at, dilation_at)
-            window = call.integers(1) or ()
-            taps = float(prod(window * rank if len(window) == 1 else window))
-        if shape is None:
-            return None
-        result = dense(source.dtype, shape)
-        results = [result, dense(INT64, shape)] if indices else [result]
-        return simple(OpClass.WINDOW, [source], results, flops=taps * result.elements)
-
-    return rule
+    if len(source.shape) < rank:
+        return None
+    if adaptive:
+        size = call.integers(1)
+        shape = None if size is None or len(size) != rank else (*source.shape[:-rank], *size)
+        taps = source.elements / prod(shape) if shape and prod(shape) else nan
+    else:
+        shape = _pooled(call, source, rank, ceil_at, dilation_at)
+        window = call.integers(1) or ()
+        taps = float(prod(window * rank if len(window) == 1 else window))
+    if shape is None:
+        return None
+    result = dense(source.dtype, shape)
+    results = [result, dense(INT64, shape)] if indices else [result]
+    return simple([source], results, flops=taps * result.elements)
 
 
 @needs(OpClass.WINDOW, 0, 1)
@@ -345,19 +329,15 @@ def pool_backward(call: Call, grad: Strided, source: Strided) -> AtenCost:
     """(gradient, input, ...): the gradient (and the places of maxima) read, that of the input written."""
     places = call.last_output(2)
     inputs = [grad] if places is None else [grad, places]
-    return simple(OpClass.WINDOW, inputs, [dense(source.dtype, source.shape)], flops=nan)
+    return simple(inputs, [source.dense], flops=nan)
 
 
-def upsample(rank: int, flops: float) -> AtenRule:
+@needs(OpClass.WINDOW, 0)
+def upsample(call: Call, source: Strided, *, rank: int, flops: float) -> AtenCost | None:
     """(input, output size, ...): ``flops`` for each result element; what is picked is read."""
-
-    @needs(OpClass.WINDOW, 0)
-    def rule(call: Call, source: Strided) -> AtenCost | None:
-        size = call.integers(1)
-        if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
-            return None
-        result = dense(source.dtype, (*source.shape[:2], *size))
-        read = min(source.bytes, result.bytes) if flops == 0 else source.bytes
-        return simple(OpClass.WINDOW, [source], [result], flops=flops * result.elements, read=read)
-
-    return rule
+    size = call.integers(1)
+    if size is None or len(size) != rank or len(source.shape) != rank + 2 or min(size) < 0:
+        return None
+    result = dense(source.dtype, (*source.shape[:2], *size))
+    read = min(source.bytes, result.bytes) if flops == 0 else source.bytes
+    return simple([source], [result], flops=flops * result.elements, read=read)

@@ -189,7 +189,6 @@ _INTO_PRODUCT = frozenset({OpClass.FREE, OpClass.MOVE})
 """What a compiler reads in place, when a product is the only one that wants it: transposed operands."""
 _REPEATED = frozenset({OpClass.GENERATE, OpClass.BROADCAST, OpClass.FREE})
 """What a compiler makes anew for each of several users rather than keep."""
-_NOT_STABLEHLO = frozenset({"tf32", "token", "opaque"})
 _MOST_NODES = 64
 _MOST_REPEATED = 3
 
@@ -338,10 +337,9 @@ class _Reader:
             producer = next((dep for dep in left if self._makes(dep, tensor)), -1)
             if producer >= 0:
                 left.remove(producer)
-            if producer >= 0 and producer not in writing.values and producer not in inside and repeats:
-                again = self.classes[producer] in _REPEATED
-                if again:
-                    self._write(writing, producer, inside, repeats - 1)
+            is_outside = producer >= 0 and producer not in writing.values and producer not in inside
+            if repeats and is_outside and self.classes[producer] in _REPEATED:
+                self._write(writing, producer, inside, repeats - 1)
             made = writing.values.get(producer, ())
             bound.append(
                 next((value for value in made if value.type == tensor), None)

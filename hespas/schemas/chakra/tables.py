@@ -1,25 +1,19 @@
 """Field numbers and enumerations of the Chakra execution trace, schema 0.0.4 (= 1.0.0).
 
 Source: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``. The codec, the fallback parser
-and the test descriptor are all built from these tables and from the messages beside them; they are facts only
-and hold no logic beyond protobuf's own definitions of a varint and a tag.
+and the descriptor of the tests are all built from these tables; they are facts only and hold no logic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from typing import NamedTuple
 
 __all__ = [
     "ATTRIBUTE",
     "GLOBAL_METADATA",
     "IO_INFO",
-    "LIST_OF",
     "NODE",
     "VALUE_FIELDS",
     "AttributeField",
@@ -29,9 +23,7 @@ __all__ = [
     "MessageSpec",
     "NodeField",
     "NodeType",
-    "ReferenceMessages",
     "WireType",
-    "reference_messages",
 ]
 
 
@@ -164,11 +156,6 @@ VALUE_FIELDS: MappingProxyType[int, Kind] = MappingProxyType(
 )
 """Attribute field number of a scalar -> its kind."""
 
-LIST_OF: MappingProxyType[int, Kind] = MappingProxyType(
-    {number + 1: kind for number, kind in VALUE_FIELDS.items()}
-)
-"""Attribute field number of a list -> the kind of its entries."""
-
 
 # --- The messages, field by field: for what goes through a message as a whole. The columnar codec needs only
 # the numbers above.
@@ -243,57 +230,3 @@ NODE = _message(
     FieldSpec(NodeField.OUTPUTS, "outputs", Kind.MESSAGE, message=IO_INFO),
     FieldSpec(NodeField.ATTR, "attr", Kind.MESSAGE, repeated=True, message=ATTRIBUTE),
 )
-
-
-# --- The messages as classes of the protobuf library.
-#
-# Tests and benchmarks compare the codec with them; the package itself needs no protobuf runtime. The classes
-# live in a private descriptor pool, because the default one clashes with an installed Chakra.
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceMessages:
-    """Message classes made at run time; their fields are unknown to type checkers, hence ``Any``."""
-
-    node: Any
-    metadata: Any
-
-
-def reference_messages() -> ReferenceMessages:
-    """The classes ``Node`` and ``GlobalMetadata``. Needs the ``protobuf`` package."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="et", syntax="proto3")
-    enum = file.enum_type.add(name="NodeType")
-    for member in NodeType:
-        enum.value.add(name=member.name, number=member)
-    for spec in (NODE, GLOBAL_METADATA):
-        _add_message(file, spec)
-    pool: Any = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    make: Any = message_factory.GetMessageClass
-    return ReferenceMessages(
-        make(pool.FindMessageTypeByName("et.Node")), make(pool.FindMessageTypeByName("et.GlobalMetadata"))
-    )
-
-
-def _add_message(file: FileDescriptorProto, spec: MessageSpec) -> None:
-    """Declare a message after those it contains."""
-    if any(message.name == spec.name for message in file.message_type):
-        return
-    for field in spec.fields.values():
-        if field.message is not None:
-            _add_message(file, field.message)
-    message = file.message_type.add(name=spec.name)
-    if any(field.oneof for field in spec.fields.values()):
-        message.oneof_decl.add(name="value")
-    for field in spec.fields.values():
-        entry = message.field.add(name=field.name, number=field.number)
-        entry.label = entry.LABEL_REPEATED if field.repeated else entry.LABEL_OPTIONAL
-        entry.type = entry.Type.Value(f"TYPE_{field.kind.proto.upper()}")
-        if field.oneof:
-            entry.oneof_index = 0
-        if field.kind is Kind.ENUM:
-            entry.type_name = ".et.NodeType"
-        elif field.message is not None:
-            entry.type_name = f".et.{field.message.name}"

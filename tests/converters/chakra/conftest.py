@@ -14,7 +14,7 @@ from hespas.converters.chakra.wire import EtColumns
 from hespas.converters.chakra.wire.codec import read_columns
 from hespas.converters.chakra.wire.encode import encode_chunks
 from hespas.graph.diagnostics import Diagnostics
-from hespas.schemas.chakra.tables import reference_messages
+from tests.chakra_messages import reference_messages
 
 
 def _varint(value: int) -> bytes:

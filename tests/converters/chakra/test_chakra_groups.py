@@ -74,7 +74,7 @@ def _names(path: Path) -> list[str]:
     columns = read_columns(path, Diagnostics())
     found = AttributeFacts.of(columns.attrs).texts("pg_name")
     names = [""] * len(columns)
-    for node, row in zip(found.node.tolist(), found.payload.tolist(), strict=True):
+    for node, row in zip(found.node.tolist(), found.value.tolist(), strict=True):
         names[node] = columns.attrs.payload.text(int(row))
     return names
 

@@ -95,7 +95,7 @@ def _groups(columns: EtColumns) -> dict[str, str]:
     found = facts.texts("pg_name")
     return {
         columns.name.text(node): columns.attrs.payload.text(int(row))
-        for node, row in zip(found.node.tolist(), found.payload.tolist(), strict=True)
+        for node, row in zip(found.node.tolist(), found.value.tolist(), strict=True)
     }
 
 

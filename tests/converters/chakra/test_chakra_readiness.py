@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from hespas.api import convert, read, write
+from hespas.converters.chakra.readiness import is_as_stated
 from hespas.graph import GraphBuilder, OpClass, Workload
 from hespas.graph.workload import graphs_equal
-from hespas.schemas.chakra.tables import reference_messages
 from hespas.validators.checker import CheckOptions, check
+from tests.chakra_messages import reference_messages
 from tests.converters.chakra.conftest import messages_of
 
 _FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -264,3 +265,27 @@ def test_a_trace_without_lists_gets_none(tmp_path: Path, reference: Any) -> None
     direct = read(tmp_path / "w.et")
     assert isinstance(direct, Workload)
     assert graphs_equal(direct.classes[0], kept.classes[0]) == []
+
+
+@pytest.mark.parametrize("lists", [{"inputs": [], "outputs": []}, {"outputs": ["m", "8"]}], ids=str)
+def test_a_node_of_metadata_reads_and_writes_nothing(
+    lists: dict[str, list[str]], tmp_path: Path, reference: Any
+) -> None:
+    """A writer gives it no lists; those that it has are kept."""
+    path = tmp_path / "m.et"
+    convert(_FIXTURES / "op_graph" / "mlp.json", path)
+    metadata, *nodes = messages_of(path.read_bytes())
+    last = reference_messages().node.FromString(nodes[-1])
+    last.type = 2
+    del last.data_deps[:]
+    kept = [attr for attr in last.attr if attr.name not in {"inputs", "outputs"}]
+    del last.attr[:]
+    last.attr.extend(kept)
+    for name, texts in lists.items():
+        last.attr.add(name=name).string_list.values.extend(texts)
+    path.write_bytes(reference.framed(metadata, *nodes[:-1], last.SerializeToString()))
+    convert(path, tmp_path / "again.et")
+    assert (tmp_path / "again.et").read_bytes() == path.read_bytes()
+    found = read(path)
+    assert isinstance(found, Workload)
+    assert is_as_stated(found.classes[0])

@@ -14,7 +14,6 @@ from hespas.schemas.chakra.tables import (
     ATTRIBUTE,
     GLOBAL_METADATA,
     IO_INFO,
-    LIST_OF,
     NODE,
     AttributeField,
     CollectiveCommType,
@@ -76,7 +75,7 @@ def test_numbers_agree_with_the_enumerations() -> None:
         member.name: int(member) for member in NodeField
     }
     assert set(ATTRIBUTE.fields) == {int(member) for member in AttributeField if member}
-    assert LIST_OF[AttributeField.BOOL_LIST] is Kind.BOOL
+    assert ATTRIBUTE.fields[AttributeField.BOOL_LIST].name == "bool_list"
 
 
 def test_tags() -> None:

@@ -243,7 +243,7 @@ def test_binary_forms_hold_replays_too(tmp_path: Path) -> None:
     workload = without_program(_read(FIXTURES / "stablehlo" / "mlp.mlir"))
     for name in ("a.mlirbc", "a.vhlo"):
         written, _ = write_bytes(workload, tmp_path / name)
-        module = parse_program(written, name, load_bindings()).module
+        module = parse_program(written, load_bindings()).module
         assert "hespas.replay" in load_bindings().text(module, locations=False)
 
 

@@ -46,7 +46,7 @@ def _read(path: Path) -> Workload:
 def _canonical(data: bytes, *, locations: bool) -> str:
     """Every operation, attribute and type of a program in MLIR's generic form."""
     bindings = load_bindings()
-    return bindings.text(parse_program(data, "-", bindings).module, locations=locations, generic=True)
+    return bindings.text(parse_program(data, bindings).module, locations=locations, generic=True)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
@@ -92,7 +92,7 @@ def test_shared_workloads_come_back_byte_for_byte(path: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("path", [*TEXTS, *BINARIES], ids=lambda path: path.name)
 def test_other_forms_hold_the_same_program(path: Path) -> None:
     bindings, source = load_bindings(), _content(path)
-    own = parse_program(source, path.name, bindings).form
+    own = parse_program(source, bindings).form
     located = b"loc(" in source or own is not Form.TEXT
     bytecode = in_form(source, own, Form.BYTECODE, "", bindings)
     assert _canonical(bytecode, locations=located) == _canonical(source, locations=located)
@@ -164,7 +164,7 @@ def test_every_version_offered_is_written(version: str) -> None:
     source = _content(FIXTURES / "stablehlo" / "branches.mlir")
     written = in_form(source, Form.TEXT, Form.ARTIFACT, version, load_bindings())
     assert f"StableHLO_v{version}\0".encode() in written[:40]
-    assert parse_program(written, "-", load_bindings()).form is Form.ARTIFACT
+    assert parse_program(written, load_bindings()).form is Form.ARTIFACT
 
 
 def test_what_an_old_version_lacks_is_refused() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from hespas.converters import sniff
 from hespas.graph.errors import FormatError
-from hespas.schemas.chakra.tables import reference_messages
 from hespas.validators.checker import CheckOptions, check
+from tests.chakra_messages import reference_messages
 
 
 def _told(path: Path) -> list[tuple[str, str]]:

@@ -21,9 +21,9 @@ from hespas.converters.chakra.wire import (
     Window,
     Words,
     copy_spans,
+    not_text,
     packed_varints,
 )
-from hespas.converters.chakra.wire.messages import not_text
 from hespas.converters.chakra.wire.walk import Fields, walk
 from hespas.files.wire import BYTES, VARINT, WireError, encode_varint
 from hespas.files.wire import fields as wire_fields
@@ -424,20 +424,6 @@ class Evidence:
     valueless: set[int] = field(default_factory=set[int])
     comm_types: set[int] = field(default_factory=set[int])
     unlike_proto3: bool = False
-
-    def copy(self) -> Evidence:
-        """The same evidence, to which more can be added."""
-        return Evidence(
-            dict(self.largest),
-            set(self.lacking),
-            set(self.broken),
-            set(self.not_text),
-            set(self.node_types),
-            dict(self.values),
-            set(self.valueless),
-            set(self.comm_types),
-            self.unlike_proto3,
-        )
 
     def add_nodes(self, window: Window, start: Longs, end: Longs) -> None:
         """Take in nodes; malformed ones say nothing."""

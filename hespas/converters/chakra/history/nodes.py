@@ -25,11 +25,13 @@ from hespas.converters.chakra.wire import (
     Window,
     Words,
     copy_spans,
+    is_text,
+    not_text,
     offsets_of,
     packed_varints,
 )
 from hespas.converters.chakra.wire.decode import FrameBatch, Metadata
-from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable, canonical_message, not_text
+from hespas.converters.chakra.wire.messages import NOT_TEXT, KeyTable, canonical_message
 from hespas.converters.chakra.wire.walk import Fields, tag_of, walk
 from hespas.files.wire import encode_varint
 from hespas.graph.diagnostics import Diagnostics
@@ -280,7 +282,7 @@ def _encoded_list(
     if kind is Kind.BYTES:
         texts = [fields.window.u8[at : at + size].tobytes() for _, size, at in entries]
         message = b"".join(b"\x0a" + encode_varint(len(text)) + text for text in texts)
-        return (target if all(map(_is_text, texts)) else AttributeField.BYTES_LIST), message
+        return (target if all(map(is_text, texts)) else AttributeField.BYTES_LIST), message
     size_of = 4 if kind is Kind.FLOAT else 0
     content = b"".join(
         fields.window.u8[at : at + (value if wire == WireType.BYTES else size_of)].tobytes()
@@ -302,14 +304,6 @@ def _is_packed(content: bytes, kind: Kind) -> bool:
         return max(content, default=0) <= 1
     window = Window.holding(np.frombuffer(content, np.uint8))
     return packed_varints(window, np.zeros(1, np.int64), np.full(1, len(content)))[2] is None
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _list_message(content: bytes) -> bytes:
@@ -381,21 +375,16 @@ class HistoricDecoder:
         attrs, inputs, outputs = self._rest(fields, bad)
         kind = fields.scalar(tag_of(_TYPE, WireType.VARINT))
         today = np.array(self.version.node_types, np.int32)
-        columns = EtColumns(
-            version="",
-            metadata=AttributeColumns.empty(1),
+        columns = replace(
+            EtColumns.empty(attrs.columns),
             id=fields.scalar(tag_of(_ID, WireType.VARINT)),
             name=name,
             type=today[np.minimum(kind, np.uint64(len(today) - 1)).view(np.int64)],
-            ctrl_offsets=np.zeros(len(batch) + 1, np.int64),
-            ctrl_deps=np.empty(0, np.uint64),
             data_offsets=parents.offsets,
             data_deps=parents.values,
-            start_micros=np.zeros(len(batch), np.uint64),
             duration_micros=attrs.run_time,
             inputs=inputs,
             outputs=outputs,
-            attrs=attrs.columns,
             frame_byte=batch.frame_byte,
         )
         return columns, bad, int(np.count_nonzero(attrs.run_time))
@@ -482,7 +471,7 @@ def _io(fields: Fields, first: int, bad: Bools) -> IoColumns:
         return IoColumns.empty()
     if len(node) < len(some):
         texts = [text.take(node) for text in texts]
-    return IoColumns(node, texts[0], texts[1], texts[2])
+    return IoColumns(node, *texts)
 
 
 # Fields of 0.0.1 nodes as attributes: that schema had none, and a field for everything.

@@ -29,6 +29,8 @@ __all__ = [
     "Window",
     "Words",
     "copy_spans",
+    "is_text",
+    "not_text",
     "offsets_of",
     "packed_varints",
     "read_varints",
@@ -235,7 +237,7 @@ class ByteRows:
         data = np.concatenate([self.data, other.data])
         return ByteRows(data, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
-    def take(self, rows: Longs) -> ByteRows:
+    def take(self, rows: NDArray[np.integer]) -> ByteRows:
         """The given rows, copied."""
         start = self.offsets[rows]
         return ByteRows(*copy_spans(Window.holding(self.data), start, self.offsets[rows + 1] - start))
@@ -244,6 +246,29 @@ class ByteRows:
         """Rows ``start`` to ``stop`` without copying their bytes."""
         offsets = self.offsets[start : stop + 1]
         return ByteRows(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def not_text(rows: ByteRows) -> Bools:
+    """Which rows are not UTF-8."""
+    bad = np.zeros(len(rows), np.bool_)
+    if not len(rows.data) or int(rows.data.max()) < 0x80:
+        return bad
+    filled = np.flatnonzero(rows.lengths)
+    inside = (rows.data[rows.offsets[filled]] & 0xC0) == 0x80
+    if not inside.any() and is_text(rows.data.tobytes()):
+        return bad
+    for row in filled.tolist():
+        bad[row] = not is_text(rows[row])
+    return bad
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,35 +327,24 @@ class AttributeColumns:
         """The attributes of owners ``start`` to ``stop``."""
         offsets = self.offsets[start : stop + 1]
         rows = slice(int(offsets[0]), int(offsets[-1]))
-        narrowed = AttributeColumns(
-            self.keys,
-            offsets - offsets[0],
-            self.key[rows],
-            self.field[rows],
-            self.bits[rows],
-            self.payload,
-            self.doc_row,
-            self.doc,
+        narrowed = replace(
+            self,
+            offsets=offsets - offsets[0],
+            key=self.key[rows],
+            field=self.field[rows],
+            bits=self.bits[rows],
         )
-        return narrowed._with_own_payload(rows)
-
-    def _with_own_payload(self, rows: slice) -> AttributeColumns:
-        """Narrow ``payload`` and ``doc`` to ``rows`` of the whole; payload rows stand in attribute order."""
-        used = self.bits[self.has_payload]
+        # Payload rows stand in the order of attributes.
+        held, bits = narrowed.has_payload, narrowed.bits
+        used = bits[held]
         first = int(used[0]) if len(used) else 0
         docs = np.searchsorted(self.doc_row, [rows.start, rows.stop])
-        bits = self.bits
-        if first:
-            bits = np.where(self.has_payload, bits - np.uint64(first), bits)
-        return AttributeColumns(
-            self.keys,
-            self.offsets,
-            self.key,
-            self.field,
-            bits,
-            self.payload.part(first, first + len(used)),
-            self.doc_row[docs[0] : docs[1]] - rows.start,
-            self.doc.part(int(docs[0]), int(docs[1])),
+        return replace(
+            narrowed,
+            bits=np.where(held, bits - np.uint64(first), bits) if first else bits,
+            payload=self.payload.part(first, first + len(used)),
+            doc_row=self.doc_row[docs[0] : docs[1]] - rows.start,
+            doc=self.doc.part(int(docs[0]), int(docs[1])),
         )
 
 
@@ -351,32 +365,25 @@ class IoColumns:
     def __len__(self) -> int:
         return len(self.node)
 
+    @property
+    def texts(self) -> tuple[ByteRows, ByteRows, ByteRows]:
+        """The three texts, in the order of their fields."""
+        return self.values, self.shapes, self.types
+
     def take(self, rows: Longs) -> IoColumns:
         """The given rows."""
-        return IoColumns(
-            self.node[rows], self.values.take(rows), self.shapes.take(rows), self.types.take(rows)
-        )
+        return IoColumns(self.node[rows], *(text.take(rows) for text in self.texts))
 
     def joined(self, other: IoColumns) -> IoColumns:
         """The rows of both, by node."""
         node = np.concatenate([self.node, other.node])
-        both = IoColumns(
-            node,
-            self.values.joined(other.values),
-            self.shapes.joined(other.shapes),
-            self.types.joined(other.types),
-        )
-        return both.take(np.argsort(node, kind="stable"))
+        both = (mine.joined(theirs) for mine, theirs in zip(self.texts, other.texts, strict=True))
+        return IoColumns(node, *both).take(np.argsort(node, kind="stable"))
 
     def part(self, start: int, stop: int) -> IoColumns:
         """Those of nodes ``start`` to ``stop``."""
         first, last = (int(place) for place in np.searchsorted(self.node, [start, stop]))
-        return IoColumns(
-            self.node[first:last] - start,
-            self.values.part(first, last),
-            self.shapes.part(first, last),
-            self.types.part(first, last),
-        )
+        return IoColumns(self.node[first:last] - start, *(text.part(first, last) for text in self.texts))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -9,13 +9,15 @@ file, no metadata, no node, ``ET003`` schema, ``ET004`` version label and empty 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.converters.chakra.contract import Faults
 from hespas.converters.chakra.history import (
     Evidence,
     FirstFrame,
@@ -30,7 +32,7 @@ from hespas.converters.chakra.history import (
     survivors,
 )
 from hespas.converters.chakra.history.nodes import HistoricDecoder
-from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns, Longs, Words
+from hespas.converters.chakra.wire import AttributeColumns, ByteRows, EtColumns, IoColumns
 from hespas.converters.chakra.wire.decode import (
     CutOffError,
     Decoder,
@@ -46,10 +48,11 @@ from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.chakra import CURRENT, EARLY, LATEST_VERSIONS
 from hespas.schemas.chakra.history import NAMED, VERSIONS
 
-__all__ = ["CodecFaults", "iter_columns", "read_columns", "write_columns"]
+__all__ = ["iter_columns", "read_columns", "write_columns"]
 
 _WITHOUT_CONVERTER = "0.0.1"
 """The schema from before there was a converter that wrote microseconds."""
+_INTERRUPTED = "was the writing program interrupted?"
 
 
 def iter_columns(
@@ -69,7 +72,7 @@ def iter_columns(
     schema is not known; with ``lenient`` faults become diagnostics and whole frames are kept, with
     ``recover`` those before a cut.
     """
-    faults = CodecFaults(str(path), diagnostics, lenient, recover)
+    faults = Faults(str(path), None, diagnostics, lenient, recover)
     source = open_trace(path, max_bytes)
     opened: _Opened | None = None
     count, expected = 0, 1.0
@@ -89,8 +92,8 @@ def iter_columns(
     except FormatError as error:
         if opened is None and not lenient:
             raise
-        faults.framing(error, count)
-        if opened is not None and faults.is_recovered(error):
+        _keep_before(error, count, faults)
+        if opened is not None and _is_recovered(error, faults):
             nothing = EtColumns.empty(AttributeColumns.empty(0))
             yield _complete(replace(nothing, is_cut=True), opened), expected
         if opened is None:
@@ -110,13 +113,13 @@ def _complete(chunk: EtColumns, opened: _Opened) -> EtColumns:
     )
 
 
-def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
+def _conclude(opened: _Opened | None, count: int, faults: Faults) -> None:
     """Report what holds for the file as a whole."""
     diagnostics, path = faults.diagnostics, faults.path
     if opened is None:
-        faults.report("ET002", "the file is empty", "byte 0", "was the writing program interrupted?")
+        faults.error("ET002", "the file is empty", position="byte 0", hint=_INTERRUPTED)
     elif not count:
-        faults.report("ET002", "the file has no node", "end of file", "was the writing program interrupted?")
+        faults.error("ET002", "the file has no node", position="end of file", hint=_INTERRUPTED)
     if opened is None:
         return
     message = "unknown fields were left out"
@@ -128,7 +131,7 @@ def _conclude(opened: _Opened | None, count: int, faults: CodecFaults) -> None:
         _say_migrated(opened, faults)
 
 
-def _say_migrated(opened: _Opened, faults: CodecFaults) -> None:
+def _say_migrated(opened: _Opened, faults: Faults) -> None:
     """A checker's reader finds an error here: only today's schema is what simulators read."""
     read_as = f"the trace has schema {opened.schema} and was read as one of 0.0.4"
     if faults.lenient:
@@ -169,8 +172,7 @@ def read_columns(
     ):
         joiner.add(chunk, expected)
         last = chunk
-    whole = joiner.take(last.version, last.metadata, last.attrs.keys)
-    return replace(whole, schema=last.schema, is_cut=last.is_cut)
+    return joiner.take(last)
 
 
 def write_columns(columns: EtColumns, path: Path) -> None:
@@ -180,39 +182,22 @@ def write_columns(columns: EtColumns, path: Path) -> None:
             stream.write(np.frombuffer(piece, np.uint8).data)
 
 
-# Faults of a file as a whole: raised, or recorded where the reader is lenient or recovers a cut file.
+def _keep_before(error: FormatError, nodes: int, faults: Faults) -> None:
+    """Raise a fault of the wire format, unless the reader is lenient or recovers: it keeps what is before."""
+    recovers = _is_recovered(error, faults)
+    if not (faults.lenient or recovers):
+        if isinstance(error, CutOffError) and nodes:
+            error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
+        raise error
+    message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
+    severity = Severity.WARNING if recovers else Severity.ERROR
+    code, place = error.code or "ET001", error.position or ""
+    faults.diagnostics.add(code, severity, place, message, path=faults.path)
 
 
-@dataclass(frozen=True, slots=True)
-class CodecFaults:
-    """Where the faults of one file go; with ``recover`` a cut is a warning."""
-
-    path: str
-    diagnostics: Diagnostics
-    lenient: bool
-    recover: bool = False
-
-    def report(self, code: str, message: str, position: str, hint: str) -> None:
-        """An error of the file as a whole."""
-        if not self.lenient:
-            raise FormatError(message, code=code, path=self.path, position=position, hint=hint)
-        self.diagnostics.add(code, Severity.ERROR, position, message, path=self.path)
-
-    def is_recovered(self, error: FormatError) -> bool:
-        """Whether the user asked to go on behind this error."""
-        return self.recover and isinstance(error, CutOffError)
-
-    def framing(self, error: FormatError, nodes: int) -> None:
-        """A fault of the wire format; a reader that is lenient or recovers keeps what is whole before it."""
-        recovers = self.is_recovered(error)
-        if not (self.lenient or recovers):
-            if isinstance(error, CutOffError) and nodes:
-                error.hint = f"{error.hint}; `recover` keeps the {nodes:,} nodes before the cut"
-            raise error
-        message = f"{error.text}; the {nodes} nodes before it were kept" if nodes else error.text
-        severity = Severity.WARNING if recovers else Severity.ERROR
-        code = error.code or "ET001"
-        self.diagnostics.add(code, severity, error.position or "", message, path=self.path)
+def _is_recovered(error: FormatError, faults: Faults) -> bool:
+    """Whether the user asked to go on behind this error."""
+    return faults.recover and isinstance(error, CutOffError)
 
 
 # The start of a trace: which schema it has, its metadata, and the decoder for its nodes.
@@ -238,7 +223,7 @@ class _Opened(NamedTuple):
     schema: str
 
 
-def _open_nodes(batch: FrameBatch, reading: _Reading, faults: CodecFaults) -> _Opened:
+def _open_nodes(batch: FrameBatch, reading: _Reading, faults: Faults) -> _Opened:
     """Tell the schema, decode the metadata, and return the nodes of the first batch.
 
     Where the first frame does not tell, the file is read as far as it takes. Raises :class:`FormatError` and
@@ -275,13 +260,13 @@ def _settled(possible: frozenset[str], nodes: FrameBatch, named: str, path: str)
 
 
 def _told_by_nodes(
-    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: CodecFaults, *, has_metadata: bool
+    batch: FrameBatch, possible: frozenset[str], reading: _Reading, faults: Faults, *, has_metadata: bool
 ) -> Resolution:
     """The schema that the nodes have: of the first batch or, while that is not enough, of more of them."""
     evidence = Evidence()
     if has_metadata:
         evidence.add_metadata(batch.message(0))
-    start = evidence.copy()
+    start = deepcopy(evidence)
     nodes = batch.without_first() if has_metadata else batch
     evidence.add_nodes(nodes.window, nodes.start, nodes.end)
     found = survivors(evidence, possible, has_metadata=has_metadata)
@@ -300,7 +285,7 @@ def _stranger(nodes: FrameBatch, start: Evidence, possible: frozenset[str], *, h
     low, high = 0, len(nodes)
     while low < high:
         middle = (low + high) // 2
-        evidence = start.copy()
+        evidence = deepcopy(start)
         evidence.add_nodes(nodes.window, nodes.start[: middle + 1], nodes.end[: middle + 1])
         if survivors(evidence, possible, has_metadata=has_metadata):
             low = middle + 1
@@ -323,7 +308,7 @@ def _read_on(evidence: Evidence, possible: frozenset[str], reading: _Reading, *,
 
 
 def _open_old(
-    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: CodecFaults, *, has_metadata: bool
+    batch: FrameBatch, nodes: FrameBatch, chosen: Resolution, faults: Faults, *, has_metadata: bool
 ) -> _Opened:
     decoder = HistoricDecoder(
         VERSIONS[chosen.reading], chosen.label, faults.path, faults.diagnostics if faults.lenient else None
@@ -339,7 +324,7 @@ def _open_current(
     nodes: FrameBatch,
     signature: Signature,
     chosen: Resolution,
-    faults: CodecFaults,
+    faults: Faults,
     *,
     named: bool,
 ) -> _Opened:
@@ -349,9 +334,8 @@ def _open_current(
         if named:
             faults.diagnostics.warning("ET002", faults.path, message, path=faults.path)
         else:
-            faults.report(
-                "ET002", message, "byte 0", f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
-            )
+            hint = f"{_NO_TRACE}; name the schema with `source_version=0.0.4`"
+            faults.error("ET002", message, position="byte 0", hint=hint)
         return _Opened(decoder, Metadata("", AttributeColumns.empty(1)), nodes, "")
     message_bytes = batch.message(0)
     is_early = chosen.reading == EARLY
@@ -371,19 +355,29 @@ def _not_a_trace(path: str) -> NoReturn:
 
 # Joining the chunks of a file: one column at a time, so that only one column is ever held twice.
 
-_Scalar = TypeVar("_Scalar", bound=np.generic)
+_NODE_OFFSETS = ("ctrl_offsets", "data_offsets")
+_NODE_COLUMNS = (
+    *("id", "type", "start_micros", "duration_micros", "frame_byte"),
+    *("ctrl_deps", "data_deps"),
+)
+_IO_TEXTS = ("values", "shapes", "types")
 
 
-class _Column(Generic[_Scalar]):
+class _Column:
     """A flat column that grows; room that is not used takes no memory."""
 
     __slots__ = ("_room", "size")
 
-    def __init__(self, dtype: type[_Scalar]) -> None:
-        self._room: NDArray[_Scalar] = np.empty(0, dtype)
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._room: NDArray[Any] = np.empty(0, dtype)
         self.size = 0
 
-    def add(self, piece: NDArray[_Scalar], expected: float) -> None:
+    @property
+    def last(self) -> int:
+        """The last entry, 0 where there is none."""
+        return int(self._room[self.size - 1]) if self.size else 0
+
+    def add(self, piece: NDArray[Any], expected: float) -> None:
         """Append; ``expected`` is how many times this much the whole column is thought to hold."""
         end = self.size + len(piece)
         if end > len(self._room):
@@ -394,161 +388,68 @@ class _Column(Generic[_Scalar]):
         self._room[self.size : end] = piece
         self.size = end
 
-    def take(self) -> NDArray[_Scalar]:
-        """The whole column; this one is empty afterwards."""
-        whole = self._room[: self.size]
-        self._room = np.empty(0, whole.dtype)
-        self.size = 0
-        return whole
-
-
-class _Offsets:
-    """The pieces of an offsets column, each moved behind the one before."""
-
-    __slots__ = ("_column", "base")
-
-    def __init__(self) -> None:
-        self._column = _Column(np.int64)
-        self._column.add(np.zeros(1, np.int64), 0)
-        self.base = 0
-
-    def add(self, offsets: Longs, expected: float) -> None:
-        self._column.add(offsets[1:] + self.base, expected)
-        self.base += int(offsets[-1])
-
-    def take(self) -> Longs:
-        return self._column.take()
-
-
-class _Rows:
-    """The pieces of a column of byte strings."""
-
-    __slots__ = ("_data", "_offsets", "count")
-
-    def __init__(self) -> None:
-        self._data = _Column(np.uint8)
-        self._offsets = _Offsets()
-        self.count = 0
-
-    def add(self, rows: ByteRows, expected: float) -> None:
-        self._data.add(rows.data, expected)
-        self._offsets.add(rows.offsets, expected)
-        self.count += len(rows)
-
-    def take(self) -> ByteRows:
-        return ByteRows(self._data.take(), self._offsets.take())
-
-
-class _Io:
-    __slots__ = ("_node", "_shapes", "_types", "_values")
-
-    def __init__(self) -> None:
-        self._node = _Column(np.int64)
-        self._values, self._shapes, self._types = _Rows(), _Rows(), _Rows()
-
-    def add(self, columns: IoColumns, base: int, expected: float) -> None:
-        if not len(columns):
-            return
-        self._node.add(columns.node + base, expected)
-        self._values.add(columns.values, expected)
-        self._shapes.add(columns.shapes, expected)
-        self._types.add(columns.types, expected)
-
-    def take(self) -> IoColumns:
-        return IoColumns(self._node.take(), self._values.take(), self._shapes.take(), self._types.take())
-
-
-class _Attributes:
-    __slots__ = ("_bits", "_doc", "_doc_row", "_field", "_key", "_offsets", "_payload")
-
-    def __init__(self) -> None:
-        self._offsets = _Offsets()
-        self._key, self._field, self._bits = _Column(np.int32), _Column(np.uint8), _Column(np.uint64)
-        self._payload, self._doc = _Rows(), _Rows()
-        self._doc_row = _Column(np.int64)
-
-    def add(self, columns: AttributeColumns, expected: float) -> None:
-        if len(columns.doc_row):
-            self._doc_row.add(columns.doc_row + self._offsets.base, expected)
-            self._doc.add(columns.doc, expected)
-        bits = columns.bits
-        if len(columns.payload):
-            bits = np.where(columns.has_payload, bits + np.uint64(self._payload.count), bits)
-            self._payload.add(columns.payload, expected)
-        self._offsets.add(columns.offsets, expected)
-        self._key.add(columns.key, expected)
-        self._field.add(columns.field, expected)
-        self._bits.add(bits, expected)
-
-    def take(self, keys: tuple[str, ...]) -> AttributeColumns:
-        return AttributeColumns(
-            keys,
-            self._offsets.take(),
-            self._key.take(),
-            self._field.take(),
-            self._bits.take(),
-            self._payload.take(),
-            self._doc_row.take(),
-            self._doc.take(),
-        )
+    def take(self) -> NDArray[Any]:
+        """The whole column."""
+        return self._room[: self.size]
 
 
 class _Joiner:
     """Takes chunks in file order, whose attribute keys come from one table, and makes one set of columns."""
 
-    __slots__ = ("_attrs", "_ctrl", "_data", "_inputs", "_name", "_nodes", "_outputs", "_type", "_words")
-
     def __init__(self) -> None:
         """Start with no nodes."""
-        self._words: dict[str, _Column[np.uint64]] = {
-            name: _Column(np.uint64) for name in ("id", "start", "duration", "ctrl", "data")
-        }
-        self._type = _Column(np.int32)
-        self._nodes = _Column(np.int64)
-        self._name, self._inputs, self._outputs = _Rows(), _Io(), _Io()
-        self._ctrl, self._data = _Offsets(), _Offsets()
-        self._attrs = _Attributes()
+        self._columns: dict[str, _Column] = {}
 
     def add(self, chunk: EtColumns, expected: float = 1.0) -> None:
         """Append the nodes of a chunk; ``expected`` guesses how many such chunks there are, to plan room."""
-        base = self._nodes.size
-        self._inputs.add(chunk.inputs, base, expected)
-        self._outputs.add(chunk.outputs, base, expected)
-        self._nodes.add(chunk.frame_byte, expected)
-        self._type.add(chunk.type, expected)
-        self._name.add(chunk.name, expected)
-        self._ctrl.add(chunk.ctrl_offsets, expected)
-        self._data.add(chunk.data_offsets, expected)
-        self._attrs.add(chunk.attrs, expected)
-        for name, words in self._of(chunk).items():
-            self._words[name].add(words, expected)
+        attrs, bits = chunk.attrs, chunk.attrs.bits
+        nodes, rows, payloads = (self._size(name) for name in ("id", "key", "payload.offsets"))
+        if len(attrs.payload):
+            bits = np.where(attrs.has_payload, bits + np.uint64(max(0, payloads - 1)), bits)
+        pieces: dict[str, NDArray[Any]] = {name: getattr(chunk, name) for name in _NODE_COLUMNS}
+        pieces |= {"key": attrs.key, "field": attrs.field, "bits": bits, "doc_row": attrs.doc_row + rows}
+        offsets = {name: getattr(chunk, name) for name in _NODE_OFFSETS} | {"attr_offsets": attrs.offsets}
+        texts = {"name": chunk.name, "payload": attrs.payload, "doc": attrs.doc}
+        for side, io in (("inputs", chunk.inputs), ("outputs", chunk.outputs)):
+            pieces[f"{side}.node"] = io.node + nodes
+            texts |= {f"{side}.{part}": getattr(io, part) for part in _IO_TEXTS}
+        for name, text in texts.items():
+            pieces[f"{name}.data"], offsets[f"{name}.offsets"] = text.data, text.offsets
+        for name, piece in pieces.items():
+            self._column(name, piece).add(piece, expected)
+        for name, piece in offsets.items():
+            column = self._column(name, piece)
+            base = column.last
+            column.add(piece[1:] + base if column.size else piece, expected)
 
-    @staticmethod
-    def _of(chunk: EtColumns) -> dict[str, Words]:
-        return {
-            "id": chunk.id,
-            "start": chunk.start_micros,
-            "duration": chunk.duration_micros,
-            "ctrl": chunk.ctrl_deps,
-            "data": chunk.data_deps,
-        }
+    def _size(self, name: str) -> int:
+        return self._columns[name].size if name in self._columns else 0
 
-    def take(self, version: str, metadata: AttributeColumns, keys: tuple[str, ...]) -> EtColumns:
-        """The whole; the joiner is empty afterwards."""
-        return EtColumns(
-            version=version,
-            metadata=metadata,
-            attrs=self._attrs.take(keys),
-            name=self._name.take(),
-            id=self._words["id"].take(),
-            type=self._type.take(),
-            ctrl_offsets=self._ctrl.take(),
-            ctrl_deps=self._words["ctrl"].take(),
-            data_offsets=self._data.take(),
-            data_deps=self._words["data"].take(),
-            start_micros=self._words["start"].take(),
-            duration_micros=self._words["duration"].take(),
-            inputs=self._inputs.take(),
-            outputs=self._outputs.take(),
-            frame_byte=self._nodes.take(),
+    def _column(self, name: str, like: NDArray[Any]) -> _Column:
+        return self._columns.setdefault(name, _Column(like.dtype))
+
+    def _take(self, name: str) -> NDArray[Any]:
+        return self._columns.pop(name).take()
+
+    def _texts(self, name: str) -> ByteRows:
+        return ByteRows(self._take(f"{name}.data"), self._take(f"{name}.offsets"))
+
+    def take(self, last: EtColumns) -> EtColumns:
+        """The whole, with what the last chunk says of the file; the joiner is empty afterwards."""
+        if not self._columns:
+            return last
+        attrs = replace(
+            last.attrs,
+            offsets=self._take("attr_offsets"),
+            key=self._take("key"),
+            field=self._take("field"),
+            bits=self._take("bits"),
+            payload=self._texts("payload"),
+            doc_row=self._take("doc_row"),
+            doc=self._texts("doc"),
         )
+        columns: dict[str, Any] = {name: self._take(name) for name in (*_NODE_COLUMNS, *_NODE_OFFSETS)}
+        for side in ("inputs", "outputs"):
+            texts = [self._texts(f"{side}.{part}") for part in _IO_TEXTS]
+            columns[side] = IoColumns(self._take(f"{side}.node"), *texts)
+        return replace(last, **columns, name=self._texts("name"), attrs=attrs)

@@ -26,11 +26,12 @@ from hespas.converters.chakra.wire import (
     Longs,
     Window,
     copy_spans,
+    not_text,
     packed_varints,
     read_varints,
 )
-from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes, not_text
-from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans
+from hespas.converters.chakra.wire.messages import KeyTable, canonical_message, decode_attributes
+from hespas.converters.chakra.wire.walk import Cursor, Spans, repeated_spans, tag_of
 from hespas.files.streams import (
     GZIP_MAGIC,
     PackedInput,
@@ -303,10 +304,6 @@ class Metadata:
     attrs: AttributeColumns
 
 
-def _tag(number: int, wire: WireType) -> int:
-    return number << 3 | wire
-
-
 @dataclass(slots=True)
 class Decoder:
     """Decodes the frames of one file. ``unknown_fields`` counts what the schema does not know.
@@ -380,8 +377,8 @@ class Decoder:
         self.unknown_fields += canonical.unknown_fields
         window = Window.holding(np.frombuffer(canonical.data, np.uint8))
         cursor = Cursor(window, np.zeros(1, np.int64), np.array([len(canonical.data)]))
-        version = cursor.span(_tag(1, WireType.BYTES))
-        offsets, start, length = repeated_spans(cursor, _tag(2, WireType.BYTES))
+        version = cursor.span(tag_of(1, WireType.BYTES))
+        offsets, start, length = repeated_spans(cursor, tag_of(2, WireType.BYTES))
         keys = KeyTable()
         attrs, bad = decode_attributes(window, offsets, start, length, keys)
         if cursor.finish().any() or bad.any():
@@ -394,19 +391,19 @@ def _decode_nodes(batch: FrameBatch, keys: KeyTable) -> tuple[EtColumns, Bools]:
     """All fields of all messages, and which messages need the canonical form first."""
     window, count = batch.window, len(batch.start)
     cursor = Cursor(window, batch.start, batch.end)
-    node_id = cursor.varint(_tag(NodeField.ID, WireType.VARINT))
-    name = ByteRows(*copy_spans(window, *cursor.span(_tag(NodeField.NAME, WireType.BYTES)).spread(count)))
+    node_id = cursor.varint(tag_of(NodeField.ID, WireType.VARINT))
+    name = ByteRows(*copy_spans(window, *cursor.span(tag_of(NodeField.NAME, WireType.BYTES)).spread(count)))
     cursor.mark(None, not_text(name))
-    kind = cursor.varint(_tag(NodeField.TYPE, WireType.VARINT))
-    ctrl = packed_varints(window, *cursor.span(_tag(NodeField.CTRL_DEPS, WireType.BYTES)).spread(count))
-    data = packed_varints(window, *cursor.span(_tag(NodeField.DATA_DEPS, WireType.BYTES)).spread(count))
+    kind = cursor.varint(tag_of(NodeField.TYPE, WireType.VARINT))
+    ctrl = packed_varints(window, *cursor.span(tag_of(NodeField.CTRL_DEPS, WireType.BYTES)).spread(count))
+    data = packed_varints(window, *cursor.span(tag_of(NodeField.DATA_DEPS, WireType.BYTES)).spread(count))
     cursor.mark(None, ctrl[2])
     cursor.mark(None, data[2])
-    start = cursor.varint(_tag(NodeField.START_TIME_MICROS, WireType.VARINT))
-    duration = cursor.varint(_tag(NodeField.DURATION_MICROS, WireType.VARINT))
-    inputs = _io(cursor, cursor.span(_tag(NodeField.INPUTS, WireType.BYTES)))
-    outputs = _io(cursor, cursor.span(_tag(NodeField.OUTPUTS, WireType.BYTES)))
-    offsets, attr_start, attr_length = repeated_spans(cursor, _tag(NodeField.ATTR, WireType.BYTES))
+    start = cursor.varint(tag_of(NodeField.START_TIME_MICROS, WireType.VARINT))
+    duration = cursor.varint(tag_of(NodeField.DURATION_MICROS, WireType.VARINT))
+    inputs = _io(cursor, cursor.span(tag_of(NodeField.INPUTS, WireType.BYTES)))
+    outputs = _io(cursor, cursor.span(tag_of(NodeField.OUTPUTS, WireType.BYTES)))
+    offsets, attr_start, attr_length = repeated_spans(cursor, tag_of(NodeField.ATTR, WireType.BYTES))
     attrs, bad_attrs = decode_attributes(window, offsets, attr_start, attr_length, keys)
     bad = cursor.finish()
     if bad_attrs.any():
@@ -439,18 +436,15 @@ def _io(owner: Cursor, spans: Spans) -> IoColumns:
     cursor = Cursor(owner.window, spans.start, spans.start + spans.length)
     columns = _io_texts(cursor, rows)
     bad = cursor.finish()
-    for text in (columns.values, columns.shapes, columns.types):
+    for text in columns.texts:
         bad |= not_text(text)
     owner.mark(rows, bad)
     return columns
 
 
 def _io_texts(cursor: Cursor, rows: Longs) -> IoColumns:
-    texts = [
-        ByteRows(*copy_spans(cursor.window, *cursor.span(_tag(number, WireType.BYTES)).spread(len(rows))))
-        for number in (1, 2, 3)
-    ]
-    return IoColumns(rows, texts[0], texts[1], texts[2])
+    spans = (cursor.span(tag_of(number, WireType.BYTES)).spread(len(rows)) for number in (1, 2, 3))
+    return IoColumns(rows, *(ByteRows(*copy_spans(cursor.window, *span)) for span in spans))
 
 
 def decode_io(window: Window, start: Longs, length: Longs) -> IoColumns:

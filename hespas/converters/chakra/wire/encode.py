@@ -96,7 +96,7 @@ def _io(number: int, columns: IoColumns, count: int) -> _Tokens:
     if not len(columns):
         return _Tokens.none(count)
     texts: list[_Tokens] = []
-    for place, text in ((1, columns.values), (2, columns.shapes), (3, columns.types)):
+    for place, text in enumerate(columns.texts, start=1):
         texts += delimited(_tag(place, WireType.BYTES), [rows(text)], keep_empty=False)
     return join(delimited(_tag(number, WireType.BYTES), texts, keep_empty=True)).only_in(columns.node, count)
 

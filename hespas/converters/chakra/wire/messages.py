@@ -16,6 +16,7 @@ from hespas.converters.chakra.wire import (
     Window,
     Words,
     copy_spans,
+    not_text,
     read_varints,
 )
 from hespas.converters.chakra.wire.walk import Cursor, repeated_spans
@@ -31,7 +32,7 @@ from hespas.schemas.chakra.tables import (
     WireType,
 )
 
-__all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes", "not_text"]
+__all__ = ["NOT_TEXT", "KeyTable", "canonical_message", "decode_attributes"]
 
 _NAME_TAG, _DOC_TAG, _ENTRY_TAG = 0x0A, 0x12, 0x0A
 _NO_VALUE = 255
@@ -219,28 +220,6 @@ def _is_canonical(field: int, content: bytes) -> bool:
         return canonical_message(content, spec).data == content
     except FormatError:
         return False
-
-
-def not_text(rows: ByteRows) -> Bools:
-    """Which rows are not UTF-8."""
-    bad = np.zeros(len(rows), np.bool_)
-    if not len(rows.data) or int(rows.data.max()) < 0x80:
-        return bad
-    filled = np.flatnonzero(rows.lengths)
-    inside = (rows.data[rows.offsets[filled]] & 0xC0) == 0x80
-    if not inside.any() and _decodes(rows.data.tobytes()):
-        return bad
-    for row in filled.tolist():
-        bad[row] = not _decodes(rows[row])
-    return bad
-
-
-def _decodes(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # Interning of attribute names: a handful of distinct names, millions of occurrences.

@@ -26,7 +26,7 @@ from hespas.converters.chakra.wire import (
     packed_varints,
     read_varints,
 )
-from hespas.files.wire import WireError, decode_varint
+from hespas.files.wire import WireError
 from hespas.files.wire import fields as wire_fields
 from hespas.schemas.chakra.tables import WireType
 
@@ -204,21 +204,14 @@ def _walk(window: Window, tag: int, at: int, end: int) -> array[int] | None:
     """Content spans of consecutive ``tag`` fields from ``at`` to exactly ``end``, start and length in turn;
     None when it is not so.
     """
-    data = window.u8[at:end].tobytes()
     spans = array("q")
-    here, size = 0, len(data)
-    while here < size:
-        if data[here] != tag:
-            return None
-        try:
-            length, here = decode_varint(data, here + 1, size)
-        except WireError:
-            return None
-        if length > size - here:
-            return None
-        spans.append(at + here)
-        spans.append(length)
-        here += length
+    try:
+        for number, wire, start, behind in wire_fields(window.u8[at:end].tobytes(), 0, end - at):
+            if tag_of(number, wire) != tag:
+                return None
+            spans.extend((at + start, behind - start))
+    except WireError:
+        return None
     return spans
 
 

@@ -1,4 +1,4 @@
-"""From an operation's attributes and bodies to the facts its cost rule needs."""
+"""The attributes and bodies of an operation as its cost rule needs them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import inf, isnan, nan, prod
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from hespas.converters.stablehlo.communication import COMMUNICATION
 from hespas.converters.stablehlo.dataflow import Lifetimes, TripCounter
 from hespas.converters.stablehlo.mlir import (
     Attribute,
@@ -24,34 +25,30 @@ from hespas.converters.stablehlo.mlir import (
     string_in,
     text_of,
 )
-from hespas.converters.stablehlo.types import TypeTable, price, table_name
-from hespas.costs import (
+from hespas.converters.stablehlo.types import Memo, TypeTable, price, table_name
+from hespas.costs.contraction import config_precision, with_macs
+from hespas.costs.operation import (
+    Attributes,
     Body,
-    ConvFacts,
+    BodyAttributes,
+    ConvAttributes,
     Cost,
-    CustomFacts,
-    DotFacts,
-    EinsumFacts,
-    Facts,
-    FftFacts,
-    MapFacts,
+    CustomAttributes,
+    DotAttributes,
+    EinsumAttributes,
+    FftAttributes,
     Precision,
-    RaggedDotFacts,
-    ReduceFacts,
-    ScanFacts,
-    ScatterFacts,
-    SelectScatterFacts,
-    SolveFacts,
-    SortFacts,
-    TopKFacts,
-    UpdateFacts,
+    RaggedDotAttributes,
+    ScatterAttributes,
+    SelectScatterAttributes,
+    SolveAttributes,
+    TopKAttributes,
+    UpdateAttributes,
+    WindowAttributes,
     WindowDim,
-    WindowFacts,
     branch_ns,
-    config_precision,
-    with_macs,
 )
-from hespas.costs import Operation as CostInput
+from hespas.costs.operation import Operation as CostInput
 from hespas.graph import ACCUMULATOR_BITS, MAC_NOISE_SIGMA, OpClass, find_dtype
 from hespas.graph.errors import FormatError
 
@@ -60,34 +57,35 @@ if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._mlir import ir
     from jaxlib.mlir._mlir_libs._stablehlo import ConvDimensionNumbers, DotAlgorithm, DotDimensionNumbers
 
-__all__ = ["FactReader"]
+__all__ = ["CALLEES", "AttributeReader"]
 
 _SINGLE_OP = 2
 _MAX_DEPTH = 100
 _UNKNOWN = Cost(OpClass.UNKNOWN, nan, nan, nan)
-_STRUCTURE = {
+_DIALECTS = ("stablehlo", "mhlo")
+CALLEES: dict[str, str] = {
     "func.call": "callee",
-    "stablehlo.composite": "decomposition",
-    "stablehlo.async_start": "called_computation",
-    "stablehlo.while": "",
-    "stablehlo.case": "",
-    "stablehlo.if": "",
-    "sdy.manual_computation": "",
-    "sdy.named_computation": "",
-    "mhlo.composite": "decomposition",
-    "mhlo.async_start": "called_computation",
-    "mhlo.while": "",
-    "mhlo.case": "",
-    "mhlo.if": "",
-    "mhlo.fusion": "",
+    **{f"{dialect}.composite": "decomposition" for dialect in _DIALECTS},
+    **{f"{dialect}.async_start": "called_computation" for dialect in _DIALECTS},
 }
-"""Operations that cost what they run, and the attribute that names a function."""
+"""Operations that run a function, and the attribute that names it."""
+
+_STRUCTURE = frozenset(
+    {
+        *CALLEES,
+        *(f"{dialect}.{name}" for dialect in _DIALECTS for name in ("while", "case", "if")),
+        "sdy.manual_computation",
+        "sdy.named_computation",
+        "mhlo.fusion",
+    }
+)
+"""Operations that cost what they run."""
 
 _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
 
-class FactReader:
-    """Decodes facts; what depends on attributes alone is decoded once for equal attributes."""
+class AttributeReader:
+    """Decodes them; what depends on attributes alone is decoded once for equal attributes."""
 
     def __init__(
         self,
@@ -103,10 +101,11 @@ class FactReader:
         self._functions: dict[str, Cost] = {}
         self._types = types
         self._lifetimes = lifetimes
-        self._dots: dict[tuple[Attribute | None, ...], DotFacts] = {}
+        self._dots: dict[tuple[Attribute | None, ...], DotAttributes] = {}
         self._bodies: dict[tuple[str, tuple[Type, ...]], Body] = {}
-        self._convolutions: dict[tuple[object, ...], ConvFacts] = {}
-        self._readers: dict[str, Callable[[Operation], Facts]] = {
+        self._convolutions: dict[tuple[object, ...], ConvAttributes] = {}
+        self.plans = Memo(self._plan)
+        self._readers: dict[str, Callable[[Operation], Attributes]] = {
             "dot_general": self._dot,
             "dot": self._legacy_dot,
             "ragged_dot": self._ragged_dot,
@@ -117,30 +116,32 @@ class FactReader:
             "reduce": self._reduce,
             "reduce_window": self._reduce_window,
             "select_and_scatter": self._select_and_scatter,
-            "map": lambda op: MapFacts(self.body(op.regions[0])),
+            "map": lambda op: BodyAttributes(self.body(op.regions[0])),
             "scan": self._scan,
             "sort": self._sort,
-            "top_k": lambda op: TopKFacts(int_of(op, "k")),
-            "topk": lambda op: TopKFacts(int_of(op, "k")),
+            "top_k": lambda op: TopKAttributes(int_of(op, "k")),
+            "topk": lambda op: TopKAttributes(int_of(op, "k")),
             "scatter": self._scatter,
-            "dynamic_update_slice": lambda op: UpdateFacts(self._lifetimes.dies_here(op, (0,))),
+            "dynamic_update_slice": lambda op: UpdateAttributes(self._lifetimes.dies_here(op, (0,))),
             "fft": self._fft,
-            "triangular_solve": lambda op: SolveFacts(is_true(op, "left_side", default=True)),
+            "triangular_solve": lambda op: SolveAttributes(is_true(op, "left_side", default=True)),
             "custom_call": self._custom_call,
         }
+
+    def _plan(self, name: str) -> tuple[str, bool, bool]:
+        """How to read an operation, by its full name: the table's name, whether its cost needs attributes,
+        whether it talks to other devices.
+        """
+        canonical = table_name(name)
+        return canonical, canonical in self._readers, canonical in COMMUNICATION
 
     @property
     def advance(self) -> object:
         """What a visitor of :meth:`Operation.walk` returns to go on."""
         return cast("object", self._bindings.ir.WalkResult.ADVANCE)
 
-    @property
-    def described(self) -> frozenset[str]:
-        """Operations whose cost depends on more than their types."""
-        return frozenset(self._readers)
-
-    def facts(self, canonical: str, op: Operation) -> Facts:
-        """The facts of one operation, None where types say it all."""
+    def read(self, canonical: str, op: Operation) -> Attributes:
+        """The attributes of one operation, None where types say it all."""
         reader = self._readers.get(canonical)
         return None if reader is None else reader(op)
 
@@ -187,7 +188,7 @@ class FactReader:
                 f"calls and regions within a computation go more than {_MAX_DEPTH} deep",
                 hint="do functions call one another in a cycle?",
             )
-        callee = _STRUCTURE[op.name] and text_of(op, _STRUCTURE[op.name])
+        callee = text_of(op, CALLEES[op.name]) if op.name in CALLEES else ""
         if callee:
             if callee not in self._functions:
                 block = self._function_body(callee)
@@ -224,7 +225,7 @@ class FactReader:
         described = CostInput(
             tuple(tensor for value in operands for tensor in self._types.get(value.type).tensors),
             tuple(tensor for value in op.results for tensor in self._types.get(value.type).tensors),
-            self.facts(table_name(op.name), op),
+            self.read(table_name(op.name), op),
             repeated,
         )
         return price(op.name, described)
@@ -251,32 +252,32 @@ class FactReader:
         dialects = (self._bindings.stablehlo, self._bindings.mhlo)
         return config_precision(tuple(enum_name(level, "PrecisionAttr", *dialects) for level in levels))
 
-    def _dot(self, op: Operation) -> Facts:
+    def _dot(self, op: Operation) -> Attributes:
         names = ("dot_dimension_numbers", "precision_config", "algorithm", *_MAC_ATTRIBUTES)
         key = tuple(op.attributes.get(name) for name in names)
-        facts = self._dots.get(key)
-        if facts is None:
+        attributes = self._dots.get(key)
+        if attributes is None:
             dims = cast("DotDimensionNumbers", self._dialect(op).DotDimensionNumbers(key[0]))
-            facts = self._dots[key] = _dot_facts(dims, self._precision(op))
-        return facts
+            attributes = self._dots[key] = _dot_attributes(dims, self._precision(op))
+        return attributes
 
-    def _legacy_dot(self, op: Operation) -> Facts:
+    def _legacy_dot(self, op: Operation) -> Attributes:
         rank = len(self._types.get(op.operands[0].type).tensors[0].shape)
-        return DotFacts((), (), (rank - 1,), (0,), self._precision(op))
+        return DotAttributes((), (), (rank - 1,), (0,), self._precision(op))
 
-    def _ragged_dot(self, op: Operation) -> Facts:
+    def _ragged_dot(self, op: Operation) -> Attributes:
         attribute = op.attributes.get("ragged_dot_dimension_numbers")
         decoder = self._bindings.chlo if op.name.startswith("chlo.") else self._bindings.mhlo
         if not hasattr(decoder, "RaggedDotDimensionNumbers"):
             return None
         dims = cast("RaggedDotDimensionNumbers", decoder.RaggedDotDimensionNumbers(attribute))
         ragged = dims.lhs_ragged_dimensions
-        return RaggedDotFacts(_dot_facts(dims, self._precision(op)), ragged[0] if ragged else -1)
+        return RaggedDotAttributes(_dot_attributes(dims, self._precision(op)), ragged[0] if ragged else -1)
 
-    def _einsum(self, op: Operation) -> Facts:
-        return EinsumFacts(text_of(op, "einsum_config"))
+    def _einsum(self, op: Operation) -> Attributes:
+        return EinsumAttributes(text_of(op, "einsum_config"))
 
-    def convolution(self, op: Operation) -> ConvFacts:
+    def convolution(self, op: Operation) -> ConvAttributes:
         """Dimension numbers and window of a convolution."""
         names = (
             "dimension_numbers window_strides padding lhs_dilation rhs_dilation feature_group_count "
@@ -284,16 +285,18 @@ class FactReader:
         )
         key = tuple(op.attributes.get(name) for name in (*names.split(), *_MAC_ATTRIBUTES))
         kernel = self._types.get(op.operands[1].type).tensors[0].shape
-        facts = self._convolutions.get((*key, op.operands[1].type))
-        if facts is None:
+        attributes = self._convolutions.get((*key, op.operands[1].type))
+        if attributes is None:
             dims = cast("ConvDimensionNumbers", self._dialect(op).ConvDimensionNumbers(key[0]))
             sizes = [kernel[dim] for dim in dims.kernel_spatial_dimensions]
-            facts = self._conv_facts(op, dims, sizes)
-            self._convolutions[(*key, op.operands[1].type)] = facts
-        return facts
+            attributes = self._conv_attributes(op, dims, sizes)
+            self._convolutions[(*key, op.operands[1].type)] = attributes
+        return attributes
 
-    def _conv_facts(self, op: Operation, dims: ConvDimensionNumbers, sizes: Sequence[int]) -> ConvFacts:
-        return ConvFacts(
+    def _conv_attributes(
+        self, op: Operation, dims: ConvDimensionNumbers, sizes: Sequence[int]
+    ) -> ConvAttributes:
+        return ConvAttributes(
             dims.input_batch_dimension,
             dims.input_feature_dimension,
             tuple(dims.input_spatial_dimensions),
@@ -309,42 +312,42 @@ class FactReader:
             self._precision(op),
         )
 
-    def _reduce(self, op: Operation) -> Facts:
-        return ReduceFacts(self.body(op.regions[0]), max(len(op.operands) // 2, 1))
+    def _reduce(self, op: Operation) -> Attributes:
+        return BodyAttributes(self.body(op.regions[0]))
 
-    def _reduce_window(self, op: Operation) -> Facts:
+    def _reduce_window(self, op: Operation) -> Attributes:
         sizes = int_tuple(op, "window_dimensions")
         window = _window(op, sizes, "window_strides", "base_dilations", "window_dilations")
-        return WindowFacts(self.body(op.regions[0]), window, max(len(op.operands) // 2, 1))
+        return WindowAttributes(self.body(op.regions[0]), window)
 
-    def _select_and_scatter(self, op: Operation) -> Facts:
+    def _select_and_scatter(self, op: Operation) -> Attributes:
         window = prod(int_tuple(op, "window_dimensions"))
-        return SelectScatterFacts(self.body(op.regions[0]), self.body(op.regions[1]), window)
+        return SelectScatterAttributes(self.body(op.regions[0]), self.body(op.regions[1]), window)
 
-    def _sort(self, op: Operation) -> Facts:
+    def _sort(self, op: Operation) -> Attributes:
         shape = self._types.get(op.operands[0].type).tensors[0].shape
         dimension = int_of(op, "dimension", -1)
-        return SortFacts(shape[dimension] if shape else 1, self.body(op.regions[0]))
+        return BodyAttributes(self.body(op.regions[0]), shape[dimension] if shape else 1)
 
-    def _scan(self, op: Operation) -> Facts:
+    def _scan(self, op: Operation) -> Attributes:
         shape = self._types.get(op.operands[0].type).tensors[0].shape if len(op.operands) else ()
         dimension = int_of(op, "dimension", -1)
         trips = shape[dimension] if 0 <= dimension < len(shape) else int_of(op, "scan_dim_size", -1)
-        return ScanFacts(trips, self.body(op.regions[0]))
+        return BodyAttributes(self.body(op.regions[0]), trips)
 
-    def _scatter(self, op: Operation) -> Facts:
+    def _scatter(self, op: Operation) -> Attributes:
         inputs = max((len(op.operands) - 1) // 2, 1)
         in_place = self._lifetimes.dies_here(op, tuple(range(inputs)))
-        return ScatterFacts(self.body(op.regions[0]), inputs, in_place)
+        return ScatterAttributes(self.body(op.regions[0]), inputs, in_place)
 
-    def _fft(self, op: Operation) -> Facts:
+    def _fft(self, op: Operation) -> Attributes:
         dialects = (self._bindings.stablehlo, self._bindings.mhlo)
         kind = enum_name(op.attributes.get("fft_type"), "FftTypeAttr", *dialects)
-        return FftFacts(kind, int_tuple(op, "fft_length"))
+        return FftAttributes(kind, int_tuple(op, "fft_length"))
 
-    def _custom_call(self, op: Operation) -> Facts:
+    def _custom_call(self, op: Operation) -> Attributes:
         name = "backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"
-        return CustomFacts(text_of(op, "call_target_name"), text_of(op, name))
+        return CustomAttributes(text_of(op, "call_target_name"), text_of(op, name))
 
 
 def _summed(costs: Sequence[Cost]) -> Cost:
@@ -377,8 +380,10 @@ def _weight(cost: Cost) -> float:
     return inf if isnan(cost.flops) else branch_ns(cost, is_kernel=False)
 
 
-def _dot_facts(dims: DotDimensionNumbers | RaggedDotDimensionNumbers, precision: Precision) -> DotFacts:
-    return DotFacts(
+def _dot_attributes(
+    dims: DotDimensionNumbers | RaggedDotDimensionNumbers, precision: Precision
+) -> DotAttributes:
+    return DotAttributes(
         tuple(dims.lhs_batching_dimensions),
         tuple(dims.rhs_batching_dimensions),
         tuple(dims.lhs_contracting_dimensions),
