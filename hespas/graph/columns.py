@@ -183,6 +183,12 @@ class ColumnTable:
         return cls(**{name: column(name, dtype) for name, dtype in cls.DTYPES.items()})
 
     @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, one part after the other."""
+        columns = {name: [getattr(part, name) for part in (cls.empty(), *parts)] for name in cls.DTYPES}
+        return cls(**{name: np.concatenate(each) for name, each in columns.items()})
+
+    @classmethod
     def empty(cls) -> Self:
         """A table without rows."""
         return cls.from_rows(())

@@ -7,15 +7,13 @@ operating system; a thread's number occurs in one process only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
 from hespas.graph import StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.errors import InvariantError
+from hespas.graph.columns import BoolArray, ColumnTable, IntArray
 
 __all__ = ["DeviceWork", "GpuTrace", "GraphNodes", "Launches", "Ranges", "listed"]
 
@@ -27,32 +25,7 @@ def listed(column: IntArray) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Columns:
-    start_ns: IntArray
-
-    def __post_init__(self) -> None:
-        """Check that all columns are of one length."""
-        lengths = {len(getattr(self, each.name)) for each in fields(self)}
-        if len(lengths) > 1:
-            raise InvariantError(f"{type(self).__name__}: columns of different lengths")
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All rows, part after part."""
-        columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(cls)}
-        none = np.empty(0, np.int64)
-        return cls(**{name: np.concatenate(each) if each else none for name, each in columns.items()})
-
-    def taken(self, places: IntArray) -> Self:
-        """The rows at these places, in their order."""
-        return replace(self, **{each.name: getattr(self, each.name)[places] for each in fields(self)})
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DeviceWork(_Columns):
+class DeviceWork(ColumnTable):
     """Kernels, copies and fills. ``gpu`` orders the devices; ``device`` is the place of its name among the
     trace's ``devices``. ``correlation`` is the launch's, ``node`` the graph node replayed, ``range_row`` the
     range that the profiler itself names as cause, ``op_class`` an ``OpClass`` code.
@@ -62,6 +35,7 @@ class DeviceWork(_Columns):
     gpu: IntArray
     device: IntArray
     stream: IntArray
+    start_ns: IntArray
     end_ns: IntArray
     name_row: IntArray
     category_row: IntArray
@@ -73,44 +47,47 @@ class DeviceWork(_Columns):
 
     def by_start(self) -> Self:
         """The same in the order it started."""
-        return self.taken(np.argsort(self.start_ns, kind="stable"))
+        return self.take(np.argsort(self.start_ns, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Launches(_Columns):
+class Launches(ColumnTable):
     """Calls that enqueue work. ``range_place`` is the range a call is itself (-1: it is none)."""
 
     process: IntArray
     thread: IntArray
+    start_ns: IntArray
     correlation: IntArray
     range_place: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GraphNodes(_Columns):
+class GraphNodes(ColumnTable):
     """The making of graph nodes; ``original`` is the node one was cloned from (-1: none)."""
 
     process: IntArray
     thread: IntArray
+    start_ns: IntArray
     node: IntArray
     original: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Ranges(_Columns):
+class Ranges(ColumnTable):
     """Ranges on the host. ``text`` is a place in the trace's ``texts``. Ranges that ``nests`` are pushed and
     popped on their thread; others start and end anywhere and enclose nothing.
     """
 
     process: IntArray
     thread: IntArray
+    start_ns: IntArray
     end_ns: IntArray
     text: IntArray
     nests: BoolArray
 
     def by_process(self, places: IntArray) -> Ranges:
         """The ranges at these places, as if each process had one thread."""
-        return replace(self.taken(places), thread=self.process[places])
+        return replace(self.take(places), thread=self.process[places])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -123,4 +100,4 @@ class GpuTrace:
     launches: Launches
     ranges: Ranges
     texts: list[str]
-    nodes: GraphNodes = field(default_factory=lambda: GraphNodes.joined(()))
+    nodes: GraphNodes = field(default_factory=GraphNodes.empty)

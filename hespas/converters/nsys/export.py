@@ -300,7 +300,7 @@ class _Reader:
         self.findings.info("graph-of-recorded-nodes", message, int(covered.sum()))
         add = self.strings.builder.add
         rows = mapped(columns["graphId"], lambda number: add(f"CUDA graph {max(number, 0)}"), np.int64)
-        return replace(part, name_row=rows).taken(np.flatnonzero(~covered))
+        return replace(part, name_row=rows).take(np.flatnonzero(~covered))
 
 
 def _read_work(

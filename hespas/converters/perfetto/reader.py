@@ -37,7 +37,7 @@ from hespas.converters.tracks.scene import HOST_CATEGORY
 from hespas.files.streams import read_bytes
 from hespas.files.wire import WireError, signed
 from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, ColumnTable, FloatArray, IntArray, SmallIntArray, at_rows
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.perfetto import AttributeField, PacketField, ThreadField
 
@@ -147,23 +147,14 @@ class _TraceFacts:
     attributes: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Slices:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Slices(ColumnTable):
     """Slices as columns; ``event`` is the row of what began each."""
 
     event: IntArray
     track: IntArray
     start_ns: IntArray
     duration_ns: IntArray
-
-    def only(self, chosen: BoolArray) -> _Slices:
-        """Some of them."""
-        return _Slices(
-            self.event[chosen], self.track[chosen], self.start_ns[chosen], self.duration_ns[chosen]
-        )
-
-    def __len__(self) -> int:
-        return len(self.event)
 
 
 def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
@@ -180,12 +171,12 @@ def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
         )
     places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]
     is_device = _device(facts, slices, places, findings)
-    device, host = slices.only(is_device), slices.only(~is_device)
+    device, host = slices.take(is_device), slices.take(~is_device)
     moments = _column(facts.columns.kind)[host.event] == EventKind.INSTANT
     message = "moments on the host took no time and are left out"
     findings.info("host-moments", message, int(moments.sum()))
     report_nested(findings, device.track, device.start_ns, device.duration_ns)
-    return _profile(facts, device, host.only(~moments), places)
+    return _profile(facts, device, host.take(~moments), places)
 
 
 def _slices(columns: EventColumns, findings: Findings) -> _Slices:
@@ -195,16 +186,15 @@ def _slices(columns: EventColumns, findings: Findings) -> _Slices:
     halves = np.flatnonzero((kind == EventKind.BEGIN) | (kind == EventKind.END))
     whole = np.flatnonzero((kind == EventKind.COMPLETE) | (kind == EventKind.INSTANT))
     pairs = pair(track, time_ns, kind == EventKind.BEGIN, halves)
-    begin, ended = pairs.begin, pairs.end >= 0
     last_ns = int((time_ns + duration_ns).max()) if len(kind) else 0
-    end_ns = np.where(ended, time_ns[pairs.end], last_ns)
-    report_halves(findings, "slices", int((~ended).sum()), pairs.orphans)
-    event = np.concatenate([begin, whole])
+    report_halves(findings, "slices", int((pairs.end < 0).sum()), pairs.orphans)
+    event = np.concatenate([pairs.begin, whole])
+    ran_ns = at_rows(time_ns, pairs.end, last_ns) - time_ns[pairs.begin]
     return _Slices(
-        event,
-        track[event],
-        time_ns[event],
-        np.concatenate([end_ns - time_ns[begin], duration_ns[whole]]),
+        event=event,
+        track=track[event],
+        start_ns=time_ns[event],
+        duration_ns=np.concatenate([ran_ns, duration_ns[whole]]),
     )
 
 
