@@ -177,7 +177,7 @@ class ColumnTable:
         def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
             if name in known:
                 return known[name].astype(dtype, copy=False)
-            missing = nan if issubclass(dtype, np.floating) else 0 if name.endswith("_row") else -1
+            missing = nan if np.dtype(dtype).kind == "f" else 0 if name.endswith("_row") else -1
             return np.full(count, missing, dtype)
 
         return cls(**{name: column(name, dtype) for name, dtype in cls.DTYPES.items()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -140,7 +141,7 @@ class _Collector:
         self._threads: dict[_Track, str] = {}
         self._skipped: dict[str, int] = {}
         self._seen = 0
-        self._parts: dict[str, list[NDArray[np.generic]]] = {}
+        self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
         """Take one block. Raises ``FormatError`` for a slice whose time is missing or no number."""
@@ -236,7 +237,9 @@ class _Collector:
 
     def finish(self) -> _Collected:
         """All slices: those that were whole, then the pairs."""
-        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        columns: dict[str, NDArray[Any]] = {
+            name: np.concatenate(parts) for name, parts in self._parts.items()
+        }
         none = np.empty(0, np.int64)
         kind, number = columns.pop("kind", none), columns.pop("number", none)
         every = _Slices(**columns) if columns else _Slices.empty()

@@ -365,10 +365,11 @@ def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Find
         *(each[rows] for each in (thread_key(launch), launch.start_ns, launch.end_ns, launch.correlation)),
     )
     counts = [0, 0]
-    for row, thread, start_ns, end_ns, correlation in zip(*(each.tolist() for each in columns), strict=True):
+    listed: list[list[int]] = [each.tolist() for each in columns]
+    for row, thread, start_ns, end_ns, correlation in zip(*listed, strict=True):
         for node in caused.get(row, ()):
             walk.launched(node, thread, start_ns)
-        kind = called[row]
+        kind: _Call | None = called[row]
         if kind is None:
             continue
         exact = stated.get(correlation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -58,9 +59,8 @@ class _Args(msgspec.Struct, gc=False):
     name: _Value = None
 
 
-_DECODER: msgspec.json.Decoder[_Args] = msgspec.json.Decoder(
-    msgspec.defstruct("_Facts", [(name, _Value, None) for name in _FACTS], bases=(_Args,), gc=False)
-)
+_Facts = msgspec.defstruct("_Facts", [(name, _Value, None) for name in _FACTS], bases=(_Args,), gc=False)
+_DECODER = msgspec.json.Decoder(cast("type[_Args]", _Facts))
 _EMPTY = (b"{}", b"null")
 _Key = tuple[int | str | None, int | str | None]
 
