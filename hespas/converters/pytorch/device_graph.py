@@ -369,7 +369,7 @@ def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Find
     for row, thread, start_ns, end_ns, correlation in zip(*listed, strict=True):
         for node in caused.get(row, ()):
             walk.launched(node, thread, start_ns)
-        kind: _Call | None = called[row]
+        kind = called[int(row)]
         if kind is None:
             continue
         exact = stated.get(correlation)
