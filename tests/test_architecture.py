@@ -139,7 +139,7 @@ def test_arrows_go_down_only() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Of what is imported when a module is loaded: types alone, and what a function loads late, tie nothing."""
+    """Of what is imported as a module is loaded: types alone, and what a function loads late, tie nothing."""
     known = {name_of(path) for path in MODULES}
     imported = {
         name_of(path): {module_of(name, known) for name in loaded_by(path)} - {name_of(path), ""}
