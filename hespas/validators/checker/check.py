@@ -187,7 +187,10 @@ def _check_path(
     value = entry.read(path, reading, found)
     if not isinstance(value, Workload):
         raise UnsupportedError(
-            "this is a profile; check takes programs and traces", path=str(path), hint="see hespas-validate"
+            "this is a profile; check takes programs and traces",
+            path=str(path),
+            hint="look at it with hespas view, or compare estimates with it: hespas-validate accuracy "
+            f"--measured {path}",
         )
     _take_over(found, str(path), findings, profile)
     job = _job(str(path), value, profile, options, configuration)
@@ -237,10 +240,13 @@ def _violation(diagnostic: Diagnostic, path: str) -> Violation:
 
 
 def _unreadable(path: Path, error: HespasError) -> Violation:
-    """The violation of an input that could not be read, under the rule of the error where it has one."""
+    """The violation of an input that could not be read, under the rule of the error where it has one;
+    ``unsupported`` where nothing is wrong with the input.
+    """
     where = f"{error.position}: " if error.position else ""
-    code, place = error.code or "unreadable", error.path or str(path)
-    return Violation(code, Severity.ERROR, place, None, None, where + error.text)
+    kind = "unsupported" if isinstance(error, UnsupportedError) else "unreadable"
+    place = error.path or str(path)
+    return Violation(error.code or kind, Severity.ERROR, place, None, None, where + error.text)
 
 
 def _is_complete(workload: Workload) -> bool:
