@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,32 +116,29 @@ def accuracy(
     diagnostics = Diagnostics()
     inputs = [*(measured or ()), *(table or ())]
     source = str(inputs[0]) if inputs else ""
-    reads = [workload, *inputs, *(hardware or ()), *(estimator or ())]
+    models = estimator or [DEFAULT_ESTIMATOR]
+    reads = [workload, *inputs, *(hardware or ()), *models]
     with command_line(debug, diagnostics, source, documents=[json_file], reads=reads, writes=[report]):
-        asked = _Asked(
-            measured=measured or [],
-            tables=table or [],
-            hardware=hardware or [],
-            workload=workload,
-            models=estimator or [DEFAULT_ESTIMATOR],
-            report=report,
-            json_file=json_file,
-            overwrite=overwrite,
-        )
         from hespas.api.validation import accuracy as run
         from hespas.api.validation import check_measured
 
         check_measured(
-            asked.measured, asked.tables, asked.hardware, workload=workload, split=split, max_e2e=max_e2e
+            measured or [], table or [], hardware or [], workload=workload, split=split, max_e2e=max_e2e
         )
-        _check_files(asked)
+        check_once(inputs)
+        taken = {
+            "an input": [*([workload] if workload else []), *inputs],
+            "--hardware": hardware_files(*(hardware or ())),
+            "--estimator": estimator_files(*models),
+        }
+        _check_written(taken, report, json_file, overwrite=overwrite)
         with progress_bar("reading", progress) as callback:
             done = run(
-                asked.measured,
-                hardware=asked.hardware,
-                table=asked.tables,
+                measured or [],
+                hardware=hardware or [],
+                table=table or [],
                 workload=workload,
-                estimator=asked.models,
+                estimator=models,
                 split=split,
                 max_mape=max_mape,
                 max_e2e=max_e2e,
@@ -154,46 +150,24 @@ def accuracy(
             write_document(done.to_json(), json_file, overwrite=overwrite)
         if report:
             done.write(report, overwrite=overwrite)
-        say_diagnostics(diagnostics, "" if asked.tables else inputs[0])  # findings name their table
+        say_diagnostics(diagnostics, "" if table else inputs[0])  # findings name their table
         show_accuracy(done.result)
         _verdict(done.exceeded, len(done.exceeded))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What is compared, and where the reports go."""
-
-    measured: list[Path]
-    tables: list[Path]
-    hardware: list[str]
-    workload: Path | None
-    models: list[str]
-    report: Path | None
-    json_file: Path | None
-    overwrite: bool
-
-    @property
-    def inputs(self) -> list[Path]:
-        """Every file that is read."""
-        return [*([self.workload] if self.workload else []), *self.measured, *self.tables]
-
-
-def _check_files(asked: _Asked) -> None:
-    check_once([*asked.measured, *asked.tables])
-    reads = {
-        "an input": asked.inputs,
-        "--hardware": hardware_files(*asked.hardware),
-        "--estimator": estimator_files(*asked.models),
-    }
-    if asked.report:
+def _check_written(
+    reads: dict[str, list[Path]], report: Path | None, json_file: Path | None, *, overwrite: bool
+) -> None:
+    """Refuse reports that cannot be written, or would replace what is read."""
+    if report:
         from hespas.validators.accuracy.report.folder import REPORT_FILES, check_folder
 
-        files = [asked.report / name for name in REPORT_FILES]
+        files = [report / name for name in REPORT_FILES]
         for file in files:
             check_apart("--report", file, reads)
-        check_folder(asked.report, overwrite=asked.overwrite)
-        reads["--report"] = files
-    check_reports({"--json": asked.json_file}, reads, overwrite=asked.overwrite)
+        check_folder(report, overwrite=overwrite)
+        reads = reads | {"--report": files}
+    check_reports({"--json": json_file}, reads, overwrite=overwrite)
 
 
 def _verdict(exceeded: Sequence[str], most: int) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -181,8 +180,7 @@ def command_line(
     except Exception as error:
         if debug:
             raise
-        files = _Files(tuple(filter(None, reads)), tuple(filter(None, (*documents, *writes))))
-        raise typer.Exit(_unforeseen(error, source, files)) from error
+        raise typer.Exit(_unforeseen(error, source, reads, (*documents, *writes))) from error
     finally:
         _RESULT_ON_OUTPUT.reset(before)
 
@@ -193,23 +191,18 @@ def _ended_by(error: HespasError) -> int:
     return exit_code(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """What the user has named."""
-
-    reads: tuple[Path | str, ...]
-    writes: tuple[Path | str, ...]
-
-    def refused(self, error: OSError) -> HespasError | None:
-        """The error about a file of the user; None where it is one of ours."""
-        if not isinstance(error.filename, str):
-            return None
-        why = error.strerror or str(error)
-        if any(_leads_to(error.filename, named) for named in self.writes):
-            return OutputError(why, path=error.filename, hint="choose another destination")
-        if any(_leads_to(error.filename, named) for named in self.reads):
-            return FormatError(why, path=error.filename, hint="check the path")
+def _refused(
+    error: OSError, reads: Sequence[Path | str | None], writes: Sequence[Path | str | None]
+) -> HespasError | None:
+    """The error about a file that the user has named; None where it is one of ours."""
+    if not isinstance(error.filename, str):
         return None
+    why = error.strerror or str(error)
+    if any(_leads_to(error.filename, named) for named in writes if named):
+        return OutputError(why, path=error.filename, hint="choose another destination")
+    if any(_leads_to(error.filename, named) for named in reads if named):
+        return FormatError(why, path=error.filename, hint="check the path")
+    return None
 
 
 def _leads_to(filename: str, named: Path | str) -> bool:
@@ -222,13 +215,15 @@ def _leads_to(filename: str, named: Path | str) -> bool:
     return any(found == place or found.startswith(place + os.sep) for place in places)
 
 
-def _unforeseen(error: Exception, source: str, files: _Files) -> int:
+def _unforeseen(
+    error: Exception, source: str, reads: Sequence[Path | str | None], writes: Sequence[Path | str | None]
+) -> int:
     """Tell what no part of ours has met; the exit code. A file of the user that the system refuses is no bug
     of ours, nor is memory that it does not give.
     """
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return _ended_by(_too_much(source))
-    if isinstance(error, OSError) and (known := files.refused(error)):
+    if isinstance(error, OSError) and (known := _refused(error, reads, writes)):
         return _ended_by(known)
     say(
         (

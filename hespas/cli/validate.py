@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -50,9 +49,7 @@ point_elsewhere(
 )
 
 
-class _Profile(StrEnum):
-    CHAKRA = "chakra"
-    ASTRA_SIM = "astra-sim"
+_Profile = Literal["chakra", "astra-sim"]
 
 
 @app.callback()
@@ -117,7 +114,7 @@ def check(
             num_devices=num_devices,
             num_replicas=num_replicas,
         )
-        result = run(paths, profile.value if profile else None, asked)
+        result = run(paths, profile, asked)
         if json_file:
             write_document(check_json(result), json_file, overwrite=overwrite)
         _show(result)

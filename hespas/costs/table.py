@@ -196,25 +196,22 @@ def top_k(op: Operation) -> Cost:
 # transform of length L is counted as 5 L log2 L (the radix-2 count), half of it for real input or output.
 
 
-# routine -> coefficients of (m n^2, n^3) for one m x n matrix
 _FACTORISATIONS: dict[str, tuple[float, float]] = {
-    "potrf": (0.0, 1 / 3),
-    "getrf": (1.0, -1 / 3),
-    "geqrf": (2.0, -2 / 3),
-    "geqp3": (2.0, -2 / 3),
-    "orgqr": (2.0, -2 / 3),
-    "ungqr": (2.0, -2 / 3),
-    "sytrd": (0.0, 4 / 3),
-    "hetrd": (0.0, 4 / 3),
-    "syevd": (0.0, 9.0),
-    "heevd": (0.0, 9.0),
-    "gehrd": (0.0, 10 / 3),
-    "geev": (0.0, 25.0),
-    "gees": (0.0, 25.0),
-    "gesdd": (4.0, 22.0),
-    "gesvd": (4.0, 22.0),
-    "gesvdj": (4.0, 22.0),
+    routine: coefficients
+    for routines, coefficients in {
+        "potrf": (0.0, 1 / 3),
+        "getrf": (1.0, -1 / 3),
+        "geqrf geqp3 orgqr ungqr": (2.0, -2 / 3),
+        "sytrd hetrd": (0.0, 4 / 3),
+        "syevd heevd": (0.0, 9.0),
+        "gehrd": (0.0, 10 / 3),
+        "geev gees": (0.0, 25.0),
+        "gesdd gesvd gesvdj": (4.0, 22.0),
+    }.items()
+    for routine in routines.split()
 }
+"""Routine -> coefficients of (m n^2, n^3) for one m x n matrix."""
+
 LAPACK_ROUTINES: frozenset[str] = frozenset({*_FACTORISATIONS, "trsm"})
 """Routine names without the type letter."""
 

@@ -57,28 +57,29 @@ if TYPE_CHECKING:
     from jaxlib.mlir._mlir_libs._mlir import ir
     from jaxlib.mlir._mlir_libs._stablehlo import ConvDimensionNumbers, DotAlgorithm, DotDimensionNumbers
 
-__all__ = ["AttributeReader"]
+__all__ = ["CALLEES", "AttributeReader"]
 
 _SINGLE_OP = 2
 _MAX_DEPTH = 100
 _UNKNOWN = Cost(OpClass.UNKNOWN, nan, nan, nan)
-_STRUCTURE = {
+_DIALECTS = ("stablehlo", "mhlo")
+CALLEES: dict[str, str] = {
     "func.call": "callee",
-    "stablehlo.composite": "decomposition",
-    "stablehlo.async_start": "called_computation",
-    "stablehlo.while": "",
-    "stablehlo.case": "",
-    "stablehlo.if": "",
-    "sdy.manual_computation": "",
-    "sdy.named_computation": "",
-    "mhlo.composite": "decomposition",
-    "mhlo.async_start": "called_computation",
-    "mhlo.while": "",
-    "mhlo.case": "",
-    "mhlo.if": "",
-    "mhlo.fusion": "",
+    **{f"{dialect}.composite": "decomposition" for dialect in _DIALECTS},
+    **{f"{dialect}.async_start": "called_computation" for dialect in _DIALECTS},
 }
-"""Operations that cost what they run, and the attribute that names a function."""
+"""Operations that run a function, and the attribute that names it."""
+
+_STRUCTURE = frozenset(
+    {
+        *CALLEES,
+        *(f"{dialect}.{name}" for dialect in _DIALECTS for name in ("while", "case", "if")),
+        "sdy.manual_computation",
+        "sdy.named_computation",
+        "mhlo.fusion",
+    }
+)
+"""Operations that cost what they run."""
 
 _RETURNS = frozenset({"stablehlo.return", "mhlo.return", "func.return"})
 
@@ -187,7 +188,7 @@ class AttributeReader:
                 f"calls and regions within a computation go more than {_MAX_DEPTH} deep",
                 hint="do functions call one another in a cycle?",
             )
-        callee = _STRUCTURE[op.name] and text_of(op, _STRUCTURE[op.name])
+        callee = text_of(op, CALLEES[op.name]) if op.name in CALLEES else ""
         if callee:
             if callee not in self._functions:
                 block = self._function_body(callee)

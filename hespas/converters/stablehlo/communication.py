@@ -162,37 +162,22 @@ class CommunicationReader:
         self, canonical: str, op: Operation, operand_bytes: float, result_bytes: float, reduction: str
     ) -> Communication:
         channel = self._channel(op)
+        tag = channel if channel > 0 else -1
         if canonical in {"send", "recv"}:
-            return self._message(canonical, op, operand_bytes, result_bytes, channel)
+            kind, size = (
+                (NodeKind.SEND, operand_bytes) if canonical == "send" else (NodeKind.RECV, result_bytes)
+            )
+            return Message(kind, self._pairs(op), None, tag, size, is_true(op, "is_host_transfer"))
         use_global = is_true(op, "use_global_device_ids")
         mode = group_mode(canonical, channel, use_global_device_ids=use_global)
         if canonical == "collective_permute":
-            pairs = self._pairs(op)
-            return Message(NodeKind.PERMUTE, pairs or (), mode, channel if channel > 0 else -1, operand_bytes)
+            return Message(NodeKind.PERMUTE, self._pairs(op) or (), mode, tag, operand_bytes)
         attribute = op.attributes.get("replica_groups")
+        groups = None if attribute is None else self._decoded(attribute)
         if attribute is not None and self._is_mesh(attribute):
             mode = IdMode.FLATTENED_IDS
         return Collective(
-            COLLECTIVE_KINDS[canonical],
-            None if attribute is None else self._decoded(attribute),
-            mode,
-            channel if channel > 0 else -1,
-            reduction,
-            operand_bytes,
-            result_bytes,
-        )
-
-    def _message(
-        self, canonical: str, op: Operation, operand_bytes: float, result_bytes: float, channel: int
-    ) -> Message:
-        is_send = canonical == "send"
-        return Message(
-            NodeKind.SEND if is_send else NodeKind.RECV,
-            self._pairs(op),
-            None,
-            channel if channel > 0 else -1,
-            operand_bytes if is_send else result_bytes,
-            is_true(op, "is_host_transfer"),
+            COLLECTIVE_KINDS[canonical], groups, mode, tag, reduction, operand_bytes, result_bytes
         )
 
     def _pairs(self, op: Operation) -> _Pairs | None:

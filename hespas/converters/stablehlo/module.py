@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from hespas.converters.replica_groups import MAX_DEVICES
+from hespas.converters.stablehlo.attributes import CALLEES
 from hespas.converters.stablehlo.communication import Mesh, read_mesh
 from hespas.converters.stablehlo.mlir import (
     Bindings,
@@ -212,14 +213,6 @@ _MAX_ACTIVE = 20
 _FEW_NODES = 1 << 16
 """A function of more, calls written out, has calls counted before they are written out any further."""
 
-_CALLERS = {
-    "func.call": "callee",
-    "stablehlo.composite": "decomposition",
-    "mhlo.composite": "decomposition",
-    "stablehlo.async_start": "called_computation",
-    "mhlo.async_start": "called_computation",
-}
-
 
 class FunctionLibrary:
     """Templates of one module. ``shared`` is set once the reader has built it around the library."""
@@ -326,7 +319,7 @@ def _calls(function: Operation | None, bindings: Bindings) -> list[tuple[str, Op
     advance: object = bindings.ir.WalkResult.ADVANCE
 
     def visit(op: Operation) -> object:
-        attribute = _CALLERS.get(op.name)
+        attribute = CALLEES.get(op.name)
         if attribute is not None:
             found.append((text_of(op, attribute), op))
         return advance

@@ -154,30 +154,17 @@ def _fitted(emitter: Emitter, value: Value, result: Tensor) -> Value:
     return emitter.reshape(value, result.shape)
 
 
+_VIEWS = """
+    reshape bitcast bitcast_convert tuple get_tuple_element optimization_barrier after_all create_token
+    constant iota parameter partition_id replica_id
+"""
 _MOVES: dict[str, Recipe] = {
     **dict.fromkeys(
         ("transpose", "concatenate", "slice", "pad", "dynamic_slice", "dynamic_update_slice"), _moved
     ),
     **dict.fromkeys(("broadcast_in_dim", "broadcast"), _broadcast),
     **dict.fromkeys(("reverse", "copy"), _reverse),
-    **dict.fromkeys(
-        (
-            "reshape",
-            "bitcast",
-            "bitcast_convert",
-            "tuple",
-            "get_tuple_element",
-            "optimization_barrier",
-            "after_all",
-            "create_token",
-            "constant",
-            "iota",
-            "parameter",
-            "partition_id",
-            "replica_id",
-        ),
-        passed_on,
-    ),
+    **dict.fromkeys(_VIEWS.split(), passed_on),
 }
 
 

@@ -478,21 +478,23 @@ def _factors(template: Template, row: int) -> dict[int, float]:
 
 
 _HANDLERS: dict[str, Handler] = {
-    "stablehlo.optimization_barrier": _barrier,
-    "mhlo.optimization_barrier": _barrier,
-    "stablehlo.tuple": _tuple,
-    "mhlo.tuple": _tuple,
-    "stablehlo.get_tuple_element": _get_tuple_element,
-    "mhlo.get_tuple_element": _get_tuple_element,
     "func.call": _call,
-    "stablehlo.composite": _composite,
-    "mhlo.composite": _composite,
     "mhlo.fusion": _fusion,
     "sdy.manual_computation": _inline_region(RegionKind.MANUAL, "manual_computation"),
     "sdy.named_computation": _inline_region(RegionKind.COMPOSITE, "named_computation"),
-    "stablehlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
-    "mhlo.async_start": _inline_region(RegionKind.ASYNC, "async"),
-    **dict.fromkeys(("stablehlo.while", "mhlo.while"), _while),
-    **dict.fromkeys(("stablehlo.case", "mhlo.case", "stablehlo.if", "mhlo.if"), _branches),
+    **{
+        f"{dialect}.{name}": handler
+        for dialect in ("stablehlo", "mhlo")
+        for name, handler in {
+            "optimization_barrier": _barrier,
+            "tuple": _tuple,
+            "get_tuple_element": _get_tuple_element,
+            "composite": _composite,
+            "async_start": _inline_region(RegionKind.ASYNC, "async"),
+            "while": _while,
+            "case": _branches,
+            "if": _branches,
+        }.items()
+    },
 }
 """Operations that have a way of their own."""

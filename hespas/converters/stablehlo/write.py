@@ -243,29 +243,18 @@ def _report_ranks(
 _ATTACHMENT = "stablehlo"
 
 _ANNOTATIONS: dict[str, str] = {
-    "duration_ns": "durations",
-    "stream": "streams",
-    "resource": "streams",
-    "id": "names",
-    "name": "names",
-    "name_row": "names",
-    "framework_row": "names",
-    "regions.label": "names",
-    "op_class": "costs",
-    "rate_dtype": "costs",
-    "flops": "costs",
-    "useful_flops": "costs",
-    "transcendentals": "costs",
-    "bytes_read": "costs",
-    "bytes_written": "costs",
-    "collectives.comm_bytes": "costs",
-    "collectives.operand_bytes": "costs",
-    "collectives.result_bytes": "costs",
-    "p2p.comm_bytes": "costs",
-    "multiplicity": "trips",
-    "regions.trips": "trips",
-    "attachments": "attachments",
-    "source_row": "",
+    column: what
+    for what, columns in {
+        "durations": "duration_ns",
+        "streams": "stream resource",
+        "names": "id name name_row framework_row regions.label",
+        "costs": "op_class rate_dtype flops useful_flops transcendentals bytes_read bytes_written "
+        "collectives.comm_bytes collectives.operand_bytes collectives.result_bytes p2p.comm_bytes",
+        "trips": "multiplicity regions.trips",
+        "attachments": "attachments",
+        "": "source_row",
+    }.items()
+    for column in columns.split()
 }
 """Column -> what is reported not to be in the program. Lines of the file itself are another file's."""
 

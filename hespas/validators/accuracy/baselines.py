@@ -58,11 +58,13 @@ def fitted_baselines(
     data-sheet roofline of one execution [ns], of which each case has ``times``.
     """
     count = np.concatenate(list(times))
-    table = _Table(
-        np.concatenate(list(naive)),
-        np.concatenate([each.measured_ns for each in cases]) / count,
-        np.concatenate([each.op_class for each in cases]).astype(np.int32),
-        shared_shapes(cases),
+    shape = shared_shapes(cases)
+    table = FittingRows(
+        naive_ns=np.concatenate(list(naive)),
+        measured_ns=np.concatenate([each.measured_ns for each in cases]) / count,
+        op_class=np.concatenate([each.op_class for each in cases]).astype(np.int32),
+        shape=shape,
+        group=shape,
     )
     folds = np.concatenate([_folds(each) for each in cases])
     found = np.full((2, len(count)), np.nan)
@@ -73,43 +75,23 @@ def fitted_baselines(
     if missing.any():
         found[:, missing] = table.fitted(folds)[:, missing]
     bounds = np.cumsum([0, *(len(each) for each in cases)])
-    columns = (table.roofline_ns * count, *(found * count))
+    columns = (table.naive_ns * count, *(found * count))
     return [
         tuple(_prediction(name, column[start:stop]) for name, column in zip(BASELINES, columns, strict=True))
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class FittingRows:
-    """Rows of a table on one device; columns of shape ``(rows,)``. ``shape`` numbers equal work, ``group``
-    equal sizes whatever the number format: no size is on both sides. ``is_test`` marks the rows to predict.
-    """
-
-    naive_ns: FloatArray
-    measured_ns: FloatArray
-    op_class: SmallIntArray
-    shape: IntArray
-    group: IntArray
-    is_test: BoolArray
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether there are more shapes than a fit takes: whoever shows the figures has to say so."""
-        return int(self.shape.max(initial=-1)) >= MOST_FITTED
-
-
-def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
+def baselines_of_rows(table: FittingRows, is_test: BoolArray) -> tuple[Prediction, ...]:
     """All baselines of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
     fifth where there are no others.
     """
-    table = _Table(rows.naive_ns, rows.measured_ns, rows.op_class, rows.shape, rows.group)
-    found = np.full((2, len(rows.shape)), np.nan)
-    if not rows.is_test.all():
-        table.predict(~rows.is_test, rows.is_test, found)
-    missing = rows.is_test & np.isnan(found[0])
+    found = np.full((2, len(table.shape)), np.nan)
+    if not is_test.all():
+        table.predict(~is_test, is_test, found)
+    missing = is_test & np.isnan(found[0])
     if missing.any():
-        sizes = ShapeGroups.of(rows.group)
+        sizes = ShapeGroups.of(table.group)
         part = (np.random.default_rng(0).permutation(len(sizes)) % _FOLDS).astype(np.int8)
         fitted = table.fitted(part[sizes.place])
         del sizes, part
@@ -117,11 +99,10 @@ def baselines_of_rows(rows: FittingRows) -> tuple[Prediction, ...]:
             found = fitted
         else:
             found[:, missing] = fitted[:, missing]
-    columns = (rows.naive_ns, *found)
-    whole = bool(rows.is_test.all())
+    whole = bool(is_test.all())
     return tuple(
-        _prediction(name, column if whole else column[rows.is_test])
-        for name, column in zip(BASELINES, columns, strict=True)
+        _prediction(name, column if whole else column[is_test])
+        for name, column in zip(BASELINES, (table.naive_ns, *found), strict=True)
     )
 
 
@@ -138,45 +119,41 @@ def _folds(cases: Cases) -> IntArray:
     return part[cases.shape] if len(cases) else cases.shape
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """t = t0 + slope x."""
+def _fitted_line(x: FloatArray, measured: FloatArray) -> tuple[float, float]:
+    """Start and slope of the line with the least sum of soft absolute errors of the logarithm: twice too long
+    is as wrong as half, and outliers do not count by their square.
+    """
+    target = np.log(measured)
+    shortest = max(float(np.quantile(measured, 0.01)), 1.0)
+    above = x > _SHORTEST_NS
+    first = float(np.median(measured[above] / x[above])) if above.any() else 1.0
+    origin = np.log(np.array((shortest, first)))
 
-    t0_ns: float
-    slope: float
+    def errors(parameters: FloatArray) -> FloatArray:
+        start, slope = np.exp(parameters).tolist()
+        return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
 
-    def __call__(self, x: FloatArray) -> FloatArray:
-        return self.t0_ns + self.slope * x
-
-    @classmethod
-    def fitted(cls, x: FloatArray, measured: FloatArray) -> _Line:
-        """The line with the least sum of soft absolute errors of the logarithm: twice too long is as wrong as
-        half, and outliers do not count by their square.
-        """
-        target = np.log(measured)
-        shortest = max(float(np.quantile(measured, 0.01)), 1.0)
-        above = x > _SHORTEST_NS
-        first = float(np.median(measured[above] / x[above])) if above.any() else 1.0
-        origin = np.log(np.array((shortest, first)))
-
-        def errors(parameters: FloatArray) -> FloatArray:
-            start, slope = np.exp(parameters).tolist()
-            return np.concatenate((np.log(start + slope * x) - target, _PULL * (parameters - origin)))
-
-        found = soft_least_squares(errors, origin, 0.1)
-        start, slope = np.exp(found).tolist()
-        return cls(start, slope)
+    start, slope = np.exp(soft_least_squares(errors, origin, 0.1)).tolist()
+    return start, slope
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Table:
-    """Columns of all cases of one device, per execution; the roofline is NaN where unknown."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FittingRows:
+    """What is fitted to, all of one device and per execution; columns of shape ``(rows,)``. ``naive_ns`` is
+    NaN where unknown; ``shape`` numbers equal work, ``group`` what is never on both sides of a fit: the same,
+    or equal sizes whatever the number format.
+    """
 
-    roofline_ns: FloatArray
+    naive_ns: FloatArray
     measured_ns: FloatArray
-    op_class: NDArray[np.int8] | SmallIntArray
+    op_class: SmallIntArray
     shape: IntArray
-    group: IntArray | None = None
+    group: IntArray
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether there are more shapes than a fit takes: whoever shows the figures has to say so."""
+        return int(self.shape.max(initial=-1)) >= MOST_FITTED
 
     def fitted(self, part: IntArray | NDArray[np.int8]) -> NDArray[np.float64]:
         """Both fitted baselines, shape ``(2, cases)``, of each part by what was measured in the others; NaN
@@ -189,16 +166,15 @@ class _Table:
 
     def predict(self, seen: BoolArray, inside: BoolArray, found: NDArray[np.float64]) -> None:
         """Put the fitted baselines of the cases ``inside``, by what was ``seen`` of others, in ``found``."""
-        known = (self.roofline_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
+        known = (self.naive_ns < _LONGEST_NS) & (self.measured_ns < _LONGEST_NS) & (self.measured_ns > 0)
         # A shape that another source shares is not unseen: it stays out of the fit, too.
-        group = self.shape if self.group is None else self.group
-        fit = known & seen & ~np.isin(group, group[inside])
+        fit = known & seen & ~np.isin(self.group, self.group[inside])
         if fit.any():
-            found[:, inside] = self._line(fit)(self.roofline_ns[inside])
+            found[:, inside] = self._predicted(fit, inside)
             self._per_class(fit, inside, found[1])
 
-    def _line(self, fit: BoolArray) -> _Line:
-        """Fitted to each distinct shape once: the one that recurs a hundred times is no better evidence."""
+    def _predicted(self, fit: BoolArray, wanted: BoolArray) -> FloatArray:
+        """By a line fitted to each distinct shape once: one that recurs often is no better evidence."""
         rows = np.flatnonzero(fit)
         if len(rows) > MOST_FITTED:
             distinct = ShapeGroups.of(self.shape[rows]).distinct
@@ -206,8 +182,9 @@ class _Table:
                 drawn = np.zeros(int(distinct[-1]) + 1, np.bool_)
                 drawn[np.random.default_rng(0).choice(distinct, MOST_FITTED, replace=False)] = True
                 rows = rows[drawn[self.shape[rows]]]
-        x, measured, _ = unique_shapes(self.roofline_ns[rows], self.measured_ns[rows], self.shape[rows])
-        return _Line.fitted(x, measured)
+        x, measured, _ = unique_shapes(self.naive_ns[rows], self.measured_ns[rows], self.shape[rows])
+        start, slope = _fitted_line(x, measured)
+        return start + slope * self.naive_ns[wanted]
 
     def _per_class(self, fit: BoolArray, inside: BoolArray, found: FloatArray) -> None:
         """Put the fits per class of the cases ``inside``, from those in ``fit``, where classes allow."""
@@ -215,4 +192,4 @@ class _Table:
             seen = fit & (self.op_class == code)
             if len(ShapeGroups.of(self.shape[seen])) >= _LEAST_SHAPES:
                 wanted = inside & (self.op_class == code)
-                found[wanted] = self._line(seen)(self.roofline_ns[wanted])
+                found[wanted] = self._predicted(seen, wanted)

@@ -16,6 +16,7 @@ from hespas.graph import DTYPES, OpClass, OpGraph, Profile
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 from hespas.graph.errors import InvariantError
 from hespas.graph.passes.fuse import merge_nodes
+from hespas.validators.accuracy.statistics import medians_of
 
 if TYPE_CHECKING:
     from hespas.validators.accuracy.coverage import Matching
@@ -268,18 +269,14 @@ def covered_ns(start: FloatArray, end: FloatArray) -> float:
 
 def _over_runs(group: IntArray, times: FloatArray) -> Measured:
     order = np.lexsort((times, group))
-    ordered, counts_at = group[order], times[order]
-    distinct, first, counts = np.unique(ordered, return_index=True, return_counts=True)
-    low = counts_at[first + (counts - 1) // 2]
-    high = counts_at[first + counts // 2]
-    place = np.repeat(np.arange(len(distinct)), counts)
-    median = (low + high) / 2
-    away = np.bincount(place, np.abs(counts_at - median[place]), len(distinct)) / counts
+    group, times = group[order], times[order]
+    distinct, place, counts = np.unique(group, return_inverse=True, return_counts=True)
+    median, away = medians_of(times, place)
     return Measured(
         group=distinct,
         measured_ns=median,
-        mean_ns=np.bincount(place, counts_at, len(distinct)) / counts,
-        spread_ns=np.where(counts > 1, away, np.nan),
+        mean_ns=np.bincount(place, times, len(distinct)) / counts,
+        spread_ns=away,
         repeats=counts.astype(np.int64),
     )
 

@@ -29,6 +29,7 @@ __all__ = [
 
 COMPARISON_SCHEMA_ID: Final = "hespas.compare/1"
 _MOST_SOURCES = 5
+_HINT = "write it with accuracy --json FILE"
 
 
 _Error = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -189,7 +190,7 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> None:
 
 def _read(path: Path | bytes) -> _Report:
     if isinstance(path, Path) and not path.exists():
-        raise FormatError("no such file", path=_named(path), hint="write it with accuracy --json FILE")
+        raise FormatError("no such file", path=_named(path), hint=_HINT)
     try:
         data = read_document(path, limits().report_bytes, "a report") if isinstance(path, Path) else path
         report = msgspec.json.decode(data, type=_Report)
@@ -198,13 +199,13 @@ def _read(path: Path | bytes) -> _Report:
         raise FormatError(
             f"expected an accuracy report: {error}",
             path=_named(path),
-            hint="write it with accuracy --json FILE",
+            hint=_HINT,
         ) from error
     if report.schema != SCHEMA_ID:
         raise FormatError(
             f"expected schema {SCHEMA_ID!r}, found {report.schema[:80]!r}",
             path=_named(path),
-            hint="write it with accuracy --json FILE",
+            hint=_HINT,
         )
     return report
 

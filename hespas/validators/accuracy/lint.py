@@ -43,26 +43,17 @@ def lint_profile(profile: Profile) -> list[LintFinding]:
     total = float(duration[duration > 0].sum())
     found: list[LintFinding] = []
 
-    def add(code: str, chosen: BoolArray, message: str) -> None:
+    def add(code: str, chosen: BoolArray, message: str, share: float | None = None) -> None:
         count = int(np.count_nonzero(chosen))
         if count:
-            share = float(duration[chosen & (duration > 0)].sum()) / total if total else np.nan
+            if share is None:
+                share = float(duration[chosen & (duration > 0)].sum()) / total if total else np.nan
             found.append(
                 LintFinding(code=code, source=profile.name, count=count, share=share, message=message)
             )
 
-    negative = duration < 0
-    if negative.any():
-        message = "events end before they start; they are left out, and what they took is not known"
-        found.append(
-            LintFinding(
-                code="negative-duration",
-                source=profile.name,
-                count=int(negative.sum()),
-                share=np.nan,
-                message=message,
-            )
-        )
+    message = "events end before they start; they are left out, and what they took is not known"
+    add("negative-duration", duration < 0, message, np.nan)
     add(
         "zero-duration",
         (duration >= 0) & (duration < LEAST_NS),

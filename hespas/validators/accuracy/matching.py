@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -84,9 +83,9 @@ def match_program(
     )
     # What is left to be matched in order. The last: names no operation.
     known = np.array([*(bool(key.nodes) or key.module in others for key in keys), True], np.bool_)
-    ordered = _in_order(graph, profile, np.flatnonzero(~known[event_key]), len(keys))
-    keys.extend(ordered.keys)
-    event_key = np.where(ordered.event_key >= 0, ordered.event_key, event_key)
+    ordered, more = _in_order(graph, profile, np.flatnonzero(~known[event_key]), len(keys))
+    keys.extend(more)
+    event_key = np.where(ordered >= 0, ordered, event_key)
     shared = np.isin(graph.op_class, [int(op_class) for op_class in _SHARED])
     talks = np.isin(graph.op_class, (int(OpClass.COLLECTIVE), int(OpClass.P2P)))
     _tell_runs(graph, profile, keys, event_key, diagnostics)
@@ -314,20 +313,15 @@ _NAMESPACES = frozenset({"aten", "prims"})
 _SIGNATURE, _ORDER = RULES.index("signature"), RULES.index("order")
 
 
-@dataclass(frozen=True, slots=True)
-class _InOrder:
-    """``event_key`` numbers ``keys`` from the first free number on; -1 is unmatched."""
-
-    event_key: IntArray
-    keys: list[EventKey]
-
-
-def _in_order(graph: OpGraph, profile: Profile, waiting: IntArray, first_key: int) -> _InOrder:
+def _in_order(
+    graph: OpGraph, profile: Profile, waiting: IntArray, first_key: int
+) -> tuple[IntArray, list[EventKey]]:
     """The k-th event of an operation in each rank and run is the k-th node of it, where all ranks and runs
     have as many as the program has nodes: first by operation and operand shapes, then by operation alone.
     In a loop of m trips the nodes of its body come round m times.
 
-    ``waiting`` lists the events nobody matches yet. O(nodes + events log events).
+    ``waiting`` lists the events nobody matches yet. Gives the key of each event, by numbers from
+    ``first_key`` on (-1: unmatched), and the keys. O(nodes + events log events).
     """
     event_key = np.full(len(profile), -1, np.int64)
     keys: list[EventKey] = []
@@ -343,7 +337,7 @@ def _in_order(graph: OpGraph, profile: Profile, waiting: IntArray, first_key: in
             keys.extend(EventKey(module="", op=signature[0], nodes=(node,), rule=rule) for node in candidates)
             taken[list(candidates)] = True
         waiting = waiting[event_key[waiting] < 0]
-    return _InOrder(event_key, keys)
+    return event_key, keys
 
 
 def _base(name: str) -> str:

@@ -15,17 +15,14 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import HespasError
 from hespas.validators.accuracy.cases import (
     LEAST_NS,
-    Cases,
     Members,
-    case_dtypes,
-    case_labels,
     grouped_graph,
     leading_nodes,
     measured_groups,
 )
 from hespas.validators.accuracy.coverage import Coverage, Join, Matching, coverage_of, joins_of, node_text
 from hespas.validators.accuracy.matching import check_program, match_program
-from hespas.validators.accuracy.sources import Source, events_of
+from hespas.validators.accuracy.sources import Source, cases_of, events_of
 
 __all__ = ["sources_of_attached", "sources_of_program", "step_rows"]
 
@@ -122,36 +119,28 @@ def _matched(
     matching, coverage = told
     grouped, times = _grouped(graph, matching)
     measured = measured_groups(profile, matching)
-    labels, shapes, shape = case_labels(grouped, measured.group, times[measured.group])
+    node = measured.group
     leading = leading_nodes(graph, matching.node_group, len(matching))
     joins = joins_of(graph, profile, matching)
     outside = profile.duration_ns[matching.event_group < 0]
-    cases = Cases(
-        source=profile.name,
-        workload=workload.name,
-        hardware=hardware,
-        labels=labels,
-        shapes=shapes,
-        shape=shape,
-        op_class=graph.op_class[leading[measured.group]].astype(np.int8),
-        measured_ns=np.where(measured.measured_ns >= LEAST_NS, measured.measured_ns, 0.0),
-        mean_ns=np.where(measured.measured_ns >= LEAST_NS, measured.mean_ns, 0.0),
+    takes_time = measured.measured_ns >= LEAST_NS
+    cases = replace(
+        cases_of(grouped, node, times[node], (profile.name, workload.name, hardware)),
+        op_class=graph.op_class[leading[node]].astype(np.int8),
+        measured_ns=np.where(takes_time, measured.measured_ns, 0.0),
+        mean_ns=np.where(takes_time, measured.mean_ns, 0.0),
         spread_ns=measured.spread_ns,
         repeats=measured.repeats,
-        flops=grouped.flops[measured.group] * times[measured.group],
-        bytes_moved=grouped.bytes_moved[measured.group] * times[measured.group],
-        useful_flops=grouped.useful_flops[measured.group] * times[measured.group],
-        dtypes=case_dtypes(grouped, measured.group),
         steps=1.0,
         inside_ns=coverage.compared_time_ns,
         outside_ns=float(np.maximum(np.nan_to_num(outside), 0.0).sum()),
-        members=_members(graph, matching, joins, measured.group),
+        members=_members(graph, matching, joins, node),
     )
     return Source(
         profile=profile,
         graph=grouped,
-        node=measured.group,
-        times=times[measured.group],
+        node=node,
+        times=times[node],
         cases=cases,
         coverage=coverage,
         program=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -48,7 +48,8 @@ def accuracy(
     devices = {name: load_device(name) for name in hardware}
     models = [load_estimator(spelling) for spelling in estimators]
     sources: list[tuple[Source, str]] = []
-    profiles = _named_apart(profiles)
+    names = _told_apart(each.name for each in profiles)
+    profiles = [replace(each, name=name) for each, name in zip(profiles, names, strict=True)]
     for profile in profiles:
         for part, name in by_device(profile, devices, found):
             sources.extend((each, name) for each in sources_of(part, workload, devices[name].name, found))
@@ -57,9 +58,12 @@ def accuracy(
     sources = _sources_apart(sources)
     cases = _predicted(sources, devices, models, found)
     _tell_silent(cases, models, found)
-    runs = tuple(_end_to_end(sources, cases, devices, models, found))
-    measured = [profile for profile in profiles if isinstance(profile, Profile)]
-    lint = [finding for profile in measured for finding in lint_profile(profile)]
+    runs = tuple(
+        run
+        for each, (source, name) in zip(cases, sources, strict=True)
+        for run in end_to_end(replace(source, cases=each), devices[name], models, found)
+    )
+    lint = [finding for each in profiles if isinstance(each, Profile) for finding in lint_profile(each)]
     for each, (source, name) in zip(cases, sources, strict=True):
         lint.extend(lint_cases(each, _naive(source, devices[name]), source.times, devices[name]))
     done = accuracy_of_cases(
@@ -104,28 +108,23 @@ def _nothing_compared(
     )
 
 
-def _named_apart(profiles: Sequence[Profile | Workload]) -> list[Profile | Workload]:
-    """The same profiles, with a number behind a name that came before: figures are told by these names."""
+def _told_apart(names: Iterable[str]) -> list[str]:
+    """Names, with a number behind one that came before: figures are told by them."""
     counts = Counter[str]()
-    found: list[Profile | Workload] = []
-    for each in profiles:
-        counts[each.name] += 1
-        number = counts[each.name]
-        found.append(each if number == 1 else replace(each, name=f"{each.name} ({number})"))
+    found: list[str] = []
+    for name in names:
+        counts[name] += 1
+        found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return found
 
 
 def _sources_apart(sources: Sequence[tuple[Source, str]]) -> list[tuple[Source, str]]:
     """The same for sources: graphs that carry times are called as their rank classes are."""
-    counts = Counter[str]()
-    found: list[tuple[Source, str]] = []
-    for source, device in sources:
-        name = source.cases.source
-        counts[name] += 1
-        number = counts[name]
-        cases = source.cases if number == 1 else replace(source.cases, source=f"{name} ({number})")
-        found.append((replace(source, cases=cases), device))
-    return found
+    names = _told_apart(source.cases.source for source, _ in sources)
+    return [
+        (replace(source, cases=replace(source.cases, source=name)), device)
+        for (source, device), name in zip(sources, names, strict=True)
+    ]
 
 
 def _naive(source: Source, device: Device) -> FloatArray:
@@ -179,19 +178,6 @@ def _prediction(model: Estimator, source: Source, device: Device, found: Diagnos
         low_ns=estimated.low_ns[node] * times,
         high_ns=estimated.high_ns[node] * times,
     )
-
-
-def _end_to_end(
-    sources: Sequence[tuple[Source, str]],
-    cases: Sequence[Cases],
-    devices: dict[str, Device],
-    models: Sequence[Estimator],
-    found: Diagnostics,
-) -> list[EndToEnd]:
-    runs: list[EndToEnd] = []
-    for each, (source, name) in zip(cases, sources, strict=True):
-        runs.extend(end_to_end(replace(source, cases=each), devices[name], models, found))
-    return runs
 
 
 # A step end to end: what the simulator says, against the time between first and last event, and the time
@@ -296,19 +282,14 @@ def end_to_end(
 
 def _step_of(source: Source) -> Step:
     """How long a step took; unknown for graphs that carry times and not when those were."""
+    span, busy = nan, nan
     if source.profile is not None:
-        return Step(
-            span_ns=span_ns(source.profile),
-            busy_ns=busy_ns(source.profile),
-            is_simulated=source.program is not None,
-        )
-    if source.recorded is None:
-        return Step(span_ns=nan, busy_ns=nan, is_simulated=False)
-    return Step(
-        span_ns=float(np.median(source.recorded.span_ns)),
-        busy_ns=float(np.median(source.recorded.busy_ns)),
-        is_simulated=source.program is not None,
-    )
+        span, busy = span_ns(source.profile), busy_ns(source.profile)
+    elif source.recorded is not None:
+        span = float(np.median(source.recorded.span_ns))
+        busy = float(np.median(source.recorded.busy_ns))
+    is_timed = source.profile is not None or source.recorded is not None
+    return Step(span_ns=span, busy_ns=busy, is_simulated=is_timed and source.program is not None)
 
 
 def _one_step(source: Source) -> float:

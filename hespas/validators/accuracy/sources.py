@@ -32,7 +32,7 @@ from hespas.validators.accuracy.cases import (
 if TYPE_CHECKING:
     from hespas.validators.accuracy.coverage import Coverage, Join
 
-__all__ = ["HOLDS_NO_PROGRAM", "Source", "by_device", "events_of", "sources_of"]
+__all__ = ["HOLDS_NO_PROGRAM", "Source", "by_device", "cases_of", "events_of", "sources_of"]
 
 _ATTACHED = "hlo/"
 
@@ -142,7 +142,7 @@ def _timed(workload: Workload, hardware: str, diagnostics: Diagnostics) -> Itera
             node=node,
             times=times,
             cases=replace(
-                _cases_of(graph, node, times, (graph.name, workload.name, hardware)),
+                cases_of(graph, node, times, (graph.name, workload.name, hardware)),
                 outside_ns=float((graph.duration_ns * graph.multiplicity)[idle].sum()),
                 steps=nan if recorded is None else float(recorded.count),
             ),
@@ -161,7 +161,7 @@ def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> So
     times = np.ones(len(node))
     runs = len(np.unique(profile.run[profile.run >= 0]))
     cases = replace(
-        _cases_of(graph, node, times, (profile.name, profile.name, hardware)),
+        cases_of(graph, node, times, (profile.name, profile.name, hardware)),
         steps=float(runs) if runs else nan,
     )
     return Source(
@@ -175,9 +175,9 @@ def _operations(profile: Profile, hardware: str, diagnostics: Diagnostics) -> So
     )
 
 
-def _cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
-    """Nodes that carry measured times, one case each for all their ``times`` in a step; ``names`` are source,
-    workload and hardware.
+def cases_of(graph: OpGraph, node: IntArray, times: FloatArray, names: tuple[str, str, str]) -> Cases:
+    """Nodes, which carry measured times, as one case each for all their ``times`` in a step; ``names`` are
+    source, workload and hardware.
     """
     labels, shapes, shape = case_labels(graph, node, times)
     return Cases(
@@ -305,30 +305,20 @@ def _fitting(text: str, named: Mapping[str, Device]) -> str:
 def _taken_for(name: str, texts: Sequence[str], named: Mapping[str, Device], diagnostics: Diagnostics) -> str:
     """The device of a profile whose own names fit none."""
     known = {shipped for text in texts if (shipped := canonical(text))}
-    if len(known) > 1:
-        raise _unfit(name, texts)
-    spelling = _only(name, texts, named)
+    if len(known) > 1 or len(named) > 1:
+        listed = ", ".join(text for text in texts if text)
+        raise UsageError(
+            f"measured on {listed or 'an unnamed device'}: which `hardware` is that?",
+            path=name,
+            hint="give one `hardware` per device, or a hardware file that has this name among its aliases",
+        )
+    spelling = next(iter(named))
     device = named[spelling].name
     stated = next((text for text in texts if text), "")
+    told = ""
     if known:
         told = f"recorded on {known.pop()}, and compared with estimates for {device}"
-        diagnostics.warning("accuracy.other-device", name, told)
     elif stated and (stated != _ANY_CPU or canonical(device)):
         told = f"recorded on {stated}, and compared with estimates for {device}, which has no such name"
-        diagnostics.warning("accuracy.other-device", name, told)
+    diagnostics.warning("accuracy.other-device", name, told, count=int(bool(told)))
     return spelling
-
-
-def _only(name: str, texts: Sequence[str], named: Mapping[str, Device]) -> str:
-    if len(named) > 1:
-        raise _unfit(name, texts)
-    return next(iter(named))
-
-
-def _unfit(name: str, texts: Sequence[str]) -> UsageError:
-    stated = ", ".join(text for text in texts if text)
-    return UsageError(
-        f"measured on {stated or 'an unnamed device'}: which `hardware` is that?",
-        path=name,
-        hint="give one `hardware` per device, or a hardware file that has this name among its aliases",
-    )

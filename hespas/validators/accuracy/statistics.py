@@ -16,8 +16,10 @@ __all__ = [
     "ErrorSummary",
     "NoiseFloor",
     "ShapeGroups",
+    "error_figures",
     "errors_of",
     "kendall_tau",
+    "medians_of",
     "noise_floor",
     "relative_error",
     "slope_of",
@@ -67,6 +69,18 @@ def relative_error(predicted: FloatArray, measured: FloatArray) -> FloatArray:
     return np.where(np.isinf(error), np.nan, error)
 
 
+def error_figures(error: FloatArray) -> dict[str, float]:
+    """``mape``, ``median_ape``, ``p90_ape`` and ``bias`` of relative errors; NaN of none."""
+    size = np.abs(error)
+    some = len(error) > 0
+    return {
+        "mape": float(size.mean()) if some else nan,
+        "median_ape": float(np.median(size)) if some else nan,
+        "p90_ape": float(np.quantile(size, 0.9)) if some else nan,
+        "bias": float(error.mean()) if some else nan,
+    }
+
+
 def errors_of(
     predicted: FloatArray,
     measured: FloatArray,
@@ -85,8 +99,7 @@ def errors_of(
     if not known.all():
         error, shape = error[known], shape[known]
     taken, real = (column if len(column) == len(error) else column[known] for column in (predicted, measured))
-    size = np.abs(error)
-    low, high, shapes = _interval(size, shape)
+    low, high, shapes = _interval(np.abs(error), shape)
     positive = taken > 0
     bounded, inside = (0, nan) if bounds is None else _inside(bounds, measured)
     return ErrorSummary(
@@ -94,10 +107,7 @@ def errors_of(
         of=len(known),
         shapes=shapes,
         coverage=coverage,
-        mape=float(size.mean()),
-        median_ape=float(np.median(size)),
-        p90_ape=float(np.quantile(size, 0.9)),
-        bias=float(error.mean()),
+        **error_figures(error),
         sum_error=float((taken.sum() - real.sum()) / real.sum()),
         rmse_ns=float(np.sqrt(np.mean((taken - real) ** 2))),
         log_ratio=float(np.median(np.log(taken[positive] / real[positive]))) if positive.any() else nan,
@@ -195,6 +205,16 @@ class ShapeGroups:
         middle = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
         found[group[starts]] = np.where(np.isnan(ordered[starts + counts - 1]), np.nan, middle)
         return found
+
+
+def medians_of(values: FloatArray, shape: IntArray) -> tuple[FloatArray, FloatArray]:
+    """The median of each shape that occurs, and the mean distance of its values from that; NaN distance where
+    there is one value only.
+    """
+    groups = ShapeGroups.of(shape)
+    median = groups.medians(values)
+    away = np.bincount(groups.place, np.abs(values - median[groups.place]), len(groups)) / groups.counts
+    return median, np.where(groups.counts > 1, away, np.nan)
 
 
 def unique_shapes(

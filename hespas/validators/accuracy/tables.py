@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import isnan
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hespas.measurements import Measurements
 
 __all__ = [
-    "DistinctRows",
     "ShapeTexts",
     "TableClasses",
     "accuracy_of_tables",
@@ -36,11 +35,14 @@ __all__ = [
     "devices_of_tables",
     "model_of_operations",
     "prediction_of_rows",
+    "rows_of_split",
     "rows_on",
 ]
 
 _AT_ONCE = 1 << 16
 _ASKED_AT_ONCE = 1 << 20
+_Distinct = tuple[IntArray, IntArray]
+"""The first rows of equal operations, and the place of each row among these."""
 _EXACT = 1e15
 """Whole numbers below have no more digits than a text tells."""
 
@@ -86,22 +88,22 @@ def _texts(ops: Operations) -> tuple[list[tuple[str, str]], SmallIntArray]:
 
 
 def cases_of_rows(
-    rows: Measurements, device: Device, classes: TableClasses, distinct: DistinctRows | None = None
+    rows: Measurements, device: Device, classes: TableClasses, distinct: _Distinct | None = None
 ) -> Cases:
     """Each row of a table, all of one device, as a case; ``distinct`` where it is known already.
     O(rows log rows).
     """
     ops = rows.ops
-    known = distinct or DistinctRows.of(ops)
-    first, number = _shape_numbers(ops, known.first)
+    firsts, place = distinct or ops.distinct_rows()
+    first, number = _shape_numbers(ops, firsts)
     stated = np.isfinite(rows.spread_ns)
     return Cases(
         source=rows.name,
         workload=rows.name,
         hardware=device.name,
         labels=_words(ops),
-        shapes=ShapeTexts(ops, first),
-        shape=known.place if number is None else number[known.place],
+        shapes=ShapeTexts(ops, first, _shape_texts),
+        shape=place if number is None else number[place],
         op_class=classes.codes(ops),
         measured_ns=rows.duration_ns,
         spread_ns=rows.spread_ns,
@@ -113,19 +115,6 @@ def cases_of_rows(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DistinctRows:
-    """The first rows of equal operations, and the place of each row among these."""
-
-    first: IntArray
-    place: IntArray
-
-    @classmethod
-    def of(cls, ops: Operations) -> DistinctRows:
-        """Those of some operations. O(ops log ops)."""
-        return cls(*ops.distinct_rows())
-
-
 def _words(ops: Operations) -> Labels:
     """What each operation is called: its name, or its kind where that says all."""
     words = tuple(name or kind for kind in ops.kind.names for name in ops.op.names)
@@ -134,24 +123,25 @@ def _words(ops: Operations) -> Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTexts:
-    """What names some operations, the ``rows`` of ``ops``: their labels and sizes, made when asked for."""
+    """What names some operations, the ``rows`` of ``ops``, as texts that are ``spelled`` when asked for."""
 
     ops: Operations
     rows: IntArray
+    spelled: Callable[[Operations], list[str]]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, number: int, /) -> str:
-        return _shape_texts(self.ops.take(self.rows[number : number + 1]))[0]
+        return self.spelled(self.ops.take(self.rows[number : number + 1]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _AT_ONCE):
-            yield from _shape_texts(self.ops.take(self.rows[start : start + _AT_ONCE]))
+            yield from self.spelled(self.ops.take(self.rows[start : start + _AT_ONCE]))
 
 
 def _shape_numbers(ops: Operations, rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Of some operations the first of each text that :class:`ShapeTexts` gives, and the place of each among
+    """Of some operations the first of each text that :func:`_shape_texts` gives, and the place of each among
     these (None: no two have the same). What the texts do not say - FLOPs, bytes, sizes that decide no time
     of the kind, digits past the fifteenth - tells no two apart.
     """
@@ -215,21 +205,21 @@ def prediction_of_rows(
     ops: Operations,
     device: Device,
     diagnostics: Diagnostics,
-    distinct: DistinctRows | None = None,
+    distinct: _Distinct | None = None,
 ) -> Prediction:
     """What a model says of each row; distinct operations are asked once, so many of them together that what
     is held at once does not grow with the table. ``distinct`` where it is known already.
     """
-    known = distinct or DistinctRows.of(ops)
+    first, place = distinct or ops.distinct_rows()
     parts = [
-        predict_with(model, ops.take(known.first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
-        for start in range(0, max(len(known.first), 1), _ASKED_AT_ONCE)
+        predict_with(model, ops.take(first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
+        for start in range(0, max(len(first), 1), _ASKED_AT_ONCE)
     ]
     return Prediction(
         estimator=model.name,
-        duration_ns=_spread_out([each.duration_ns for each in parts], known.place),
-        low_ns=_spread_out([each.low_ns for each in parts], known.place),
-        high_ns=_spread_out([each.high_ns for each in parts], known.place),
+        duration_ns=_spread_out([each.duration_ns for each in parts], place),
+        low_ns=_spread_out([each.low_ns for each in parts], place),
+        high_ns=_spread_out([each.high_ns for each in parts], place),
     )
 
 
@@ -349,11 +339,17 @@ def _scored(table: Measurements, split: str) -> BoolArray:
     if not split:
         return np.ones(len(table), np.bool_)
     found = np.zeros(len(table), np.bool_)
-    found[table.split.where(split)] = True
-    if not found.any():
+    found[rows_of_split(table, split)] = True
+    return found
+
+
+def rows_of_split(table: Measurements, split: str) -> IntArray:
+    """Numbers of the rows of a split. Raises ``UsageError`` where there is none."""
+    rows = table.split.where(split)
+    if not len(rows):
         listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
         raise UsageError(f"no row of {table.name} has split {split!r}", hint=f"it has {listed}")
-    return found
+    return rows
 
 
 def _tell(table: Measurements, is_scored: BoolArray, diagnostics: Diagnostics) -> None:
@@ -384,24 +380,21 @@ def _compared(
 ) -> tuple[Cases, list[LintFinding]]:
     """The rows of one device, of which some are compared, with what the models and the baselines say."""
     models, classes, diagnostics = asked
-    is_fitted = ~is_scored
-    is_fitted[is_fitted] = np.isin(
-        rows.split.row[is_fitted], [n for n, name in enumerate(rows.split.names) if name == _FITTED_SPLIT]
-    )
+    is_fitted = np.zeros(len(rows), np.bool_)
+    is_fitted[rows.split.where(_FITTED_SPLIT)] = True
     kept = np.flatnonzero(is_scored | is_fitted)
     rows, is_scored = rows.take(kept), is_scored[kept]
     bare = replace(device, efficiencies=(), launch_overhead_ns=0.0)
-    distinct = DistinctRows.of(rows.ops)
+    distinct = rows.ops.distinct_rows()
     naive = prediction_of_rows(Roofline(), rows.ops, bare, Diagnostics(), distinct).duration_ns
     fitting = FittingRows(
         naive_ns=naive,
         measured_ns=rows.duration_ns,
         op_class=classes.codes(rows.ops),
-        shape=distinct.place,
+        shape=distinct[1],
         group=rows.shape_group(),
-        is_test=is_scored,
     )
-    baselines = baselines_of_rows(fitting)
+    baselines = baselines_of_rows(fitting, is_scored)
     if fitting.is_sampled:
         diagnostics.warning(
             "accuracy.sampled-baselines",
@@ -411,7 +404,7 @@ def _compared(
     del fitting
     scored = rows.take(np.flatnonzero(is_scored))
     if len(scored) < len(rows):
-        distinct = DistinctRows.of(scored.ops)
+        distinct = scored.ops.distinct_rows()
     cases = cases_of_rows(scored, device, classes, distinct)
     predictions = [prediction_of_rows(model, scored.ops, device, diagnostics, distinct) for model in models]
     cases = cases.with_predictions((*predictions, *baselines))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from hespas.operations import Labels, Operations
 from hespas.validators.accuracy.cases import Prediction
 from hespas.validators.accuracy.tables import prediction_of_rows
 from hespas.validators.calibration.collectives import fit_collectives
-from hespas.validators.calibration.fit_device import fit_device
+from hespas.validators.calibration.fit_device import Progress, fit_device
 from hespas.validators.calibration.learned import fit_rows
 from hespas.validators.calibration.learned_parts import family_name, library_version
 from hespas.validators.calibration.own_models import OwnPart, one_table, own_parts
@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _KEY = re.compile("[0-9a-f]{64}")
+_Kept = TypeVar("_Kept")
 _SUFFIXES = (".toml", ".json", ".npz")
 
 
@@ -99,35 +100,31 @@ class FitMemory:
 
     def recall(self, key: str, fitted: str) -> tuple[Fit, ...] | None:
         """Fits of an interrupted run, dated ``fitted``; None where there are none."""
-        path = self._path(key)
-        if not path.is_file():
-            return None
-        try:
-            return tuple(replace(fit, fitted=fitted) for fit in read_fits(path))
-        except FormatError:
-            return None
+        fits = self._read(f"{key}.toml", read_fits)
+        return None if fits is None else tuple(replace(fit, fitted=fitted) for fit in fits)
 
     def recall_model(self, key: str) -> LearnedModel | None:
         """A learned model of an interrupted run; None where there is none."""
-        path = self._path(key).with_suffix(".json")
-        if not path.is_file():
-            return None
+        return self._read(f"{key}.json", read_model)
+
+    def _read(self, name: str, read: Callable[[Path], _Kept]) -> _Kept | None:
+        path = self.folder / name
         try:
-            return read_model(path)
+            return read(path) if path.is_file() else None
         except FormatError:
             return None
 
     def keep_model(self, key: str, model: LearnedModel) -> None:
         """Keep a learned model: its card last, which says that all of it is there. Raises ``OutputError``."""
         card, trees = model_bytes(model)
-        self._write(self._path(key).with_suffix(".npz"), trees)
-        self._write(self._path(key).with_suffix(".json"), card)
+        self._write(f"{key}.npz", trees)
+        self._write(f"{key}.json", card)
 
     def keep(self, key: str, name: str, fits: Sequence[Fit]) -> None:
         """Keep the fits of one step of the work. Raises ``OutputError``."""
-        self._write(self._path(key), fits_to_toml(name, fits).encode())
+        self._write(f"{key}.toml", fits_to_toml(name, fits).encode())
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         def fill(temporary: Path) -> None:
             temporary.write_bytes(content)
 
@@ -140,7 +137,7 @@ class FitMemory:
                 hint="remove what is there, or name another `out`",
             ) from error
         with placed_at_once():
-            write_atomically(path, fill, overwrite=True, directory=False)
+            write_atomically(self.folder / name, fill, overwrite=True, directory=False)
 
     def forget(self) -> None:
         """Remove all of it: the work is done. Files of others stay, and so does what a link leads to."""
@@ -152,13 +149,6 @@ class FitMemory:
                     path.unlink()
         with suppress(OSError):
             self.folder.rmdir()
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.toml"
-
-
-Progress = Callable[[int, int, str], None]
-"""Told how many steps are done, of how many, and what is next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +167,15 @@ class Run:
     date: str
     memory: FitMemory | None = None
     progress: Progress | None = None
+
+    def remembered(self, key: str, name: str, fit: Callable[[], Sequence[Fit]]) -> Found:
+        """The fits that an interrupted run has made for the device ``name``, else new ones."""
+        fits = self.memory.recall(key, self.date) if self.memory else None
+        if fits is None:
+            fits = tuple(fit())
+            if self.memory:
+                self.memory.keep(key, name, fits)
+        return Found(fits)
 
     def told(self, purpose: str) -> Progress:
         """A callback that says what its steps are for."""
@@ -197,12 +196,9 @@ class Others:
 
 
 class Approach(Protocol):
-    """One estimator that can be fitted."""
+    """One estimator that can be fitted, by its ``name``."""
 
-    @property
-    def name(self) -> str:
-        """The estimator's."""
-        ...
+    name: ClassVar[str]
 
     def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
         """Raise ``UsageError`` or ``MissingExtraError`` where no fit can come of it; tell what gets none."""
@@ -229,12 +225,8 @@ class Approach(Protocol):
 class CalibratedFits:
     """Roofline forms of every class, and lines of collectives."""
 
+    name: ClassVar[str] = "calibrated"
     run: Run
-
-    @property
-    def name(self) -> str:
-        """``calibrated``."""
-        return "calibrated"
 
     def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
         """Nothing is known before the fit."""
@@ -251,24 +243,19 @@ class CalibratedFits:
         recordings = [table for table in tables if table.recorded]
         sweeps = [table for table in tables if not table.recorded]
         key = content_key(tables, device if recordings else bare(device), run.seed)
-        kept = run.memory.recall(key, run.date) if run.memory else None
-        if kept is not None:
-            return Found(kept)
         told = run.told(purpose)
-        fits: tuple[Fit, ...] = ()
-        if sweeps:
-            fits = fit_device(sweeps, device, seed=run.seed, fitted=run.date, progress=told)
-        if recordings:
-            known = replace(device, own_fits=merged(fits, device.fits), fits_of="")
-            recorded = fit_recordings(recordings, known, seed=run.seed, fitted=run.date)
-            fits = (*recorded, *(fit for fit in fits if fit.key not in {each.key for each in recorded}))
-        collectives = [table.take(table.ops.kind.where("collective")) for table in sweeps]
-        collectives = [table for table in collectives if len(table)]
-        if collectives:
-            fits += tuple(fit_collectives(collectives, device, seed=run.seed, fitted=run.date, progress=told))
-        if run.memory:
-            run.memory.keep(key, device.name, fits)
-        return Found(fits)
+
+        def fits() -> tuple[Fit, ...]:
+            found: tuple[Fit, ...] = ()
+            if sweeps:
+                found = fit_device(sweeps, device, seed=run.seed, fitted=run.date, progress=told)
+            if recordings:
+                known = replace(device, own_fits=merged(found, device.fits), fits_of="")
+                recorded = fit_recordings(recordings, known, seed=run.seed, fitted=run.date)
+                found = (*recorded, *(fit for fit in found if fit.key not in {each.key for each in recorded}))
+            return (*found, *fit_collectives(sweeps, device, seed=run.seed, fitted=run.date, progress=told))
+
+        return run.remembered(key, device.name, fits)
 
     def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """Of collectives a model of their own speaks."""
@@ -345,12 +332,8 @@ def _middle(predictions: Sequence[Prediction]) -> Prediction:
 class SystolicLines:
     """Lines from cycles and elements to time, of a device with an array."""
 
+    name: ClassVar[str] = "systolic"
     run: Run
-
-    @property
-    def name(self) -> str:
-        """``systolic``."""
-        return "systolic"
 
     def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
         """Refuse a device without an array, and tables without any operation that lines cover."""
@@ -382,19 +365,16 @@ class SystolicLines:
         """The lines of every class that has rows enough."""
         run = self.run
         key = content_key(tables, bare(device), run.seed, "systolic")
-        kept = run.memory.recall(key, run.date) if run.memory else None
-        if kept is not None:
-            return Found(kept)
-        told = run.told(purpose)
-        by_kind = [
-            one_table([each.take(each.ops.kind.where(kind)) for each in tables]) for kind in LINE_KINDS
-        ]
-        rows = [each for each in by_kind if each is not None]
-        told(0, 1, "lines")
-        fits = fit_lines(rows, device, seed=run.seed, fitted=run.date)
-        if run.memory:
-            run.memory.keep(key, device.name, fits)
-        return Found(fits)
+
+        def fits() -> tuple[Fit, ...]:
+            by_kind = (
+                one_table([each.take(each.ops.kind.where(kind)) for each in tables]) for kind in LINE_KINDS
+            )
+            rows = [each for each in by_kind if each is not None]
+            run.told(purpose)(0, 1, "lines")
+            return fit_lines(rows, device, seed=run.seed, fitted=run.date)
+
+        return run.remembered(key, device.name, fits)
 
     def predict(self, ops: Operations, device: Device, found: Found, *, keeps: bool = False) -> Prediction:
         """What has no line is not predicted: cycles at a clock are no fit."""
@@ -416,12 +396,8 @@ class SystolicLines:
 class LearnedTrees:
     """Models of trees, one per kind of operation and number format."""
 
+    name: ClassVar[str] = "learned"
     run: Run
-
-    @property
-    def name(self) -> str:
-        """``learned``."""
-        return "learned"
 
     def check(self, tables: Sequence[Measurements], device: Device, found: Diagnostics) -> None:
         """Refuse tables of which no model can be fitted; tell which kinds get none."""

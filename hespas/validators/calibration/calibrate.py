@@ -23,7 +23,7 @@ from hespas.hardware import Device, Fit, named_device, write_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels
 from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, diagnostics_json, summary_json
-from hespas.validators.accuracy.tables import rows_on
+from hespas.validators.accuracy.tables import rows_of_split, rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
     CalibratedFits,
@@ -128,7 +128,7 @@ def calibrate(
     approaches = _approaches(estimators, run)
     usable = [_usable(table, split) for table in tables]
     mine = [table.take(rows_on(table, device)) for table in usable]
-    mine = [_named(table, device) for table in mine if len(table)]
+    mine = [replace(each, hardware=Labels.constant(device.name, len(each))) for each in mine if len(each)]
     if not mine:
         raise _nothing(tables, usable, device, split)
     for each in approaches:
@@ -239,16 +239,8 @@ def _usable(table: Measurements, split: str) -> Measurements:
             f"rows of split {KEPT_SPLIT!r} are kept for testing, never fitted on",
             hint=f"--split {FITTED_SPLITS[0]}, then hespas-validate accuracy --split {KEPT_SPLIT}",
         )
-    part = table.part(split)
-    if not len(part):
-        listed = ", ".join(sorted(name for name in table.split.used() if name)) or "no splits"
-        raise UsageError(f"no row of {table.name} has split {split!r}", hint=f"it has {listed}")
+    part = table.take(rows_of_split(table, split))
     return replace(part, split=Labels.constant("", len(part)))
-
-
-def _named(table: Measurements, device: Device) -> Measurements:
-    """The rows of a device under the name its file has."""
-    return replace(table, hardware=Labels.constant(device.name, len(table)))
 
 
 def _nothing(

@@ -7,21 +7,18 @@ for themselves. Errors and bands are of sizes that the predicting fit did not se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
 
 from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, named, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
+from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
-from hespas.validators.calibration.fit_device import bands_of, error_of, may_be_fitted, rounded
+from hespas.validators.calibration.fit_device import Key, Progress, fit_of, may_be_fitted, rounded
 
-__all__ = ["Progress", "fit_collectives"]
-
-Progress = Callable[[int, int, str], None]
+__all__ = ["fit_collectives"]
 
 _MOST_KNEES = 2
 _ROWS_PER_SEGMENT = 3
@@ -32,6 +29,7 @@ _FLOOR = 0.003
 _COARSE = 1.5
 _FOLDS = 5
 _FEWEST = 3
+_DIMS = ("ranks", "message_bytes")
 _NCCL = "nccl "
 _VENDORS = ("nccl ", "oneccl ", "rccl ")
 _OWN = "custom_"
@@ -58,8 +56,7 @@ def fit_collectives(
     fitted enter. Nothing is drawn at random but the folds of the held-out error, by ``seed``.
     """
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
-    date = fitted or datetime.now(UTC).date().isoformat()
-    fits: dict[tuple[str, str, str, str], Fit] = {}
+    fits: dict[Key, Fit] = {}
     parts = [may_be_fitted(table).on(device.name) for table in tables]
     parts = [part.take(part.ops.kind.where("collective")) for part in parts]
     for mine in parts:
@@ -67,14 +64,14 @@ def fit_collectives(
         for done, (labels, rows) in enumerate(classes):
             if progress:
                 progress(done, len(classes), " ".join(labels))
-            fit = _fit(labels, mine.take(rows), seed, date)
+            fit = _fit(labels, mine.take(rows), seed, fitted)
             if fit is not None and (fit.key not in fits or fits[fit.key].samples < fit.samples):
                 fits[fit.key] = fit
-    ratios = [fit for part in parts for fit in _ratios(part, device, seed, date)]
+    ratios = [fit for part in parts for fit in _ratios(part, device, seed, fitted)]
     return _with_defaults([*fits.values(), *{fit.key: fit for fit in ratios}.values()])
 
 
-def _ratios(rows: Measurements, device: Device, seed: int, date: str) -> Iterable[Fit]:
+def _ratios(rows: Measurements, device: Device, seed: int, fitted: str) -> Iterable[Fit]:
     """For each collective what NCCL's own model has to be multiplied by: the median over NCCL's rows."""
     library = np.array([name.startswith(_NCCL) for name in rows.ops.variant.names], np.bool_)
     rows = rows.take(np.flatnonzero(library[rows.ops.variant.row]))
@@ -90,66 +87,35 @@ def _ratios(rows: Measurements, device: Device, seed: int, date: str) -> Iterabl
         ratio, times = mine.duration_ns[known] / predicted_ns[known], mine.duration_ns[known]
         middle = rounded(float(np.median(ratio)))
         spread = float(np.std(np.log(ratio))) / np.sqrt(len(ratio))
-        error = error_of(predicted_ns[known] * middle, times)
-        yield Fit(
-            kind="collective",
-            op=op,
-            scheme=ANY,
-            variant=ANY,
-            form=TUNED,
-            parameters=(FitParameter(name="ratio", value=middle, std_error=rounded(middle * spread)),),
-            support=tuple(_range(name, ops.dim(name)) for name in ("ranks", "message_bytes")),
-            samples=int(known.sum()),
-            error=error,
-            bands=bands_of(predicted_ns[known] * middle, times),
-            table=mine.name,
-            provenance=mine.provenance,
-            fitted=date,
+        fit = fit_of(
+            ("collective", op, ANY, ANY),
+            TUNED,
+            [("ratio", middle, middle * spread)],
+            mine,
+            (predicted_ns[known] * middle, times),
+            dims=_DIMS,
+            fitted=fitted,
             seed=seed,
         )
+        yield replace(fit, samples=int(known.sum()))
 
 
-def _fit(labels: tuple[str, str, str, str], rows: Measurements, seed: int, date: str) -> Fit | None:
-    kind, op, scheme, variant = labels
+def _fit(labels: Key, rows: Measurements, seed: int, fitted: str) -> Fit | None:
     generator = np.random.default_rng(seed)
-    parameters: list[FitParameter] = []
-    predicted: list[FloatArray] = []
-    times: list[FloatArray] = []
+    parameters: list[tuple[str, float, float]] = []
+    predicted, times = [np.empty(0)], [np.empty(0)]
     layouts = [(layout, points) for layout, points in _layouts(rows) if len(points.size) >= _FEWEST]
     if not layouts:
         return None
     for layout, points in layouts:
         line = _line(points)
-        errors = dict(zip((name for name, _ in named(layout, line)), _std_errors(points, line), strict=True))
-        parameters += [
-            FitParameter(name=name, value=rounded(value), std_error=rounded(errors[name]))
-            for name, value in named(layout, line)
-        ]
+        pairs = zip(named(layout, line), _std_errors(points, line), strict=True)
+        parameters += [(name, value, error) for (name, value), error in pairs]
         for seen, unseen in _folds(points, generator):
             predicted.append(_line(seen).time_ns(unseen.size))
             times.append(unseen.time_ns)
-    ops, left_out = rows.ops, np.concatenate(times) if times else np.empty(0)
-    predicted_ns = np.concatenate(predicted) if predicted else np.empty(0)
-    return Fit(
-        kind=kind,
-        op=op,
-        scheme=scheme,
-        variant=variant,
-        form=SEGMENTS,
-        parameters=tuple(parameters),
-        support=tuple(_range(name, ops.dim(name)) for name in ("ranks", "message_bytes")),
-        samples=len(rows),
-        error=error_of(predicted_ns, left_out),
-        bands=bands_of(predicted_ns, left_out),
-        table=rows.name,
-        provenance=rows.provenance,
-        fitted=date,
-        seed=seed,
-    )
-
-
-def _range(name: str, sizes: FloatArray) -> FitRange:
-    return FitRange(name=name, low=float(np.nanmin(sizes)), high=float(np.nanmax(sizes)))
+    held_out = np.concatenate(predicted), np.concatenate(times)
+    return fit_of(labels, SEGMENTS, parameters, rows, held_out, dims=_DIMS, fitted=fitted, seed=seed)
 
 
 def _layouts(rows: Measurements) -> Iterable[tuple[Layout, _Points]]:

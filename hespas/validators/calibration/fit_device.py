@@ -22,32 +22,38 @@ from hespas.estimators.forms import (
 )
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
-from hespas.measurements import Measurements
-from hespas.operations import find_scheme
+from hespas.measurements import Measurements, joined
+from hespas.operations import Operations, find_scheme
+from hespas.validators.accuracy.statistics import error_figures
 
 __all__ = [
     "FITTED_SPLITS",
     "NOISE",
     "FittedClass",
+    "Key",
+    "Prior",
     "Progress",
     "Rows",
     "Solution",
-    "Trial",
     "bands_of",
     "classes_of",
-    "drawn_rows",
     "error_of",
     "fit_class",
     "fit_device",
+    "fit_of",
     "may_be_fitted",
     "rounded",
     "seed_of",
     "solve",
-    "support_of",
 ]
 
 FITTED_SPLITS = ("calib", "")
 """Splits that may be fitted on: the one made for it, and tables that state none."""
+
+Key = tuple[str, str, str, str]
+"""Kind, operation, number format and variant of a fit."""
+Prior = Mapping[str, tuple[float, float]]
+"""Where parameters are expected, and how closely (ln units)."""
 
 _FEWEST = 12
 _FEWEST_LAYERS = 4
@@ -58,32 +64,23 @@ _POOLED = frozenset({"vector", "normalization", "reduction", "pooling", "gather"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of one class; ``op`` is ``*`` for all operations of a kind together. ``group`` numbers what is
-    left out of a fit as a whole to test it: shapes, or layers whatever the number of tokens.
+    """The rows of one class, with what the fit will be of: the operation of its ``key`` is ``*`` for all of a
+    kind together. ``group`` numbers what is left out of a fit as a whole to test it: shapes, or layers
+    whatever the number of tokens.
     """
 
-    kind: str
-    op: str
-    scheme: str
-    variant: str
+    key: Key
     measured: Measurements
     group: IntArray
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What the fit will be of."""
-        return self.kind, self.op, self.scheme, self.variant
-
     def take(self, rows: IntArray) -> Rows:
         """Some rows of the class."""
-        return Rows(
-            kind=self.kind,
-            op=self.op,
-            scheme=self.scheme,
-            variant=self.variant,
-            measured=self.measured.take(rows),
-            group=self.group[rows],
-        )
+        return Rows(key=self.key, measured=self.measured.take(rows), group=self.group[rows])
+
+    def machine(self, device: Device) -> Machine:
+        """What of the device the class runs on."""
+        kind, _, scheme, _ = self.key
+        return machine_of(device, kind, scheme)
 
 
 _TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"}
@@ -102,21 +99,16 @@ def classes_of(measured: Measurements) -> Iterator[Rows]:
     ops = measured.ops
     layers, shapes = _layers(measured), measured.shape_group()
     seen = dict(ops.classes())
-    pooled: dict[tuple[str, str, str, str], list[IntArray]] = {}
+    pooled: dict[Key, list[IntArray]] = {}
     for (kind, _, scheme, variant), rows in seen.items():
         if kind in _POOLED:
             pooled.setdefault((kind, ANY, scheme, variant), []).append(rows)
     seen |= {name: np.concatenate(parts) for name, parts in pooled.items() if len(parts) > 1}
-    for (kind, op, scheme, variant), rows in sorted(seen.items()):
-        if len(rows) >= _FEWEST and scheme:
-            yield Rows(
-                kind=kind,
-                op=op,
-                scheme=scheme,
-                variant=variant,
-                measured=measured.take(rows),
-                group=layers[rows] if len(np.unique(layers[rows])) >= _FEWEST_LAYERS else shapes[rows],
-            )
+    for key, rows in sorted(seen.items()):
+        if len(rows) >= _FEWEST and key[2]:
+            by_layer = len(np.unique(layers[rows])) >= _FEWEST_LAYERS
+            group = layers[rows] if by_layer else shapes[rows]
+            yield Rows(key=key, measured=measured.take(rows), group=group)
 
 
 def _layers(measured: Measurements) -> IntArray:
@@ -140,19 +132,6 @@ _UNKNOWN = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trial:
-    """What is fitted: a form, what it needs of the operations, and their times [ns]. ``fixed`` overrides
-    parameters that do not vary; ``prior`` says where others are expected and how closely (ln units).
-    """
-
-    form: Form
-    columns: Columns
-    duration_ns: FloatArray
-    fixed: Mapping[str, float]
-    prior: Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
     """Parameters by name with standard errors (NaN for those that do not vary), and the cost per row."""
 
@@ -161,24 +140,35 @@ class Solution:
     cost: float
 
 
-def solve(trial: Trial, start: Mapping[str, float], *, most_calls: int) -> Solution:
-    """The best parameters from one start."""
+def solve(
+    form: Form,
+    columns: Columns,
+    duration_ns: FloatArray,
+    start: Mapping[str, float],
+    *,
+    prior: Prior,
+    fixed: Mapping[str, float],
+    most_calls: int,
+) -> Solution:
+    """The best parameters from one start, for the ``columns`` of operations and their times [ns]. ``fixed``
+    overrides parameters that do not vary; ``prior`` says where others are expected.
+    """
     from scipy.optimize import least_squares
 
-    varying = [each for each in trial.form.parameters if each.varies]
-    fixed = {each.name: each.start for each in trial.form.parameters if not each.varies} | dict(trial.fixed)
+    varying = [each for each in form.parameters if each.varies]
+    constants = {each.name: each.start for each in form.parameters if not each.varies} | dict(fixed)
     low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
-    priors = [trial.prior.get(each.name, (each.start, _WIDTH)) for each in varying]
+    priors = [prior.get(each.name, (each.start, _WIDTH)) for each in varying]
     centre = np.log([expected for expected, _ in priors])
     weight = NOISE / np.array([width for _, width in priors])
-    measured = np.log(trial.duration_ns)
+    measured = np.log(duration_ns)
 
     def values_of(logs: FloatArray) -> dict[str, float]:
         moved: list[float] = np.exp(logs).tolist()
-        return fixed | dict(zip((each.name for each in varying), moved, strict=True))
+        return constants | dict(zip((each.name for each in varying), moved, strict=True))
 
     def errors(logs: FloatArray) -> FloatArray:
-        error = np.log(trial.form.time_ns(values_of(logs), trial.columns)) - measured
+        error = np.log(form.time_ns(values_of(logs), columns)) - measured
         if not np.isfinite(error).all():
             error = np.nan_to_num(error, nan=_UNKNOWN)
         return np.concatenate((error, weight * (logs - centre)))
@@ -243,15 +233,10 @@ def seed_of(rows: Rows, seed: int) -> int:
     return zlib.crc32(f"{seed} {' '.join(rows.key)}".encode())
 
 
-def fit_class(
-    rows: Rows, machine: Machine, prior: Mapping[str, tuple[float, float]], seed: int
-) -> FittedClass | None:
+def fit_class(rows: Rows, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
     """The best form of the class's kind; None where the device states no rate for it."""
-    tried = [
-        found
-        for form in FORMS_OF_KIND.get(rows.kind, ())
-        if (found := _fit_form(rows, form, machine, prior, seed)) is not None
-    ]
+    forms = FORMS_OF_KIND.get(rows.key[0], ())
+    tried = [found for form in forms if (found := _fit_form(rows, form, machine, prior, seed)) is not None]
     return min(tried, key=lambda found: _mape(found.predicted_ns, found.measured_ns), default=None)
 
 
@@ -259,89 +244,106 @@ def _mape(predicted: FloatArray, measured: FloatArray) -> float:
     return float(np.abs(predicted / measured - 1).mean()) if len(measured) else inf
 
 
-def _fit_form(
-    rows: Rows, form: Form, machine: Machine, prior: Mapping[str, tuple[float, float]], seed: int
-) -> FittedClass | None:
+def _fit_form(rows: Rows, form: Form, machine: Machine, prior: Prior, seed: int) -> FittedClass | None:
     generator = np.random.default_rng(seed_of(rows, seed))
     drawn = generator.permutation(len(rows.measured))[:_ROWS]
-    scouts = drawn[:_SCOUT_ROWS]
+    scouts = rows.measured.take(drawn[:_SCOUT_ROWS])
     start = {each.name: prior[each.name][0] if each.name in prior else each.start for each in form.parameters}
     shaken = {
         each.name: float(np.clip(start[each.name] * np.exp(generator.normal(0, _SHAKE)), each.low, each.high))
         for each in form.parameters
     }
+
+    def solved(
+        some: Measurements, first: Mapping[str, float], choice: Mapping[str, float], most_calls: int
+    ) -> Solution:
+        columns, times = form.columns(some.ops, machine), some.duration_ns
+        return solve(form, columns, times, first, prior=prior, fixed=choice, most_calls=most_calls)
+
     scouted: list[tuple[Solution, Mapping[str, float]]] = []
     for choice in form.choices:
-        trial = _trial(rows.take(scouts), form, machine, prior, choice)
-        if not np.isfinite(
-            form_time_ns(form, start | dict(choice), rows.measured.ops.take(scouts), machine)
-        ).all():
+        if not np.isfinite(form_time_ns(form, start | dict(choice), scouts.ops, machine)).all():
             return None
-        scouted += [(solve(trial, each, most_calls=25), choice) for each in (start, shaken)]
+        scouted += [(solved(scouts, each, choice, 25), choice) for each in (start, shaken)]
     best, choice = min(scouted, key=lambda found: found[0].cost)
-    trial = _trial(rows.take(drawn), form, machine, prior, choice)
-    solution = solve(trial, best.values, most_calls=60)
-    predicted, measured = _left_out(rows, form, machine, (solution, prior, choice), generator)
-    return FittedClass(rows=rows, form=form, solution=solution, predicted_ns=predicted, measured_ns=measured)
-
-
-def _trial(
-    rows: Rows,
-    form: Form,
-    machine: Machine,
-    prior: Mapping[str, tuple[float, float]],
-    choice: Mapping[str, float],
-) -> Trial:
-    return Trial(
+    solution = solved(rows.measured.take(drawn), best.values, choice, 60)
+    predicted, times = [np.empty(0)], [np.empty(0)]  # of one shape only, nothing can be left out
+    for seen, unseen in _folds(rows, generator):
+        part = solved(rows.measured.take(seen), solution.values, choice, 12)
+        tested = rows.measured.take(unseen)
+        predicted.append(form_time_ns(form, part.values, tested.ops, machine))
+        times.append(tested.duration_ns)
+    return FittedClass(
+        rows=rows,
         form=form,
-        columns=form.columns(rows.measured.ops, machine),
-        duration_ns=rows.measured.duration_ns,
-        fixed=choice,
-        prior=prior,
+        solution=solution,
+        predicted_ns=np.concatenate(predicted),
+        measured_ns=np.concatenate(times),
     )
 
 
-def _left_out(
-    rows: Rows,
-    form: Form,
-    machine: Machine,
-    known: tuple[Solution, Mapping[str, tuple[float, float]], Mapping[str, float]],
-    generator: np.random.Generator,
-) -> tuple[FloatArray, FloatArray]:
-    """Predictions and times of shapes that the predicting fit did not see, folds of shapes in turn."""
-    solution, prior, choice = known
+def _folds(rows: Rows, generator: np.random.Generator) -> Iterator[tuple[IntArray, IntArray]]:
+    """Rows to fit on, and rows of shapes that are not among them: folds of shapes in turn."""
     _, place = np.unique(rows.group, return_inverse=True)
     shapes = int(place.max()) + 1
     fold = (generator.permutation(shapes) % min(_FOLDS, shapes))[place.reshape(-1)]
-    predicted: list[FloatArray] = []
-    measured: list[FloatArray] = []
     for number in range(min(_FOLDS, shapes)):
         seen = generator.permutation(np.flatnonzero(fold != number))[:_FOLD_ROWS]
         unseen = generator.permutation(np.flatnonzero(fold == number))[:_TESTED_ROWS]
-        if not len(seen):
-            continue
-        part = solve(_trial(rows.take(seen), form, machine, prior, choice), solution.values, most_calls=12)
-        tested = rows.measured.take(unseen)
-        predicted.append(form_time_ns(form, part.values, tested.ops, machine))
-        measured.append(tested.duration_ns)
-    if not predicted:  # one shape only: nothing can be left out
-        return np.empty(0), np.empty(0)
-    return np.concatenate(predicted), np.concatenate(measured)
+        if len(seen):
+            yield seen, unseen
+
+
+def fit_of(
+    key: Key,
+    form: str,
+    parameters: Iterable[tuple[str, float, float]],
+    measured: Measurements,
+    held_out: tuple[FloatArray, FloatArray],
+    *,
+    dims: Iterable[str] = (),
+    fitted: str,
+    seed: int,
+) -> Fit:
+    """A row of a device file: a form with its ``parameters`` (name, value, standard error), fitted on all of
+    ``measured``, whose sizes in ``dims`` bound it. ``held_out`` are predictions of rows that the predicting
+    fit has not seen, and their times [ns].
+    """
+    kind, op, scheme, variant = key
+    return Fit(
+        kind=kind,
+        op=op,
+        scheme=scheme,
+        variant=variant,
+        form=form,
+        parameters=tuple(
+            FitParameter(name=name, value=rounded(value), std_error=rounded(error))
+            for name, value, error in parameters
+        ),
+        support=tuple(_support(measured.ops, dims)),
+        samples=len(measured),
+        error=error_of(*held_out),
+        bands=bands_of(*held_out),
+        table=measured.name,
+        provenance=measured.provenance,
+        fitted=fitted or datetime.now(UTC).date().isoformat(),
+        seed=seed,
+    )
+
+
+def _support(ops: Operations, dims: Iterable[str]) -> Iterator[FitRange]:
+    """Least and most of each dimension that is known of any operation."""
+    for name in dims:
+        size = ops.dim(name)
+        known = size[~np.isnan(size)]
+        if len(known):
+            yield FitRange(name=name, low=float(known.min()), high=float(known.max()))
 
 
 def error_of(predicted: FloatArray, measured: FloatArray) -> FitError:
     """Errors of predictions, rounded to what they are worth."""
-    if not len(measured):
-        return FitError(n=-1, mape=np.nan, median_ape=np.nan, p90_ape=np.nan, bias=np.nan)
-    error = predicted / measured - 1
-    size = np.abs(error)
-    return FitError(
-        n=len(error),
-        mape=rounded(float(size.mean())),
-        median_ape=rounded(float(np.median(size))),
-        p90_ape=rounded(float(np.quantile(size, 0.9))),
-        bias=rounded(float(error.mean())),
-    )
+    figures = error_figures(predicted / measured - 1)
+    return FitError(n=len(measured) or -1, **{name: rounded(value) for name, value in figures.items()})
 
 
 def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]:
@@ -363,25 +365,9 @@ def bands_of(predicted: FloatArray, measured: FloatArray) -> tuple[FitBand, ...]
     return tuple(found)
 
 
-def support_of(rows: Rows, form: Form) -> tuple[FitRange, ...]:
-    """Least and most of each dimension that decides the form."""
-    found: list[FitRange] = []
-    for name in form.dims:
-        size = rows.measured.ops.dim(name)
-        known = size[~np.isnan(size)]
-        if len(known):
-            found.append(FitRange(name=name, low=float(known.min()), high=float(known.max())))
-    return tuple(found)
-
-
 def rounded(value: float) -> float:
     """Six significant digits: beyond the last is noise of the machine that fitted."""
     return float(f"{value:.6g}")
-
-
-def drawn_rows(rows: Rows, count: int, seed: int) -> IntArray:
-    """Some rows at random, always the same."""
-    return np.random.default_rng(seed_of(rows, seed)).permutation(len(rows.measured))[:count]
 
 
 Progress = Callable[[int, int, str], None]
@@ -393,8 +379,6 @@ _CHIP_WIDTH = 0.7
 _SHARED = ("t0_ns", "compute", "memory")
 """Parameters that mean the same in every form that has them."""
 _CHIP_ROWS = 400
-
-_Prior = Mapping[str, tuple[float, float]]
 
 
 def fit_device(
@@ -411,14 +395,13 @@ def fit_device(
     the date written into the fits (ISO; empty: today). Deterministic for one ``seed``.
     """
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
-    found: dict[tuple[str, str, str, str], Rows] = {}
+    found: dict[Key, Rows] = {}
     for table in tables:
         for rows in classes_of(may_be_fitted(table).on(device.name)):
             if rows.key not in found or len(rows.measured) > len(found[rows.key].measured):
                 found[rows.key] = rows
     classes = [found[key] for key in sorted(found)]
-    date = fitted or datetime.now(UTC).date().isoformat()
-    run = _Run(device, seed, date, progress, 2 * len(classes))
+    run = _Run(device, seed, fitted, progress, 2 * len(classes))
     first = run.fit(classes, {})
     chip = _chip_wide(run, classes)
     small = [each.rows for each in first if chip and len(each.rows.measured) < _SMALL]
@@ -438,47 +421,34 @@ class _Run:
     total: int
     done: int = 0
 
-    def fit(self, classes: Iterable[Rows], prior: _Prior) -> list[FittedClass]:
+    def fit(self, classes: Iterable[Rows], prior: Prior) -> list[FittedClass]:
         """The classes that can be fitted."""
         found: list[FittedClass] = []
         for rows in classes:
             if self.progress:
                 self.progress(self.done, self.total, " ".join(part for part in rows.key if part))
             self.done += 1
-            fit = fit_class(rows, machine_of(self.device, rows.kind, rows.scheme), prior, self.seed)
+            fit = fit_class(rows, rows.machine(self.device), prior, self.seed)
             if fit is not None:
                 found.append(fit)
         return found
 
     def row(self, found: FittedClass) -> Fit:
         """A fitted class as a row of a device file."""
-        rows, solution = found.rows, found.solution
-        return Fit(
-            kind=rows.kind,
-            op=rows.op,
-            scheme=rows.scheme,
-            variant=rows.variant,
-            form=found.form.name,
-            parameters=tuple(
-                FitParameter(
-                    name=each.name,
-                    value=rounded(solution.values[each.name]),
-                    std_error=rounded(solution.std_errors[each.name]),
-                )
-                for each in found.form.parameters
-            ),
-            support=support_of(rows, found.form),
-            samples=len(rows.measured),
-            error=error_of(found.predicted_ns, found.measured_ns),
-            bands=bands_of(found.predicted_ns, found.measured_ns),
-            table=rows.measured.name,
-            provenance=rows.measured.provenance,
+        values, errors = found.solution.values, found.solution.std_errors
+        return fit_of(
+            found.rows.key,
+            found.form.name,
+            ((each.name, values[each.name], errors[each.name]) for each in found.form.parameters),
+            found.rows.measured,
+            (found.predicted_ns, found.measured_ns),
+            dims=found.form.dims,
             fitted=self.date,
             seed=self.seed,
         )
 
 
-def _prior_of(chip: Fit) -> _Prior:
+def _prior_of(chip: Fit) -> Prior:
     return {name: (chip.value(name), _CHIP_WIDTH) for name in _SHARED}
 
 
@@ -500,7 +470,8 @@ def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
     values: list[list[float]] = []
     kept: list[Rows] = []
     for rows in mine:
-        part = rows.take(drawn_rows(rows, _CHIP_ROWS, run.seed))
+        drawn = np.random.default_rng(seed_of(rows, run.seed)).permutation(len(rows.measured))[:_CHIP_ROWS]
+        part = rows.take(drawn)
         found = _plain_fit(part, form, run.device)
         if found is not None:
             kept.append(part)
@@ -508,59 +479,44 @@ def _chip_wide(run: _Run, classes: Sequence[Rows]) -> Fit | None:
     if not kept:
         return None
     weights = np.sqrt([len(rows.measured) for rows in kept])
-    middle = {
-        each.name: rounded(_weighted_median(np.array(column), weights))
-        for each, column in zip(form.parameters, zip(*values, strict=True), strict=True)
-    }
-    spread = {
-        each.name: rounded(float(np.std(column) / np.sqrt(len(kept)))) if len(kept) > 1 else nan
-        for each, column in zip(form.parameters, zip(*values, strict=True), strict=True)
-    }
-    predicted = [
-        form_time_ns(form, middle, rows.measured.ops, machine_of(run.device, rows.kind, rows.scheme))
-        for rows in kept
-    ]
-    times = np.concatenate([rows.measured.duration_ns for rows in kept])
-    predicted_ns = np.concatenate(predicted)
-    return Fit(
-        kind=ANY,
-        op=ANY,
-        scheme=ANY,
-        variant=ANY,
-        form=form.name,
-        parameters=tuple(
-            FitParameter(name=name, value=value, std_error=spread[name]) for name, value in middle.items()
-        ),
-        support=(),
-        samples=int(sum(len(rows.measured) for rows in mine)),
-        error=error_of(predicted_ns, times),
-        bands=bands_of(predicted_ns, times),
-        table=" ".join(sorted({rows.measured.name for rows in kept})),
-        provenance="; ".join(sorted({rows.measured.provenance for rows in kept})),
+    names = [each.name for each in form.parameters]
+    columns = dict(zip(names, (np.array(column) for column in zip(*values, strict=True)), strict=True))
+    middle = {name: rounded(_weighted_median(column, weights)) for name, column in columns.items()}
+    root = np.sqrt(len(kept)) if len(kept) > 1 else nan
+    predicted = [form_time_ns(form, middle, rows.measured.ops, rows.machine(run.device)) for rows in kept]
+    measured = joined(
+        (rows.measured for rows in kept), " ".join(sorted({rows.measured.name for rows in kept}))
+    )
+    fit = fit_of(
+        (ANY, ANY, ANY, ANY),
+        form.name,
+        ((name, middle[name], float(np.std(column) / root)) for name, column in columns.items()),
+        measured,
+        (np.concatenate(predicted), measured.duration_ns),
         fitted=run.date,
         seed=run.seed,
+    )
+    return replace(
+        fit,
+        samples=sum(len(rows.measured) for rows in mine),
+        provenance="; ".join(sorted({rows.measured.provenance for rows in kept})),
     )
 
 
 def _is_plain(rows: Rows) -> bool:
     """One kernel, nothing quantised on the way, one operation."""
-    scheme = find_scheme(rows.scheme)
-    return rows.kind in CHIP_WIDE_KINDS and rows.op != ANY and scheme is not None and not scheme.quantizes
+    kind, op, name, _ = rows.key
+    scheme = find_scheme(name)
+    return kind in CHIP_WIDE_KINDS and op != ANY and scheme is not None and not scheme.quantizes
 
 
 def _plain_fit(rows: Rows, form: Form, device: Device) -> Mapping[str, float] | None:
-    machine = machine_of(device, rows.kind, rows.scheme)
+    ops, times = rows.measured.ops, rows.measured.duration_ns
+    machine = rows.machine(device)
     start = {each.name: each.start for each in form.parameters}
-    if isnan(float(form_time_ns(form, start, rows.measured.ops, machine).sum())):
+    if isnan(float(form_time_ns(form, start, ops, machine).sum())):
         return None
-    trial = Trial(
-        form=form,
-        columns=form.columns(rows.measured.ops, machine),
-        duration_ns=rows.measured.duration_ns,
-        fixed={},
-        prior={},
-    )
-    return solve(trial, start, most_calls=30).values
+    return solve(form, form.columns(ops, machine), times, start, prior={}, fixed={}, most_calls=30).values
 
 
 def _weighted_median(values: FloatArray, weights: FloatArray) -> float:

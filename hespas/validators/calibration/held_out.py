@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from zlib import crc32
@@ -20,8 +20,8 @@ from hespas.validators.accuracy.cases import Cases, Prediction, text_numbers
 from hespas.validators.accuracy.result import Accuracy
 from hespas.validators.accuracy.statistics import ShapeGroups
 from hespas.validators.accuracy.summaries import accuracy_of_cases
-from hespas.validators.accuracy.tables import TableClasses, cases_of_rows, prediction_of_rows
-from hespas.validators.calibration.approaches import Approach, Found, Others
+from hespas.validators.accuracy.tables import ShapeTexts, TableClasses, cases_of_rows, prediction_of_rows
+from hespas.validators.calibration.approaches import Approach, Others
 
 __all__ = [
     "TESTS",
@@ -44,7 +44,6 @@ TESTS: Mapping[str, str] = {
 """What may be left out, and what that means."""
 
 _PART = 5
-_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,49 +65,44 @@ class Tested:
     rows: Measurements
     predictions: tuple[Prediction, ...]
 
-    @property
-    def is_told(self) -> bool:
-        """Whether any of them says anything."""
-        return any(bool(np.isfinite(each.duration_ns).any()) for each in self.predictions)
-
 
 def sizes_left_out(
     tables: Sequence[Measurements], device: Device, seed: int, approaches: Sequence[Approach]
 ) -> tuple[list[Tested], int]:
     """Rows of a fifth of the sizes, predicted by fits of the others; and how many those were."""
     is_test = _drawn_sizes(tables, seed)
-    seen = [table.take(np.flatnonzero(~mine)) for table, mine in zip(tables, is_test, strict=True)]
-    seen = [table for table in seen if len(table)]
+    pairs = list(zip(tables, is_test, strict=True))
+    seen = [part for table, mine in pairs if len(part := table.take(np.flatnonzero(~mine)))]
     if not seen:
         return [], 0
-    founds = _fitted(approaches, seen, device, "sizes left out")
-    rows = [table.take(np.flatnonzero(mine)) for table, mine in zip(tables, is_test, strict=True)]
-    tested = [Tested(each, _predictions(approaches, founds, each.ops, device)) for each in rows if len(each)]
-    return tested, sum(map(len, seen))
+    rows = [table.take(np.flatnonzero(mine)) for table, mine in pairs]
+    return _tested(approaches, seen, rows, device, "sizes left out"), sum(map(len, seen))
 
 
-def _fitted(
-    approaches: Sequence[Approach], tables: Sequence[Measurements], device: Device, purpose: str
-) -> list[Found]:
-    return [each.fit(tables, device, purpose) for each in approaches]
-
-
-def _predictions(
+def _tested(
     approaches: Sequence[Approach],
-    founds: Sequence[Found],
-    ops: Operations,
+    seen: Sequence[Measurements],
+    unseen: Sequence[Measurements],
     device: Device,
+    purpose: str,
     *,
     keeps: bool = False,
-) -> tuple[Prediction, ...]:
-    pairs = zip(approaches, founds, strict=True)
-    return tuple(each.predict(ops, device, found, keeps=keeps) for each, found in pairs)
+) -> list[Tested]:
+    """The rows of each table of ``unseen``, predicted by fits of ``seen``; ``keeps``: and of those the device
+    had before.
+    """
+    founds = [(each, each.fit(seen, device, purpose)) for each in approaches]
+    return [
+        Tested(rows, tuple(each.predict(rows.ops, device, found, keeps=keeps) for each, found in founds))
+        for rows in unseen
+        if len(rows)
+    ]
 
 
 def has_sizes_to_leave_out(tables: Sequence[Measurements]) -> bool:
     """Whether the rows are of sizes enough for a test by shape."""
     found: set[str] = set()
-    for text in chain.from_iterable(_SizeTexts.of(table)[0] for table in tables):
+    for text in chain.from_iterable(_sizes_of(table)[0] for table in tables):
         found.add(text)
         if len(found) >= _PART:
             return True
@@ -119,7 +113,7 @@ def _drawn_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
     """Which rows are of the sizes left out: the same sizes in every table, format and order of rows. A fifth
     of all sizes: those whose texts have the least checksums, of equal ones the first by the alphabet.
     """
-    parts = [_SizeTexts.of(table) for table in tables]
+    parts = [_sizes_of(table) for table in tables]
     if not parts:
         return []
     numbers = text_numbers([texts for texts, _ in parts])
@@ -142,35 +136,17 @@ def _drawn_sizes(tables: Sequence[Measurements], seed: int) -> list[BoolArray]:
     return [is_chosen[number][place] for number, (_, place) in zip(numbers, parts, strict=True)]
 
 
-def _checksums(texts: _SizeTexts, seed: int) -> NDArray[np.uint32]:
+def _checksums(texts: ShapeTexts, seed: int) -> NDArray[np.uint32]:
     found = (crc32(f"{seed} {text}".encode()) for text in texts)
     return np.fromiter(found, np.uint32, len(texts))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SizeTexts:
-    """Kind and sizes of some operations, the ``rows`` of ``ops``, as texts that are made when asked for: what
-    has the same, whatever is computed, is left out together.
+def _sizes_of(table: Measurements) -> tuple[ShapeTexts, IntArray]:
+    """Kind and sizes of the shapes of a table, and the place of each row among them: what has the same,
+    whatever is computed, is left out together.
     """
-
-    ops: Operations
-    rows: IntArray
-
-    @classmethod
-    def of(cls, table: Measurements) -> tuple[_SizeTexts, IntArray]:
-        """Those of the shapes of a table, and the place of each row among them."""
-        groups = ShapeGroups.of(table.shape_group())
-        return cls(table.ops, groups.firsts()), groups.place
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int, /) -> str:
-        return _size_texts(self.ops.take(self.rows[number : number + 1]))[0]
-
-    def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _AT_ONCE):
-            yield from _size_texts(self.ops.take(self.rows[start : start + _AT_ONCE]))
+    groups = ShapeGroups.of(table.shape_group())
+    return ShapeTexts(table.ops, groups.firsts(), _size_texts), groups.place
 
 
 def _size_texts(ops: Operations) -> list[str]:
@@ -191,8 +167,7 @@ def recordings_left_out(
     for table in tables:
         others = [each for each in tables if each is not table]
         if table.recorded:
-            founds = _fitted(approaches, others, device, f"without {table.name}")
-            tested.append(Tested(table, _predictions(approaches, founds, table.ops, device, keeps=True)))
+            tested += _tested(approaches, others, [table], device, f"without {table.name}", keeps=True)
             entered += sum(map(len, others))
     return tested, entered
 
@@ -208,25 +183,14 @@ def operations_left_out(
             rows = table.take(table.ops.kind.where(kind))
             names = rows.ops.op.used()
             for name in names if len(names) > 1 else ():
-                seen, unseen = (_as_one(part) for part in _parted(rows, name))
-                founds = _fitted(approaches, [seen], device, f"without {name}")
-                one = Tested(
-                    rows.take(rows.ops.op.where(name)), _predictions(approaches, founds, unseen.ops, device)
-                )
+                mine = rows.ops.op.where(name)
+                one = replace(rows, ops=replace(rows.ops, op=Labels.constant("", len(rows))))
+                seen, unseen = one.take(np.setdiff1d(np.arange(len(rows)), mine)), one.take(mine)
+                (found,) = _tested(approaches, [seen], [unseen], device, f"without {name}")
                 entered += len(seen)
-                if one.is_told:
-                    tested.append(one)
+                if any(np.isfinite(each.duration_ns).any() for each in found.predictions):
+                    tested.append(replace(found, rows=rows.take(mine)))
     return tested, entered
-
-
-def _parted(rows: Measurements, name: str) -> tuple[Measurements, Measurements]:
-    """Rows of all operations but one, and of that one."""
-    mine = rows.ops.op.where(name)
-    return rows.take(np.setdiff1d(np.arange(len(rows)), mine)), rows.take(mine)
-
-
-def _as_one(rows: Measurements) -> Measurements:
-    return replace(rows, ops=replace(rows.ops, op=Labels.constant("", len(rows))))
 
 
 def device_left_out(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 from msgspec.structs import replace as with_fields
@@ -28,13 +29,15 @@ from hespas.estimators.learned.serialization import (
     SeenDevice,
     Training,
 )
-from hespas.estimators.registry import OperationModel, Prediction
+from hespas.estimators.registry import OperationModel
 from hespas.files.streams import limits
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import UnsupportedError, UsageError
 from hespas.hardware import device_names, named_device
 from hespas.measurements import Measurements
 from hespas.operations import Operations
+from hespas.operations.model import numbered, rows_by_label
+from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.calibration.learned_parts import (
     Form,
     Part,
@@ -74,7 +77,7 @@ def fit_learned(part: Part, table: Measurements, *, seed: int = 0) -> LearnedMod
 
     Raises ``UsageError`` where the table has no such rows. O(rows x trees); one thread of scikit-learn's own.
     """
-    measured = rows_of_part(part, table).part("calib")
+    measured = table.take(rows_of_part(part, table)).part("calib")
     if not len(measured):
         raise UsageError(f"{part.name}: the table has no rows of split calib", hint=f"give {part.table}")
     return fit_rows(part, rows_for(part, measured), seed=seed)
@@ -117,9 +120,7 @@ def folds_of(part: Part, rows: Rows, seed: int, *, even: bool) -> tuple[IntArray
 
 def _groups(part: Part, measured: Measurements) -> IntArray:
     """A number per layer: what is wholly in a fit or wholly out of it."""
-    sizes = [np.nan_to_num(measured.ops.dim(name), nan=-1.0) for name in part.layer or part.support]
-    _, group = np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)
-    return group.reshape(-1).astype(np.int64)
+    return numbered(np.nan_to_num(measured.ops.dim(name), nan=-1.0) for name in part.layer or part.support)
 
 
 def _rest(rows: Rows, form: Form, kept: BoolArray, up: tuple[int, ...], seed: int) -> FloatArray:
@@ -224,22 +225,13 @@ class _Left:
 def _cells(measured: Measurements) -> tuple[Cell, ...]:
     """The labels that the fit has seen, with the rows of each device."""
     ops = measured.ops
-    labels = (ops.kind, ops.op, ops.scheme, ops.variant, measured.hardware)
-    distinct, count = _counted(np.stack([each.row for each in labels], axis=1))
     found: dict[tuple[str, ...], dict[str, int]] = {}
-    rows: list[list[int]] = distinct.tolist()
-    for row, number in zip(rows, count.tolist(), strict=True):
-        *key, device = (each.names[place] for each, place in zip(labels, row, strict=True))
-        found.setdefault(tuple(key), {})[device] = int(number)
+    for labels, rows in rows_by_label(ops.kind, ops.op, ops.scheme, ops.variant, measured.hardware):
+        found.setdefault(labels[:-1], {})[labels[-1]] = len(rows)
     return tuple(
-        Cell(kind=key[0], op=key[1], scheme=key[2], variant=key[3], rows=dict(sorted(found[key].items())))
-        for key in sorted(found)
+        Cell(kind=kind, op=op, scheme=scheme, variant=variant, rows=dict(sorted(rows.items())))
+        for (kind, op, scheme, variant), rows in sorted(found.items())
     )
-
-
-def _counted(rows: NDArray[np.int32]) -> tuple[NDArray[np.int32], IntArray]:
-    distinct, count = np.unique(rows, axis=0, return_counts=True)
-    return distinct, count.astype(np.int64)
 
 
 def _devices(rows: Rows) -> tuple[SeenDevice, ...]:
@@ -310,26 +302,23 @@ def with_errors(
     part: Part, model: LearnedModel, estimator: OperationModel, table: Measurements
 ) -> LearnedModel:
     """The model with its errors on ``devval`` rows of the table; ``estimator`` is what serves it."""
-    rows = scored(estimator, rows_of_part(part, table).part("devval"))
+    rows = scored(estimator, table.take(rows_of_part(part, table)).part("devval"))
     return LearnedModel(with_fields(model.card, errors=rows), model.forests, model.octaves)
 
 
 def scored(estimator: OperationModel, measured: Measurements) -> tuple[ErrorRow, ...]:
     """One row per device, kind, operation, scheme and variant that occurs."""
     found: list[ErrorRow] = []
-    known = set(device_names())
-    for name in sorted(set(measured.hardware.used()) & known):
+    for name in sorted(set(measured.hardware.used()) & set(device_names())):
         mine = measured.on(name)
-        prediction = estimator.predict(mine.ops, named_device(name))
-        ops = mine.ops
-        labels = (ops.kind, ops.op, ops.scheme, ops.variant)
-        keys = np.stack([each.row for each in labels], axis=1)
-        distinct, place = np.unique(keys, axis=0, return_inverse=True)
-        keys_of: list[list[int]] = distinct.tolist()
-        for number, key in enumerate(keys_of):
-            rows = np.flatnonzero(place.reshape(-1) == number)
-            texts = [each.names[row] for each, row in zip(labels, key, strict=True)]
-            found.append(_row((name, *texts), prediction, mine.duration_ns, rows))
+        said = estimator.predict(mine.ops, named_device(name))
+        for labels, rows in mine.ops.classes():
+            answered = rows[~np.isnan(said.duration_ns[rows])]
+            actual = mine.duration_ns[answered]
+            inside = (said.low_ns[answered] <= actual) & (actual <= said.high_ns[answered])
+            row = _error_row(name, labels, said.duration_ns[answered] / actual - 1, len(rows))
+            coverage = _rounded(float(inside.mean())) if len(inside) else None
+            found.append(with_fields(row, interval_coverage=coverage))
     return tuple(found)
 
 
@@ -338,58 +327,31 @@ def _errors_of_folds(measured: Measurements, rest: FloatArray) -> tuple[ErrorRow
     from none).
     """
     found: list[ErrorRow] = []
-    for name in sorted(measured.hardware.used()):
-        of_device = measured.hardware.where(name)
-        for kind in sorted(measured.ops.kind.used()):
-            rows = np.intersect1d(of_device, measured.ops.kind.where(kind))
-            kept = rest[rows][~np.isnan(rest[rows])]
-            if not len(kept):
-                continue
-            error = np.expm1(-kept)
-            size = np.abs(error)
-            row = ErrorRow(
-                hardware=name,
-                kind=kind,
-                op="*",
-                scheme="*",
-                variant="*",
-                n=len(kept),
-                refused=0,
-                mape=_rounded(np.mean(size)),
-                median_ape=_rounded(np.median(size)),
-                p90_ape=_rounded(np.quantile(size, 0.9)),
-                bias=_rounded(np.mean(error)),
-                interval_coverage=None,
-            )
-            found.append(row)
+    for (name, kind), rows in sorted(rows_by_label(measured.hardware, measured.ops.kind)):
+        kept = rest[rows][~np.isnan(rest[rows])]
+        if len(kept):
+            found.append(_error_row(name, (kind, "*", "*", "*"), np.expm1(-kept), len(kept)))
     return tuple(found)
 
 
-def _row(key: tuple[str, ...], prediction: Prediction, measured_ns: FloatArray, rows: IntArray) -> ErrorRow:
-    answered = rows[~np.isnan(prediction.duration_ns[rows])]
-    actual = measured_ns[answered]
-    error = prediction.duration_ns[answered] / actual - 1
-    inside = (prediction.low_ns[answered] <= actual) & (actual <= prediction.high_ns[answered])
-    size = np.abs(error)
-    some = len(answered) > 0
+def _error_row(hardware: str, labels: tuple[str, str, str, str], error: FloatArray, of: int) -> ErrorRow:
+    """A row without intervals; the model refused the others ``of`` so many."""
+    kind, op, scheme, variant = labels
     return ErrorRow(
-        hardware=key[0],
-        kind=key[1],
-        op=key[2],
-        scheme=key[3],
-        variant=key[4],
-        n=len(answered),
-        refused=len(rows) - len(answered),
-        mape=_rounded(np.mean(size)) if some else None,
-        median_ape=_rounded(np.median(size)) if some else None,
-        p90_ape=_rounded(np.quantile(size, 0.9)) if some else None,
-        bias=_rounded(np.mean(error)) if some else None,
-        interval_coverage=_rounded(np.mean(inside)) if some else None,
+        hardware=hardware,
+        kind=kind,
+        op=op,
+        scheme=scheme,
+        variant=variant,
+        n=len(error),
+        refused=of - len(error),
+        interval_coverage=None,
+        **{name: _rounded(value) for name, value in error_figures(error).items()},
     )
 
 
-def _rounded(value: np.floating) -> float:
-    return round(float(value), 6)
+def _rounded(value: float) -> float | None:
+    return None if isnan(value) else round(value, 6)
 
 
 # Trees for devices that were not measured, and what leaving measured ones out says of them.
@@ -467,13 +429,13 @@ def _some(mask: BoolArray, most: int, seed: int) -> IntArray:
 
 
 def _error(out: tuple[str, ...], siblings: bool, rest: FloatArray) -> LeftOutError:
-    error = np.expm1(-rest)
+    figures = error_figures(np.expm1(-rest))
     return LeftOutError(
         hardware=out,
         siblings=siblings,
-        mape=round(float(np.abs(error).mean()), 6),
-        median_ape=round(float(np.median(np.abs(error))), 6),
-        bias=round(float(error.mean()), 6),
+        mape=round(figures["mape"], 6),
+        median_ape=round(figures["median_ape"], 6),
+        bias=round(figures["bias"], 6),
         n=len(rest),
     )
 

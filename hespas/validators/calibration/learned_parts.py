@@ -107,29 +107,16 @@ PARTS: tuple[Part, ...] = (
     Part("gemm-aiter", "aiter_gemm", ("matmul",), 5e3, _BIG, layer=WEIGHTS),
     Part("gemm-tpu", "tpuv4_matmul", ("matmul",), 1e3, _FEW),
     Part("conv-f32", "neusight_conv", ("convolution",), 1e4, _BIG, layer=WEIGHTS),
-    Part(
-        "attention-context",
-        "aiconfigurator_attention_context",
-        ("attention.context",),
-        5e3,
-        _BIG,
-        layer=HEADS,
-    ),
-    Part(
-        "attention-generation",
-        "aiconfigurator_attention_generation",
-        ("attention.generation",),
-        6e3,
-        _BIG,
-        layer=HEADS,
-    ),
-    Part(
-        "attention-encoder",
-        "aiconfigurator_attention_encoder",
-        ("attention.encoder",),
-        5e3,
-        _BIG,
-        layer=HEADS,
+    *(
+        Part(
+            f"attention-{what}",
+            f"aiconfigurator_attention_{what}",
+            (f"attention.{what}",),
+            overhead_ns,
+            _BIG,
+            layer=HEADS,
+        )
+        for what, overhead_ns in (("context", 5e3), ("generation", 6e3), ("encoder", 5e3))
     ),
     Part("moe", "aiconfigurator_moe", ("moe",), 2e4, _BIG, layer=EXPERTS),
     Part("moe-aiter", "aiter_fused_moe", ("moe",), 2e4, _ANY, layer=EXPERTS),
@@ -141,12 +128,12 @@ PARTS: tuple[Part, ...] = (
 """The models that ship with the package."""
 
 
-def rows_of_part(part: Part, table: Measurements) -> Measurements:
-    """The rows of a table that a part covers; none where it is another table."""
+def rows_of_part(part: Part, table: Measurements) -> IntArray:
+    """Numbers of the rows of a table that a part covers; none where it is another table."""
     if not table.name.startswith(part.table):
-        return table.take(table.ops.kind.where())
-    kept = table.take(table.ops.kind.where(*part.kinds))
-    return kept.take(kept.ops.scheme.where(*part.schemes)) if part.schemes else kept
+        return np.empty(0, np.int64)
+    rows = table.ops.kind.where(*part.kinds)
+    return np.intersect1d(rows, table.ops.scheme.where(*part.schemes)) if part.schemes else rows
 
 
 _VERSION = re.compile(r" v?\d[\w.]*")
@@ -176,30 +163,25 @@ class Rows:
         return self.table[:, [self.names.index(name) for name in names]]
 
 
-_DEVICE = frozenset({"peak", "peak_per_unit", "ridge", "bandwidth", "units", "cache"})
-_TIMES = frozenset({"arithmetic", "memory"})
+_TELLING = frozenset(
+    {"peak", "peak_per_unit", "ridge", "bandwidth", "units", "cache", "arithmetic", "memory"}
+)
+"""Columns by which trees tell one device from another. A model for devices it has never seen does without."""
 _PRODUCT_SIZES = frozenset(
     {"m", "n", "k", "smallest", "m_over_n", "inputs", "weights", "outputs", "n_over_k", "images"}
 )
-_ABSOLUTE_COLUMNS: Mapping[str, frozenset[str]] = {
-    "product": _DEVICE | _TIMES | _PRODUCT_SIZES,
-    "attention": _DEVICE | _TIMES,
-    "generation": _DEVICE | _TIMES,
-    "experts": _DEVICE | _TIMES,
-    "stream": _DEVICE | _TIMES,
-}
-"""Columns by which trees tell one device from another. A model for devices it has never seen does without."""
-
-_RISING_COLUMNS: Mapping[str, frozenset[str]] = {"stream": frozenset({"loss", "row_loss"})}
-"""Columns with which time can only rise, all others equal: waste of the last wave, where kernels are simple
-enough that one exists. Kernels of matmuls change with the shape, so a wave of theirs need not be there.
+"""Further ones, of matmuls."""
+_RISING = frozenset({"loss", "row_loss"})
+"""Columns with which the time of streams can only rise, all others equal: waste of the last wave, where
+kernels are simple enough that one exists. Kernels of matmuls change with the shape, so a wave of theirs need
+not be there.
 """
 
 
 def rising(part: Part, names: tuple[str, ...]) -> tuple[int, ...]:
     """The places of the columns with which time can only rise."""
-    found = _RISING_COLUMNS.get(FAMILIES[part.kinds[0]], frozenset())
-    return tuple(place for place, name in enumerate(names) if name in found)
+    is_stream = FAMILIES[part.kinds[0]] == "stream"
+    return tuple(place for place, name in enumerate(names) if is_stream and name in _RISING)
 
 
 def family_name(device: Device) -> str:
@@ -209,7 +191,8 @@ def family_name(device: Device) -> str:
 
 def transferable(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
     """The columns that do not tell devices apart."""
-    return tuple(name for name in names if name not in _ABSOLUTE_COLUMNS[FAMILIES[part.kinds[0]]])
+    telling = _TELLING | _PRODUCT_SIZES if FAMILIES[part.kinds[0]] == "product" else _TELLING
+    return tuple(name for name in names if name not in telling)
 
 
 def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | None = None) -> Rows:

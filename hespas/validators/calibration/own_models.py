@@ -89,7 +89,7 @@ def unused_name(name: str, used: Collection[str]) -> str:
 
 def _parted(tables: Sequence[Measurements], start_ns: float) -> Iterator[tuple[Part, Measurements]]:
     for part in PARTS:
-        if rows := one_table([rows_of_part(part, table) for table in tables]):
+        if rows := one_table([table.take(rows_of_part(part, table)) for table in tables]):
             yield part, rows
     others = [table.take(_unnamed(table)) for table in tables]
     for kind in FAMILIES:
@@ -107,10 +107,7 @@ def _unnamed(table: Measurements) -> IntArray:
     """Numbers of the rows that no part covers that ships for the table."""
     left = np.ones(len(table), np.bool_)
     for part in PARTS:
-        if table.name.startswith(part.table):
-            mine = table.ops.kind.where(*part.kinds)
-            named = table.ops.scheme.where(*part.schemes) if part.schemes else mine
-            left[np.intersect1d(mine, named)] = False
+        left[rows_of_part(part, table)] = False
     return np.flatnonzero(left)
 
 

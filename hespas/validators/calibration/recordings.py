@@ -10,8 +10,7 @@ towards its kind, a kind towards the whole chip, a matmul towards the fit of oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +18,13 @@ from hespas.estimators.calibrated import FitIndex
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Columns, Form, form_time_ns, machine_of
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, FitParameter, load_device
+from hespas.hardware import ANY, Device, Fit, load_device
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
+from hespas.operations.model import rows_by_label
 from hespas.validators.accuracy.sources import Source, by_device, sources_of
-from hespas.validators.calibration.fit_device import Solution, Trial, bands_of, error_of, rounded, solve
+from hespas.validators.accuracy.statistics import medians_of
+from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, solve
 
 __all__ = ["fit_recordings", "measurements_of"]
 
@@ -40,7 +41,7 @@ _START_WIDTH, _RATE_WIDTH, _PRODUCT_WIDTH = 0.25, 0.5, 0.3
 _FOLDS = 5
 _CALLS = 60
 
-_FIRST: Mapping[str, tuple[float, float]] = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
+_FIRST: Prior = {"t0_ns": (2000.0, 1.0), "overlap": (4.0, 0.2)}
 
 _Name = tuple[str, str, str]
 """Kind, operation and number format of a fit; ``*`` is any."""
@@ -69,40 +70,22 @@ def fit_recordings(
         return ()
     classes = _fitted(table, device)
     predicted_ns, by = _of_shapes_left_out(table, device, seed)
-    date = fitted or datetime.now(UTC).date().isoformat()
     everything = bands_of(predicted_ns[~np.isnan(predicted_ns)], table.duration_ns[~np.isnan(predicted_ns)])
     fits: list[Fit] = []
     for name, found in sorted(classes.items()):
         mine = np.array([each == name for each in by], np.bool_) & ~np.isnan(predicted_ns)
-        kind, op, scheme = name
-        fits.append(
-            Fit(
-                kind=kind,
-                op=op,
-                scheme=scheme,
-                variant=ANY if kind == ANY else "",
-                form=found.form.name,
-                parameters=_parameters(found),
-                support=(),
-                samples=found.samples,
-                error=error_of(predicted_ns[mine], table.duration_ns[mine]),
-                bands=bands_of(predicted_ns[mine], table.duration_ns[mine]) or everything,
-                table=table.name,
-                provenance=table.provenance,
-                fitted=date,
-                seed=seed,
-                default=True,
-            )
+        values, errors = found.solution.values, found.solution.std_errors
+        fit = fit_of(
+            (*name, ANY if name[0] == ANY else ""),
+            found.form.name,
+            ((each.name, values[each.name], errors[each.name]) for each in found.form.parameters),
+            table,
+            (predicted_ns[mine], table.duration_ns[mine]),
+            fitted=fitted,
+            seed=seed,
         )
+        fits.append(replace(fit, samples=found.samples, bands=fit.bands or everything, default=True))
     return tuple(fits)
-
-
-def _parameters(found: _Class) -> tuple[FitParameter, ...]:
-    values, errors = found.solution.values, found.solution.std_errors
-    return tuple(
-        FitParameter(name=each.name, value=rounded(values[each.name]), std_error=rounded(errors[each.name]))
-        for each in found.form.parameters
-    )
 
 
 def _usable(table: Measurements, device: Device) -> IntArray:
@@ -112,22 +95,14 @@ def _usable(table: Measurements, device: Device) -> IntArray:
     return np.flatnonzero(known & (table.duration_ns > 0))
 
 
-def _rows_of(labels: Labels, names: Iterable[str]) -> list[int]:
-    wanted = set(names)
-    return [number for number, name in enumerate(labels.names) if name in wanted]
-
-
 def _starts(form: Form) -> dict[str, float]:
     return {each.name: each.start for each in form.parameters}
 
 
 def _parts(table: Measurements) -> Iterable[tuple[str, str, IntArray]]:
     """Rows of each kind and number format: what meets one rate."""
-    kind, scheme = table.ops.kind, table.ops.scheme
-    key = kind.row.astype(np.int64) * (len(scheme.names) + 1) + scheme.row
-    for number in np.unique(key).tolist():
-        rows = np.flatnonzero(key == number)
-        yield kind[int(rows[0])], scheme[int(rows[0])], rows
+    for (kind, scheme), rows in rows_by_label(table.ops.kind, table.ops.scheme):
+        yield kind, scheme, rows
 
 
 def _time_ns(table: Measurements, device: Device, form: Form, values: Mapping[str, float]) -> FloatArray:
@@ -150,25 +125,20 @@ def _columns(table: Measurements, device: Device, form: Form) -> tuple[Columns, 
     return columns, np.concatenate([rows for _, _, rows in parts])
 
 
-def _solved(
-    table: Measurements, device: Device, form: Form, prior: Mapping[str, tuple[float, float]]
-) -> _Class:
+def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _Class:
     columns, order = _columns(table, device, form)
     start = _starts(form) | {name: value for name, (value, _) in prior.items()}
     fixed = {each.name: start[each.name] for each in form.parameters if not each.varies}
-    trial = Trial(
-        form=form, columns=columns, duration_ns=table.duration_ns[order], fixed=fixed, prior=prior
-    )  # fmt: skip
-    return _Class(form, solve(trial, start, most_calls=_CALLS), len(table))
+    times = table.duration_ns[order]
+    found = solve(form, columns, times, start, prior=prior, fixed=fixed, most_calls=_CALLS)
+    return _Class(form, found, len(table))
 
 
 def _fitted(table: Measurements, device: Device) -> dict[_Name, _Class]:
     """Every class of some rows, from the whole chip down."""
     chip = _solved(table, device, _ROOFLINE, _FIRST)
     found: dict[_Name, _Class] = {(ANY, ANY, ANY): chip}
-    streamed = table.take(
-        np.flatnonzero(~np.isin(table.ops.kind.row, _rows_of(table.ops.kind, MATRIX_KINDS)))
-    )
+    streamed = table.take(table.ops.kind.where(*(set(table.ops.kind.names) - MATRIX_KINDS)))
     streams = _solved(streamed, device, _ROOFLINE, _around(chip)) if len(streamed) else chip
     index = FitIndex.of(device)
     for kind in table.ops.kind.used():
@@ -194,7 +164,7 @@ def _operations(rows: Measurements, device: Device, kind: str, above: _Class) ->
     }
 
 
-def _around(above: _Class) -> dict[str, tuple[float, float]]:
+def _around(above: _Class) -> Prior:
     values = above.solution.values
     return {
         each.name: (values[each.name], _START_WIDTH if each.name == "t0_ns" else _RATE_WIDTH)
@@ -289,12 +259,12 @@ def _of_source(source: Source, hardware: str) -> Measurements:
     """The cases of one program as operations; equal ones once."""
     ops = operations_of(source.graph).take(source.node)
     duration = source.cases.measured_ns / source.times
-    usable = (duration > 0) & ~np.isin(ops.kind.row, _label_rows(ops.kind, _UNFIT))
-    usable &= np.isfinite(ops.flops) & np.isfinite(ops.bytes_moved)
-    usable &= ops.scheme.row != ops.scheme.names.index("") if "" in ops.scheme.names else True
+    usable = (duration > 0) & np.isfinite(ops.flops) & np.isfinite(ops.bytes_moved)
+    usable[ops.kind.where(*_UNFIT)] = False
+    usable[ops.scheme.where("")] = False
     kept = np.flatnonzero(usable)
     distinct, place = ops.take(kept).distinct()
-    median, away = _over_repeats(duration[kept], place, len(distinct))
+    median, away = medians_of(duration[kept], place)
     count = len(distinct)
     return Measurements(
         name=source.cases.source,
@@ -307,17 +277,3 @@ def _of_source(source: Source, hardware: str) -> Measurements:
         left_out=(LeftOut("no known cost, or the time of others", int(len(ops) - len(kept))),),
         recorded=True,
     )
-
-
-def _label_rows(labels: Labels, names: Sequence[str]) -> list[int]:
-    return [number for number, name in enumerate(labels.names) if name in names]
-
-
-def _over_repeats(duration: FloatArray, place: IntArray, count: int) -> tuple[FloatArray, FloatArray]:
-    """Median and mean distance from it of the times at each place; NaN distance for a single one."""
-    order = np.lexsort((duration, place))
-    _, first, counts = np.unique(place[order], return_index=True, return_counts=True)
-    ordered = duration[order]
-    median = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
-    away = np.bincount(place, np.abs(duration - median[place]), count) / np.maximum(counts, 1)
-    return median, np.where(counts > 1, away, np.nan)

@@ -6,13 +6,10 @@ is told on shapes left out: folds of whole shapes in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.estimators.systolic.cycles import Array
 from hespas.estimators.systolic.lines import (
@@ -24,10 +21,11 @@ from hespas.estimators.systolic.lines import (
     product_columns,
 )
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit, FitParameter, FitRange
+from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
 from hespas.operations import Operations, find_scheme
-from hespas.validators.calibration.fit_device import bands_of, error_of, may_be_fitted, rounded
+from hespas.operations.model import rows_by_label
+from hespas.validators.calibration.fit_device import Key, fit_of, may_be_fitted, rounded
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 
@@ -55,13 +53,12 @@ _OF_ANY = ("t0_ns", "ns_per_byte")
 """Operations that were not measured: by their bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """Rows of one line: a column per parameter, shape ``(rows, parameters)``."""
 
     names: tuple[str, ...]
     columns: FloatArray
-    duration_ns: FloatArray
     is_long: BoolArray
 
 
@@ -72,12 +69,11 @@ def fit_lines(
 
     Only rows that may be fitted enter. ``fitted`` is the date written into the fits (ISO; empty: today).
     """
-    date = fitted or datetime.now(UTC).date().isoformat()
-    found: dict[tuple[str, str, str, str], Fit] = {}
+    found: dict[Key, Fit] = {}
     for table in tables:
         mine = may_be_fitted(table).on(device.name)
         mine = mine.take(np.flatnonzero(has_columns(mine.ops)))
-        for fit in (*_matmuls(mine, device, seed, date), *_elements(mine, seed, date)):
+        for fit in (*_matmuls(mine, device, seed, fitted), *_elements(mine, seed, fitted)):
             found.setdefault(fit.key, fit)
     return tuple(found[key] for key in sorted(found))
 
@@ -93,7 +89,7 @@ def has_columns(ops: Operations) -> BoolArray:
     return known[ops.scheme.row] & np.isfinite(size) & (size > 0)
 
 
-def _matmuls(measured: Measurements, device: Device, seed: int, date: str) -> Iterator[Fit]:
+def _matmuls(measured: Measurements, device: Device, seed: int, fitted: str) -> Iterator[Fit]:
     shape = device.systolic
     if shape is None:
         return
@@ -101,62 +97,35 @@ def _matmuls(measured: Measurements, device: Device, seed: int, date: str) -> It
     for labels, rows in _classes(measured, ("matmul",)):
         ops = measured.ops.take(rows)
         columns = product_columns(ops, own_cycles(ops, array), labels[2])
-        macs = ops.flops / 2
-        part = _part(tuple(columns), columns, measured.duration_ns[rows], macs > _LONG_MACS)
-        yield _fit(labels, part, measured.take(rows), form=PRODUCTS, seed=seed, date=date)
+        part = _Part(tuple(columns), np.stack(list(columns.values()), axis=1), ops.flops / 2 > _LONG_MACS)
+        yield _fit(labels, part, measured.take(rows), PRODUCTS, seed=seed, fitted=fitted)
 
 
-def _elements(measured: Measurements, seed: int, date: str) -> Iterator[Fit]:
+def _elements(measured: Measurements, seed: int, fitted: str) -> Iterator[Fit]:
+    def line(key: Key, rows: IntArray, names: Sequence[str]) -> Fit:
+        mine = measured.take(rows)
+        columns = element_columns(mine.ops)
+        stacked = np.stack([columns[name] for name in names], axis=1)
+        part = _Part(tuple(names), stacked, np.zeros(len(mine), np.bool_))
+        return _fit(key, part, mine, ELEMENTS, seed=seed, fitted=fitted)
+
     kinds = tuple(_OF_KIND)
     for labels, rows in _classes(measured, kinds):
-        yield _line(measured.take(rows), labels, _OF_KIND[labels[0]], seed, date)
-    for kind in kinds:
-        mine = measured.ops.kind.where(kind)
-        schemes = measured.ops.scheme
-        for scheme in sorted({schemes[int(row)] for row in mine}):
-            of_scheme = mine[np.isin(mine, schemes.where(scheme))]
-            ops = measured.ops.take(of_scheme).op
-            for op in sorted(ops.used()):
-                rows = of_scheme[ops.where(op)]
-                if len(rows) >= _FEWEST:
-                    yield _line(measured.take(rows), (kind, op, scheme, ANY), _OF_KIND[kind], seed, date)
-            if kind == "vector" and len(of_scheme) >= _FEWEST:
-                yield _line(measured.take(of_scheme), (kind, ANY, scheme, ANY), _OF_ANY, seed, date)
-
-
-def _line(
-    measured: Measurements, labels: tuple[str, str, str, str], names: tuple[str, ...], seed: int, date: str
-) -> Fit:
-    columns = element_columns(measured.ops)
-    part = _part(names, columns, measured.duration_ns, np.zeros(len(measured), np.bool_))
-    return _fit(labels, part, measured, form=ELEMENTS, seed=seed, date=date)
-
-
-def _classes(
-    measured: Measurements, kinds: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, str, str, str], IntArray]]:
-    """Rows of one kind, operation, scheme and variant, where there are enough, in a fixed order."""
+        yield line(labels, rows, _OF_KIND[labels[0]])
     ops = measured.ops
-    labels = (ops.kind, ops.op, ops.scheme, ops.variant)
-    key = np.stack([each.row for each in labels], axis=1)
-    for distinct in np.unique(key, axis=0):
-        kind, op, scheme, variant = (
-            each.names[int(number)] for each, number in zip(labels, distinct, strict=True)
-        )
-        rows = np.flatnonzero((key == distinct).all(axis=1))
+    for (kind, scheme, op), rows in rows_by_label(ops.kind, ops.scheme, ops.op):
         if kind in kinds and len(rows) >= _FEWEST:
-            yield (kind, op, scheme, variant), rows
+            yield line((kind, op, scheme, ANY), rows, _OF_KIND[kind])
+    for (kind, scheme), rows in rows_by_label(ops.kind, ops.scheme):
+        if kind == "vector" and len(rows) >= _FEWEST:
+            yield line((kind, ANY, scheme, ANY), rows, _OF_ANY)
 
 
-def _part(
-    names: tuple[str, ...], columns: Mapping[str, FloatArray], duration_ns: FloatArray, is_long: BoolArray
-) -> _Part:
-    return _Part(
-        names=names,
-        columns=np.stack([columns[name] for name in names], axis=1),
-        duration_ns=duration_ns,
-        is_long=is_long,
-    )
+def _classes(measured: Measurements, kinds: tuple[str, ...]) -> Iterator[tuple[Key, IntArray]]:
+    """Rows of one kind, operation, scheme and variant, where there are enough, in a fixed order."""
+    for labels, rows in measured.ops.classes():
+        if labels[0] in kinds and len(rows) >= _FEWEST:
+            yield labels, rows
 
 
 def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -172,34 +141,27 @@ def _solved(columns: FloatArray, duration_ns: FloatArray) -> tuple[FloatArray, F
         found, _ = nnls(relative * weight[:, None], weight)
         weight = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), _NOISE))
     active: BoolArray = found > 0
-    used: NDArray[np.floating[Any]] = (relative * weight[:, None])[:, active]
+    used: FloatArray = (relative * weight[:, None])[:, active]
     left = weight * (relative @ found - 1)
     variance = float(left @ left) / max(len(left) - int(np.count_nonzero(active)), 1)
     error = np.zeros(len(found))
-    error[active] = np.sqrt(np.maximum(variance * _diagonal(np.linalg.pinv(used.T @ used)), 0.0))
+    error[active] = np.sqrt(np.maximum(variance * np.diag(np.linalg.pinv(used.T @ used)), 0.0))
     return found / scale, error / scale
 
 
-def _diagonal(matrix: NDArray[np.floating[Any]]) -> FloatArray:
-    return np.diagonal(matrix).astype(np.float64)
-
-
-def _parameters(part: _Part) -> list[FitParameter]:
-    """One line, or two where there are enough long matmuls."""
-    found: list[FitParameter] = []
+def _parameters(part: _Part, duration_ns: FloatArray) -> Iterator[tuple[str, float, float]]:
+    """Name, value and standard error of one line, or of two where there are enough long matmuls."""
     has_long = int(part.is_long.sum()) >= _FEWEST
-    for prefix, rows in (("", ~part.is_long), (LONG, part.is_long)) if has_long else (("", None),):
+    everything = np.ones(len(duration_ns), np.bool_)
+    for prefix, rows in (("", ~part.is_long), (LONG, part.is_long)) if has_long else (("", everything),):
         keep = [place for place, name in enumerate(part.names) if not prefix or name in _LONG_PARAMETERS]
-        chosen = slice(None) if rows is None else rows
-        values, errors = _solved(part.columns[chosen][:, keep], part.duration_ns[chosen])
-        for place, value, error in zip(keep, values.tolist(), errors.tolist(), strict=True):
-            name = prefix + part.names[place]
-            found.append(FitParameter(name=name, value=rounded(value), std_error=rounded(error)))
-    return found
+        values, errors = _solved(part.columns[rows][:, keep], duration_ns[rows])
+        names = (prefix + part.names[place] for place in keep)
+        yield from zip(names, values.tolist(), errors.tolist(), strict=True)
 
 
-def _predicted(parameters: Sequence[FitParameter], part: _Part, rows: IntArray) -> FloatArray:
-    values = {each.name: each.value for each in parameters}
+def _predicted(parameters: Iterable[tuple[str, float, float]], part: _Part, rows: IntArray) -> FloatArray:
+    values = {name: rounded(value) for name, value, _ in parameters}
     lines: list[FloatArray] = [
         part.columns[rows] @ np.array([values.get(prefix + name, 0.0) for name in part.names])
         for prefix in ("", LONG)
@@ -208,7 +170,7 @@ def _predicted(parameters: Sequence[FitParameter], part: _Part, rows: IntArray) 
     return lines[0] if len(lines) == 1 else np.minimum(*lines)
 
 
-def _left_out(part: _Part, group: IntArray, seed: int) -> FloatArray:
+def _left_out(part: _Part, duration_ns: FloatArray, group: IntArray, seed: int) -> FloatArray:
     """Predictions of every row by a fit that saw none of its shape."""
     _, place = np.unique(group, return_inverse=True)
     shapes = int(place.max()) + 1
@@ -217,46 +179,24 @@ def _left_out(part: _Part, group: IntArray, seed: int) -> FloatArray:
     for number in range(min(_FOLDS, shapes)):
         seen, unseen = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
         if len(seen):
-            kept = _Part(
-                names=part.names,
-                columns=part.columns[seen],
-                duration_ns=part.duration_ns[seen],
-                is_long=part.is_long[seen],
-            )
-            predicted[unseen] = _predicted(_parameters(kept), part, unseen)
+            kept = _Part(part.names, part.columns[seen], part.is_long[seen])
+            predicted[unseen] = _predicted(_parameters(kept, duration_ns[seen]), part, unseen)
     return predicted
 
 
-def _fit(
-    labels: tuple[str, str, str, str],
-    part: _Part,
-    measured: Measurements,
-    *,
-    form: str,
-    seed: int,
-    date: str,
-) -> Fit:
-    kind, op, scheme, variant = labels
-    predicted = _left_out(part, measured.shape_group(), seed)
+def _fit(key: Key, part: _Part, measured: Measurements, form: str, *, seed: int, fitted: str) -> Fit:
+    duration_ns = measured.duration_ns
+    predicted = _left_out(part, duration_ns, measured.shape_group(), seed)
     known = ~np.isnan(predicted)
-    dims = ("m", "n", "k") if kind == "matmul" else ("rows", "columns")
-    sizes = [(name, measured.ops.dim(name)) for name in dims]
-    return Fit(
-        kind=kind,
-        op=op,
-        scheme=scheme,
-        variant=variant,
-        form=form,
-        default=kind == "matmul" or variant == ANY,
-        parameters=tuple(_parameters(part)),
-        support=tuple(
-            FitRange(name=name, low=float(size.min()), high=float(size.max())) for name, size in sizes
-        ),
-        samples=len(measured),
-        error=error_of(predicted[known], measured.duration_ns[known]),
-        bands=bands_of(predicted[known], measured.duration_ns[known]),
-        table=measured.name,
-        provenance=measured.provenance,
-        fitted=date,
+    is_matmul = key[0] == "matmul"
+    fit = fit_of(
+        key,
+        form,
+        _parameters(part, duration_ns),
+        measured,
+        (predicted[known], duration_ns[known]),
+        dims=("m", "n", "k") if is_matmul else ("rows", "columns"),
+        fitted=fitted,
         seed=seed,
     )
+    return replace(fit, default=is_matmul or key[3] == ANY)

@@ -64,19 +64,74 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Configuration:
+class _Checker:
+    """What inputs are checked for, with the configuration files read."""
+
+    profile: Profile | None
+    options: CheckOptions
     system: SystemConfig | None
     network: NetworkConfig | None
     memory: MemoryConfig | None
 
     @classmethod
-    def read(cls, options: CheckOptions) -> _Configuration:
+    def of(cls, profile: Profile | None, options: CheckOptions) -> _Checker:
+        """Raises ``FormatError`` for a broken configuration file."""
         system, network, memory = options.system_config, options.network_config, options.memory_config
         return cls(
-            None if system is None else read_system_config(system),
-            None if network is None else read_network_config(network),
-            None if memory is None else read_memory_config(memory),
+            profile,
+            options,
+            read_system_config(system) if system else None,
+            read_network_config(network) if network else None,
+            read_memory_config(memory) if memory else None,
         )
+
+    def check_workload(
+        self, path: str, workload: Workload, format_name: str, findings: Findings
+    ) -> CheckedInput:
+        """Run every rule that applies."""
+        job = Job(
+            path=path,
+            workload=workload,
+            complete=_is_complete(workload),
+            profile=self.profile,
+            replay_limit=self.options.replay_limit,
+            system=self.system,
+            network=self.network,
+            memory=self.memory,
+            backend=self.options.backend,
+        )
+        _run(job, findings)
+        return CheckedInput(
+            path=path,
+            format=format_name,
+            num_ranks=workload.num_present,
+            num_classes=len(job.classes),
+            num_nodes=sum(map(len, job.classes)),
+            complete=job.complete,
+        )
+
+    def check_file(self, path: Path, findings: Findings) -> CheckedInput:
+        """Read leniently, and run the rules. Raises what reading raises."""
+        options = self.options
+        entry = find_format(path, options.format)
+        assert entry.read is not None, "find_format returns readable formats"
+        found = Diagnostics(keep=max(options.keep, 20))
+        note_unread_files(path, entry, found)
+        reading = ReadOptions(
+            lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas
+        )
+        if options.comm_groups is not None:
+            reading = replace(reading, comm_groups=options.comm_groups)
+        value = entry.read(path, reading, found)
+        if not isinstance(value, Workload):
+            raise UnsupportedError(
+                "this is a profile; check takes programs and traces",
+                path=str(path),
+                hint="look at it with hespas view, or compare estimates with it: hespas-validate accuracy "
+                f"--measured {path}",
+            )
+        _take_over(found, str(path), findings, self.profile)
+        return self.check_workload(str(path), value, entry.name, findings)
 
 
 def check(
@@ -90,7 +145,7 @@ def check(
     if not paths:
         raise UsageError("nothing to check", hint="give a file, or a directory of per-rank files")
     chosen = options or CheckOptions()
-    configuration = _Configuration.read(chosen)
+    checker = _Checker.of(profile, chosen)
     inputs: list[CheckedInput] = []
     unreadable: list[HespasError] = []
     found: list[Findings] = []
@@ -98,7 +153,7 @@ def check(
         findings = Findings(chosen.keep)
         found.append(findings)
         try:
-            inputs.append(_check_path(path, profile, chosen, configuration, findings))
+            inputs.append(checker.check_file(path, findings))
         except (FormatError, UnsupportedError) as error:
             unreadable.append(error)
             findings.add(_unreadable(path, error))
@@ -115,9 +170,8 @@ def check_workload(
     """Check a job that is already in memory. Raises ``FormatError`` for a broken configuration."""
     chosen = options or CheckOptions()
     findings = Findings(chosen.keep)
-    job = _job(path or workload.name, workload, profile, chosen, _Configuration.read(chosen))
-    _run(job, findings)
-    return _result(profile, [_summary(job, "memory")], [findings], [])
+    checked = _Checker.of(profile, chosen).check_workload(path or workload.name, workload, "memory", findings)
+    return _result(profile, [checked], [findings], [])
 
 
 def _result(
@@ -137,65 +191,6 @@ def _result(
         diagnostics=tuple(note for findings in found for note in findings.notes),
         unreadable=tuple(unreadable),
     )
-
-
-def _job(
-    path: str,
-    workload: Workload,
-    profile: Profile | None,
-    options: CheckOptions,
-    configuration: _Configuration,
-) -> Job:
-    return Job(
-        path=path,
-        workload=workload,
-        complete=_is_complete(workload),
-        profile=profile,
-        replay_limit=options.replay_limit,
-        system=configuration.system,
-        network=configuration.network,
-        memory=configuration.memory,
-        backend=options.backend,
-    )
-
-
-def _summary(job: Job, format_name: str) -> CheckedInput:
-    return CheckedInput(
-        path=job.path,
-        format=format_name,
-        num_ranks=job.workload.num_present,
-        num_classes=len(job.classes),
-        num_nodes=sum(map(len, job.classes)),
-        complete=job.complete,
-    )
-
-
-def _check_path(
-    path: Path,
-    profile: Profile | None,
-    options: CheckOptions,
-    configuration: _Configuration,
-    findings: Findings,
-) -> CheckedInput:
-    entry = find_format(path, options.format)
-    assert entry.read is not None, "find_format returns readable formats"
-    found = Diagnostics(keep=max(options.keep, 20))
-    note_unread_files(path, entry, found)
-    reading = ReadOptions(lenient=True, num_devices=options.num_devices, num_replicas=options.num_replicas)
-    if options.comm_groups is not None:
-        reading = replace(reading, comm_groups=options.comm_groups)
-    value = entry.read(path, reading, found)
-    if not isinstance(value, Workload):
-        raise UnsupportedError(
-            "this is a profile; check takes programs and traces",
-            path=str(path),
-            hint="look at it with hespas view, or compare estimates with it: hespas-validate accuracy "
-            f"--measured {path}",
-        )
-    _take_over(found, str(path), findings, profile)
-    job = _job(str(path), value, profile, options, configuration)
-    _run(job, findings)
-    return _summary(job, entry.name)
 
 
 def _take_over(found: Diagnostics, path: str, findings: Findings, profile: Profile | None) -> None:

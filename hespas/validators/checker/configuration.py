@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
-from typing import Literal, TypeGuard, cast
+from typing import Literal, TypeGuard, cast, get_args
 
 from hespas.files.streams import limits, read_document
 from hespas.graph import CollectiveKind
@@ -33,11 +33,7 @@ __all__ = [
 
 Topology = Literal["Ring", "FullyConnected", "Switch"]
 
-_TOPOLOGIES: Mapping[str, Topology] = {
-    "Ring": "Ring",
-    "FullyConnected": "FullyConnected",
-    "Switch": "Switch",
-}
+_TOPOLOGIES: Mapping[str, Topology] = {name: name for name in get_args(Topology)}
 _IMPLEMENTATIONS: Mapping[CollectiveKind, str] = {
     CollectiveKind.ALL_REDUCE: "all-reduce-implementation",
     CollectiveKind.ALL_GATHER: "all-gather-implementation",
@@ -273,21 +269,15 @@ def _lists(path: Path) -> dict[str, list[str]]:
 def _topology(path: Path, name: str) -> Topology:
     found = _TOPOLOGIES.get(name)
     if found is None:
-        known = ", ".join(_TOPOLOGIES)
-        raise FormatError(
-            f"topology {name!r} is unknown", path=str(path), position="topology", hint=f"one of {known}"
-        )
+        hint = f"one of {', '.join(_TOPOLOGIES)}"
+        raise FormatError(f"topology {name!r} is unknown", path=str(path), position="topology", hint=hint)
     return found
 
 
 def _integer(path: Path, key: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise FormatError(
-            f"{text!r} is no positive integer",
-            path=str(path),
-            position=key,
-            hint="write it as 8, without a sign",
-        )
+        fault, hint = f"{text!r} is no positive integer", "write it as 8, without a sign"
+        raise FormatError(fault, path=str(path), position=key, hint=hint)
     return int(text)
 
 
@@ -297,10 +287,6 @@ def _real(path: Path, key: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not isfinite(value) or value < 0:
-        raise FormatError(
-            f"{text!r} is no number that is not negative",
-            path=str(path),
-            position=key,
-            hint="write it as 50.0",
-        )
+        fault = f"{text!r} is no number that is not negative"
+        raise FormatError(fault, path=str(path), position=key, hint="write it as 50.0")
     return value

@@ -17,7 +17,7 @@ from msgspec import Meta
 from hespas._version import __version__
 from hespas.files.documents import Count, document_bytes
 from hespas.graph import Diagnostic, Diagnostics, OpGraph, Severity, Workload
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
 from hespas.graph.errors import HespasError, exit_code
 from hespas.validators.checker.configuration import MemoryConfig, NetworkConfig, SystemConfig
 from hespas.validators.checker.rank_equivalence import RankEquivalence, rank_equivalence_of
@@ -288,14 +288,14 @@ class Report:
     def nodes(
         self,
         index: int,
-        mask: BoolArray,
+        nodes: BoolArray | IntArray | SmallIntArray,
         message: str,
         severity: Severity | None = None,
         *,
         rank: int | None = None,
     ) -> None:
-        """A finding per marked node of one class, at the class's first rank, or at the one that is at fault
-        where not all of the class are.
+        """A finding per node of one class (those of a mask, or by number), at the class's first rank, or at
+        the one that is at fault where not all of the class are.
         """
         graph = self.job.classes[index]
         ranks = self.job.ranks_of(index)
@@ -304,7 +304,7 @@ class Report:
         where = int(ranks[0]) if rank is None else rank
         of_all = rank is None and len(ranks) > 1
         suffix = f" (and on the {len(ranks) - 1:,} other ranks of its class)" if of_all else ""
-        marked = np.flatnonzero(mask)
+        marked = np.flatnonzero(nodes) if nodes.dtype == np.bool_ else np.unique(nodes)
         listed: list[int] = marked[: self.findings.keep].tolist()
         for node in listed:
             name = graph.node_name(node) or graph.op_name(node)

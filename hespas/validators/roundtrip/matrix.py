@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -110,14 +112,13 @@ def matrix(files: Sequence[FilePairs]) -> RoundTrips:
 
 def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
     compared = [pair for pair in pairs if pair.columns]
-    findings: dict[str, int] = {}
-    refused: dict[PairStatus, dict[str, int]] = {PairStatus.REFUSED: {}, PairStatus.UNREADABLE: {}}
+    findings = Counter[str]()
     for pair in pairs:
-        for code, count in pair.findings.items():
-            findings[code] = findings.get(code, 0) + count
-        if pair.status in refused:
-            told = refused[pair.status]
-            told[pair.refused] = told.get(pair.refused, 0) + 1
+        findings.update(pair.findings)
+    refused, unreadable = (
+        Counter(pair.refused for pair in pairs if pair.status is status)
+        for status in (PairStatus.REFUSED, PairStatus.UNREADABLE)
+    )
     columns = tuple(map(summed, zip(*(pair.columns for pair in compared), strict=True)))
     silent = {name for pair in compared for name in unreported(pair)}
     return Cell(
@@ -125,8 +126,8 @@ def _cell(source: str, via: str, pairs: Sequence[Pair]) -> Cell:
         via=via,
         compared=len(compared),
         written=sum(pair.status is PairStatus.WRITE_ONLY for pair in pairs),
-        refused=refused[PairStatus.REFUSED],
-        unreadable=refused[PairStatus.UNREADABLE],
+        refused=refused,
+        unreadable=unreadable,
         columns=columns,
         findings=findings,
         unreported=tuple(column.column for column in columns if column.column in silent),
@@ -180,12 +181,11 @@ def roundtrip(
             f"there is no pair to try: none of these formats can be written: {', '.join(formats)}",
             hint="hespas-convert --list-formats",
         )
-    reading = options or ReadOptions()
-    inputs = [file for path in paths for file in _inputs(path, reading)]
+    inputs = [given for path in paths for given in _inputs(path)]
     if not inputs:
         raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
     done: list[FilePairs] = []
-    for result in _each(inputs, formats, jobs):
+    for result in _each(inputs, formats, options, jobs):
         done.append(result)
         if progress:
             progress(len(done), len(inputs))
@@ -197,23 +197,16 @@ def roundtrip(
     return matrix(done)
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    path: Path
-    options: ReadOptions
-    in_folder: bool
-
-
-def _inputs(path: Path, options: ReadOptions) -> Iterator[_Input]:
-    """The inputs that a path names: itself, or what a folder holds."""
+def _inputs(path: Path) -> Iterator[tuple[Path, bool]]:
+    """The inputs that a path names, and whether they were met in a folder: itself, or what that holds."""
     if not path.exists():
         raise FormatError("no such file or directory", path=str(path), hint="check the path")
     if not path.is_dir() or is_recognised(path):
-        yield _Input(path, options, in_folder=False)
+        yield path, False
         return
     for entry in sorted(path.rglob("*")):
         if entry.is_file() and is_recognised(entry):
-            yield _Input(entry, options, in_folder=True)
+            yield entry, True
 
 
 def _stands_somewhere() -> bool:
@@ -225,18 +218,22 @@ def _stands_somewhere() -> bool:
     return True
 
 
-def _pairs_of(given: _Input, formats: Sequence[str]) -> FilePairs:
-    return file_pairs(given.path, formats, options=given.options, in_folder=given.in_folder)
+def _pairs_of(given: tuple[Path, bool], formats: Sequence[str], options: ReadOptions | None) -> FilePairs:
+    path, in_folder = given
+    return file_pairs(path, formats, options=options, in_folder=in_folder)
 
 
-def _each(inputs: Sequence[_Input], formats: Sequence[str], jobs: int) -> Iterator[FilePairs]:
+def _each(
+    inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions | None, jobs: int
+) -> Iterator[FilePairs]:
     """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
+    pairs_of = partial(_pairs_of, formats=tuple(formats), options=options)
     if jobs <= 1 or len(inputs) == 1 or not _stands_somewhere():
-        yield from (_pairs_of(given, formats) for given in inputs)
+        yield from map(pairs_of, inputs)
         return
     context, parent = get_context("spawn"), (os.getpid(),)
     with safe_spawning(), ProcessPoolExecutor(jobs, context, die_with_parent, parent) as pool:
-        yield from pool.map(_pairs_of, inputs, [tuple(formats)] * len(inputs))
+        yield from pool.map(pairs_of, inputs)
 
 
 SCHEMA_ID: Final = "hespas.roundtrip/1"
@@ -327,10 +324,9 @@ def cell_text(cell: Cell) -> CellText:
 
 def roundtrip_json(done: RoundTrips) -> bytes:
     """The document as indented UTF-8 JSON that ends in a newline."""
-    totals: dict[str, int] = {}
+    totals = Counter[str]()
     for cell in done.cells:
-        for code, count in cell.findings.items():
-            totals[code] = totals.get(code, 0) + count
+        totals.update(cell.findings)
     document = RoundTripDocument(
         valid=done.valid,
         inputs=tuple(map(_input_row, (*done.inputs, *done.skipped))),

@@ -435,10 +435,9 @@ def _refusal(trip: _Trip) -> PairStatus:
 def _told(
     source: Format, via: Format, status: PairStatus, trips: Sequence[_Trip], end: Workload | None = None
 ) -> Pair:
-    findings: dict[str, int] = {}
+    findings = Counter[str]()
     for trip in trips:
-        for code, count in trip.findings.items():
-            findings[code] = findings.get(code, 0) + count
+        findings.update(trip.findings)
     return Pair(
         source=source.name,
         via=via.name,
@@ -513,7 +512,7 @@ class Traveller:
         place.mkdir()
         path = place / f"{_stem(workload)}{target.suffixes[0]}"
         options = WriteOptions(name=path.name)
-        ready, is_written = workload, False
+        ready, is_written, refused = workload, False, ""
         try:
             ready = self.settled(_flattened(workload, found, folds=folds)) if target.flat else workload
             if target.writes_directory(ready, options):
@@ -526,16 +525,16 @@ class Traveller:
         except InvariantError:  # no refusal: a fault of ours
             raise
         except HespasError as error:
-            return _Trip(
-                format=target.name,
-                ready=ready,
-                back=None,
-                path=path,
-                refused=error.message,
-                is_unreadable=is_written,
-                findings=found.counts(),
-            )
-        return _Trip(format=target.name, ready=ready, back=back, path=path, findings=found.counts())
+            back, refused = None, error.message
+        return _Trip(
+            format=target.name,
+            ready=ready,
+            back=back,
+            path=path,
+            refused=refused,
+            is_unreadable=is_written and bool(refused),
+            findings=found.counts(),
+        )
 
     def is_written_alike(self, trip: _Trip) -> bool:
         """Whether what is read from a trip's file is written as the same bytes again."""

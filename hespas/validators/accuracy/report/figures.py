@@ -304,30 +304,31 @@ def waterfalls_of(done: Accuracy, estimators: Sequence[str], names: Names) -> It
         cases = done.cases[at]
         for number, name in enumerate(estimators):
             rows = listed.get((cases.source, cases.hardware, name), [])[:_MOST_PARTS]
-            found = _waterfall(cases, name, rows, names)
-            if found is not None:
-                measured, uncovered, rest, predicted, parts = found
-                yield Waterfall(
-                    source=at,
-                    estimator=number,
-                    measured_ns=measured,
-                    uncovered_ns=uncovered,
-                    rest_ns=rest,
-                    predicted_ns=predicted,
-                    parts=parts,
-                )
+            prediction = cases.prediction(name)
+            if prediction is not None and len(cases):
+                yield _waterfall(at, number, cases.measured_ns, prediction.duration_ns, _parts(rows, names))
 
 
 def _waterfall(
-    cases: Cases, estimator: str, rows: Sequence[Contribution], names: Names
-) -> tuple[float, float, float, float, tuple[Part, ...]] | None:
-    prediction = cases.prediction(estimator)
-    if prediction is None or not len(cases):
-        return None
-    known = ~np.isnan(prediction.duration_ns)
-    measured, predicted = float(cases.measured_ns.sum()), float(prediction.duration_ns[known].sum())
-    uncovered = float(cases.measured_ns[~known].sum())
-    parts = tuple(
+    source: int, estimator: int, measured_ns: FloatArray, predicted_ns: FloatArray, parts: tuple[Part, ...]
+) -> Waterfall:
+    known = ~np.isnan(predicted_ns)
+    measured, predicted = float(measured_ns.sum()), float(predicted_ns[known].sum())
+    uncovered = float(measured_ns[~known].sum())
+    listed = sum(part.predicted_ns - part.measured_ns for part in parts)
+    return Waterfall(
+        source=source,
+        estimator=estimator,
+        measured_ns=measured,
+        uncovered_ns=uncovered,
+        rest_ns=predicted - (measured - uncovered) - listed,
+        predicted_ns=predicted,
+        parts=parts,
+    )
+
+
+def _parts(rows: Sequence[Contribution], names: Names) -> tuple[Part, ...]:
+    return tuple(
         Part(
             label=names.row(row.label),
             shape=names.row(row.shape),
@@ -339,8 +340,6 @@ def _waterfall(
         )
         for row in rows
     )
-    listed = sum(part.predicted_ns - part.measured_ns for part in parts)
-    return measured, uncovered, predicted - (measured - uncovered) - listed, predicted, parts
 
 
 def measured_lanes(profile: Profile, names: Names) -> Lanes | None:

@@ -24,12 +24,7 @@ from hespas.hardware.model import Unit
 from hespas.validators.accuracy.baselines import BASELINES
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.report.figures import (
-    Curve,
-    Lanes,
     Names,
-    Points,
-    ShapeRows,
-    Waterfall,
     class_names,
     curves_of,
     measured_lanes,
@@ -211,32 +206,6 @@ _TEMPLATES = "hespas.validators.accuracy.report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    name: str
-    hardware: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Data:
-    """What the script of the page reads; ``estimators`` are those asked for, then the baselines."""
-
-    asked: int
-    few: int
-    estimators: list[str]
-    classes: list[str]
-    sources: list[_Source]
-    noise: dict[str, float]
-    roofs: list[_Roof]
-    points: Points
-    shapes: ShapeRows
-    curves: list[Curve]
-    waterfalls: list[Waterfall]
-    timelines: list[Lanes]
-    simulated: Lanes | None
-    names: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
     """Errors of one estimator on one device at one level, with the rows of the baselines beside."""
 
@@ -322,26 +291,27 @@ def _data(
     profiles: Sequence[Profile],
     timeline: Timeline | None,
     program: Workload | None,
-) -> _Data:
+) -> dict[str, object]:
+    """What the script of the page reads; ``estimators`` are those asked for, then the baselines."""
     names = Names()
     estimators = list(dict.fromkeys((*done.estimators, *BASELINES)))
     lanes = [measured_lanes(profile, names) for profile in profiles[:_MOST_TIMELINES]]
-    return _Data(
-        asked=len(done.estimators),
-        few=FEW_SHAPES,
-        estimators=[shown(name) for name in estimators],
-        classes=class_names(done),
-        sources=[_Source(name=shown(each.source), hardware=shown(each.hardware)) for each in done.cases],
-        noise={shown(name): floor.mape for name, floor in done.noise.items()},
-        roofs=list(_roofs_of(devices, done.cases)),
-        points=points_of(done, estimators, names),
-        shapes=shape_rows_of(done, estimators, names),
-        curves=list(curves_of(done, estimators)),
-        waterfalls=list(waterfalls_of(done, estimators, names)),
-        timelines=[each for each in lanes if each is not None],
-        simulated=None if timeline is None else simulated_lanes(timeline, program, names),
-        names=names.texts(),
-    )
+    return {
+        "asked": len(done.estimators),
+        "few": FEW_SHAPES,
+        "estimators": [shown(name) for name in estimators],
+        "classes": class_names(done),
+        "sources": [{"name": shown(each.source), "hardware": shown(each.hardware)} for each in done.cases],
+        "noise": {shown(name): floor.mape for name, floor in done.noise.items()},
+        "roofs": list(_roofs_of(devices, done.cases)),
+        "points": points_of(done, estimators, names),
+        "shapes": shape_rows_of(done, estimators, names),
+        "curves": list(curves_of(done, estimators)),
+        "waterfalls": list(waterfalls_of(done, estimators, names)),
+        "timelines": [each for each in lanes if each is not None],
+        "simulated": None if timeline is None else simulated_lanes(timeline, program, names),
+        "names": names.texts(),
+    }
 
 
 def _tables(done: Accuracy) -> list[_Table]:

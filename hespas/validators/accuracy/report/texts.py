@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from hespas.validators.accuracy.baselines import BASELINES
@@ -140,33 +140,20 @@ def limits_of(done: Accuracy, limits: Thresholds) -> tuple[Limit, ...]:
     mapes = [row.errors.mape for row in rows if row.level == "shape"]
     shares = [row.errors.coverage for row in rows if row.level == "instance"]
     errors = [run.relative_error for run in done.end_to_end if run.estimator in done.estimators]
-    mape, e2e, least = limits.max_mape, limits.max_e2e, limits.min_coverage
-    told = (
-        ("MAPE over shapes", mape, "at most", percent(_farthest(mapes)), _only(max_mape=mape), mapes),
-        (
-            "End-to-end error",
-            e2e,
-            "at most",
-            percent(_farthest(errors), signed=True),
-            _only(max_e2e=e2e),
-            errors,
-        ),
-        ("Coverage of time", least, "at least", percent(_least(shares)), _only(min_coverage=least), shares),
+    checks = (
+        ("MAPE over shapes", "max_mape", "at most", percent(_farthest(mapes)), mapes),
+        ("End-to-end error", "max_e2e", "at most", percent(_farthest(errors), signed=True), errors),
+        ("Coverage of time", "min_coverage", "at least", percent(_least(shares)), shares),
     )
-    return tuple(
-        Limit(
-            name=name,
-            asked=f"{word} {percent(asked)}",
-            worst=worst,
-            status="fail" if done.exceeded(only) else "pass" if values else "unknown",
-        )
-        for name, asked, word, worst, only, values in told
-        if not isnan(asked)
-    )
-
-
-def _only(*, max_mape: float = nan, max_e2e: float = nan, min_coverage: float = nan) -> Thresholds:
-    return Thresholds(max_mape=max_mape, max_e2e=max_e2e, min_coverage=min_coverage)
+    none = Thresholds(max_mape=nan, max_e2e=nan, min_coverage=nan)
+    found: list[Limit] = []
+    for name, field, word, worst, values in checks:
+        asked: float = getattr(limits, field)
+        if not isnan(asked):
+            fails = done.exceeded(replace(none, **{field: asked}))
+            status = "fail" if fails else "pass" if values else "unknown"
+            found.append(Limit(name=name, asked=f"{word} {percent(asked)}", worst=worst, status=status))
+    return tuple(found)
 
 
 def _farthest(values: list[float]) -> float:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from hespas.graph import Severity
 from hespas.graph.errors import InvariantError
 from hespas.validators.checker.job import Check, Need, Rule, Scope
-from hespas.validators.checker.rules import collectives, configuration, messages, nodes, order
+from hespas.validators.checker.rules import collectives, messages, nodes, order
+from hespas.validators.checker.rules import configuration as conf
 
 __all__ = ["RULES", "find_rule", "rule"]
 
-_FILE, _RANK, _SET, _CONF = Scope.FILE, Scope.RANK, Scope.SET, Scope.CONFIGURATION
+_FILE, _RANK, _SET = Scope.FILE, Scope.RANK, Scope.SET
 _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 
 
@@ -24,6 +25,10 @@ def rule(code: str, title: str, scope: Scope, levels: str, check: Check | None =
         raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")
     plain, chakra, astra_sim = (_LEVELS[level] for level in levels)
     return Rule(code, title, scope, plain, chakra, astra_sim, check, needs)
+
+
+def _conf(code: str, title: str, levels: str, check: Check, *needs: Need) -> Rule:
+    return rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
 
 
 # Order is the order of checking: later rules ask whether earlier ones found something.
@@ -62,42 +67,15 @@ RULES: tuple[Rule, ...] = (
     rule("ET021", "orders do not deadlock", _SET, "EEE", order.no_deadlock),
     rule("ET029", "equal streams before world collectives", _SET, "--E", order.same_streams),
     rule("ET028", "group ids can be told apart", _SET, "--W", collectives.group_ids_distinct),
-    rule(
-        "ET022",
-        "one trace per rank of the network",
-        _CONF,
-        "--E",
-        configuration.as_many_ranks_as_network,
-        "network",
-    ),
-    rule(
-        "ET013",
-        "collectives are not smaller than their splits",
-        _CONF,
-        "--E",
-        configuration.chunks_not_empty,
-        "system",
-    ),
-    rule("ET024", "roofline mode has FLOPs and bytes", _CONF, "--E", configuration.roofline_costs, "system"),
-    rule("ET033", "memory tracking has lists of tensors", _CONF, "--E", configuration.memory_lists, "system"),
-    rule(
-        "ET025", "algorithms fit group sizes", _CONF, "--E", configuration.algorithms_fit, "system", "network"
-    ),
-    rule(
-        "ET026", "the system configuration is complete", _CONF, "--E", configuration.system_complete, "system"
-    ),
-    rule("ET027", "memory nodes have a memory", _CONF, "--E", configuration.remote_memory_there),
-    rule(
-        "ET031",
-        "one group per collective on a 1-D network",
-        _CONF,
-        "--W",
-        configuration.few_groups_on_one_dimension,
-        "network",
-    ),
-    rule(
-        "ET032", "the backend takes the network", _CONF, "--W", configuration.backend_fits_network, "network"
-    ),
+    _conf("ET022", "one trace per rank of the network", "--E", conf.as_many_ranks_as_network, "network"),
+    _conf("ET013", "collectives are not smaller than their splits", "--E", conf.chunks_not_empty, "system"),
+    _conf("ET024", "roofline mode has FLOPs and bytes", "--E", conf.roofline_costs, "system"),
+    _conf("ET033", "memory tracking has lists of tensors", "--E", conf.memory_lists, "system"),
+    _conf("ET025", "algorithms fit group sizes", "--E", conf.algorithms_fit, "system", "network"),
+    _conf("ET026", "the system configuration is complete", "--E", conf.system_complete, "system"),
+    _conf("ET027", "memory nodes have a memory", "--E", conf.remote_memory_there),
+    _conf("ET031", "one group per collective on a 1-D network", "--W", conf.few_groups_on_1d, "network"),
+    _conf("ET032", "the backend takes the network", "--W", conf.backend_fits_network, "network"),
 )
 
 

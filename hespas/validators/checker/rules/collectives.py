@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from hespas.graph import CollectiveKind, ExplicitGroups, GroupSet, NodeKind, OpGraph, Severity, StridedGroups
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import SmallIntArray
 from hespas.validators.checker.job import Job, Report
 from hespas.validators.checker.rank_equivalence import membership_of
 from hespas.validators.checker.rules.nodes import is_kind
@@ -43,49 +43,42 @@ def collective_name(kind: int) -> str:
     return CollectiveKind(kind).name.lower().replace("_", "-")
 
 
-def _at(graph: OpGraph, nodes: IntArray | np.ndarray[tuple[int], np.dtype[np.int32]]) -> BoolArray:
-    mask = np.zeros(len(graph), np.bool_)
-    mask[nodes] = True
-    return mask
-
-
 def collective_described(job: Job, report: Report) -> None:
     """ET011: a collective states its kind and size, and a kind that the target can run."""
     for index, graph in enumerate(job.classes):
         table = graph.collectives
-        bare = is_kind(graph, NodeKind.COLLECTIVE) & ~_at(graph, table.node)
+        nodes = table.node
+        bare = np.setdiff1d(np.flatnonzero(is_kind(graph, NodeKind.COLLECTIVE)), nodes)
         report.nodes(index, bare, "a collective states neither kind nor size")
         unknown = table.kind == int(CollectiveKind.UNKNOWN)
-        strange, value = _strange_kinds(graph, table.node[unknown])
-        mute = _at(graph, table.node[unknown]) & ~strange
+        strange, value = _strange_kinds(graph, nodes[unknown])
+        mute = np.setdiff1d(nodes[unknown], strange)
         report.nodes(index, mute, "a collective does not state its kind")
         report.nodes(index, strange, f"a collective states a kind that there is not: {value}")
         unsized = np.isnan(table.comm_bytes) & ~unknown & ~np.isin(table.kind, _SIZELESS)
-        report.nodes(index, _at(graph, table.node[unsized]), "a collective does not state its size")
+        report.nodes(index, nodes[unsized], "a collective does not state its size")
         if job.profile == "astra-sim":
             _simulated(index, graph, report)
 
 
-def _strange_kinds(
-    graph: OpGraph, nodes: np.ndarray[tuple[int], np.dtype[np.int32]]
-) -> tuple[BoolArray, str]:
+def _strange_kinds(graph: OpGraph, nodes: SmallIntArray) -> tuple[SmallIntArray, str]:
     """Which of the nodes state a kind that no reader knows, and the first such."""
     table = graph.extra
     named = [row for row, text in enumerate(graph.strings) if text == _KIND_ATTRIBUTE] if len(nodes) else []
     rows = np.flatnonzero(np.isin(table.key, named) & np.isin(table.node, nodes))
     if not len(rows):
-        return _at(graph, nodes[:0]), ""
+        return nodes[:0], ""
     value = table.value(int(rows[0]))
     is_text = table.tag[rows[0]] == 0 or len(value) != _INTEGER_BYTES
     shown = repr(value)[:_SHOWN] if is_text else str(int.from_bytes(value, "little", signed=True))
-    return _at(graph, table.node[rows]), f"{_KIND_ATTRIBUTE} {shown}"
+    return table.node[rows], f"{_KIND_ATTRIBUTE} {shown}"
 
 
 def _simulated(index: int, graph: OpGraph, report: Report) -> None:
     table = graph.collectives
     known = (*SIMULATED, CollectiveKind.UNKNOWN, CollectiveKind.BROADCAST)
     for kind in np.unique(table.kind).tolist():
-        nodes = _at(graph, table.node[table.kind == kind])
+        nodes = table.node[table.kind == kind]
         if kind == CollectiveKind.BROADCAST:
             message = "ASTRA-sim only replays the recorded duration of a broadcast"
             report.nodes(index, nodes, message, Severity.WARNING)
@@ -98,9 +91,9 @@ def positive_size(job: Job, report: Report) -> None:
     for index, graph in enumerate(job.classes):
         table = graph.collectives
         empty = (table.comm_bytes < 1) & ~np.isin(table.kind, _SIZELESS)
-        report.nodes(index, _at(graph, table.node[empty]), "a collective of 0 bytes")
+        report.nodes(index, table.node[empty], "a collective of 0 bytes")
         p2p = graph.p2p
-        report.nodes(index, _at(graph, p2p.node[p2p.comm_bytes < 1]), "a message of 0 bytes")
+        report.nodes(index, p2p.node[p2p.comm_bytes < 1], "a message of 0 bytes")
 
 
 def sizes_fit_kind(job: Job, report: Report) -> None:
@@ -123,13 +116,13 @@ def sizes_fit_kind(job: Job, report: Report) -> None:
         wrong = judged & (np.abs(table.result_bytes - expected) > 0.5)
         report.nodes(
             index,
-            _at(graph, table.node[wrong]),
+            table.node[wrong],
             "result and operand bytes do not fit its kind and group size",
         )
         wrong = judged & (np.abs(table.comm_bytes - table.operand_bytes) > 0.5)
         report.nodes(
             index,
-            _at(graph, table.node[wrong]),
+            table.node[wrong],
             "its size is not that of its operand (the shard of a gather, the whole buffer otherwise)",
         )
 
@@ -146,11 +139,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"[{', '.join(map(str, ranks[:_LISTED]))}{more}]"
 
 
-def _users(graph: OpGraph, row: int) -> BoolArray:
+def _users(graph: OpGraph, row: int) -> SmallIntArray:
     """Nodes that communicate over one group set."""
-    mask = np.zeros(len(graph), np.bool_)
-    mask[graph.collectives.node[graph.collectives.group_set == row]] = True
-    return mask
+    users: SmallIntArray = graph.collectives.node[graph.collectives.group_set == row]
+    return users
 
 
 def groups_legal(job: Job, report: Report) -> None:
@@ -158,7 +150,7 @@ def groups_legal(job: Job, report: Report) -> None:
     for index, graph in enumerate(job.classes):
         for row, groups in enumerate(graph.group_sets):
             users = _users(graph, row)
-            if not users.any():
+            if not len(users):
                 continue
             fault = _fault(groups, job.num_ranks)
             if fault:
@@ -241,9 +233,7 @@ def group_names_known(job: Job, report: Report) -> None:
     for index, graph in enumerate(job.classes):
         for name, node in _group_names(graph).items():
             if node >= 0 and name and not (name.isascii() and name.isdigit()):
-                mask = np.zeros(len(graph), np.bool_)
-                mask[node] = True
-                report.nodes(index, mask, f"its pg_name {name!r} is no integer")
+                report.nodes(index, np.array([node]), f"its pg_name {name!r} is no integer")
 
 
 def group_ids_distinct(job: Job, report: Report) -> None:

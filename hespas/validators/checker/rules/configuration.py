@@ -19,7 +19,7 @@ __all__ = [
     "as_many_ranks_as_network",
     "backend_fits_network",
     "chunks_not_empty",
-    "few_groups_on_one_dimension",
+    "few_groups_on_1d",
     "memory_lists",
     "remote_memory_there",
     "roofline_costs",
@@ -63,15 +63,12 @@ def chunks_not_empty(job: Job, report: Report) -> None:
     for index, graph in enumerate(job.classes):
         table = graph.collectives
         gathers = table.kind == int(CollectiveKind.ALL_GATHER)
-        mask = np.zeros(len(graph), np.bool_)
-        mask[table.node[gathers & (table.comm_bytes < splits)]] = True
-        report.nodes(index, mask, f"an all-gather of fewer bytes than {splits} splits loops for ever")
+        small = table.node[gathers & (table.comm_bytes < splits)]
+        report.nodes(index, small, f"an all-gather of fewer bytes than {splits} splits loops for ever")
         simulated = np.isin(table.kind, [int(kind) for kind in SIMULATED])
         padded = simulated & ~gathers & (table.comm_bytes < splits * job.num_ranks)
-        mask = np.zeros(len(graph), np.bool_)
-        mask[table.node[padded]] = True
         text = f"it is padded up to {splits} splits x {job.num_ranks:,} ranks bytes"
-        report.nodes(index, mask, text, Severity.WARNING)
+        report.nodes(index, table.node[padded], text, Severity.WARNING)
 
 
 def as_many_ranks_as_network(job: Job, report: Report) -> None:
@@ -184,7 +181,7 @@ def remote_memory_there(job: Job, report: Report) -> None:
             report.nodes(index, nodes, f"{memory.path} has NO_MEMORY_EXPANSION")
 
 
-def few_groups_on_one_dimension(job: Job, report: Report) -> None:
+def few_groups_on_1d(job: Job, report: Report) -> None:
     """ET031: on a 1-D network at most one group uses a collective, or ASTRA-sim aborts when it ends."""
     if len(_network(job).npus) != 1:
         return

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hespas.graph import NodeKind, OpGraph, Permutation, Workload
-from hespas.graph.columns import BoolArray
 from hespas.validators.checker.job import Job, Report
 from hespas.validators.checker.rank_equivalence import Pair, RankEquivalence
 from hespas.validators.checker.replay import Key, NodeProgram, Task
@@ -140,27 +139,19 @@ def _task(graph: OpGraph, program: NodeProgram, equivalence: RankEquivalence, ki
 _ONE_WAY = (NodeKind.SEND, NodeKind.RECV)
 
 
-def _rows_at(graph: OpGraph, rows: BoolArray) -> BoolArray:
-    mask = np.zeros(len(graph), np.bool_)
-    mask[graph.p2p.node[rows]] = True
-    return mask
-
-
 def messages_described(job: Job, report: Report) -> None:
     """ET014: a send or receive states peer, tag and size, and its peer is another rank of the job."""
     for index, graph in enumerate(job.classes):
         table = graph.p2p
-        described = _rows_at(graph, np.ones(len(table), np.bool_))
-        talks = is_kind(graph, *_ONE_WAY, NodeKind.PERMUTE)
-        report.nodes(index, talks & ~described, "a message states neither peer nor size")
+        talks = np.flatnonzero(is_kind(graph, *_ONE_WAY, NodeKind.PERMUTE))
+        report.nodes(index, np.setdiff1d(talks, table.node), "a message states neither peer nor size")
         one_way = np.isin(graph.kind[table.node], [int(kind) for kind in _ONE_WAY]) & ~table.host
         unstated = one_way & (table.permutation < 0)
-        report.nodes(index, _rows_at(graph, unstated), "a message does not state its peer")
-        report.nodes(index, _rows_at(graph, np.isnan(table.comm_bytes)), "a message does not state its size")
+        report.nodes(index, table.node[unstated], "a message does not state its peer")
+        report.nodes(index, table.node[np.isnan(table.comm_bytes)], "a message does not state its size")
         if job.profile is not None:
-            report.nodes(
-                index, _rows_at(graph, one_way & (table.tag < 0)), "a message does not state its tag"
-            )
+            untagged = table.node[one_way & (table.tag < 0)]
+            report.nodes(index, untagged, "a message does not state its tag")
         for row, permutation in enumerate(graph.permutations):
             _peers(job, report, index, row, permutation)
 
@@ -168,13 +159,13 @@ def messages_described(job: Job, report: Report) -> None:
 def _peers(job: Job, report: Report, index: int, row: int, permutation: Permutation) -> None:
     """Faults of the peers that one permutation gives the ranks of one class."""
     graph = job.classes[index]
-    uses = graph.p2p.permutation == row
+    users = graph.p2p.node[graph.p2p.permutation == row]
     ranks: set[int] = set(job.ranks_of(index).tolist())
     total = job.num_ranks
     pairs = list(permutation) if len(ranks) > 1 or permutation.pairs is not None else _own(permutation, ranks)
     for side, kind in enumerate(_ONE_WAY):
-        nodes = _rows_at(graph, uses) & is_kind(graph, kind)
-        if not nodes.any():
+        nodes = users[graph.kind[users] == int(kind)]
+        if not len(nodes):
             continue
         mine = [pair for pair in pairs if pair[side] in ranks]
         if not mine:
@@ -203,8 +194,8 @@ def _own(permutation: Permutation, ranks: set[int]) -> list[tuple[int, int]]:
 def tags_distinct(job: Job, report: Report) -> None:
     """ET030: tags stay below ASTRA-sim's modulus, where no two of them meet."""
     for index, graph in enumerate(job.classes):
-        large = graph.p2p.tag >= TAG_MODULUS
-        report.nodes(index, _rows_at(graph, large), f"its tag is taken modulo {TAG_MODULUS:,}")
+        large = graph.p2p.node[graph.p2p.tag >= TAG_MODULUS]
+        report.nodes(index, large, f"its tag is taken modulo {TAG_MODULUS:,}")
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hespas.converters.chakra.assembly import simulated_ns
-from hespas.graph import DYNAMIC, Csr, NodeKind, OpClass, OpGraph, Resource, Severity
+from hespas.graph import DYNAMIC, NodeKind, OpClass, OpGraph, Resource, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.passes import all_deps, find_cycle, leaves_loop
 from hespas.validators.checker.job import Job, Report
@@ -57,46 +57,30 @@ def acyclic(job: Job, report: Report) -> None:
     """ET007: no node waits for itself, directly or through others."""
     for index, graph in enumerate(job.classes):
         deps = all_deps(graph)
-        itself = np.zeros(len(graph), np.bool_)
-        itself[deps.values[deps.values == deps.row_ids]] = True
+        itself = deps.values[deps.values == deps.row_ids]
         report.nodes(index, itself, "it depends on itself")
-        cycle = () if itself.any() else find_cycle(graph)
+        cycle = () if len(itself) else find_cycle(graph)
         if cycle:
             ids = [str(int(graph.id[node])) for node in cycle]
             more = f" -> ... ({len(ids) - _LISTED:,} more)" if len(ids) > _LISTED else ""
-            mark = np.zeros(len(graph), np.bool_)
-            mark[cycle[0]] = True
             path = " -> ".join(ids[:_LISTED]) + more
-            report.nodes(index, mark, f"dependency cycle, each waits for the next: {path} -> {ids[0]}")
-
-
-def _sorted_pairs(deps: Csr) -> IntArray:
-    """(node, dependency) as one number each, ascending."""
-    return np.sort(deps.row_ids * max(len(deps), 1) + deps.values)
+            first = np.array(cycle[:1], np.int64)
+            report.nodes(index, first, f"dependency cycle, each waits for the next: {path} -> {ids[0]}")
 
 
 def no_duplicate_dependency(job: Job, report: Report) -> None:
     """ET008: a node names each dependency once, and in one list only."""
     for index, graph in enumerate(job.classes):
-        data, control = _sorted_pairs(graph.data_deps), _sorted_pairs(graph.control_deps)
+        nodes = max(len(graph), 1)
+        # (node, dependency) as one number each, ascending
+        data, control = (
+            np.sort(deps.row_ids * nodes + deps.values) for deps in (graph.data_deps, graph.control_deps)
+        )
         for pairs, what in ((data, "data"), (control, "control")):
             again = pairs[1:][pairs[1:] == pairs[:-1]]
-            report.nodes(index, _nodes_at(graph, again), f"a {what} dependency is listed more than once")
-        both = np.sort(np.concatenate([_distinct(data), _distinct(control)]))
-        shared = both[1:][both[1:] == both[:-1]] if len(control) else both[:0]
-        report.nodes(index, _nodes_at(graph, shared), "a node is a data and a control dependency of it")
-
-
-def _distinct(ascending: IntArray) -> IntArray:
-    keep = np.ones(len(ascending), np.bool_)
-    keep[1:] = ascending[1:] != ascending[:-1]
-    return ascending[keep]
-
-
-def _nodes_at(graph: OpGraph, pairs: IntArray) -> BoolArray:
-    mask = np.zeros(len(graph), np.bool_)
-    mask[pairs // max(len(graph), 1)] = True
-    return mask
+            report.nodes(index, again // nodes, f"a {what} dependency is listed more than once")
+        shared: IntArray = np.intersect1d(data, control)
+        report.nodes(index, shared // nodes, "a node is a data and a control dependency of it")
 
 
 def known_kind(job: Job, report: Report) -> None:
@@ -137,9 +121,8 @@ def tables_fit_nodes(job: Job, report: Report) -> None:
             report.nodes(index, counts > 1, f"more than one {what} is described for it")
         outside = leaves_loop(graph)
         if outside.any():
-            mask = np.zeros(len(graph), np.bool_)
-            mask[graph.regions.carried_consumer[outside]] = True
-            report.nodes(index, mask, "a loop carries a value to it, and not both ends are in that loop")
+            consumers = graph.regions.carried_consumer[outside]
+            report.nodes(index, consumers, "a loop carries a value to it, and not both ends are in that loop")
 
 
 def tensor_types(job: Job, report: Report) -> None:
@@ -149,12 +132,8 @@ def tensor_types(job: Job, report: Report) -> None:
         owner = np.repeat(np.arange(len(types)), np.diff(types.dim_offsets))
         bad = np.zeros(len(types), np.bool_)
         bad[owner[types.dims < DYNAMIC]] = True
-        if not bad.any():
-            continue
-        mask = np.zeros(len(graph), np.bool_)
-        for lists in (graph.operands, graph.results):
-            mask[lists.row_ids[bad[lists.values]]] = True
-        report.nodes(index, mask, "a tensor has a negative extent")
+        owners = [lists.row_ids[bad[lists.values]] for lists in (graph.operands, graph.results)]
+        report.nodes(index, np.concatenate(owners), "a tensor has a negative extent")
 
 
 def plausible_shape(job: Job, report: Report) -> None:
@@ -199,9 +178,8 @@ def legal_costs(job: Job, report: Report) -> None:
             report.nodes(index, column < 0, f"it states a negative number of {unit}")
             report.nodes(index, np.isinf(column), f"it states infinitely many {unit}")
         for table in (graph.collectives, graph.p2p):
-            wrong = np.zeros(len(graph), np.bool_)
-            wrong[table.node[(table.comm_bytes < 0) | np.isinf(table.comm_bytes)]] = True
-            report.nodes(index, wrong, "its message size is negative or infinite")
+            wrong = (table.comm_bytes < 0) | np.isinf(table.comm_bytes)
+            report.nodes(index, table.node[wrong], "its message size is negative or infinite")
         trips = graph.regions.trips
         if (trips < 0).any():
             report.add(f"{int((trips < 0).sum()):,} loops run a negative number of times")
@@ -214,9 +192,7 @@ def plausible_units(job: Job, report: Report) -> None:
         report.nodes(index, long, f"it takes more than {_LONGEST_NS / 1e9:,.0f} s: is that ns?")
         for table in (graph.collectives, graph.p2p):
             fraction = np.isfinite(table.comm_bytes) & (table.comm_bytes != np.floor(table.comm_bytes))
-            mask = np.zeros(len(graph), np.bool_)
-            mask[table.node[fraction]] = True
-            report.nodes(index, mask, "its message size is not a whole number of bytes")
+            report.nodes(index, table.node[fraction], "its message size is not a whole number of bytes")
 
 
 def _works(job: Job, index: int) -> BoolArray:
