@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from hespas.api.estimation import estimate
 from hespas.api.io import Document, Result, findings, json_of, opened, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
-from hespas.converters.tracks import Displayed, Simulated
+from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
 from hespas.estimators import MissingPolicy
 from hespas.files.documents import Count, Figure, encoded
 from hespas.files.output import check_destination, write_atomically
@@ -280,15 +280,7 @@ _OUR_TABLE = re.compile(rb'"hardware"[^\n]*\n"simulated')
 _HEAD_BYTES = 65_536
 
 
-class _WriteDisplayed(Protocol):
-    def __call__(
-        self,
-        values: list[tuple[str, Displayed]],
-        path: Path,
-        options: WriteOptions,
-        diagnostics: Diagnostics,
-        /,
-    ) -> None: ...
+_WriteScene = Callable[[Scene, Path, WriteOptions], None]
 
 
 def _suffix(path: Path) -> str:
@@ -358,8 +350,8 @@ def write_timeline(
         values: list[tuple[str, Displayed]] = [("", run)]
         if beside:
             values = [*(("measured", each) for each in aligned(beside)), ("simulated", run)]
-        write = cast("_WriteDisplayed", import_module(_VIEWED[suffix]).write_displayed)
-        write(values, temporary, options, found)
+        write = cast("_WriteScene", import_module(_VIEWED[suffix]).write_scene)
+        write(scenes_beside(values, found), temporary, options)
 
     return write_atomically(path, fill, overwrite=overwrite, directory=False)
 

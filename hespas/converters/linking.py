@@ -17,7 +17,6 @@ from hespas.graph.columns import BoolArray, FloatArray, IntArray
 
 __all__ = [
     "Nesting",
-    "Pairs",
     "around_launch",
     "enclosing",
     "exclusive",
@@ -229,7 +228,7 @@ def _drain(stack: list[int], ends: list[int], own: list[int], now: int, until: i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class _Pairs:
     """``begin`` and ``end`` are rows of the events given (-1: it never ended); ``orphans`` ended only."""
 
     begin: IntArray
@@ -239,7 +238,7 @@ class Pairs:
 
 def pair(
     track: IntArray, time_ns: IntArray, begins: NDArray[np.bool_], chosen: IntArray | None = None
-) -> Pairs:
+) -> _Pairs:
     """Match each end with the last begin of its track that has none yet, in the order of time (of equal
     times: as they stand). Only the rows ``chosen`` (None: all) take part. O(events log events).
     """
@@ -265,7 +264,7 @@ def pair(
             orphans += 1
     begin.extend(opened)
     end.extend(-1 for _ in opened)
-    return Pairs(np.array(begin, np.int64), np.array(end, np.int64), orphans)
+    return _Pairs(np.array(begin, np.int64), np.array(end, np.int64), orphans)
 
 
 def overlapping(

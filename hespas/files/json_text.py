@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ArrayCut", "BracketScan", "Brackets", "array_cut"]
+__all__ = ["BracketScan", "Brackets", "array_cut"]
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _STEP = np.array([(byte in b"{[") - (byte in b"}]") for byte in range(256)], np.int8)
@@ -66,7 +66,7 @@ class BracketScan:
         return quotes
 
 
-class ArrayCut(NamedTuple):
+class _ArrayCut(NamedTuple):
     """``behind`` is the position behind the last whole object (0: there is none); ``closed`` the position of
     the bracket that ends the array, -1 where it is not in the text.
     """
@@ -75,11 +75,11 @@ class ArrayCut(NamedTuple):
     closed: int
 
 
-def array_cut(text: bytes | bytearray) -> ArrayCut:
+def array_cut(text: bytes | bytearray) -> _ArrayCut:
     """Where an array of objects may be cut; ``text`` starts inside of it. O(len(text)), vectorised."""
     _, step, depth = BracketScan().scan(text)
     closed = np.flatnonzero(depth < 0)
     end = int(closed[0]) if len(closed) else -1
     within = slice(0, end if end >= 0 else len(depth))
     whole = np.flatnonzero((depth[within] == 0) & (step[within] < 0))
-    return ArrayCut(int(whole[-1]) + 1 if len(whole) else 0, end)
+    return _ArrayCut(int(whole[-1]) + 1 if len(whole) else 0, end)

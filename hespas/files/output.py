@@ -164,7 +164,13 @@ def write_atomically(
     check_destination(destination, overwrite=overwrite)
     target = _resolved(destination)
     if target.exists() and target.is_dir() != directory:
-        raise _of_other_kind(destination, directory=directory)
+        kind = "a file, and several ranks are as many files" if directory else "a directory"
+        remedy = (
+            "name a folder, or choose one rank with `ranks`"
+            if directory
+            else "choose another destination or format"
+        )
+        raise OutputError(f"exists and is {kind}", path=str(destination), hint=remedy)
     temporary = temporary_beside(target)
     result = _Written(destination, target, temporary, overwrite)
     waiting = _WAITING.get()
@@ -249,18 +255,6 @@ def _resolved(destination: Path) -> Path:
         raise OutputError(
             "the working folder is gone", path=str(destination), hint="change to a folder that is there"
         ) from error
-
-
-def _of_other_kind(destination: Path, *, directory: bool) -> OutputError:
-    if directory:
-        return OutputError(
-            "exists and is a file, and several ranks are as many files",
-            path=str(destination),
-            hint="name a folder, or choose one rank with `ranks`",
-        )
-    return OutputError(
-        "exists and is a directory", path=str(destination), hint="choose another destination or format"
-    )
 
 
 def _sync(path: Path) -> int:

@@ -246,13 +246,22 @@ def bounded_memory(size_bytes: int) -> Generator[None]:
     import resource
 
     taken = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    before, most = resource.getrlimit(resource.RLIMIT_AS)
-    stated = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([taken + size_bytes, *stated]), most))
+    with _bounded(resource.RLIMIT_AS, taken + size_bytes):
+        yield
+
+
+@contextmanager
+def _bounded(kind: int, most: int) -> Generator[None]:
+    """Within, a limit of the system is ``most``, or what it was where that is less."""
+    import resource
+
+    before, hard = resource.getrlimit(kind)
+    stated = [limit for limit in (before, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min([most, *stated]), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+        resource.setrlimit(kind, (before, hard))
 
 
 @contextmanager
@@ -291,13 +300,8 @@ def _bounded_time(cpu_s: int) -> Generator[None]:
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime) + 1
-    before, most = resource.getrlimit(resource.RLIMIT_CPU)
-    stated = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_CPU, (min([used + cpu_s, *stated]), most))
-    try:
+    with _bounded(resource.RLIMIT_CPU, used + cpu_s):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_CPU, (before, most))
 
 
 def main() -> int:

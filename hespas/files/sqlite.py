@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,18 +31,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError, HespasError, clipped
 
-__all__ = [
-    "MISSING",
-    "SQLITE_MAGIC",
-    "Database",
-    "Table",
-    "folded",
-    "has_table",
-    "log_beside",
-    "opened",
-    "opened_plainly",
-    "report_refused",
-]
+__all__ = ["MISSING", "SQLITE_MAGIC", "Database", "Table", "folded", "has_table", "opened", "report_unread"]
 
 MISSING = -(1 << 63)
 """Stands for NULL, and for a column that is not there."""
@@ -69,6 +58,23 @@ class Table:
     integers: dict[str, IntArray]
     texts: dict[str, IntArray]
     distinct: list[bytes]
+
+    @property
+    def words(self) -> list[str]:
+        """The distinct texts, decoded."""
+        return [text.decode("utf-8", "replace") for text in self.distinct]
+
+    def by_key(self, keys: str, texts: str) -> dict[int, str]:
+        """The texts of a column by the numbers in another; those that are NULL are left out."""
+        words = self.words
+        pairs = zip(self.integers[keys].tolist(), self.texts[texts].tolist(), strict=True)
+        return {key: words[place] for key, place in pairs if place >= 0}
+
+    def facts(self, names: str, values: str) -> dict[str, str]:
+        """The texts of a column by those in another, where neither is NULL."""
+        words = self.words
+        pairs = zip(self.texts[names].tolist(), self.texts[values].tolist(), strict=True)
+        return {words[name]: words[value] for name, value in pairs if name >= 0 and value >= 0}
 
     def __len__(self) -> int:
         return self.rows
@@ -239,20 +245,16 @@ def _batches(
         yield batch
 
 
-def report_refused(database: Database, source: str, diagnostics: Diagnostics) -> None:
-    """Say what a reader of the format ``source`` asked for and did not get, since SQL would compute it."""
+def report_unread(database: Database, source: str, diagnostics: Diagnostics) -> None:
+    """Say what a reader of the format ``source`` asked for and did not get, since SQL would compute it, and
+    that a write-ahead log with content lies beside the database.
+    """
+    findings, log = diagnostics.about(database.path, source), Path(f"{database.path}-wal")
     for each in dict.fromkeys(database.refused):
-        message = f"not read, for the file's own SQL is not run: {each}"
-        diagnostics.warning(f"{source}.not-stored", database.path, message)
-
-
-def log_beside(path: Path) -> bool:
-    """Whether a write-ahead log with content lies beside a database: what it holds is not read."""
-    log = path.with_name(f"{path.name}-wal")
-    try:
-        return log.stat().st_size > 0
-    except OSError:
-        return False
+        findings.warning("not-stored", f"not read, for the file's own SQL is not run: {each}")
+    with suppress(OSError):
+        unread = "a write-ahead log lies beside the database: what is in it is not read"
+        findings.warning("write-ahead-log", unread, int(log.stat().st_size > 0))
 
 
 @contextmanager
@@ -268,18 +270,18 @@ def opened(path: Path, max_bytes: int) -> Generator[Database]:
     except OSError as error:
         raise FormatError(error.strerror or str(error), path=str(path), hint="check the path") from error
     if not start.startswith(b"\x1f\x8b"):
-        with opened_plainly(path) as database:
+        with _opened_plainly(path) as database:
             yield database
         return
     with tempfile.TemporaryDirectory(prefix="hespas-") as folder:
         unpacked = Path(folder) / "database"
         _unpack_database(path, unpacked, max_bytes)
-        with opened_plainly(unpacked, name=str(path)) as database:
+        with _opened_plainly(unpacked, name=str(path)) as database:
             yield database
 
 
 @contextmanager
-def opened_plainly(path: Path, name: str = "") -> Generator[Database]:
+def _opened_plainly(path: Path, name: str = "") -> Generator[Database]:
     """As :func:`opened`, for a file that is not compressed; errors call it ``name``."""
     shown = name or str(path)
     database: Database | None = None
@@ -438,7 +440,7 @@ def _names(path: Path) -> tuple[str, ...] | None:
         with open_input(path) as stream:
             if stream.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
                 return None
-        with opened_plainly(path) as database:
+        with _opened_plainly(path) as database:
             return database.tables
     except (OSError, HespasError):
         return None

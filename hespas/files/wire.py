@@ -15,7 +15,6 @@ __all__ = [
     "FIXED32",
     "FIXED64",
     "VARINT",
-    "Field",
     "WireError",
     "decode_varint",
     "encode_varint",
@@ -32,7 +31,7 @@ _MASK = (1 << 64) - 1
 _FIXED64_VALUE = struct.Struct("<Q")
 _FIXED32_VALUE = struct.Struct("<I")
 
-Field = tuple[int, int, int, int]
+_Field = tuple[int, int, int, int]
 """Field number, wire type, then the value and its place, or the start and the end of the bytes.
 
 The place of a varint is the byte behind it, that of a fixed number its first.
@@ -47,7 +46,7 @@ class WireError(ValueError):
         self.position = position
 
 
-def fields(data: bytes, start: int, end: int) -> Iterator[Field]:
+def fields(data: bytes, start: int, end: int) -> Iterator[_Field]:
     """The fields of the message in ``data[start:end]``. Raises ``WireError``."""
     at = start
     while at < end:
@@ -60,10 +59,12 @@ def fields(data: bytes, start: int, end: int) -> Iterator[Field]:
         if not number:
             raise WireError("field number 0", begin)
         if wire == VARINT:
-            value, after = decode_varint(data, at, end)
+            short = at < end and data[at] < 0x80
+            value, after = (data[at], at + 1) if short else decode_varint(data, at, end)
             yield number, wire, value, after
         elif wire == BYTES:
-            size, at = decode_varint(data, at, end)
+            short = at < end and data[at] < 0x80
+            size, at = (data[at], at + 1) if short else decode_varint(data, at, end)
             after = at + size
             if after > end:
                 raise WireError(f"a field of {size:,} bytes reaches beyond its message", begin)

@@ -17,7 +17,7 @@ from hespas.graph.columns import (
     dtype,
     find_dtype,
 )
-from hespas.graph.diagnostics import Diagnostic, Diagnostics, Severity
+from hespas.graph.diagnostics import Diagnostic, Diagnostics, Findings, Severity
 from hespas.graph.groups import ExplicitGroups, GroupSet, Permutation, StridedGroups, compress_groups
 from hespas.graph.opgraph import (
     ACCUMULATOR_BITS,
@@ -62,6 +62,7 @@ __all__ = [
     "EventColumns",
     "ExplicitGroups",
     "ExtraTable",
+    "Findings",
     "GraphBuilder",
     "GroupSet",
     "HostOps",

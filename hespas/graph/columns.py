@@ -5,11 +5,11 @@ Ragged rows and strings hold two flat arrays whatever the number of rows: a mill
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from math import prod
+from math import nan, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -34,14 +34,17 @@ __all__ = [
     "StringTableBuilder",
     "TensorTypes",
     "TensorTypesBuilder",
+    "at_rows",
     "check_lengths",
     "constant",
     "constant_if_equal",
+    "distinct_rows",
     "dtype",
     "dtypes_of",
     "find_dtype",
     "is_every_row",
     "is_one_value",
+    "mapped",
     "taken",
 ]
 
@@ -75,6 +78,32 @@ def constant_if_equal(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
 def taken(column: NDArray[_Scalar], rows: IntArray) -> NDArray[_Scalar]:
     """Some rows of a column; of one that takes no memory, without memory."""
     return np.broadcast_to(column[:1], rows.shape) if is_one_value(column) and len(column) else column[rows]
+
+
+def at_rows(column: NDArray[_Scalar], rows: NDArray[np.integer], missing: float) -> NDArray[_Scalar]:
+    """The value of a column at each row, ``missing`` for row -1."""
+    found = np.full(len(rows), missing, column.dtype)
+    known = rows >= 0
+    found[known] = column[rows[known]]
+    return found
+
+
+def mapped(
+    values: NDArray[np.integer], convert: Callable[[int], float], dtype: type[_Scalar]
+) -> NDArray[_Scalar]:
+    """What a function makes of each number; it is called once for equal ones."""
+    distinct, place = np.unique(values, return_inverse=True)
+    found: NDArray[_Scalar] = np.array([convert(value) for value in distinct.tolist()], dtype)
+    of_value: NDArray[_Scalar] = found[place.reshape(-1)]
+    return of_value
+
+
+def distinct_rows(*columns: NDArray[np.integer]) -> tuple[list[list[int]], IntArray]:
+    """The different combinations of values that the rows of some columns have, sorted, and the place of each
+    row's among them.
+    """
+    every, place = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0, return_inverse=True)
+    return every.tolist(), place.reshape(-1).astype(np.int64, copy=False)
 
 
 def is_every_row(rows: IntArray, count: int) -> bool:
@@ -137,6 +166,27 @@ class ColumnTable:
                 for place, (name, dtype) in enumerate(cls.DTYPES.items())
             }
         )
+
+    @classmethod
+    def of(cls, **known: NDArray[Any]) -> Self:
+        """A table of the columns a source has, in their types; in the others stands what says that nothing is
+        known: NaN, row 0 of texts, else -1.
+        """
+        count = len(next(iter(known.values())))
+
+        def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+            if name in known:
+                return known[name].astype(dtype, copy=False)
+            missing = nan if np.dtype(dtype).kind == "f" else 0 if name.endswith("_row") else -1
+            return np.full(count, missing, dtype)
+
+        return cls(**{name: column(name, dtype) for name, dtype in cls.DTYPES.items()})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, one part after the other."""
+        columns = {name: [getattr(part, name) for part in (cls.empty(), *parts)] for name in cls.DTYPES}
+        return cls(**{name: np.concatenate(each) for name, each in columns.items()})
 
     @classmethod
     def empty(cls) -> Self:
@@ -218,6 +268,10 @@ class Csr:
         total = int(ends[-1]) if len(ends) else 0
         positions = np.arange(total, dtype=np.int64) - np.repeat(ends - lengths - starts, lengths)
         return Csr.from_lengths(lengths, self.values[positions])
+
+    def moved(self, rows: NDArray[np.integer], num_rows: int) -> Csr:
+        """Each row at another place among ``num_rows``; the others are empty."""
+        return Csr.from_pairs(rows[self.row_ids], self.values, num_rows)
 
     def transpose(self, num_columns: int) -> Csr:
         """Rows become values: from predecessors to successors and back. ``values`` must be < num_columns."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Diagnostic", "Diagnostics", "Severity"]
+__all__ = ["Diagnostic", "Diagnostics", "Findings", "Severity"]
 
 
 class Severity(Enum):
@@ -78,6 +78,10 @@ class Diagnostics:
         """Record a fault of the input that a lenient reader got past."""
         self.add(code, Severity.ERROR, location, message, path=path, count=count)
 
+    def about(self, location: str, prefix: str) -> Findings:
+        """For what there is to tell of one place; codes begin with ``prefix`` and a dot."""
+        return Findings(self, location, prefix)
+
     def extend(self, other: Diagnostics) -> None:
         """Take over everything another collector holds."""
         for diagnostic in other._kept:
@@ -103,3 +107,24 @@ class Diagnostics:
 
     def __len__(self) -> int:
         return sum(self._counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Findings of one place that a prefix of their codes has in common: see :meth:`Diagnostics.about`."""
+
+    diagnostics: Diagnostics
+    location: str
+    prefix: str
+
+    def info(self, code: str, message: str, count: int = 1) -> None:
+        """As :meth:`Diagnostics.info`."""
+        self.diagnostics.info(f"{self.prefix}.{code}", self.location, message, count=count)
+
+    def warning(self, code: str, message: str, count: int = 1) -> None:
+        """As :meth:`Diagnostics.warning`."""
+        self.diagnostics.warning(f"{self.prefix}.{code}", self.location, message, count=count)
+
+    def error(self, code: str, message: str, count: int = 1) -> None:
+        """As :meth:`Diagnostics.error`."""
+        self.diagnostics.error(f"{self.prefix}.{code}", self.location, message, count=count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,20 +68,20 @@ class MeasuredComms(ColumnTable):
 class EventColumns(TypedDict, total=False):
     """The columns of :class:`Profile` that a source may leave unknown."""
 
-    op_row: SmallIntArray
-    module_row: SmallIntArray
-    kernel_row: SmallIntArray
-    category_row: SmallIntArray
-    shapes_row: SmallIntArray
-    dtype_row: SmallIntArray
-    op_class: NDArray[np.int8]
-    device_index: SmallIntArray
-    rank: SmallIntArray
-    stream: IntArray
-    run: SmallIntArray
+    op_row: NDArray[np.integer]
+    module_row: NDArray[np.integer]
+    kernel_row: NDArray[np.integer]
+    category_row: NDArray[np.integer]
+    shapes_row: NDArray[np.integer]
+    dtype_row: NDArray[np.integer]
+    op_class: NDArray[np.integer]
+    device_index: NDArray[np.integer]
+    rank: NDArray[np.integer]
+    stream: NDArray[np.integer]
+    run: NDArray[np.integer]
     bytes_moved: FloatArray
-    host_event: SmallIntArray
-    repeats: SmallIntArray
+    host_event: NDArray[np.integer]
+    repeats: NDArray[np.integer]
     spread_ns: FloatArray
 
 
@@ -161,24 +161,28 @@ class Profile:
         devices: tuple[str, ...],
         strings: StringTable,
         *,
-        start_ns: FloatArray,
-        duration_ns: FloatArray,
+        start_ns: FloatArray | IntArray,
+        duration_ns: FloatArray | IntArray,
         comms: MeasuredComms | None = None,
         host: HostOps | None = None,
         metadata: Mapping[str, str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         **known: Unpack[EventColumns],
     ) -> Profile:
-        """A profile of the columns a source has; the others say that nothing is known."""
+        """A profile of the columns a source has, in their types; the others say that nothing is known."""
         count = len(start_ns)
         blank = {key: np.full(count, key[1], key[0]) for key in set(_UNKNOWN.values())}
-        columns: dict[str, Any] = {name: known.get(name, blank[key]) for name, key in _UNKNOWN.items()}
+        given = cast("Mapping[str, NDArray[Any]]", known)
+        columns: dict[str, Any] = {
+            name: given[name].astype(key[0], copy=False) if name in given else blank[key]
+            for name, key in _UNKNOWN.items()
+        }
         return cls(
             name=name,
             devices=devices,
             strings=strings,
-            start_ns=start_ns,
-            duration_ns=duration_ns,
+            start_ns=start_ns.astype(np.float64, copy=False),
+            duration_ns=duration_ns.astype(np.float64, copy=False),
             comms=comms or MeasuredComms.empty(),
             host=host or HostOps.empty(),
             metadata=metadata or {},

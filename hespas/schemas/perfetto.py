@@ -40,10 +40,8 @@ __all__ = [
 ]
 
 
-class TraceField(IntEnum):
-    """``Trace``."""
-
-    PACKET = 1
+TraceField = IntEnum("TraceField", {"PACKET": 1})
+"""``Trace``."""
 
 
 class PacketField(IntEnum):
@@ -69,11 +67,8 @@ class PacketField(IntEnum):
     ZSTD_COMPRESSED_PACKETS = 133
 
 
-class SequenceFlag(IntFlag):
-    """``TracePacket.SequenceFlags``."""
-
-    INCREMENTAL_STATE_CLEARED = 1
-    NEEDS_INCREMENTAL_STATE = 2
+SequenceFlag = IntFlag("SequenceFlag", {"INCREMENTAL_STATE_CLEARED": 1, "NEEDS_INCREMENTAL_STATE": 2})
+"""``TracePacket.SequenceFlags``."""
 
 
 class BuiltinClock(IntEnum):
@@ -87,11 +82,8 @@ class BuiltinClock(IntEnum):
     LAST_OF_SEQUENCE = 127
 
 
-class ClockSnapshotField(IntEnum):
-    """``ClockSnapshot``."""
-
-    CLOCKS = 1
-    PRIMARY_TRACE_CLOCK = 2
+ClockSnapshotField = IntEnum("ClockSnapshotField", {"CLOCKS": 1, "PRIMARY_TRACE_CLOCK": 2})
+"""``ClockSnapshot``."""
 
 
 class ClockField(IntEnum):
@@ -114,17 +106,10 @@ class InternedDataField(IntEnum):
     COMPUTE_KERNELS = 1000
 
 
-class InternedField(IntEnum):
-    """What all interned messages begin with: ``EventName``, ``EventCategory``, ``InternedString``, ..."""
-
-    IID = 1
-    NAME = 2
-
-
-class ComputeKernelField(IntEnum):
-    """``InternedComputeKernel``, behind :class:`InternedField`."""
-
-    DEMANGLED_NAME = 3
+InternedField = IntEnum("InternedField", {"IID": 1, "NAME": 2})
+"""What all interned messages begin with: ``EventName``, ``EventCategory``, ``InternedString``, ..."""
+ComputeKernelField = IntEnum("ComputeKernelField", {"DEMANGLED_NAME": 3})
+"""``InternedComputeKernel``, behind :class:`InternedField`."""
 
 
 class DescriptorField(IntEnum):
@@ -149,20 +134,10 @@ class ChildOrdering(IntEnum):
     """By ``sibling_order_rank``."""
 
 
-class ProcessField(IntEnum):
-    """``ProcessDescriptor``."""
-
-    PID = 1
-    PROCESS_NAME = 6
-
-
-class ThreadField(IntEnum):
-    """``ThreadDescriptor``."""
-
-    PID = 1
-    TID = 2
-    THREAD_NAME = 5
-    REFERENCE_TIMESTAMP_US = 6
+ProcessField = IntEnum("ProcessField", {"PID": 1, "PROCESS_NAME": 6})
+"""``ProcessDescriptor``."""
+ThreadField = IntEnum("ThreadField", {"PID": 1, "TID": 2, "THREAD_NAME": 5, "REFERENCE_TIMESTAMP_US": 6})
+"""``ThreadDescriptor``."""
 
 
 class EventType(IntEnum):
@@ -194,12 +169,8 @@ class EventField(IntEnum):
     TERMINATING_FLOW_IDS = 48
 
 
-class LegacyField(IntEnum):
-    """``TrackEvent.LegacyEvent``."""
-
-    NAME_IID = 1
-    PHASE = 2
-    DURATION_US = 3
+LegacyField = IntEnum("LegacyField", {"NAME_IID": 1, "PHASE": 2, "DURATION_US": 3})
+"""``TrackEvent.LegacyEvent``."""
 
 
 class AnnotationField(IntEnum):
@@ -232,41 +203,15 @@ class StageField(IntEnum):
     NAME_IID = 20
 
 
-class ExtraDataField(IntEnum):
-    """``GpuRenderStageEvent.ExtraData``."""
-
-    NAME = 1
-    VALUE = 2
-
-
-class SpecificationsField(IntEnum):
-    """``GpuRenderStageEvent.Specifications``, of traces before queues and stages were interned."""
-
-    HW_QUEUE = 2
-    STAGE = 3
-
-
-class SpecificationField(IntEnum):
-    """``GpuRenderStageEvent.Specifications.Description``."""
-
-    NAME = 1
-
-
-class GpuInfoField(IntEnum):
-    """``GpuInfo``."""
-
-    GPUS = 1
-
-
-class GpuField(IntEnum):
-    """``GpuInfo.Gpu``."""
-
-    NAME = 1
-
-
-class AttributeField(IntEnum):
-    """``TraceAttributes`` (its one field is 1) and ``TraceAttributes.Attribute``."""
-
-    KEY = 1
-    LONG_VALUE = 2
-    STRING_VALUE = 3
+ExtraDataField = IntEnum("ExtraDataField", {"NAME": 1, "VALUE": 2})
+"""``GpuRenderStageEvent.ExtraData``."""
+SpecificationsField = IntEnum("SpecificationsField", {"HW_QUEUE": 2, "STAGE": 3})
+"""``GpuRenderStageEvent.Specifications``, of traces before queues and stages were interned."""
+SpecificationField = IntEnum("SpecificationField", {"NAME": 1})
+"""``GpuRenderStageEvent.Specifications.Description``."""
+GpuInfoField = IntEnum("GpuInfoField", {"GPUS": 1})
+"""``GpuInfo``."""
+GpuField = IntEnum("GpuField", {"NAME": 1})
+"""``GpuInfo.Gpu``."""
+AttributeField = IntEnum("AttributeField", {"KEY": 1, "LONG_VALUE": 2, "STRING_VALUE": 3})
+"""``TraceAttributes`` (its one field is 1) and ``TraceAttributes.Attribute``."""

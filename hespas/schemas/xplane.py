@@ -34,13 +34,8 @@ __all__ = [
 ]
 
 
-class SpaceField(IntEnum):
-    """XSpace."""
-
-    PLANES = 1
-    ERRORS = 2
-    WARNINGS = 3
-    HOSTNAMES = 4
+SpaceField = IntEnum("SpaceField", {"PLANES": 1, "ERRORS": 2, "WARNINGS": 3, "HOSTNAMES": 4})
+"""XSpace."""
 
 
 class PlaneField(IntEnum):
@@ -54,11 +49,8 @@ class PlaneField(IntEnum):
     STATS = 6
 
 
-class MapField(IntEnum):
-    """An entry of a map."""
-
-    KEY = 1
-    VALUE = 2
+MapField = IntEnum("MapField", {"KEY": 1, "VALUE": 2})
+"""An entry of a map."""
 
 
 class LineField(IntEnum):
@@ -93,11 +85,8 @@ class EventMetadataField(IntEnum):
     STATS = 5
 
 
-class StatMetadataField(IntEnum):
-    """XStatMetadata."""
-
-    ID = 1
-    NAME = 2
+StatMetadataField = IntEnum("StatMetadataField", {"ID": 1, "NAME": 2})
+"""XStatMetadata."""
 
 
 class StatField(IntEnum):

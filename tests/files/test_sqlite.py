@@ -16,7 +16,7 @@ import pytest
 from fixtures.make import nsys_export, rocprof
 from hespas.converters import load_format
 from hespas.converters.format import ReadOptions
-from hespas.files.sqlite import MISSING, opened, report_refused
+from hespas.files.sqlite import MISSING, opened, report_unread
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError, HespasError
 
@@ -232,7 +232,7 @@ def test_what_would_be_computed_and_was_asked_for_is_told(tmp_path: Path) -> Non
         database.read("searched", (), ("a",))
         for _ in range(2):
             database.read("real", ("a", "b", "none"))
-        report_refused(database, "nsys", diagnostics)
+        report_unread(database, "nsys", diagnostics)
     told = [each.message.rpartition("not run: ")[2] for each in diagnostics]
     assert told == [
         "shown: it is a view or virtual",

@@ -24,7 +24,7 @@ from hespas.files.streams import limits, read_bytes
 from hespas.graph import CollectiveKind, Diagnostics, GraphBuilder, NodeKind, OpClass, Workload
 from hespas.graph.errors import FormatError
 
-__all__ = ["Emitter", "read_astra_text"]
+__all__ = ["read_astra_text"]
 
 
 # --- Nodes of a text workload: phases of layers, their collectives and updates.
@@ -36,7 +36,7 @@ _OPERATIONS = {"fwd": "forward", "again": "forward", "ig": "input_grad", "wg": "
 
 
 @dataclass(slots=True, eq=False)
-class Emitter:
+class _Emitter:
     """Adds nodes to ``builder``; ``source`` is what their locations start with (empty: no locations).
 
     Counts collectives: those that the policy does not run, those of one rank or no bytes, which are left
@@ -133,7 +133,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
         ) from error
     groups = Groups.of(text, options.num_devices, str(path))
     name = path.name.removesuffix(".gz").removesuffix(".txt")
-    emitter = Emitter(GraphBuilder(name), groups, path.name if options.locations else "")
+    emitter = _Emitter(GraphBuilder(name), groups, path.name if options.locations else "")
     _add_step(text, emitter)
     _report(text, emitter, str(path), diagnostics)
     metadata = {"format": "astra-text", "parallelism": text.policy.value}
@@ -142,7 +142,7 @@ def read_astra_text(path: Path, options: ReadOptions, diagnostics: Diagnostics) 
     return Workload.spmd(emitter.builder.build(), groups.num_ranks, metadata)
 
 
-def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagnostics) -> None:
+def _report(text: TextWorkload, emitter: _Emitter, path: str, diagnostics: Diagnostics) -> None:
     """Say what was assumed and what is not in the graph."""
 
     def warn(code: str, message: str, count: int) -> None:
@@ -184,12 +184,12 @@ def _report(text: TextWorkload, emitter: Emitter, path: str, diagnostics: Diagno
 # and knows no transformer, inference or customised workloads.
 
 
-def _add_step(text: TextWorkload, emitter: Emitter) -> None:
+def _add_step(text: TextWorkload, emitter: _Emitter) -> None:
     """Add the nodes of one step, in the order in which a rank issues them."""
     _LOOPS[text.policy](text, emitter)
 
 
-def _micro(text: TextWorkload, emitter: Emitter) -> None:
+def _micro(text: TextWorkload, emitter: _Emitter) -> None:
     """The weight-gradient collective of the first layer, and nothing else."""
     layer = text.layers[0]
     emitter.collective(layer, "fwd", layer.forward, Role.NOBODY, ())
@@ -197,7 +197,7 @@ def _micro(text: TextWorkload, emitter: Emitter) -> None:
     emitter.collective(layer, "wg", layer.weight_grad, Role.WORLD, ())
 
 
-def _inference(text: TextWorkload, emitter: Emitter) -> None:
+def _inference(text: TextWorkload, emitter: _Emitter) -> None:
     """The forward pass."""
     _forward(text, emitter, range(len(text.layers)))
     for layer in text.layers:
@@ -205,13 +205,13 @@ def _inference(text: TextWorkload, emitter: Emitter) -> None:
         emitter.collective(layer, "wg", layer.weight_grad, Role.NOBODY, ())
 
 
-def _data_parallel(text: TextWorkload, emitter: Emitter) -> None:
+def _data_parallel(text: TextWorkload, emitter: _Emitter) -> None:
     """Backward, a layer's weight gradient comes first, and its collective overlaps."""
     outputs = _forward(text, emitter, range(len(text.layers)))
     _weights_first(text, emitter, outputs[-1])
 
 
-def _recommendation(text: TextWorkload, emitter: Emitter) -> None:
+def _recommendation(text: TextWorkload, emitter: _Emitter) -> None:
     """As data parallel. The all-to-all of the embedding (layer 0) overlaps with the bottom layers, and the
     one back with their backward pass.
     """
@@ -238,7 +238,7 @@ def _recommendation(text: TextWorkload, emitter: Emitter) -> None:
 
 def _weights_first(
     text: TextWorkload,
-    emitter: Emitter,
+    emitter: _Emitter,
     gradient: Sequence[int],
     behind: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -256,12 +256,12 @@ def _weights_first(
             behind(number, node)
 
 
-def _model_parallel(text: TextWorkload, emitter: Emitter) -> None:
+def _model_parallel(text: TextWorkload, emitter: _Emitter) -> None:
     """Backward, a layer's input gradient comes first; its collective overlaps with the weight gradient."""
     _inputs_first(text, emitter, _forward(text, emitter, range(len(text.layers))))
 
 
-def _inputs_first(text: TextWorkload, emitter: Emitter, outputs: Sequence[list[int]]) -> None:
+def _inputs_first(text: TextWorkload, emitter: _Emitter, outputs: Sequence[list[int]]) -> None:
     """The backward pass where input gradients are exchanged; that of the first layer by transformers only.
 
     Release 1.0 of 2023 is followed. In those up to 2022 transformers wait for the input gradient before they
@@ -280,7 +280,7 @@ def _inputs_first(text: TextWorkload, emitter: Emitter, outputs: Sequence[list[i
 
 
 def _again(
-    text: TextWorkload, emitter: Emitter, number: int, outputs: Sequence[list[int]], follows: Sequence[int]
+    text: TextWorkload, emitter: _Emitter, number: int, outputs: Sequence[list[int]], follows: Sequence[int]
 ) -> list[int]:
     """Run the layers from the last checkpoint up to this one forward again, where it asks for that, but not
     before what it ``follows``.
@@ -294,7 +294,7 @@ def _again(
 
 def _forward(
     text: TextWorkload,
-    emitter: Emitter,
+    emitter: _Emitter,
     numbers: range,
     *,
     name: str = "fwd",
@@ -317,7 +317,7 @@ def _roles(text: TextWorkload, number: int) -> Roles:
     return ROLES[text.layers[number].policy or text.policy]
 
 
-_LOOPS: MappingProxyType[Policy, Callable[[TextWorkload, Emitter], None]] = MappingProxyType(
+_LOOPS: MappingProxyType[Policy, Callable[[TextWorkload, _Emitter], None]] = MappingProxyType(
     {
         Policy.MICRO: _micro,
         Policy.DISTRIBUTED_INFERENCE: _inference,

@@ -29,20 +29,20 @@ from hespas.converters.tracks.reading import (
     stream_in_name,
 )
 from hespas.converters.tracks.scene import HOST_CATEGORY
-from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
+from hespas.graph.columns import ColumnTable, FloatArray, IntArray, SmallIntArray, at_rows, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = ["ARROWS", "Arrows", "Collected", "Collector", "Track", "read_chrome_trace"]
+__all__ = ["read_chrome_trace"]
 
-Track = tuple[int | str, int | str]
+_Track = tuple[int | str, int | str]
 
 _EXACT_US = float(1 << 31)
 """Below this a float64 is within half a ps of the microseconds written: 2**31 us are 36 minutes."""
 _TEXTS = ("op", "kernel", "module", "shapes", "dtype", "strides", "values")
 _PHASES = "XBEsf"
 _WHOLE, _BEGIN, _SOURCE, _TARGET = 0, 1, 3, 4
-ARROWS = "launch"
+_ARROWS = "launch"
 """The category of arrows from host operations to the work they caused."""
 _LARGEST_RUN = (1 << 31) - 1
 
@@ -74,7 +74,7 @@ _ARGS = msgspec.json.Decoder(_Args)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrows:
+class _Arrows:
     """Ends of arrows in order of their numbers: where they begin and end, by track and whole ns."""
 
     source_track: IntArray
@@ -84,23 +84,23 @@ class Arrows:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Collected:
-    """Slices as columns of shape ``(slices,)``; ``track`` numbers ``tracks`` (process, thread).
+class _Slices(ColumnTable):
+    """Slices as columns of shape ``(slices,)``; ``track`` numbers the tracks, texts are rows.
 
-    Times are whole ns; ``*_part_ns`` are the fractions behind them. ``told_*_ns`` are what arguments of these
-    names tell (NaN: nothing), which only from our writer are the exact times. ``skipped`` counts events
-    without a duration by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a
-    begin. ``arrows`` join slices.
+    Times are whole ns; ``*_part_ns`` are the fractions behind them. ``stated_*_ns`` are what arguments of
+    these names tell (NaN: nothing), which only from our writer are the exact times.
     """
 
-    strings: StringTable
-    tracks: tuple[Track, ...]
-    process_names: Mapping[int | str, str]
-    thread_names: Mapping[Track, str]
     track: IntArray
     name_row: SmallIntArray
     category_row: SmallIntArray
-    arguments: Mapping[str, SmallIntArray]
+    op: SmallIntArray
+    kernel: SmallIntArray
+    module: SmallIntArray
+    shapes: SmallIntArray
+    dtype: SmallIntArray
+    strides: SmallIntArray
+    values: SmallIntArray
     op_class: NDArray[np.int8]
     run: SmallIntArray
     bytes_moved: FloatArray
@@ -110,51 +110,38 @@ class Collected:
     duration_part_ns: FloatArray
     stated_start_ns: FloatArray
     stated_duration_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Collected:
+    """What stands on which track: (process, thread) by number. ``skipped`` counts events without a duration
+    by phase; ``unfinished`` counts slices that never ended, ``orphans`` ends without a begin. ``arrows`` join
+    slices.
+    """
+
+    strings: StringTable
+    tracks: tuple[_Track, ...]
+    process_names: Mapping[int | str, str]
+    thread_names: Mapping[_Track, str]
+    slices: _Slices
     skipped: Mapping[str, int]
     unfinished: int
     orphans: int
-    arrows: Arrows
-
-    def only(self, rows: BoolArray) -> Collected:
-        """Some of the slices."""
-        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        arguments = {key: column[rows] for key, column in self.arguments.items()}
-        return replace(self, arguments=arguments, **columns)
+    arrows: _Arrows
 
 
-_KEPT = (
-    "name_row",
-    "category_row",
-    "op_class",
-    "run",
-    "bytes_moved",
-    "stated_start_ns",
-    "stated_duration_ns",
-)
-_COLUMNS = (*_KEPT, "track", "start_ns", "start_part_ns", "duration_ns", "duration_part_ns")
-_TYPES: dict[str, type[np.generic]] = {
-    **dict.fromkeys(("kind", "op_class"), np.int8),
-    **dict.fromkeys(("track", "start_ns", "duration_ns", "number"), np.int64),
-    **dict.fromkeys(
-        ("start_part_ns", "duration_part_ns", "bytes_moved", "stated_start_ns", "stated_duration_ns"),
-        np.float64,
-    ),
-}
-"""Of columns that are no rows of texts and no numbers of runs."""
-
-
-class Collector:
+class _Collector:
     """Takes blocks of events; :meth:`finish` pairs what began with what ended."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._strings = StringTableBuilder()
-        self._tracks: dict[Track, int] = {}
+        self._tracks: dict[_Track, int] = {}
         self._processes: dict[int | str, str] = {}
-        self._threads: dict[Track, str] = {}
+        self._threads: dict[_Track, str] = {}
         self._skipped: dict[str, int] = {}
         self._seen = 0
-        self._parts: dict[str, list[NDArray[np.generic]]] = {}
+        self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, events: list[TraceEvent], array: bytes) -> None:
         """Take one block. Raises ``FormatError`` for a slice whose time is missing or no number."""
@@ -162,7 +149,7 @@ class Collector:
         kinds: list[int] = []
         for place, event in enumerate(events):
             kind = _PHASES.find(event.ph) if len(event.ph) == 1 else -1
-            if kind < 0 or (kind >= _SOURCE and (event.cat != ARROWS or type(event.id) is not int)):
+            if kind < 0 or (kind >= _SOURCE and (event.cat != _ARROWS or type(event.id) is not int)):
                 self._skip(event)
                 continue
             if kind > 0 or event.dur is None:
@@ -236,7 +223,8 @@ class Collector:
             "stated_duration_ns": [_size(each.duration_ns) for each in args],
         }
         for name, values in columns.items():
-            self._parts.setdefault(name, []).append(np.asarray(values, _TYPES.get(name, np.int32)))
+            dtype = _Slices.DTYPES.get(name, np.int64)
+            self._parts.setdefault(name, []).append(np.asarray(values, dtype))
 
     @staticmethod
     def _decoded(event: TraceEvent) -> _Args:
@@ -247,48 +235,43 @@ class Collector:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _NOTHING  # another writer's words
 
-    def _column(self, name: str) -> NDArray[Any]:
-        parts = self._parts.pop(name, [])
-        return np.concatenate(parts) if parts else np.empty(0, _TYPES.get(name, np.int32))
-
-    def finish(self) -> Collected:
+    def finish(self) -> _Collected:
         """All slices: those that were whole, then the pairs."""
-        kind, track = self._column("kind"), self._column("track")
+        columns: dict[str, NDArray[Any]] = {
+            name: np.concatenate(parts) for name, parts in self._parts.items()
+        }
+        none = np.empty(0, np.int64)
+        kind, number = columns.pop("kind", none), columns.pop("number", none)
+        every = _Slices(**columns) if columns else _Slices.empty()
         whole = np.flatnonzero(kind == _WHOLE)
         halves = np.flatnonzero((kind != _WHOLE) & (kind < _SOURCE))
-        start_ns, part_ns = self._column("start_ns"), self._column("start_part_ns")
-        duration_ns, duration_part_ns = self._column("duration_ns"), self._column("duration_part_ns")
-        pairs = pair(track, start_ns, kind == _BEGIN, halves)
-        begin, ended = pairs.begin, pairs.end >= 0
-        last_ns = int((start_ns + duration_ns).max()) if len(kind) else 0
-        end_ns = np.where(ended, start_ns[pairs.end], last_ns)
-        end_part_ns = np.where(ended, part_ns[pairs.end], 0.0)
-        row = np.concatenate([whole, begin])
-        return Collected(
+        pairs = pair(every.track, every.start_ns, kind == _BEGIN, halves)
+        last_ns = int((every.start_ns + every.duration_ns).max()) if len(kind) else 0
+        end_ns = at_rows(every.start_ns, pairs.end, last_ns) - every.start_ns[pairs.begin]
+        end_part_ns = at_rows(every.start_part_ns, pairs.end, 0.0) - every.start_part_ns[pairs.begin]
+        return _Collected(
             strings=self._strings.build(),
             tracks=tuple(self._tracks),
             process_names=self._processes,
             thread_names=self._threads,
-            track=track[row],
-            arguments={key: self._column(key)[row] for key in _TEXTS},
-            **{name: self._column(name)[row] for name in _KEPT},
-            start_ns=start_ns[row],
-            start_part_ns=part_ns[row],
-            duration_ns=np.concatenate([duration_ns[whole], end_ns - start_ns[begin]]),
-            duration_part_ns=np.concatenate([duration_part_ns[whole], end_part_ns - part_ns[begin]]),
+            slices=replace(
+                every.take(np.concatenate([whole, pairs.begin])),
+                duration_ns=np.concatenate([every.duration_ns[whole], end_ns]),
+                duration_part_ns=np.concatenate([every.duration_part_ns[whole], end_part_ns]),
+            ),
             skipped=self._skipped,
-            unfinished=int((~ended).sum()),
+            unfinished=int((pairs.end < 0).sum()),
             orphans=pairs.orphans,
-            arrows=self._arrows(kind, track, start_ns),
+            arrows=_arrows(kind, number, every),
         )
 
-    def _arrows(self, kind: NDArray[np.int8], track: IntArray, start_ns: IntArray) -> Arrows:
-        """Pairs of ends of the same number."""
-        number = self._column("number")
-        source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
-        _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
-        source, target = source[first], target[second]
-        return Arrows(track[source], start_ns[source], track[target], start_ns[target])
+
+def _arrows(kind: IntArray, number: IntArray, every: _Slices) -> _Arrows:
+    """Pairs of ends of the same number."""
+    source, target = np.flatnonzero(kind == _SOURCE), np.flatnonzero(kind == _TARGET)
+    _, first, second = np.intersect1d(number[source], number[target], return_indices=True)
+    source, target = source[first], target[second]
+    return _Arrows(every.track[source], every.start_ns[source], every.track[target], every.start_ns[target])
 
 
 def _key(value: int | str | None) -> int | str:
@@ -333,25 +316,26 @@ def read_chrome_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics
     inside others count like any, and ``diagnostics`` tell how much time is therefore counted twice.
     """
     stream = EventStream(path, options.max_bytes)
-    collector = Collector(str(path))
+    collector = _Collector(str(path))
     for events, array in stream.blocks():
         collector.add(events, array)
     facts = _facts(stream.header, str(path))
     ours = facts.pop("schema", "") == SCHEMA_ID
-    everything = collector.finish()
-    on_host = everything.category_row == everything.strings.find(HOST_CATEGORY)
-    collected, host = everything.only(~on_host), everything.only(on_host)
-    if not len(collected.name_row):
+    found = collector.finish()
+    on_host = found.slices.category_row == found.strings.find(HOST_CATEGORY)
+    device, host = found.slices.take(~on_host), found.slices.take(on_host)
+    if not len(device):
         raise FormatError(
             "the trace holds no slices: no event 'X', no pair 'B' and 'E'",
             path=str(path),
             position="list 'traceEvents'",
             hint="was the profiler stopped before anything ran?",
         )
-    message = "blocks with text that is not Unicode, which was replaced"
-    diagnostics.warning("chrome-trace.invalid-utf8", str(path), message, count=stream.repaired_blocks)
-    _report(collected, diagnostics, str(path))
-    return _profile(path, collected, host, facts, ours=ours)
+    findings = diagnostics.about(str(path), "chrome-trace")
+    repaired = "blocks with text that is not Unicode, which was replaced"
+    findings.warning("invalid-utf8", repaired, stream.repaired_blocks)
+    _report(found, device, findings)
+    return _profile(path, found, device, host, facts, ours=ours)
 
 
 def _facts(header: bytes, path: str) -> dict[str, str]:
@@ -372,44 +356,44 @@ def _facts(header: bytes, path: str) -> dict[str, str]:
     return {key: text for key, text in found.items() if isinstance(text, str)}
 
 
-def _profile(path: Path, found: Collected, host: Collected, facts: dict[str, str], *, ours: bool) -> Profile:
-    places = _Places.of(found)
-    base_ns = 0 if ours else int(found.start_ns.min())  # ours count from the first event already
+def _profile(
+    path: Path, found: _Collected, device: _Slices, host: _Slices, facts: dict[str, str], *, ours: bool
+) -> Profile:
+    devices, places = _places(found, device)
+    base_ns = 0 if ours else int(device.start_ns.min())  # ours count from the first event already
     name = facts.pop("name", "") if ours else ""
     metadata = facts if ours else {"format": "chrome-trace"}
     if not ours:
         metadata["first_event_ns"] = str(base_ns)
-    texts = found.arguments
-    op_row, kernel_row = ops_and_kernels(found.name_row, texts["op"], texts["kernel"], ours=ours)
-    start_ns, duration_ns = _times(found, base_ns, ours=ours)
+    op_row, kernel_row = ops_and_kernels(device.name_row, device.op, device.kernel, ours=ours)
+    start_ns, duration_ns = _times(device, base_ns, ours=ours)
     strings = StringTableBuilder(found.strings)
-    host_times = _times(host, base_ns, ours=ours)
-    operations = _host_ops(host, *host_times, strings)
+    operations = _host_ops(found, host, *_times(host, base_ns, ours=ours), strings)
     return Profile.of(
         name or path.name.removesuffix(".gz").removesuffix(".json"),
-        places.devices,
+        devices,
         strings.build(),
         start_ns=start_ns,
         duration_ns=duration_ns,
         op_row=op_row,
         kernel_row=kernel_row,
-        module_row=texts["module"],
-        shapes_row=texts["shapes"],
-        dtype_row=texts["dtype"],
-        category_row=found.category_row,
-        op_class=found.op_class,
-        device_index=places.device_index,
-        rank=places.rank,
-        stream=places.stream,
-        run=found.run,
-        bytes_moved=found.bytes_moved,
-        host_event=_causes(found.arrows, host, found),
+        module_row=device.module,
+        shapes_row=device.shapes,
+        dtype_row=device.dtype,
+        category_row=device.category_row,
+        op_class=device.op_class,
+        device_index=places["device_index"],
+        rank=places["rank"],
+        stream=places["stream"],
+        run=device.run,
+        bytes_moved=device.bytes_moved,
+        host_event=_causes(found.arrows, host, device),
         host=operations,
         metadata=metadata,
     )
 
 
-def _times(found: Collected, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
+def _times(found: _Slices, base_ns: int, *, ours: bool) -> tuple[FloatArray, FloatArray]:
     """Starts and durations [ns]."""
     start_ns = _joined(found.start_ns - base_ns, found.start_part_ns)
     duration_ns = _joined(found.duration_ns, found.duration_part_ns)
@@ -428,29 +412,13 @@ def _joined(whole_ns: IntArray, part_ns: FloatArray) -> FloatArray:
     return np.where(part_ns != 0, steps / 1000.0, whole_ns.astype(np.float64))
 
 
-def _report(found: Collected, diagnostics: Diagnostics, path: str) -> None:
+def _report(found: _Collected, device: _Slices, findings: Findings) -> None:
     listed = ", ".join(f"{what} {count:,}" for what, count in sorted(found.skipped.items()))
     message = f"events without time on a device are left out: {listed}"
-    diagnostics.info("chrome-trace.other-events", path, message, count=sum(found.skipped.values()))
-    report_halves(
-        diagnostics,
-        "chrome-trace",
-        path,
-        what="events",
-        unfinished=found.unfinished,
-        orphans=found.orphans,
-    )
-    negative = int((found.duration_ns < 0).sum())
-    message = "events end before they start"
-    diagnostics.warning("chrome-trace.negative-duration", path, message, count=negative)
-    report_nested(
-        diagnostics,
-        "chrome-trace",
-        path,
-        track=found.track,
-        start_ns=found.start_ns,
-        duration_ns=found.duration_ns,
-    )
+    findings.info("other-events", message, sum(found.skipped.values()))
+    report_halves(findings, "events", found.unfinished, found.orphans)
+    findings.warning("negative-duration", "events end before they start", int((device.duration_ns < 0).sum()))
+    report_nested(findings, device.track, device.start_ns, device.duration_ns)
 
 
 # Host operations of a trace that our writer made, and the device work that arrows join to them.
@@ -459,27 +427,29 @@ _THREAD = "thread"
 
 
 def _host_ops(
-    found: Collected, start_ns: FloatArray, duration_ns: FloatArray, strings: StringTableBuilder
+    found: _Collected,
+    host: _Slices,
+    start_ns: FloatArray,
+    duration_ns: FloatArray,
+    strings: StringTableBuilder,
 ) -> HostOps:
-    """The slices as host operations; names of threads go to ``strings``."""
+    """The slices of the host as operations; names of threads go to ``strings``."""
     names = [found.thread_names.get(track, "") for track in found.tracks]
-    threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names] or [0], np.int32)
-    texts = found.arguments
-    return HostOps(
-        name_row=found.name_row,
-        thread_row=threads[found.track],
-        parent=enclosing(found.track, found.start_ns, found.duration_ns)[0].astype(np.int32),
+    threads = np.array([strings.add(name.removeprefix(_THREAD).strip()) for name in names], np.int32)
+    return HostOps.of(
+        name_row=host.name_row,
+        thread_row=threads[host.track],
+        parent=enclosing(host.track, host.start_ns, host.duration_ns)[0],
         start_ns=start_ns,
         duration_ns=duration_ns,
-        sequence=np.full(len(found.track), -1, np.int64),
-        shapes_row=texts["shapes"],
-        dtype_row=texts["dtype"],
-        strides_row=texts["strides"],
-        values_row=texts["values"],
+        shapes_row=host.shapes,
+        dtype_row=host.dtype,
+        strides_row=host.strides,
+        values_row=host.values,
     )
 
 
-def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray:
+def _causes(arrows: _Arrows, host: _Slices, device: _Slices) -> SmallIntArray:
     """The host operation of each device slice, -1 for none. Of slices that start where an arrow ends, the
     shortest is meant, as viewers take it.
     """
@@ -491,11 +461,10 @@ def _causes(arrows: Arrows, host: Collected, device: Collected) -> SmallIntArray
     return cause
 
 
-def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
+def _slice_at(found: _Slices, track: IntArray, at_ns: IntArray) -> IntArray:
     """The slice that starts at each place and time, -1 for none."""
     both_track, both_ns = np.concatenate([found.track, track]), np.concatenate([found.start_ns, at_ns])
-    _, key = np.unique(np.stack([both_track, both_ns]), axis=1, return_inverse=True)
-    key = key.reshape(-1)
+    _, key = distinct_rows(both_track, both_ns)
     order = np.argsort(-found.duration_ns, kind="stable")
     slices = np.full(int(key.max(initial=-1)) + 1, -1, np.int64)
     slices[key[: len(found.track)][order]] = order
@@ -505,37 +474,20 @@ def _slice_at(found: Collected, track: IntArray, at_ns: IntArray) -> IntArray:
 # Where slices ran: rank, device and stream, as far as names and numbers of processes and threads tell.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Places:
-    """Columns of shape ``(slices,)``, and the names of the devices."""
-
-    devices: tuple[str, ...]
-    device_index: SmallIntArray
-    rank: SmallIntArray
-    stream: IntArray
-
-    @classmethod
-    def of(cls, found: Collected) -> _Places:
-        """Tell rank and device by the name of the process, the stream by that of the thread or its number."""
-        devices: dict[str, int] = {}
-        rank: list[int] = []
-        device: list[int] = []
-        stream: list[int] = []
-        used = set(np.unique(found.track).tolist())
-        for number, (pid, tid) in enumerate(found.tracks):
-            known = found.process_names.get(pid, "")
-            stated = rank_and_device(known)
-            number_of_rank, name = (0, known or f"process {pid}") if stated is None else stated
-            rank.append(number_of_rank)
-            device.append(devices.setdefault(name, len(devices)) if number in used else 0)
-            stream.append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
-        at = found.track
-        return cls(
-            tuple(devices),
-            np.array(device, np.int32)[at],
-            np.array(rank, np.int32)[at],
-            np.array(stream, np.int64)[at],
-        )
+def _places(found: _Collected, device: _Slices) -> tuple[tuple[str, ...], dict[str, IntArray]]:
+    """The names of devices, and columns of a profile: rank and device by the name of the process, the stream
+    by that of the thread or its number.
+    """
+    devices: dict[str, int] = {}
+    columns: dict[str, list[int]] = {"rank": [], "device_index": [], "stream": []}
+    used = set(np.unique(device.track).tolist())
+    for number, (pid, tid) in enumerate(found.tracks):
+        known = found.process_names.get(pid, "")
+        rank, name = rank_and_device(known) or (0, known or f"process {pid}")
+        columns["rank"].append(rank)
+        columns["device_index"].append(devices.setdefault(name, len(devices)) if number in used else 0)
+        columns["stream"].append(_stream(found.thread_names.get((pid, tid), ""), tid, number))
+    return tuple(devices), {key: np.array(each, np.int64)[device.track] for key, each in columns.items()}
 
 
 def _stream(name: str, tid: int | str, number: int) -> int:

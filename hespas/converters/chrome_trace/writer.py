@@ -7,7 +7,7 @@ arguments, which our reader takes up. What still runs over others of its track s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -17,16 +17,16 @@ import msgspec
 import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
-from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
+from hespas.converters.tracks import Scene, measured_scene
 from hespas.converters.tracks.scene import Chunk, Label, Tracks, is_whole, lanes_of, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray, SmallIntArray
 
-__all__ = ["EXACT", "SCHEMA_ID", "write_chrome_trace", "write_displayed", "write_scene"]
+__all__ = ["SCHEMA_ID", "write_chrome_trace", "write_scene"]
 
 SCHEMA_ID = "hespas.chrome-trace/1"
-EXACT = ("start_ns", "duration_ns")
+_EXACT = ("start_ns", "duration_ns")
 """Arguments that tell times with fractions of a ns."""
 _CHUNK_ROWS = 1 << 15
 _LARGEST_NS = float(1 << 53)
@@ -38,21 +38,6 @@ def write_chrome_trace(value: Value, path: Path, options: WriteOptions, diagnost
     disk refuses.
     """
     write_scene(measured_scene(value, path, options, diagnostics), path, options)
-
-
-def write_displayed(
-    values: Sequence[tuple[str, Displayed]],
-    path: Path,
-    options: WriteOptions,
-    diagnostics: Diagnostics,
-    *,
-    arrows: bool = True,
-) -> None:
-    """Write measured and simulated values side by side, each under its label (empty: no label).
-
-    Raises ``UsageError`` where a timeline does not fit its workload, ``OutputError`` where the disk refuses.
-    """
-    write_scene(scenes_beside(values, diagnostics, arrows=arrows), path, options)
 
 
 def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:
@@ -171,7 +156,7 @@ def _spelled_slices(chunk: Chunk, threads: _Threads) -> Iterator[str]:
     partial: list[int] = np.flatnonzero(~whole).tolist()
     for row in partial:
         begin, length = (float(column[row]) for column in exact_ns)
-        exactly[row] = f'"{EXACT[0]}":{begin!r},"{EXACT[1]}":{length!r}'
+        exactly[row] = f'"{_EXACT[0]}":{begin!r},"{_EXACT[1]}":{length!r}'
     lanes: list[int] = threads.lane[part].tolist()
     places: list[int] = chunk.label.tolist()
     for lane, begin_us, length_us, label, times in zip(lanes, start, duration, places, exactly, strict=True):

@@ -24,59 +24,33 @@ from hespas.graph import (
 )
 from hespas.graph.errors import UnsupportedError
 
-__all__ = [
-    "CARRIED",
-    "CONTROL",
-    "DATA",
-    "MAX_DEPTH",
-    "MAX_NODES",
-    "Edge",
-    "Picture",
-    "fill_of",
-    "pictures",
-    "quoted",
-    "shape_of",
-    "type_text",
-    "write_dot",
-    "write_graphml",
-]
+__all__ = ["MAX_NODES", "fill_of", "quoted", "write_dot", "write_graphml"]
 
 MAX_NODES = 20_000
 """Layout programs take minutes and viewers give up beyond this."""
 
-MAX_DEPTH = 32
+_MAX_DEPTH = 32
 """Graphviz takes memory with the square of the nesting of clusters: deeper regions are drawn in the last."""
 
-DATA, CONTROL, CARRIED = "data", "control", "carried"
+_DATA, _CONTROL, _CARRIED = "data", "control", "carried"
 
-_WHITE_INK, _BLACK_INK = "#ffffff", "#000000"
-_FILLS: dict[OpClass, tuple[str, str]] = {
+_COLOURS: dict[str, tuple[OpClass, ...]] = {
     # Paul Tol's bright and light schemes: told apart with any colour vision (personal.sron.nl/~pault).
-    OpClass.CONTRACTION: ("#4477aa", _WHITE_INK),
-    OpClass.CONVOLUTION: ("#4477aa", _WHITE_INK),
-    OpClass.ATTENTION: ("#4477aa", _WHITE_INK),
-    OpClass.FUSION: ("#77aadd", _BLACK_INK),
-    OpClass.COLLECTIVE: ("#aa3377", _WHITE_INK),
-    OpClass.P2P: ("#aa3377", _WHITE_INK),
-    OpClass.ELEMENTWISE: ("#bbcc33", _BLACK_INK),
-    OpClass.TRANSCENDENTAL: ("#aaaa00", _BLACK_INK),
-    OpClass.QUANTIZE: ("#bbcc33", _BLACK_INK),
-    OpClass.REDUCTION: ("#44bb99", _BLACK_INK),
-    OpClass.NORMALIZATION: ("#44bb99", _BLACK_INK),
-    OpClass.WINDOW: ("#44bb99", _BLACK_INK),
-    OpClass.SORT: ("#44bb99", _BLACK_INK),
-    OpClass.MOVE: ("#eedd88", _BLACK_INK),
-    OpClass.SLICE: ("#eedd88", _BLACK_INK),
-    OpClass.UPDATE: ("#eedd88", _BLACK_INK),
-    OpClass.GATHER: ("#eedd88", _BLACK_INK),
-    OpClass.SCATTER: ("#eedd88", _BLACK_INK),
-    OpClass.BROADCAST: ("#eedd88", _BLACK_INK),
-    OpClass.MEMORY: ("#ee8866", _BLACK_INK),
-    OpClass.HOST: ("#ffaabb", _BLACK_INK),
-    OpClass.CUSTOM: ("#ffaabb", _BLACK_INK),
-    OpClass.UNKNOWN: ("#ffaabb", _BLACK_INK),
+    "#4477aa": (OpClass.CONTRACTION, OpClass.CONVOLUTION, OpClass.ATTENTION),
+    "#77aadd": (OpClass.FUSION,),
+    "#aa3377": (OpClass.COLLECTIVE, OpClass.P2P),
+    "#bbcc33": (OpClass.ELEMENTWISE, OpClass.QUANTIZE),
+    "#aaaa00": (OpClass.TRANSCENDENTAL,),
+    "#44bb99": (OpClass.REDUCTION, OpClass.NORMALIZATION, OpClass.WINDOW, OpClass.SORT),
+    "#eedd88": (
+        *(OpClass.MOVE, OpClass.SLICE, OpClass.UPDATE),
+        *(OpClass.GATHER, OpClass.SCATTER, OpClass.BROADCAST),
+    ),
+    "#ee8866": (OpClass.MEMORY,),
+    "#ffaabb": (OpClass.HOST, OpClass.CUSTOM, OpClass.UNKNOWN),
 }
-_OTHER = ("#dddddd", _BLACK_INK)
+_FILLS = {op_class: colour for colour, classes in _COLOURS.items() for op_class in classes}
+_DARK = frozenset({"#4477aa", "#aa3377"})
 _SHAPES: dict[NodeKind, str] = {
     NodeKind.COLLECTIVE: "hexagon",
     NodeKind.SEND: "cds",
@@ -90,7 +64,7 @@ _SHAPES: dict[NodeKind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class _Edge:
     """``source`` comes before ``target``; ``kind`` is data, control or carried (into the next trip)."""
 
     source: int
@@ -99,7 +73,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class _Picture:
     """The drawing of one rank class."""
 
     index: int
@@ -113,7 +87,7 @@ class Picture:
         lines = [operation or NodeKind(int(graph.kind[node])).name.lower()]
         if name and name != operation:
             lines.append(name)
-        results = [type_text(graph, int(row)) for row in graph.results.row(node)[:2]]
+        results = [_type_text(graph, int(row)) for row in graph.results.row(node)[:2]]
         if results:
             lines.append(", ".join(results) + (" ..." if len(graph.results.row(node)) > 2 else ""))
         lines += _costs(graph, node)
@@ -138,18 +112,18 @@ class Picture:
             found.append(0 if parent < 0 else found[parent] + 1)
         return found
 
-    def edges(self) -> Iterator[Edge]:
+    def edges(self) -> Iterator[_Edge]:
         """All edges, by target; carried ones last."""
         graph = self.graph
-        for deps, kind in ((graph.data_deps, DATA), (graph.control_deps, CONTROL)):
+        for deps, kind in ((graph.data_deps, _DATA), (graph.control_deps, _CONTROL)):
             sources: list[int] = deps.values.tolist()
             targets: list[int] = deps.row_ids.tolist()
             for source, target in zip(sources, targets, strict=True):
-                yield Edge(source, target, kind)
+                yield _Edge(source, target, kind)
         producers: list[int] = graph.regions.carried_producer.tolist()
         consumers: list[int] = graph.regions.carried_consumer.tolist()
         for source, target in zip(producers, consumers, strict=True):
-            yield Edge(source, target, CARRIED)
+            yield _Edge(source, target, _CARRIED)
 
     def collective_text(self, node: int) -> str:
         """Kind, bytes and groups of a collective; empty for other nodes."""
@@ -167,7 +141,7 @@ class Picture:
         return f"{kind} of {text} in {groups.num_groups:,} groups of {groups.group_size:,}"
 
 
-def type_text(graph: OpGraph, row: int) -> str:
+def _type_text(graph: OpGraph, row: int) -> str:
     """A tensor type for people: ``bf16[16x?x128]``."""
     element = graph.types.dtype_of(row)
     extents = "x".join("?" if extent < 0 else str(extent) for extent in graph.types.shape(row))
@@ -187,15 +161,11 @@ def _costs(graph: OpGraph, node: int) -> list[str]:
 
 def fill_of(op_class: OpClass) -> tuple[str, str]:
     """Fill and ink of a class."""
-    return _FILLS.get(op_class, _OTHER)
+    fill = _FILLS.get(op_class, "#dddddd")
+    return fill, "#ffffff" if fill in _DARK else "#000000"
 
 
-def shape_of(kind: NodeKind) -> str:
-    """The Graphviz shape of a kind of node."""
-    return _SHAPES.get(kind, "box")
-
-
-def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> list[Picture]:
+def _pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> list[_Picture]:
     """One picture per rank class that ``options.ranks`` touches.
 
     Raises ``UnsupportedError`` for a profile, which is no graph, and for more nodes than can be drawn.
@@ -211,30 +181,23 @@ def pictures(value: Value, options: WriteOptions, diagnostics: Diagnostics) -> l
             f"{total:,} operations are too many to draw (limit {MAX_NODES:,})",
             hint="merge them with `granularity=region`, or pick one rank with `ranks`",
         )
-    for picture in found:
-        graph = picture.graph
-        diagnostics.info(
-            "drawing.left-out", graph.name, "attributes of the format are not drawn", count=len(graph.extra)
-        )
-        diagnostics.info(
-            "drawing.contractions",
-            graph.name,
-            "sizes of contractions are not drawn",
-            count=len(graph.contractions),
-        )
+    for graph in (picture.graph for picture in found):
+        findings = diagnostics.about(graph.name, "drawing")
+        findings.info("left-out", "attributes of the format are not drawn", len(graph.extra))
+        findings.info("contractions", "sizes of contractions are not drawn", len(graph.contractions))
     return found
 
 
-def _picture(value: Workload, index: int) -> Picture:
+def _picture(value: Workload, index: int) -> _Picture:
     graph, ranks = value.classes[index], value.ranks_of(index)
     first, last = int(ranks[0]), int(ranks[-1])
     text = f"rank {first}" if len(ranks) == 1 else f"{len(ranks):,} ranks, {first} to {last}"
-    return Picture(index, graph, f"{graph.name or value.name} ({text})")
+    return _Picture(index, graph, f"{graph.name or value.name} ({text})")
 
 
 # --- Graphviz: regions are clusters, colours classes, edges show what waits for what.
 
-_EDGE_STYLE = {CONTROL: ' [style=dashed, color="#777777"]', CARRIED: " [style=dotted, constraint=false]"}
+_EDGE_STYLE = {_CONTROL: ' [style=dashed, color="#777777"]', _CARRIED: " [style=dotted, constraint=false]"}
 _LONGEST_LINE = 60
 _QUICK_NODES = 1_500
 """``dot`` lays out so many in some ten seconds; ``sfdp`` many more, without the order of a flow."""
@@ -246,10 +209,10 @@ def write_dot(value: Value, path: Path, options: WriteOptions, diagnostics: Diag
     """Write one file; several rank classes stand side by side in it. Raises ``UnsupportedError`` where there
     is too much to draw.
     """
-    found = pictures(value, options, diagnostics)
+    found = _pictures(value, options, diagnostics)
     for picture in found:
-        deep = sum(depth >= MAX_DEPTH for depth in picture.depths())
-        text = f"regions nested more than {MAX_DEPTH} deep have no outline"
+        deep = sum(depth >= _MAX_DEPTH for depth in picture.depths())
+        text = f"regions nested more than {_MAX_DEPTH} deep have no outline"
         diagnostics.info("drawing.depth", picture.graph.name, text, count=deep)
     total = sum(len(picture.graph) for picture in found)
     if total > _QUICK_NODES:
@@ -289,7 +252,7 @@ def _cut(line: str) -> str:
     return f"{line[:half]}\N{HORIZONTAL ELLIPSIS}{line[-half:]}"
 
 
-def _drawn(picture: Picture) -> Iterator[str]:
+def _drawn(picture: _Picture) -> Iterator[str]:
     """A cluster of the class, with nested clusters of its regions, then the edges."""
     graph = picture.graph
     children: dict[int, list[int]] = {}
@@ -311,7 +274,7 @@ def _drawn(picture: Picture) -> Iterator[str]:
         if region < 0:
             yield "  }"
             continue
-        if depth_of[region] >= MAX_DEPTH:
+        if depth_of[region] >= _MAX_DEPTH:
             yield from (f"    {_node(picture, node)}" for node in members.get(region, []))
             stack += reversed(children.get(region, []))
             continue
@@ -326,7 +289,7 @@ def _drawn(picture: Picture) -> Iterator[str]:
         yield f"n{picture.index}_{edge.source} -> n{picture.index}_{edge.target}{style};"
 
 
-def _node(picture: Picture, node: int) -> str:
+def _node(picture: _Picture, node: int) -> str:
     graph = picture.graph
     fill, ink = fill_of(OpClass(int(graph.op_class[node])))
     tips = [f"node {int(graph.id[node])}", graph.strings[int(graph.framework_row[node])]]
@@ -337,8 +300,8 @@ def _node(picture: Picture, node: int) -> str:
         f'fontcolor="{ink}"',
         f"tooltip={_label([tip for tip in tips if tip])}",
     ]
-    shape = shape_of(NodeKind(int(graph.kind[node])))
-    if shape != "box":
+    shape = _SHAPES.get(NodeKind(int(graph.kind[node])))
+    if shape:
         parts.append(f"shape={shape}")
     return f"n{picture.index}_{node} [{', '.join(parts)}];"
 
@@ -347,33 +310,6 @@ def _node(picture: Picture, node: int) -> str:
 #
 # yEd, Gephi and networkx read it. One ``graph`` element per file; the class of a node is one of its data.
 
-_KEYS = {
-    "label": "string",
-    "class": "int",
-    "ranks": "string",
-    "id": "string",
-    "name": "string",
-    "op": "string",
-    "op_class": "string",
-    "kind": "string",
-    "resource": "string",
-    "stream": "int",
-    "region": "string",
-    "flops": "double",
-    "useful_flops": "double",
-    "transcendentals": "double",
-    "bytes_read": "double",
-    "bytes_written": "double",
-    "duration_ns": "double",
-    "multiplicity": "double",
-    "collective": "string",
-    "operands": "string",
-    "results": "string",
-    "framework_op": "string",
-    "source": "string",
-    "colour": "string",
-}
-_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _FIGURES = (
     "flops",
     "useful_flops",
@@ -383,11 +319,21 @@ _FIGURES = (
     "duration_ns",
     "multiplicity",
 )
+_KEYS = {
+    **dict.fromkeys(
+        ["label", "class", "ranks", "id", "name", "op", "op_class", "kind", "resource", "stream", "region"],
+        "string",
+    ),
+    **dict.fromkeys(("class", "stream"), "int"),
+    **dict.fromkeys(_FIGURES, "double"),
+    **dict.fromkeys(["collective", "operands", "results", "framework_op", "source", "colour"], "string"),
+}
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def write_graphml(value: Value, path: Path, options: WriteOptions, diagnostics: Diagnostics) -> None:
     """Write one file. Raises ``UnsupportedError`` where there is too much to draw."""
-    found = pictures(value, options, diagnostics)
+    found = _pictures(value, options, diagnostics)
     with path.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         stream.write('<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n')
@@ -410,7 +356,7 @@ def _attribute(text: str) -> str:
     return quoteattr(_legal(text))
 
 
-def _elements(picture: Picture) -> Iterator[str]:
+def _elements(picture: _Picture) -> Iterator[str]:
     graph = picture.graph
     for node in range(len(graph)):
         yield f'<node id="n{picture.index}_{node}">\n'
@@ -423,7 +369,7 @@ def _elements(picture: Picture) -> Iterator[str]:
         yield f'<edge {ends}><data key="edge">{edge.kind}</data></edge>\n'
 
 
-def _data(picture: Picture, node: int) -> Iterator[tuple[str, str]]:
+def _data(picture: _Picture, node: int) -> Iterator[tuple[str, str]]:
     graph = picture.graph
     op_class = OpClass(int(graph.op_class[node]))
     yield "label", "\n".join(picture.label(node))
@@ -442,13 +388,8 @@ def _data(picture: Picture, node: int) -> Iterator[tuple[str, str]]:
         figure = float(getattr(graph, name)[node])
         yield name, "" if isnan(figure) else repr(figure)
     yield "collective", picture.collective_text(node)
-    yield "operands", _types(graph, node, operands=True)
-    yield "results", _types(graph, node, operands=False)
+    for name, sides in (("operands", graph.operands), ("results", graph.results)):
+        yield name, " ".join(_type_text(graph, int(row)) for row in sides.row(node))
     yield "framework_op", graph.strings[int(graph.framework_row[node])]
     yield "source", graph.strings[int(graph.source_row[node])]
     yield "colour", fill_of(op_class)[0]
-
-
-def _types(graph: OpGraph, node: int, *, operands: bool) -> str:
-    rows: list[int] = (graph.operands if operands else graph.results).row(node).tolist()
-    return " ".join(type_text(graph, row) for row in rows)

@@ -13,8 +13,8 @@ import numpy as np
 
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.linking import Nesting, around_launch, match_rows, nearest
-from hespas.graph import Diagnostics, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph import Diagnostics, Findings, HostOps, MeasuredComms, OpClass, Profile, StringTableBuilder
+from hespas.graph.columns import BoolArray, IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -48,14 +48,17 @@ class _Labels:
         """Parse each text once."""
         parsed = [parse_range_text(text) for text in trace.texts]
         add = trace.strings.add
-        place = trace.ranges.text
+
+        def column(values: list[int], missing: int = 0) -> IntArray:
+            return at_rows(np.array(values, np.int64), trace.ranges.text, missing)
+
         return cls(
-            _taken([add(each.name) for each in parsed], place),
-            _taken([add(each.shapes) for each in parsed], place),
-            _taken([add(each.module) for each in parsed], place),
-            _taken([each.sequence for each in parsed], place, missing=-1),
-            _taken([each.step for each in parsed], place, missing=-1),
-            _taken([bool(each.instruction) for each in parsed], place).astype(np.bool_),
+            column([add(each.name) for each in parsed]),
+            column([add(each.shapes) for each in parsed]),
+            column([add(each.module) for each in parsed]),
+            column([each.sequence for each in parsed], missing=-1),
+            column([each.step for each in parsed], missing=-1),
+            column([bool(each.instruction) for each in parsed]).astype(np.bool_),
         )
 
 
@@ -78,54 +81,40 @@ def to_profile(
     _check_times(trace, path)
     nesting, labels = nesting_of(trace.ranges), _Labels.of(trace)
     links = _link(trace, nesting)
-    strings = trace.strings
+    strings, findings = trace.strings, diagnostics.about(str(path), source)
     specific = (labels.shapes_row > 0) | labels.instruction
     owner = nearest(specific, nesting.parent, links.cause)
     cause = np.where(owner >= 0, owner, links.cause)
     module = nearest(labels.module_row > 0, nesting.parent, cause)
     step = _steps(trace, links, nesting, labels)
     work, base_ns = trace.work, _first_ns(trace)
-    op_row = np.where(cause >= 0, _of(labels.name_row, cause, 0), work.range_row)
-    rank = _ranks(work, _processes(trace, links), source, diagnostics, str(path))
-    comms = _comms(trace, links.cause, nesting, labels, strings)
+    op_row = np.where(cause >= 0, at_rows(labels.name_row, cause, 0), work.range_row)
+    rank = _ranks(work, _processes(trace, links), findings)
+    comms = _comms(trace, links.cause, nesting, labels)
     host = _host_ops(trace.ranges, nesting, labels, base_ns, strings)
-    _report(trace, links, source, diagnostics, str(path))
+    _report(trace, links, findings)
     return Profile.of(
         path.name.removesuffix(".gz").rpartition(".")[0] or path.name,
         trace.devices or ("",),
         strings.build(),
-        op_row=op_row.astype(np.int32),
-        module_row=_of(labels.module_row, module, 0).astype(np.int32),
-        kernel_row=work.name_row.astype(np.int32),
-        category_row=work.category_row.astype(np.int32),
-        shapes_row=_of(labels.shapes_row, cause, 0).astype(np.int32),
-        op_class=_classes(work, comms, strings).astype(np.int8),
-        device_index=work.device.astype(np.int32),
-        rank=rank.astype(np.int32),
+        op_row=op_row,
+        module_row=at_rows(labels.module_row, module, 0),
+        kernel_row=work.name_row,
+        category_row=work.category_row,
+        shapes_row=at_rows(labels.shapes_row, cause, 0),
+        op_class=_classes(work, comms, strings),
+        device_index=work.device,
+        rank=rank,
         stream=work.stream,
-        run=_of(labels.step, step, -1).astype(np.int32),
-        start_ns=(work.start_ns - base_ns).astype(np.float64),
-        duration_ns=(work.end_ns - work.start_ns).astype(np.float64),
+        run=at_rows(labels.step, step, -1),
+        start_ns=work.start_ns - base_ns,
+        duration_ns=work.end_ns - work.start_ns,
         bytes_moved=np.where(work.bytes_moved >= 0, work.bytes_moved.astype(np.float64), np.nan),
-        host_event=cause.astype(np.int32),
+        host_event=cause,
         comms=comms,
         host=host,
         metadata={"format": source, **metadata, "first_event_ns": str(base_ns)},
     )
-
-
-def _taken(values: list[int] | list[bool], place: IntArray, missing: int = 0) -> IntArray:
-    """Values by place, ``missing`` for -1."""
-    if not values:
-        return np.full(len(place), missing, np.int64)
-    return np.where(place >= 0, np.array(values, np.int64)[np.maximum(place, 0)], missing)
-
-
-def _of(column: IntArray, place: IntArray, missing: int) -> IntArray:
-    """A column of ranges by the range of each event, ``missing`` for -1."""
-    if not len(column):
-        return np.full(len(place), missing, np.int64)
-    return np.where(place >= 0, column[np.maximum(place, 0)], missing)
 
 
 def _check_times(trace: GpuTrace, path: Path) -> None:
@@ -159,7 +148,7 @@ def _steps(trace: GpuTrace, links: _Links, nesting: Nesting, labels: _Labels) ->
         return found
     calls, at = trace.launches, links.launch[rest]
     running = nesting_of(trace.ranges.by_process(steps)).innermost(calls.process[at], calls.start_ns[at])
-    found[rest] = np.where(running >= 0, steps[np.maximum(running, 0)], -1)
+    found[rest] = at_rows(steps, running, -1)
     return found
 
 
@@ -173,13 +162,12 @@ def _processes(trace: GpuTrace, links: _Links) -> IntArray:
     work, launches = trace.work, trace.launches
     if not len(launches):
         return work.process
-    launched = np.where(links.launch >= 0, launches.process[np.maximum(links.launch, 0)], -1)
-    process = np.where(work.process >= 0, work.process, launched)
+    process = np.where(work.process >= 0, work.process, at_rows(launches.process, links.launch, -1))
     every = np.unique(np.concatenate((process[process >= 0], launches.process)))
     return np.where((process < 0) & (len(every) == 1), every[0], process)
 
 
-def _ranks(work: DeviceWork, process: IntArray, source: str, diagnostics: Diagnostics, path: str) -> IntArray:
+def _ranks(work: DeviceWork, process: IntArray, findings: Findings) -> IntArray:
     """The number of each event's pair of device and process. Work of no device is its process's first."""
     known = work.gpu >= 0
     pairs: IntArray = np.unique(np.stack((work.gpu[known], process[known])), axis=1)
@@ -196,65 +184,36 @@ def _ranks(work: DeviceWork, process: IntArray, source: str, diagnostics: Diagno
             for number, (gpu, owner) in enumerate(zip(*map(listed, pairs[:, :_SHOWN]), strict=True))
         ]
         message = f"ranks number pairs of device and process in order: {', '.join(shown)}"
-        diagnostics.info(f"{source}.ranks", path, message, count=pairs.shape[1])
+        findings.info("ranks", message, pairs.shape[1])
     return rank
 
 
 def _host_ops(
     ranges: Ranges, nesting: Nesting, labels: _Labels, base_ns: int, strings: StringTableBuilder
 ) -> HostOps:
-    nothing = np.zeros(len(ranges), np.int32)
-    threads, codes = np.unique(np.stack((ranges.process, ranges.thread)), axis=1, return_inverse=True)
-    rows = np.array(
-        [
-            strings.add(f"{process & _OWN_BITS}:{thread & _OWN_BITS}")
-            for process, thread in zip(listed(threads[0]), listed(threads[1]), strict=True)
-        ],
-        np.int32,
-    )
-    return HostOps(
-        name_row=labels.name_row.astype(np.int32),
-        thread_row=rows[codes.reshape(-1)] if len(rows) else nothing,
-        parent=nesting.parent.astype(np.int32),
-        start_ns=(ranges.start_ns - base_ns).astype(np.float64),
-        duration_ns=(ranges.end_ns - ranges.start_ns).astype(np.float64),
+    threads, place = distinct_rows(ranges.process, ranges.thread)
+    rows = [strings.add(f"{process & _OWN_BITS}:{thread & _OWN_BITS}") for process, thread in threads]
+    return HostOps.of(
+        name_row=labels.name_row,
+        thread_row=np.array(rows, np.int32)[place],
+        parent=nesting.parent,
+        start_ns=ranges.start_ns - base_ns,
+        duration_ns=ranges.end_ns - ranges.start_ns,
         sequence=labels.sequence,
-        shapes_row=labels.shapes_row.astype(np.int32),
-        dtype_row=nothing,
-        strides_row=nothing,
-        values_row=nothing,
+        shapes_row=labels.shapes_row,
     )
 
 
-def _comms(
-    trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _Labels, strings: StringTableBuilder
-) -> MeasuredComms:
+def _comms(trace: GpuTrace, cause: IntArray, nesting: Nesting, labels: _Labels) -> MeasuredComms:
     """The kernels of NCCL and RCCL. Their kind is in the kernel's name, else in a range around the launch."""
-    table = strings.build()
-    names = {row: table[row] for row in listed(np.unique(trace.work.name_row))}
-    rows = [row for row, name in names.items() if is_collective_kernel(name)]
-    event = np.flatnonzero(np.isin(trace.work.name_row, rows))
+    strings, name_row = trace.strings, trace.work.name_row
+    event = np.flatnonzero(mapped(name_row, lambda row: is_collective_kernel(strings[row]), np.bool_))
     if not len(event):
         return MeasuredComms.empty()
-    from_kernel = {row: strings.add(collective_in_kernel(names[row])) for row in rows}
-    kind = np.array([from_kernel[row] for row in listed(trace.work.name_row[event])], np.int64)
-    range_kinds = {
-        row: strings.add(collective_in_range(table[row])) for row in listed(np.unique(labels.name_row))
-    }
-    of_range = np.array([range_kinds[row] for row in listed(labels.name_row)], np.int64)
+    kind = mapped(name_row[event], lambda row: strings.add(collective_in_kernel(strings[row])), np.int64)
+    of_range = mapped(labels.name_row, lambda row: strings.add(collective_in_range(strings[row])), np.int64)
     around = nearest(of_range > 0, nesting.parent, cause[event])
-    kind = np.where(kind > 0, kind, _of(of_range, around, 0))
-    count, unknown = len(event), np.full(len(event), -1, np.int32)
-    return MeasuredComms(
-        event=event.astype(np.int32),
-        kind_row=kind.astype(np.int32),
-        operand_bytes=np.full(count, np.nan),
-        result_bytes=np.full(count, np.nan),
-        group_row=np.zeros(count, np.int32),
-        ranks_row=np.zeros(count, np.int32),
-        group_size=unknown,
-        sequence=unknown.astype(np.int64),
-    )
+    return MeasuredComms.of(event=event, kind_row=np.where(kind > 0, kind, at_rows(of_range, around, 0)))
 
 
 def _classes(work: DeviceWork, comms: MeasuredComms, strings: StringTableBuilder) -> IntArray:
@@ -266,40 +225,32 @@ def _classes(work: DeviceWork, comms: MeasuredComms, strings: StringTableBuilder
     return classes
 
 
-def _report(trace: GpuTrace, links: _Links, source: str, diagnostics: Diagnostics, path: str) -> None:
+def _report(trace: GpuTrace, links: _Links, findings: Findings) -> None:
     """Say what is not linked, and what is odd."""
     work = trace.work
     duration_ns = work.end_ns - work.start_ns
     ran_ns = np.maximum(duration_ns, 0)
     total_ns = int(ran_ns.sum())
     unlinked = (links.cause < 0) & (work.range_row == 0)
+    several = "device events fit launches of several processes, none is taken"
     for missing, code, message in (
         (links.launch < 0, "no-launch", "device events have no launch record"),
         (unlinked, "unlinked", "device events have no operation on the host"),
-        (
-            links.ambiguous,
-            "ambiguous-launch",
-            "device events fit launches of several processes, none is taken",
-        ),
+        (links.ambiguous, "ambiguous-launch", several),
     ):
         share = int(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
         text = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
-        diagnostics.warning(f"{source}.{code}", path, text, count=int(missing.sum()))
-    by_node, by_text = int(links.by_node.sum()), int(((links.cause < 0) & (work.range_row > 0)).sum())
-    diagnostics.info(
-        f"{source}.linked-by-graph-node", path, "linked to where their graph node was made", count=by_node
-    )
-    diagnostics.info(f"{source}.linked-by-name", path, "the operation is known by name alone", count=by_text)
-    free = int((~trace.ranges.nests).sum())
+        findings.warning(code, text, int(missing.sum()))
+    by_text = int(((links.cause < 0) & (work.range_row > 0)).sum())
+    made = "linked to where their graph node was made"
+    findings.info("linked-by-graph-node", made, int(links.by_node.sum()))
+    findings.info("linked-by-name", "the operation is known by name alone", by_text)
     text = "ranges that start and end anywhere are kept as host operations and own no device event"
-    diagnostics.info(f"{source}.start-end-ranges", path, text, count=free)
-    nameless = int((work.name_row == 0).sum())
-    diagnostics.warning(f"{source}.unnamed", path, "device events have no name", count=nameless)
-    negative, zero = int((duration_ns < 0).sum()), int((duration_ns == 0).sum())
-    diagnostics.warning(
-        f"{source}.negative-duration", path, "device events end before they start", count=negative
-    )
-    diagnostics.warning(f"{source}.zero-duration", path, "device events of 0 ns", count=zero)
+    findings.info("start-end-ranges", text, int((~trace.ranges.nests).sum()))
+    findings.warning("unnamed", "device events have no name", int((work.name_row == 0).sum()))
+    negative = "device events end before they start"
+    findings.warning("negative-duration", negative, int((duration_ns < 0).sum()))
+    findings.warning("zero-duration", "device events of 0 ns", int((duration_ns == 0).sum()))
 
 
 # Which kernels communicate, by what NCCL and RCCL call them and the ranges around their launch.
@@ -311,29 +262,15 @@ _KERNEL = re.compile(
 """``ncclDevKernel_AllReduce_Sum_f32_RING_LL``; older ones write ``ncclKernel_AllReduce_RING_LL_Sum_float`` or
 ``ncclAllReduceRingLLKernel_sum_f32``.
 """
-_KINDS: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "allreduce": "allreduce",
-        "allgather": "allgather",
-        "allgatherbase": "allgather",
-        "reducescatter": "reduce_scatter",
-        "reducescatterbase": "reduce_scatter",
-        "broadcast": "broadcast",
-        "reduce": "reduce",
-        "alltoall": "all_to_all",
-        "alltoallv": "all_to_all",
-        "alltoallpivot": "all_to_all",
-        "alltoallbase": "all_to_all",
-        "gather": "gather",
-        "scatter": "scatter",
-        "sendrecv": "sendrecv",
-        "send": "send",
-        "recv": "recv",
-        "coalesced": "",
-        "generic": "",
-    }
-)
-"""The library's name without case and underscores -> the name used here; "" where it does not tell."""
+_WORDS = {
+    "allreduce": "allreduce",
+    "allgather": "allgather allgatherbase",
+    "reduce_scatter": "reducescatter reducescatterbase",
+    "all_to_all": "alltoall alltoallv alltoallpivot alltoallbase",
+    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "sendrecv", "send", "recv")},
+}
+_KINDS = MappingProxyType({word: name for name, words in _WORDS.items() for word in words.split()})
+"""The library's name without case and underscores -> the name used here; others do not tell (``generic``)."""
 
 _RANGE = re.compile(r"(?:nccl:|rccl:|c10d::|nccl|rccl)_?([A-Za-z_]+)")
 
@@ -382,7 +319,7 @@ def _link(trace: GpuTrace, nesting: Nesting) -> _Links:
     launch, ambiguous = _launches(trace.launches, trace.work)
     calls = trace.launches
     inside = around_launch(nesting, launch, calls.thread, calls.start_ns)
-    own = _of(calls.range_place, launch, -1)
+    own = at_rows(calls.range_place, launch, -1)
     cause = np.where(own >= 0, own, inside)
     made = _made_in(trace.nodes, trace.work, nesting)
     return _Links(launch, cause, np.where(made >= 0, made, cause), made >= 0, ambiguous)
@@ -422,7 +359,7 @@ def _made_in(nodes: GraphNodes, work: DeviceWork, nesting: Nesting) -> IntArray:
         clone = match_rows((nodes.process[clones], nodes.node[clones]), (work.process, node))
         if not bool((clone >= 0).any()):
             break
-        node = np.where(clone >= 0, nodes.original[clones[np.maximum(clone, 0)]], node)
+        node = np.where(clone >= 0, at_rows(nodes.original[clones], clone, -1), node)
     at = match_rows((nodes.process, nodes.node), (work.process, node))
     return around_launch(nesting, at, nodes.thread, nodes.start_ns)
 

@@ -7,15 +7,13 @@ operating system; a thread's number occurs in one process only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
 from hespas.graph import StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
-from hespas.graph.errors import InvariantError
+from hespas.graph.columns import BoolArray, ColumnTable, IntArray
 
 __all__ = ["DeviceWork", "GpuTrace", "GraphNodes", "Launches", "Ranges", "listed"]
 
@@ -27,24 +25,7 @@ def listed(column: IntArray) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Columns:
-    def __post_init__(self) -> None:
-        """Check that all columns are of one length."""
-        lengths = {len(getattr(self, each.name)) for each in fields(self)}
-        if len(lengths) > 1:
-            raise InvariantError(f"{type(self).__name__}: columns of different lengths")
-
-
-def _joined(kind: type[_Columns], parts: Sequence[_Columns]) -> dict[str, IntArray]:
-    """The columns of all parts, one behind the other."""
-    return {
-        each.name: np.concatenate([getattr(part, each.name) for part in parts]) if parts else _no_rows()
-        for each in fields(kind)
-    }
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DeviceWork(_Columns):
+class DeviceWork(ColumnTable):
     """Kernels, copies and fills. ``gpu`` orders the devices; ``device`` is the place of its name among the
     trace's ``devices``. ``correlation`` is the launch's, ``node`` the graph node replayed, ``range_row`` the
     range that the profiler itself names as cause, ``op_class`` an ``OpClass`` code.
@@ -64,22 +45,13 @@ class DeviceWork(_Columns):
     range_row: IntArray
     op_class: IntArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All work in the order it started."""
-        whole = cls(**_joined(cls, parts))
-        return whole.taken(np.argsort(whole.start_ns, kind="stable"))
-
-    def taken(self, places: IntArray) -> Self:
-        """The work at these places, in their order."""
-        return type(self)(**{each.name: getattr(self, each.name)[places] for each in fields(self)})
+    def by_start(self) -> Self:
+        """The same in the order it started."""
+        return self.take(np.argsort(self.start_ns, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Launches(_Columns):
+class Launches(ColumnTable):
     """Calls that enqueue work. ``range_place`` is the range a call is itself (-1: it is none)."""
 
     process: IntArray
@@ -88,17 +60,9 @@ class Launches(_Columns):
     correlation: IntArray
     range_place: IntArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All calls, part after part."""
-        return cls(**_joined(cls, parts))
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GraphNodes(_Columns):
+class GraphNodes(ColumnTable):
     """The making of graph nodes; ``original`` is the node one was cloned from (-1: none)."""
 
     process: IntArray
@@ -107,12 +71,9 @@ class GraphNodes(_Columns):
     node: IntArray
     original: IntArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Ranges(_Columns):
+class Ranges(ColumnTable):
     """Ranges on the host. ``text`` is a place in the trace's ``texts``. Ranges that ``nests`` are pushed and
     popped on their thread; others start and end anywhere and enclose nothing.
     """
@@ -124,39 +85,9 @@ class Ranges(_Columns):
     text: IntArray
     nests: BoolArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All ranges, part after part."""
-
-        def column(name: str) -> IntArray:
-            return np.concatenate([getattr(part, name) for part in parts]) if parts else _no_rows()
-
-        return cls(
-            process=column("process"),
-            thread=column("thread"),
-            start_ns=column("start_ns"),
-            end_ns=column("end_ns"),
-            text=column("text"),
-            nests=column("nests").astype(np.bool_),
-        )
-
     def by_process(self, places: IntArray) -> Ranges:
         """The ranges at these places, as if each process had one thread."""
-        return Ranges(
-            process=self.process[places],
-            thread=self.process[places],
-            start_ns=self.start_ns[places],
-            end_ns=self.end_ns[places],
-            text=self.text[places],
-            nests=self.nests[places],
-        )
-
-
-def _no_rows() -> IntArray:
-    return np.empty(0, np.int64)
+        return replace(self.take(places), thread=self.process[places])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -169,8 +100,4 @@ class GpuTrace:
     launches: Launches
     ranges: Ranges
     texts: list[str]
-    nodes: GraphNodes = field(
-        default_factory=lambda: GraphNodes(
-            process=_no_rows(), thread=_no_rows(), start_ns=_no_rows(), node=_no_rows(), original=_no_rows()
-        )
-    )
+    nodes: GraphNodes = field(default_factory=GraphNodes.empty)

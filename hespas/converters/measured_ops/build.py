@@ -30,20 +30,9 @@ from hespas.graph import (
     compress_groups,
     find_dtype,
 )
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, mapped
 
-__all__ = [
-    "NOT_RECORDED",
-    "CostedOps",
-    "EventGroups",
-    "Owners",
-    "Role",
-    "collective_kind",
-    "costed_ops",
-    "event_roles",
-    "group_events",
-    "resolve_owners",
-]
+__all__ = ["NOT_RECORDED", "CostedOps", "Role", "costed_ops", "event_roles", "is_to_device", "resolve_owners"]
 
 # --- Device events sorted into nodes: one for each operation that answers, and what stands apart from it.
 #
@@ -77,7 +66,7 @@ _KINDS: tuple[tuple[str, CollectiveKind], ...] = (
 """Found in a name without separators, in this order."""
 
 
-def collective_kind(names: Iterable[str]) -> CollectiveKind:
+def _collective_kind(names: Iterable[str]) -> CollectiveKind:
     """The kind that the first telling name states, such as ``c10d::alltoall_base_``."""
     for name in names:
         plain = name.lower().replace("_", "")
@@ -88,7 +77,7 @@ def collective_kind(names: Iterable[str]) -> CollectiveKind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EventGroups:
+class _EventGroups:
     """``node`` of each event, nodes numbered by their first start; per node its ``role``, its host operation
     (-1 none) and whether that answers for it, its longest event, its time.
 
@@ -106,15 +95,16 @@ class EventGroups:
     duration_ns: FloatArray
 
 
+def is_to_device(kernel: str) -> bool:
+    """Whether a copy between host and device is one to the device."""
+    return "HtoD" in kernel or "HostToDevice" in kernel
+
+
 def event_roles(profile: Profile) -> NDArray[np.uint8]:
     """The role of each event, by kernel name and category; each distinct pair is looked at once."""
-    key = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
-    pairs, place = np.unique(key, return_inverse=True)
-    roles = [
-        _role(profile.strings[int(pair >> 32)], profile.strings[int(pair & 0xFFFFFFFF)])
-        for pair in pairs.tolist()
-    ]
-    return np.array(roles, np.uint8)[place] if len(pairs) else np.empty(0, np.uint8)
+    strings = profile.strings
+    pair = (profile.kernel_row.astype(np.int64) << 32) | profile.category_row
+    return mapped(pair, lambda pair: _role(strings[pair >> 32], strings[pair & 0xFFFFFFFF]), np.uint8)
 
 
 def _role(kernel: str, category: str) -> Role:
@@ -129,7 +119,7 @@ def _role(kernel: str, category: str) -> Role:
     return Role.WORK
 
 
-def group_events(profile: Profile) -> EventGroups:
+def _group_events(profile: Profile) -> _EventGroups:
     """Sort the events into nodes. O(events log events)."""
     count = len(profile)
     role = event_roles(profile)
@@ -157,7 +147,7 @@ def group_events(profile: Profile) -> EventGroups:
 
 def _timed_groups(
     profile: Profile, node: IntArray, role: NDArray[np.uint8], host_op: IntArray, answers: BoolArray
-) -> EventGroups:
+) -> _EventGroups:
     count = len(role)
     ran_ns = np.maximum(profile.duration_ns, 0.0)
     busy = np.bincount(node, ran_ns, count).astype(np.float64)
@@ -171,7 +161,7 @@ def _timed_groups(
     for at in np.flatnonzero(sizes > 1).tolist():
         rows = order[offsets[at] : offsets[at + 1]]
         duration[at] = _running_ns(profile.start_ns[rows], ran_ns[rows], float(busy[at]))
-    return EventGroups(
+    return _EventGroups(
         node=node.astype(np.int32),
         role=role,
         host_op=host_op,
@@ -213,7 +203,7 @@ _DEEPEST = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Owners:
+class _Owners:
     """Of each piece of device work: the operation it belongs to (-1 none), and whether the cost of that
     operation is the cost of this work; else nobody knows it.
     """
@@ -227,13 +217,11 @@ class _Forest:
 
     def __init__(self, host: HostOps, strings: StringTable) -> None:
         self.parents: list[int] = host.parent.tolist()
-        rows, place = np.unique(host.name_row, return_inverse=True)
-        names = [strings[int(row)] for row in rows]
-        known = np.array([find_aten_rule(name) is not None for name in names], np.bool_)
-        parts = np.array([is_composite(name) for name in names], np.bool_)
-        described = host.shapes_row != 0
-        self.whole: list[bool] = (known[place] & ~parts[place] & described).tolist()
-        self.by_parts: list[bool] = (known[place] & parts[place] & described).tolist()
+        known = mapped(host.name_row, lambda row: find_aten_rule(strings[row]) is not None, np.bool_)
+        parts = mapped(host.name_row, lambda row: is_composite(strings[row]), np.bool_)
+        known &= host.shapes_row != 0
+        self.whole: list[bool] = (known & ~parts).tolist()
+        self.by_parts: list[bool] = (known & parts).tolist()
 
     def chain(self, op: int) -> list[int]:
         """An operation and those around it, innermost first."""
@@ -244,13 +232,13 @@ class _Forest:
         return found
 
 
-def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> Owners:
+def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -> _Owners:
     """The owners of pieces of device work. ``launched_by`` is the operation that launched each (-1 unknown).
 
     O(distinct launching operations x depth).
     """
     if not len(host):
-        return Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
+        return _Owners(np.full(len(launched_by), -1, np.int64), np.zeros(len(launched_by), np.bool_))
     forest = _Forest(host, strings)
     launchers, place = np.unique(launched_by, return_inverse=True)
     chains = {int(op): forest.chain(int(op)) for op in launchers if op >= 0}
@@ -263,7 +251,7 @@ def resolve_owners(host: HostOps, strings: StringTable, launched_by: IntArray) -
         owner[op] = _outermost(chain, by_parts)
     found = np.array([owner.get(int(op), -1) for op in launchers], np.int64)
     answers = found >= 0
-    return Owners(np.where(answers, found, launchers)[place], answers[place])
+    return _Owners(np.where(answers, found, launchers)[place], answers[place])
 
 
 def _claimed(
@@ -295,7 +283,7 @@ class CostedOps:
     """
 
     graph: OpGraph
-    groups: EventGroups
+    groups: _EventGroups
     node: SmallIntArray
     host_op: IntArray
     busy_ns: FloatArray
@@ -316,7 +304,7 @@ def costed_ops(profile: Profile, diagnostics: Diagnostics | None = None) -> Cost
     exactly one node, so device time in equals device time out; an event that ends before it starts adds
     nothing. Diagnostics say what has no cost.
     """
-    groups = group_events(profile)
+    groups = _group_events(profile)
     graph = _Builder(profile, groups).build()
     with np.errstate(invalid="ignore"):
         costed = ~np.isnan(graph.flops + graph.bytes_read + graph.bytes_written)
@@ -353,7 +341,7 @@ def _element_type(kernel: str) -> DType | None:
 
 
 class _Source(NamedTuple):
-    """Where a node comes from; see :class:`EventGroups`."""
+    """Where a node comes from; see :class:`_EventGroups`."""
 
     role: Role
     op: int
@@ -364,7 +352,7 @@ class _Source(NamedTuple):
 class _Builder:
     """Adds nodes in order; equal operations are costed once."""
 
-    def __init__(self, profile: Profile, groups: EventGroups) -> None:
+    def __init__(self, profile: Profile, groups: _EventGroups) -> None:
         self.profile, self.groups, self.host = profile, groups, profile.host
         self.graph = GraphBuilder(profile.name)
         self.texts: dict[int, str] = {}
@@ -374,10 +362,9 @@ class _Builder:
 
     def text(self, row: int) -> str:
         """A string of the profile."""
-        found = self.texts.get(row)
-        if found is None:
-            found = self.texts[row] = self.profile.strings[row]
-        return found
+        if row not in self.texts:
+            self.texts[row] = self.profile.strings[row]
+        return self.texts[row]
 
     def hint(self, kernel_row: int) -> DType | None:
         """The element type that a kernel's name states."""
@@ -461,8 +448,7 @@ class _Builder:
         around = self._operation(op, event) if op >= 0 else AtenCost(Cost(OpClass.UNKNOWN))
         if isnan(moved) and len(around.operands) == 1:
             moved = around.operands[0].bytes
-        to_device = "HtoD" in kernel or "HostToDevice" in kernel
-        read, written = (0.0, moved) if to_device else (moved, 0.0)
+        read, written = (0.0, moved) if is_to_device(kernel) else (moved, 0.0)
         cost = Cost(OpClass.HOST, bytes_read=read, bytes_written=written)
         return AtenCost(cost, around.operands, around.results)
 
@@ -473,17 +459,11 @@ class _Builder:
         name, shapes, types, strides, values = (int(column[op]) for column in columns)
         hint = self.hint(int(self.profile.kernel_row[event]))
         key = (name, shapes, types, strides, values, hint)
-        found = self.costs.get(key)
-        if found is None:
-            found = self.costs[key] = aten_cost(
-                self.text(name),
-                self.text(shapes),
-                self.text(types),
-                strides=self.text(strides),
-                values=self.text(values),
-                hint=hint,
-            )
-        return found
+        if key not in self.costs:
+            texts = self.text(name), self.text(shapes), self.text(types)
+            inputs = {"strides": self.text(strides), "values": self.text(values)}
+            self.costs[key] = aten_cost(*texts, **inputs, hint=hint)
+        return self.costs[key]
 
     def _group(self, ranks_row: int) -> int:
         """The group set of a list of ranks written as JSON; -1 unknown."""
@@ -499,9 +479,9 @@ class _Builder:
         row = self.comms.get(event)
         comms = self.profile.comms
         names = ([] if row is None else [self.text(int(comms.kind_row[row]))]) + self._around(op)
-        kind = collective_kind([name for name in names if name != "record_param_comms"])
+        kind = _collective_kind([name for name in names if name != "record_param_comms"])
         if kind is CollectiveKind.UNKNOWN:
-            kind = collective_kind([kernel])
+            kind = _collective_kind([kernel])
         sent = nan if row is None else float(comms.operand_bytes[row])
         self.graph.add_collective(
             node,
@@ -513,36 +493,33 @@ class _Builder:
         )
 
 
-def _report(profile: Profile, groups: EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
+def _report(profile: Profile, groups: _EventGroups, found: CostedOps, diagnostics: Diagnostics) -> None:
     """Say what has no cost, by operation, count and time; and where events of one operation overlap."""
     total_ns = float(found.busy_ns.sum())
-    graph, where = found.graph, profile.name
+    graph, findings = found.graph, diagnostics.about(profile.name, "measured-ops")
     talks = groups.role == Role.COMMUNICATION
     unlinked = (found.host_op < 0) & ~found.costed & ~talks
     rest = ~found.costed & ~unlinked & ~talks
-    rows, place = np.unique(graph.op_row, return_inverse=True)
-    rules = np.array([find_aten_rule(graph.strings[int(row)]) is not None for row in rows], np.bool_)
-    in_table = rules[place] if len(rows) else np.zeros(0, np.bool_)
+    in_table = mapped(graph.op_row, lambda row: find_aten_rule(graph.strings[row]) is not None, np.bool_)
     described = np.append(profile.host.shapes_row != 0, False)[found.host_op]  # -1: no operation
     lacking = rest & in_table & (groups.answers | ~described)
     for mask, code, reason in (
-        (unlinked, "measured-ops.unlinked", "device events of no host operation have no cost"),
-        (rest & ~lacking, "measured-ops.unknown-op", "no row in the cost table"),
-        (lacking, "measured-ops.inputs-not-recorded", NOT_RECORDED),
-        (talks, "measured-ops.communication", "communication: its time is the network's"),
+        (unlinked, "unlinked", "device events of no host operation have no cost"),
+        (rest & ~lacking, "unknown-op", "no row in the cost table"),
+        (lacking, "inputs-not-recorded", NOT_RECORDED),
+        (talks, "communication", "communication: its time is the network's"),
     ):
         time_ns = float(found.busy_ns[mask].sum())
         share = time_ns / total_ns if total_ns else 0.0
         message = f"{reason}: {share:.1%} of the device time{_names(graph, found.busy_ns, mask)}"
-        report = diagnostics.info if mask is talks else diagnostics.warning
-        report(code, where, message, count=int(mask.sum()))
+        report = findings.info if mask is talks else findings.warning
+        report(code, message, int(mask.sum()))
     message = "device events end before they start and are left out of the time of their operations"
-    negative = int((profile.duration_ns < 0).sum())
-    diagnostics.warning("measured-ops.negative-duration", where, message, count=negative)
+    findings.warning("negative-duration", message, int((profile.duration_ns < 0).sum()))
     overlap_ns = groups.busy_ns - groups.duration_ns
     overlapping = overlap_ns > 0
     message = f"events of one operation overlap, by {overlap_ns[overlapping].sum():,.0f} ns in all"
-    diagnostics.info("measured-ops.overlap", where, message, count=int(overlapping.sum()))
+    findings.info("overlap", message, int(overlapping.sum()))
 
 
 def _names(graph: OpGraph, busy_ns: FloatArray, mask: BoolArray) -> str:

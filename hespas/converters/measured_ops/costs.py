@@ -9,9 +9,10 @@ are not what the operation is for: they cost what the profiler says they touched
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isclose
+from math import isclose, nan
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from hespas.converters.measured_ops.build import (
     Role,
     costed_ops,
     event_roles,
+    is_to_device,
 )
 from hespas.costs.aten import VIEWS, aten_cost, find_aten_rule, is_composite
 from hespas.costs.aten.call import AtenCost
@@ -32,6 +34,7 @@ from hespas.graph import (
     ContractionTable,
     Csr,
     Diagnostics,
+    Findings,
     HostOps,
     OpClass,
     OpGraph,
@@ -40,7 +43,15 @@ from hespas.graph import (
     TensorTypes,
     TensorTypesBuilder,
 )
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.graph.columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    SmallIntArray,
+    at_rows,
+    distinct_rows,
+    mapped,
+)
 from hespas.graph.errors import FormatError
 
 __all__ = [
@@ -77,6 +88,36 @@ class EventCosts:
     operands: Csr
     results: Csr
 
+    def placed(self, rows: IntArray, nodes: IntArray, count: int) -> EventCosts:
+        """What ``nodes`` of ``count`` cost, which are these ``rows``; nothing is known of the others."""
+        place = np.full(count, -1, np.int64)
+        place[nodes] = rows
+        node_of = np.full(len(self.flops), -1, np.int32)
+        node_of[rows] = nodes
+        node = node_of[self.contractions.node]
+        order = np.argsort(node, kind="stable")[int((node < 0).sum()) :]
+        figures: dict[str, Any] = {name: at_rows(getattr(self, name), place, nan) for name in _FIGURES}
+        return replace(
+            self,
+            op_class=at_rows(self.op_class, place, OpClass.UNKNOWN),
+            rate_dtype=at_rows(self.rate_dtype, place, -1),
+            contractions=self.contractions.take(order, node[order]),
+            operands=self.operands.take(rows).moved(nodes, count),
+            results=self.results.take(rows).moved(nodes, count),
+            **figures,
+        )
+
+    def without(self, rows: BoolArray) -> EventCosts:
+        """The same where some rows do nothing."""
+        figures: dict[str, Any] = {name: np.where(rows, 0.0, getattr(self, name)) for name in _FIGURES}
+        return replace(
+            self,
+            op_class=np.where(rows, np.uint8(OpClass.FREE), self.op_class),
+            rate_dtype=np.where(rows, np.int16(-1), self.rate_dtype),
+            contractions=self.contractions.take(~rows[self.contractions.node]),
+            **figures,
+        )
+
 
 def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     """The cost of each device event of a profile with host operations. O(events log events).
@@ -90,8 +131,8 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
     bears = _bearers(found, roles)
     whole = np.bincount(graph.contractions.node, minlength=len(graph)) > 0
     main = _longest(node, bears, profile.duration_ns, len(graph))
-    shares = _Shares.of(node, bears, main, whole, profile.duration_ns)
-    figures = {name: shares.split(getattr(graph, name)) for name in _FIGURES}
+    share = _shares(node, bears, main, whole, profile.duration_ns)
+    figures = {name: _split(getattr(graph, name), share, node, bears, main) for name in _FIGURES}
     stated = ((roles == Role.DEVICE_COPY) | (roles == Role.FILL)) & ~found.costed[node]
     for name in ("flops", "useful_flops", "transcendentals"):
         figures[name][stated] = 0.0
@@ -105,8 +146,8 @@ def event_costs(profile: Profile, diagnostics: Diagnostics) -> EventCosts:
         rate_dtype=np.where(bears, graph.rate_dtype[node], -1).astype(np.int16),
         contractions=replace(table, node=main[table.node].astype(np.int32)),
         types=graph.types,
-        operands=_placed(graph.operands, _end_events(profile, found, first=True), len(profile)),
-        results=_placed(graph.results, _end_events(profile, found, first=False), len(profile)),
+        operands=graph.operands.moved(_end_events(profile, found, first=True), len(profile)),
+        results=graph.results.moved(_end_events(profile, found, first=False), len(profile)),
         **figures,
     )
 
@@ -128,40 +169,31 @@ def _longest(node: NDArray[np.integer], bears: BoolArray, duration_ns: FloatArra
     return main
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shares:
-    """How events divide the figures of their nodes; ``main`` is the event that takes what is left over."""
+def _shares(
+    node: NDArray[np.integer], bears: BoolArray, main: IntArray, whole: BoolArray, duration_ns: FloatArray
+) -> FloatArray:
+    """The part that each event takes of the figures of its node: by measured time; nothing but to the
+    ``main`` event where nodes are kept ``whole``.
+    """
+    is_main = main[node] == np.arange(len(node))
+    weight = np.where(bears & (is_main | ~whole[node]), np.fmax(duration_ns, 0.0), 0.0)
+    total = np.bincount(node, weight, len(main))[node]
+    share: FloatArray = np.divide(weight, total, out=np.zeros(len(node)), where=total > 0)
+    return share
 
-    node: NDArray[np.integer]
-    bears: BoolArray
-    main: IntArray
-    share: FloatArray
 
-    @classmethod
-    def of(
-        cls,
-        node: NDArray[np.integer],
-        bears: BoolArray,
-        main: IntArray,
-        whole: BoolArray,
-        duration_ns: FloatArray,
-    ) -> _Shares:
-        """By measured time; nothing but to the main event where nodes are kept ``whole``."""
-        is_main = main[node] == np.arange(len(node))
-        weight = np.where(bears & (is_main | ~whole[node]), np.fmax(duration_ns, 0.0), 0.0)
-        total = np.bincount(node, weight, len(main))[node]
-        share = np.divide(weight, total, out=np.zeros(len(node)), where=total > 0)
-        return cls(node, bears, main, share)
-
-    def split(self, column: FloatArray) -> FloatArray:
-        """One figure of all nodes by event: whole numbers that add up to it, 0 beside those that bear it."""
-        figure = column[self.node]
-        with np.errstate(invalid="ignore"):
-            parts = np.where(self.bears, np.floor(figure * self.share), 0.0)
-        parts[self.main] = 0.0
-        known = np.where(np.isnan(parts), 0.0, parts)
-        parts[self.main] = column - np.bincount(self.node, known, len(self.main))
-        return np.where(self.bears & np.isnan(figure), np.nan, parts)
+def _split(
+    column: FloatArray, share: FloatArray, node: NDArray[np.integer], bears: BoolArray, main: IntArray
+) -> FloatArray:
+    """One figure of all nodes by event: whole numbers that add up to it, as ``main`` takes what is left over;
+    0 beside those that bear it.
+    """
+    figure = column[node]
+    with np.errstate(invalid="ignore"):
+        parts = np.where(bears, np.floor(figure * share), 0.0)
+    parts[main] = 0.0
+    parts[main] = column - np.bincount(node, np.nan_to_num(parts), len(main))
+    return np.where(bears & np.isnan(figure), np.nan, parts)
 
 
 def _own_class(roles: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -176,18 +208,13 @@ def _own_traffic(
     """Put in what copies and fills touched by themselves, where the profiler says it."""
     moved = profile.bytes_moved
     rows = np.flatnonzero(apart & ((roles != Role.HOST_COPY) | ~np.isnan(moved)))
-    kernels, place = np.unique(profile.kernel_row[rows], return_inverse=True)
-    names = [profile.strings[int(row)] for row in kernels]
-    to_device = np.array([_is_to_device(name) for name in names], np.bool_)[place.reshape(-1)]
+    kernel = profile.kernel_row[rows]
+    to_device = mapped(kernel, lambda row: is_to_device(profile.strings[row]), np.bool_)
     role = roles[rows]
     writes_only = (role == Role.FILL) | ((role == Role.HOST_COPY) & to_device)
     reads_only = (role == Role.HOST_COPY) & ~to_device
     figures["bytes_read"][rows] = np.where(writes_only, 0.0, moved[rows])
     figures["bytes_written"][rows] = np.where(reads_only, 0.0, moved[rows])
-
-
-def _is_to_device(kernel: str) -> bool:
-    return "HtoD" in kernel or "HostToDevice" in kernel
 
 
 def _end_events(profile: Profile, found: CostedOps, *, first: bool) -> IntArray:
@@ -198,10 +225,6 @@ def _end_events(profile: Profile, found: CostedOps, *, first: bool) -> IntArray:
     ends = np.zeros(len(found.graph), np.int64)
     ends[found.node[order]] = order
     return ends
-
-
-def _placed(types: Csr, events: IntArray, count: int) -> Csr:
-    return Csr.from_pairs(events[types.row_ids], types.values, count)
 
 
 def _report(
@@ -265,46 +288,38 @@ def host_costs(
     bears, idle = roles.bears, roles.idle
     rows = np.flatnonzero(bears)
     columns = (host.name_row, host.shapes_row, host.dtype_row, host.strides_row, host.values_row)
-    keys = np.stack([column[rows].astype(np.int64) for column in columns])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
-    place = place.reshape(-1)
+    inputs, place = distinct_rows(*(column[rows] for column in columns))
     priced: list[AtenCost] = []
-    for name, shapes, types, strides, values in distinct.T.tolist():
-        texts = strings[strides], strings[values]
-        priced.append(
-            aten_cost(strings[name], strings[shapes], strings[types], strides=texts[0], values=texts[1])
-        )
+    for each in inputs:
+        name, shapes, types, strides, values = (strings[row] for row in each)
+        priced.append(aten_cost(name, shapes, types, strides=strides, values=values))
     found = _host_columns(len(host), rows, place, priced, idle)
-    _report_host(host, strings, roles, found, (diagnostics, where))
+    _report_host(host, strings, roles, found, diagnostics.about(where, "measured-ops"))
     return found
 
 
 def _roles(host: HostOps, strings: StringTable, communicates: BoolArray, touches: BoolArray | None) -> _Roles:
-    names, place = np.unique(host.name_row, return_inverse=True)
-    texts = [strings[int(row)] for row in names]
+    def named(question: Callable[[str], bool]) -> BoolArray:
+        return mapped(host.name_row, lambda row: question(strings[row]), np.bool_)
 
-    def named(flags: Sequence[bool]) -> BoolArray:
-        found: BoolArray = np.array(flags, np.bool_)[place.reshape(-1)]
-        return found
-
-    in_table = named([find_aten_rule(text) is not None for text in texts]) & ~communicates
-    by_parts = in_table & named([is_composite(text) for text in texts])
+    in_table = named(lambda name: find_aten_rule(name) is not None) & ~communicates
+    by_parts = in_table & named(is_composite)
+    alone = named(_BY_PARTS_ALONE.__contains__)
     described = host.shapes_row != 0
     whole = in_table & ~by_parts & described
     whole &= ~_inside(host.parent, whole)
     answered = _inside(host.parent, whole)
     parts = by_parts & described & ~answered & ~_around(host.parent, whole)
-    parts &= ~named([text in _BY_PARTS_ALONE for text in texts])
+    parts &= ~alone
     parts &= ~_around(host.parent, parts)
     bears = whole | parts
     answered |= _inside(host.parent, parts)
     calls = bears | communicates
     wraps = (~in_table | by_parts) & (_around(host.parent, calls) | _inside(host.parent, communicates))
-    kept = named([text in VIEWS or _BOOKKEEPING.fullmatch(text) is not None for text in texts])
-    copies = named([text in _BY_PARTS_ALONE for text in texts])
+    kept = alone | named(lambda name: name in VIEWS or _BOOKKEEPING.fullmatch(name) is not None)
     if touches is not None:
         kept |= ~touches & ~in_table
-    idle = ~bears & ~communicates & (answered | wraps | kept | copies)
+    idle = ~bears & ~communicates & (answered | wraps | kept)
     return _Roles(bears=bears, idle=idle, communicates=communicates, undescribed=in_table & ~described)
 
 
@@ -321,7 +336,7 @@ def _around(parent: NDArray[np.integer], marked: BoolArray) -> BoolArray:
     jump = parent.astype(np.int64)
     while (jump >= 0).any():
         found[jump[found & (jump >= 0)]] = True
-        jump = np.where(jump >= 0, jump[np.maximum(jump, 0)], -1)
+        jump = at_rows(jump, jump, -1)
     return found
 
 
@@ -345,24 +360,16 @@ def _host_columns(
         Csr.from_lists([[types.add(each.dtype, each.shape) for each in side] for side in sides])
         for sides in ([each.operands for each in priced], [each.results for each in priced])
     ]
-    operands, results = (_on_operations(side.take(place), rows, count) for side in ends)
+    operands, results = (side.take(place).moved(rows, count) for side in ends)
     return EventCosts(
         op_class=op_class,
-        flops=figures("flops"),
-        useful_flops=figures("useful_flops"),
-        transcendentals=figures("transcendentals"),
-        bytes_read=figures("bytes_read"),
-        bytes_written=figures("bytes_written"),
         rate_dtype=rate,
         contractions=_contractions_of(rows, place, priced),
         types=types.build(),
         operands=operands,
         results=results,
+        **{name: figures(name) for name in _FIGURES},
     )
-
-
-def _on_operations(sides: Csr, rows: IntArray, count: int) -> Csr:
-    return Csr.from_pairs(rows[sides.row_ids], sides.values, count)
 
 
 def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]) -> ContractionTable:
@@ -384,25 +391,21 @@ def _contractions_of(rows: IntArray, place: IntArray, priced: Sequence[AtenCost]
 
 
 def _report_host(
-    host: HostOps, strings: StringTable, roles: _Roles, found: EventCosts, sink: tuple[Diagnostics, str]
+    host: HostOps, strings: StringTable, roles: _Roles, found: EventCosts, findings: Findings
 ) -> None:
     """Say what has no cost, and what was taken to have none of its own."""
-    diagnostics, where = sink
     unknown = ~roles.bears & ~roles.idle & ~roles.communicates
     unclear = roles.bears & np.isnan(found.flops + found.bytes_read + found.bytes_written)
     unclear |= unknown & roles.undescribed
     for mask, code, message in (
-        (unknown & ~unclear, "measured-ops.unknown-op", "operations without a row in the cost table"),
-        (unclear, "measured-ops.inputs-not-recorded", NOT_RECORDED),
+        (unknown & ~unclear, "unknown-op", "operations without a row in the cost table"),
+        (unclear, "inputs-not-recorded", NOT_RECORDED),
     ):
-        named = _most_frequent(host, strings, mask)
-        diagnostics.warning(code, where, f"{message}: {named}", count=int(mask.sum()))
-    diagnostics.info(
-        "measured-ops.calls",
-        where,
-        "calls around operations with a cost, parts of them, views and bookkeeping cost nothing themselves",
-        count=int(roles.idle.sum()),
+        findings.warning(code, f"{message}: {_most_frequent(host, strings, mask)}", int(mask.sum()))
+    calls = (
+        "calls around operations with a cost, parts of them, views and bookkeeping cost nothing themselves"
     )
+    findings.info("calls", calls, int(roles.idle.sum()))
 
 
 def _most_frequent(host: HostOps, strings: StringTable, mask: BoolArray) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -16,22 +15,13 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, GraphNodes, Launches, Ranges, listed
 from hespas.converters.linking import match_rows
-from hespas.files.sqlite import (
-    MISSING,
-    SQLITE_MAGIC,
-    Database,
-    Table,
-    folded,
-    log_beside,
-    opened,
-    report_refused,
-)
+from hespas.files.sqlite import MISSING, SQLITE_MAGIC, Database, Table, folded, opened, report_unread
 from hespas.files.streams import open_input
-from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import IntArray
+from hespas.graph import Diagnostics, Findings, OpClass, Profile, StringTableBuilder
+from hespas.graph.columns import IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import UnsupportedError
 
-__all__ = ["Strings", "read_nsys"]
+__all__ = ["read_nsys"]
 
 _NEWEST_MAJOR = 3
 _LAUNCH_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
@@ -67,9 +57,10 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
                 position="table StringTable",
                 hint="record with nsys, and export to SQLite",
             )
-        strings = Strings(database, StringTableBuilder())
-        work, devices = _read_work(database, strings, diagnostics)
-        ranges, texts = _read_ranges(database, strings, work, diagnostics)
+        strings = _Strings(database, StringTableBuilder())
+        findings = diagnostics.about(database.path, "nsys")
+        work, devices = _read_work(database, strings, findings)
+        ranges, texts = _read_ranges(database, strings, work, findings)
         trace = GpuTrace(
             strings=strings.builder,
             devices=devices,
@@ -79,12 +70,9 @@ def read_nsys(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pro
             texts=texts,
             nodes=_nodes(database),
         )
-        metadata = _metadata(database, diagnostics)
-        _report_tables(database, diagnostics)
-        report_refused(database, "nsys", diagnostics)
-    if log_beside(path):
-        message = "a write-ahead log lies beside the database: what is in it is not read"
-        diagnostics.warning("nsys.write-ahead-log", str(path), message)
+        metadata = _metadata(database, findings)
+        _report_tables(database, findings)
+        report_unread(database, "nsys", diagnostics)
     return to_profile(path, "nsys", trace, metadata, diagnostics)
 
 
@@ -133,26 +121,22 @@ def _nodes(database: Database) -> GraphNodes:
     )
 
 
-def _metadata(database: Database, diagnostics: Diagnostics) -> dict[str, str]:
+def _metadata(database: Database, findings: Findings) -> dict[str, str]:
     """Facts about the recording; nothing that names a machine, a person or a path."""
     table = database.read("META_DATA_EXPORT", (), ("name", "value"))
-    texts = [text.decode("utf-8", "replace") for text in table.distinct]
-    pairs = zip(listed(table.texts["name"]), listed(table.texts["value"]), strict=True)
-    facts = {texts[name]: texts[value] for name, value in pairs if name >= 0 and value >= 0}
+    facts = table.facts("name", "value")
     version, product = facts.get("EXPORT_SCHEMA_VERSION", ""), facts.get("EXPORT_PRODUCT_VERSION", "")
     major = version.partition(".")[0]
     if major.isdecimal() and int(major[:9]) > _NEWEST_MAJOR:
-        message = (
-            f"the export has schema {version[:40]}, newer than {_NEWEST_MAJOR}: columns may have changed"
-        )
-        diagnostics.warning("nsys.newer-schema", database.path, message)
+        newer = f"the export has schema {version[:40]}, newer than {_NEWEST_MAJOR}: columns may have changed"
+        findings.warning("newer-schema", newer)
     session = database.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)).integers["utcEpochNs"]
     started = str(session[0]) if len(session) and session[0] != MISSING else ""
     known = {"schema_version": version[:100], "product_version": product[:100], "session_start_ns": started}
     return {name: value for name, value in known.items() if value}
 
 
-def _report_tables(database: Database, diagnostics: Diagnostics) -> None:
+def _report_tables(database: Database, findings: Findings) -> None:
     """Say what else was recorded."""
     others = [
         name
@@ -160,7 +144,7 @@ def _report_tables(database: Database, diagnostics: Diagnostics) -> None:
         if folded(name) not in _READ_FOLDED and not folded(name).startswith(_NO_EVENTS_FOLDED)
     ]
     message = f"tables that are not read: {', '.join(name[:60] for name in others[:40])}"
-    diagnostics.info("nsys.other-tables", database.path, message, count=len(others))
+    findings.info("other-tables", message, len(others))
 
 
 # NVTX ranges of an export. Numbers of event types: table ``ENUM_NSYS_EVENT_TYPE``.
@@ -172,26 +156,25 @@ _INTEGERS = ("start", "end", "eventType", "globalTid", "textId")
 
 
 def _read_ranges(
-    database: Database, strings: Strings, work: DeviceWork, diagnostics: Diagnostics
+    database: Database, strings: _Strings, work: DeviceWork, findings: Findings
 ) -> tuple[Ranges, list[str]]:
     """The ranges, and what they say. A range that was open when the recording ended lasts until its end."""
     table = database.read("NVTX_EVENTS", _INTEGERS, ("text",))
-    columns, path = table.integers, database.path
+    columns = table.integers
     kind = columns["eventType"]
     untyped = (kind == MISSING) & (columns["end"] != MISSING)
     nests = np.isin(kind, _PUSH_POP) | untyped
     chosen = nests | np.isin(kind, _START_END)
     timeless = chosen & (columns["start"] == MISSING)
-    message = "marks, domains and categories of NVTX are no ranges"
-    diagnostics.info("nsys.other-nvtx-events", path, message, count=int((~chosen).sum()))
-    message = "NVTX ranges have no start and are left out"
-    diagnostics.warning("nsys.range-without-time", path, message, count=int(timeless.sum()))
+    others = "marks, domains and categories of NVTX are no ranges"
+    findings.info("other-nvtx-events", others, int((~chosen).sum()))
+    findings.warning("range-without-time", "NVTX ranges have no start and are left out", int(timeless.sum()))
     rows = np.flatnonzero(chosen & ~timeless)
     start, end = columns["start"][rows], columns["end"][rows]
     still_open = end < start
     last = max((int(part.max()) for part in (start, end, work.end_ns) if len(part)), default=0)
     message = "NVTX ranges were open when the recording ended, and are taken to last until then"
-    diagnostics.info("nsys.open-range", path, message, count=int(still_open.sum()))
+    findings.info("open-range", message, int(still_open.sum()))
     thread = columns["globalTid"][rows]
     places, texts = _texts(table, rows, strings)
     return Ranges(
@@ -204,12 +187,11 @@ def _read_ranges(
     ), texts
 
 
-def _texts(table: Table, rows: IntArray, strings: Strings) -> tuple[IntArray, list[str]]:
+def _texts(table: Table, rows: IntArray, strings: _Strings) -> tuple[IntArray, list[str]]:
     """What ranges say: their own text, else one of the table of texts."""
-    own = table.texts["text"][rows]
-    texts = [text.decode("utf-8", "replace") for text in table.distinct]
+    own, texts = table.texts["text"][rows], table.words
     empty = np.array([not text for text in texts], np.bool_)
-    without = (own < 0) | (empty[np.maximum(own, 0)] if len(empty) else np.True_)
+    without = at_rows(empty, own, missing=True)
     numbers, codes = np.unique(table.integers["textId"][rows][without], return_inverse=True)
     places = own.copy()
     places[without] = len(texts) + codes
@@ -220,32 +202,19 @@ def _texts(table: Table, rows: IntArray, strings: Strings) -> tuple[IntArray, li
 # Device work of an export: kernels, copies, fills, and CUDA graphs that were recorded as a whole.
 
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
-_COPIES: MappingProxyType[int, tuple[str, OpClass]] = MappingProxyType(
-    {
-        1: ("HtoD", OpClass.MEMORY),
-        2: ("DtoH", OpClass.MEMORY),
-        3: ("HtoA", OpClass.MEMORY),
-        4: ("AtoH", OpClass.MEMORY),
-        5: ("AtoA", OpClass.MOVE),
-        6: ("AtoD", OpClass.MOVE),
-        7: ("DtoA", OpClass.MOVE),
-        8: ("DtoD", OpClass.MOVE),
-        9: ("HtoH", OpClass.MEMORY),
-        10: ("PtoP", OpClass.MOVE),
-        11: ("UVM HtoD", OpClass.MEMORY),
-        12: ("UVM DtoH", OpClass.MEMORY),
-        13: ("UVM DtoD", OpClass.MOVE),
-    }
+_COPIES = (
+    *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+    *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
 )
-"""``copyKind`` (table ``ENUM_CUDA_MEMCPY_OPER``) -> as Kineto calls it, and whether the host takes part."""
+"""``copyKind`` (table ``ENUM_CUDA_MEMCPY_OPER``) from 1 on, as Kineto calls them: ``H`` is the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
     database: Database
-    strings: Strings
+    strings: _Strings
     gpus: _Gpus
-    diagnostics: Diagnostics
+    findings: Findings
 
     def part(
         self, table: str, category: str, further: tuple[str, ...]
@@ -255,7 +224,7 @@ class _Reader:
         known = (columns["start"] != MISSING) & (columns["end"] != MISSING)
         message = f"rows of {table} have no start or no end and are left out"
         lost = len(known) - int(known.sum())
-        self.diagnostics.error("nsys.event-without-time", self.database.path, message, count=lost)
+        self.findings.error("event-without-time", message, lost)
         columns = {name: column[known] for name, column in columns.items()}
         count = int(known.sum())
         nothing = np.zeros(count, np.int64)
@@ -289,18 +258,25 @@ class _Reader:
     def copies(self) -> DeviceWork:
         further = ("bytes", "copyKind", "srcKind", "dstKind")
         part, columns = self.part("CUPTI_ACTIVITY_KIND_MEMCPY", "gpu_memcpy", further)
-        labels = _labels(self.database, "ENUM_CUDA_MEM_KIND")
-        operations = _labels(self.database, "ENUM_CUDA_MEMCPY_OPER")
-        triples = np.stack([columns[name] for name in further[1:]])
-        distinct, codes = np.unique(triples, axis=1, return_inverse=True)
+        labels = self._labels("ENUM_CUDA_MEM_KIND")
+        operations = self._labels("ENUM_CUDA_MEMCPY_OPER")
+        triples, place = distinct_rows(*(columns[name] for name in further[1:]))
         rows: list[int] = []
         classes: list[int] = []
-        for kind, source, target in zip(*(listed(each) for each in distinct), strict=True):
-            short, op_class = _COPIES.get(kind, (operations.get(kind, "unknown"), OpClass.UNKNOWN))
+        for kind, source, target in triples:
+            short, op_class = operations.get(kind, "unknown"), OpClass.UNKNOWN
+            if 0 < kind <= len(_COPIES):
+                short = _COPIES[kind - 1]
+                op_class = OpClass.MEMORY if "H" in short else OpClass.MOVE
             between = f" ({labels[source]} -> {labels[target]})" if {source, target} <= labels.keys() else ""
             rows.append(self.strings.builder.add(f"Memcpy {short}{between}"))
             classes.append(op_class)
-        return replace(part, name_row=_picked(rows, codes), op_class=_picked(classes, codes))
+        name_row, classes_of = (np.array(each, np.int64)[place] for each in (rows, classes))
+        return replace(part, name_row=name_row, op_class=classes_of)
+
+    def _labels(self, table: str) -> dict[int, str]:
+        """A table of numbers and what they mean."""
+        return self.database.read(table, ("id",), ("label",)).by_key("id", "label")
 
     def fills(self) -> DeviceWork:
         part, _ = self.part("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset", ("bytes",))
@@ -321,22 +297,21 @@ class _Reader:
         wanted = (part.process, part.correlation)
         covered = match_rows((others.process, others.correlation), wanted) >= 0
         message = "CUDA graphs whose nodes are recorded too are left out: their time is that of the nodes"
-        self.diagnostics.info(
-            "nsys.graph-of-recorded-nodes", self.database.path, message, count=int(covered.sum())
-        )
-        numbers, codes = np.unique(columns["graphId"], return_inverse=True)
-        rows = [self.strings.builder.add(f"CUDA graph {max(number, 0)}") for number in listed(numbers)]
-        return replace(part, name_row=_picked(rows, codes)).taken(np.flatnonzero(~covered))
+        self.findings.info("graph-of-recorded-nodes", message, int(covered.sum()))
+        add = self.strings.builder.add
+        rows = mapped(columns["graphId"], lambda number: add(f"CUDA graph {max(number, 0)}"), np.int64)
+        return replace(part, name_row=rows).take(np.flatnonzero(~covered))
 
 
 def _read_work(
-    database: Database, strings: Strings, diagnostics: Diagnostics
+    database: Database, strings: _Strings, findings: Findings
 ) -> tuple[DeviceWork, tuple[str, ...]]:
     """All device work by start, and the names of the devices. O(n log n)."""
     gpus = _Gpus(database)
-    reader = _Reader(database, strings, gpus, diagnostics)
-    nodes = DeviceWork.joined((reader.kernels(), reader.copies(), reader.fills(), reader.decompressions()))
-    return DeviceWork.joined((nodes, reader.graphs(nodes))), tuple(gpus.names)
+    reader = _Reader(database, strings, gpus, findings)
+    parts = (reader.kernels(), reader.copies(), reader.fills(), reader.decompressions())
+    nodes = DeviceWork.joined(parts).by_start()
+    return DeviceWork.joined((nodes, reader.graphs(nodes))).by_start(), tuple(gpus.names)
 
 
 class _Gpus:
@@ -344,10 +319,8 @@ class _Gpus:
 
     def __init__(self, database: Database) -> None:
         gpus = database.read("TARGET_INFO_GPU", ("id", "cuDevice"), ("name",))
-        texts = [text.decode("utf-8", "replace") for text in gpus.distinct]
-        numbers, own, places = (listed(each) for each in (*gpus.integers.values(), gpus.texts["name"]))
-        labels = [texts[place] if place >= 0 else "" for place in places]
-        self._name = dict(zip(numbers, labels, strict=True))
+        numbers, own = (listed(each) for each in gpus.integers.values())
+        self._name = gpus.by_key("id", "name")
         self._by_number = {number: gpu for number, gpu in zip(own, numbers, strict=True) if number >= 0}
         seen = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId")).integers
         pids, devices, ids = (listed(column) for column in seen.values())
@@ -358,10 +331,10 @@ class _Gpus:
 
     def of(self, process: IntArray, number: IntArray) -> tuple[IntArray, IntArray]:
         """The GPU of each event (-1: unknown), and the place of its name."""
-        pairs, codes = np.unique(np.stack((process, number)), axis=1, return_inverse=True)
-        owners, devices = listed(pairs[0]), listed(pairs[1])
-        found = [self._one(owner & 0xFFFFFF, each) for owner, each in zip(owners, devices, strict=True)]
-        return _picked([gpu for gpu, _ in found], codes), _picked([place for _, place in found], codes)
+        pairs, place = distinct_rows(process, number)
+        found = [self._one(owner & 0xFFFFFF, each) for owner, each in pairs]
+        gpu, name = np.array(found, np.int64).reshape(-1, 2)[place].T
+        return gpu, name
 
     def _one(self, pid: int, number: int) -> tuple[int, int]:
         gpu = self._seen.get((pid, number))
@@ -370,23 +343,11 @@ class _Gpus:
         return gpu, self.names.setdefault(self._name.get(gpu, ""), len(self.names))
 
 
-def _labels(database: Database, table: str) -> dict[int, str]:
-    """A table of numbers and what they mean."""
-    found = database.read(table, ("id",), ("label",))
-    texts = [text.decode("utf-8", "replace") for text in found.distinct]
-    pairs = zip(listed(found.integers["id"]), listed(found.texts["label"]), strict=True)
-    return {number: texts[place] for number, place in pairs if place >= 0}
-
-
 def _or_unknown(column: IntArray) -> IntArray:
     return np.maximum(column, -1)
 
 
-def _picked(values: list[int], codes: IntArray) -> IntArray:
-    return np.array(values, np.int64)[codes.reshape(-1)] if values else np.zeros(0, np.int64)
-
-
-class Strings:
+class _Strings:
     """Table ``StringIds``. ``builder`` takes the texts that are asked for."""
 
     def __init__(self, database: Database, builder: StringTableBuilder) -> None:
@@ -407,6 +368,4 @@ class Strings:
 
     def rows(self, numbers: IntArray) -> IntArray:
         """The rows of texts by number in ``builder``, 0 for those that are not there."""
-        distinct, codes = np.unique(numbers, return_inverse=True)
-        rows = [self.builder.add(self.text(number)) for number in listed(distinct)]
-        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+        return mapped(numbers, lambda number: self.builder.add(self.text(number)), np.int64)

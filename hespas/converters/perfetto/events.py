@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
-from hespas.converters.perfetto.packets import LARGEST_NS, Clocks, Packet, Sequence, text
+from hespas.converters.perfetto.packets import LARGEST_NS, Clocks, Message, Packet, Sequence, messages, text
 from hespas.converters.tracks.reading import rank_and_device, stream_in_name
 from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
 from hespas.graph import StringTableBuilder
@@ -31,14 +32,14 @@ from hespas.schemas.perfetto import (
     ThreadField,
 )
 
-__all__ = ["ARGUMENTS", "Arguments", "Descriptions", "EventColumns", "EventKind", "Place", "TrackKey"]
+__all__ = ["Descriptions", "EventColumns", "EventKind", "Place"]
 
-Arguments = tuple[tuple[str, str | float], ...]
-"""What annotations tell, of the names in :data:`ARGUMENTS`."""
-TrackKey = tuple[str, int, int | str]
+_Arguments = tuple[tuple[str, str | float], ...]
+"""What annotations tell, of the names in :data:`_ARGUMENTS`."""
+_TrackKey = tuple[str, int, int | str]
 """``("track", uuid, 0)``, or ``("gpu", gpu, queue)``."""
 
-ARGUMENTS = frozenset(
+_ARGUMENTS = frozenset(
     {"op", "kernel", "module", "shapes", "dtype", "op_class", "run", "bytes", "start_ns", "duration_ns"}
 )
 _DOUBLE = struct.Struct("<d")
@@ -77,53 +78,15 @@ _PHASES = {
 }
 
 
-@dataclass(slots=True)
-class _Parts:
-    """The fields of one event before they are made sense of."""
+class _Parts(NamedTuple):
+    """The fields of one event before they are made sense of: numbers, places of texts and messages, places of
+    annotations, and the flows it is part of.
+    """
 
-    type: int = 0
-    track: int | None = None
-    name: str | None = None
-    name_iid: int = 0
-    category: str = ""
-    category_iid: int = 0
-    absolute_us: int | None = None
-    delta_us: int = 0
-    legacy: tuple[int, int] | None = None
-    annotations: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    flows: list[int] = field(default_factory=list[int])
-
-    def message(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Take a field of bytes."""
-        match number:
-            case EventField.DEBUG_ANNOTATIONS:
-                self.annotations.append((start, end))
-            case EventField.NAME:
-                self.name = text(data, start, end)
-            case EventField.CATEGORIES:
-                self.category = self.category or text(data, start, end)
-            case EventField.LEGACY_EVENT:
-                self.legacy = (start, end)
-            case _:
-                pass
-
-    def number(self, number: int, value: int) -> None:
-        """Take a field that is a number."""
-        match number:
-            case EventField.TYPE:
-                self.type = value
-            case EventField.TRACK_UUID:
-                self.track = value
-            case EventField.NAME_IID:
-                self.name_iid = value
-            case EventField.CATEGORY_IIDS:
-                self.category_iid = self.category_iid or value
-            case EventField.TIMESTAMP_ABSOLUTE_US:
-                self.absolute_us = signed(value)
-            case EventField.TIMESTAMP_DELTA_US:
-                self.delta_us = signed(value)
-            case _:
-                pass
+    numbers: dict[int, int]
+    spans: dict[int, tuple[int, int]]
+    annotations: list[tuple[int, int]]
+    flows: list[int]
 
 
 class EventColumns:
@@ -132,8 +95,8 @@ class EventColumns:
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self.strings = StringTableBuilder()
-        self.tracks: dict[TrackKey, int] = {}
-        self.arguments: dict[Arguments, int] = {(): 0}
+        self.tracks: dict[_TrackKey, int] = {}
+        self.arguments: dict[_Arguments, int] = {(): 0}
         self.kind = array("b")
         self.track = array("q")
         self.time_ns = array("q")
@@ -151,64 +114,60 @@ class EventColumns:
     def track_event(self, packet: Packet, sequence: Sequence, start: int, end: int) -> None:
         """A begin, an end, or a moment; counters are counted only."""
         parts = self._parts(packet.data, start, end)
-        kind, duration_ns = _KINDS.get(parts.type), 0
-        if parts.legacy is not None:
-            kind, duration_ns = self._legacy(packet.data, parts, kind)
-        sequence.delta_us += parts.delta_us
+        numbers, spans = parts.numbers, parts.spans
+        kind, duration_ns = _KINDS.get(numbers.get(EventField.TYPE, 0)), 0
+        name_iid = numbers.get(EventField.NAME_IID, 0)
+        if EventField.LEGACY_EVENT in spans:
+            legacy = Message.of(packet.data, *spans[EventField.LEGACY_EVENT]).numbers
+            if LegacyField.PHASE in legacy:
+                kind = _PHASES.get(legacy[LegacyField.PHASE])
+            duration_ns = signed(legacy.get(LegacyField.DURATION_US, 0)) * _NS_PER_US
+            name_iid = name_iid or legacy.get(LegacyField.NAME_IID, 0)
+        sequence.delta_us += signed(numbers.get(EventField.TIMESTAMP_DELTA_US, 0))
         if kind is None:
             self.other += 1
             return
-        if parts.absolute_us is not None:
-            time_ns = parts.absolute_us * _NS_PER_US
+        if EventField.TIMESTAMP_ABSOLUTE_US in numbers:
+            time_ns = signed(numbers[EventField.TIMESTAMP_ABSOLUTE_US]) * _NS_PER_US
         elif PacketField.TIMESTAMP in packet.numbers:
-            clock = packet.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, sequence.clock)
-            stamp = packet.number(PacketField.TIMESTAMP)
-            time_ns = self._clocks.time_ns(sequence.number, clock, stamp, start)
+            time_ns = self._stamp_ns(packet, sequence, start)
         else:
             time_ns = sequence.delta_us * _NS_PER_US
-        name = parts.name
-        if name is None:
-            name = self._looked_up(sequence, InternedDataField.EVENT_NAMES, parts.name_iid)
-        category = parts.category or self._looked_up(
-            sequence, InternedDataField.EVENT_CATEGORIES, parts.category_iid
+        if EventField.NAME in spans:
+            name = text(packet.data, *spans[EventField.NAME])
+        else:
+            name = self._looked_up(sequence, InternedDataField.EVENT_NAMES, name_iid)
+        category = text(packet.data, *spans.get(EventField.CATEGORIES, (0, 0))) or self._looked_up(
+            sequence, InternedDataField.EVENT_CATEGORIES, numbers.get(EventField.CATEGORY_IIDS, 0)
         )
         arguments = self._annotations(packet.data, sequence, parts.annotations) if parts.annotations else ()
         for flow in parts.flows:
             self.flow.append(flow)
             self.flow_event.append(len(self.kind))
-        track = sequence.track if parts.track is None else parts.track
+        track = numbers.get(EventField.TRACK_UUID, sequence.track)
         times_ns = (_within(time_ns, start), _within(duration_ns, start))
         self._append(kind, ("track", track, 0), times_ns, (name, category), arguments)
 
-    @staticmethod
-    def _parts(data: bytes, start: int, end: int) -> _Parts:
-        found = _Parts()
-        for number, wire, value, after in fields(data, start, end):
-            if number in _FLOWS and wire == BYTES:
-                found.flows += (_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
-            elif number in _FLOWS:
-                found.flows.append(value)
-            elif wire == BYTES:
-                found.message(number, data, value, after)
-            else:
-                found.number(number, value)
-        return found
+    def _stamp_ns(self, packet: Packet, sequence: Sequence, position: int) -> int:
+        clock = packet.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, sequence.clock)
+        return self._clocks.time_ns(sequence.number, clock, packet.number(PacketField.TIMESTAMP), position)
 
     @staticmethod
-    def _legacy(data: bytes, parts: _Parts, kind: EventKind | None) -> tuple[EventKind | None, int]:
-        """The phase of an event in Chrome's older form, and the duration of a complete one in ns."""
-        start, end = parts.legacy or (0, 0)
-        duration_ns = 0
-        for number, wire, value, _ in fields(data, start, end):
-            if wire != VARINT:
-                continue
-            if number == LegacyField.PHASE:
-                kind = _PHASES.get(value)
-            elif number == LegacyField.DURATION_US:
-                duration_ns = signed(value) * _NS_PER_US
-            elif number == LegacyField.NAME_IID:
-                parts.name_iid = parts.name_iid or value
-        return kind, duration_ns
+    def _parts(data: bytes, start: int, end: int) -> _Parts:
+        found = _Parts({}, {}, [], [])
+        for number, wire, value, after in fields(data, start, end):
+            if number in _FLOWS and wire == BYTES:
+                found.flows.extend(_U64.unpack_from(data, at)[0] for at in range(value, after - 7, 8))
+            elif number in _FLOWS:
+                found.flows.append(value)
+            elif number == EventField.DEBUG_ANNOTATIONS and wire == BYTES:
+                found.annotations.append((value, after))
+            elif wire == BYTES:
+                if number != EventField.CATEGORIES or number not in found.spans:
+                    found.spans[number] = (value, after)
+            elif number != EventField.CATEGORY_IIDS or not found.numbers.get(number):
+                found.numbers[number] = value
+        return found
 
     def _looked_up(self, sequence: Sequence, what: InternedDataField, iid: int) -> str:
         if not iid:
@@ -218,7 +177,7 @@ class EventColumns:
             self.unresolved += 1
         return found or ""
 
-    def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> Arguments:
+    def _annotations(self, data: bytes, sequence: Sequence, spans: list[tuple[int, int]]) -> _Arguments:
         arguments: dict[str, str | float] = {}
         for start, end in spans:
             key = ""
@@ -241,7 +200,7 @@ class EventColumns:
                         value = float(_DOUBLE.unpack(_U64.pack(place))[0])
                     case _:
                         pass
-            if key in ARGUMENTS and value is not None:
+            if key in _ARGUMENTS and value is not None:
                 arguments[key] = value
         return tuple(arguments.items())
 
@@ -255,9 +214,10 @@ class EventColumns:
             elif number == StageField.NAME and wire == BYTES:
                 name = text(data, value, after)
             elif number == StageField.EXTRA_DATA and wire == BYTES:
-                key, content = _pair(data, value, after)
-                if key in ARGUMENTS:
-                    arguments[key] = content
+                extra = Message.of(data, value, after)
+                key = extra.text(ExtraDataField.NAME)
+                if key in _ARGUMENTS:
+                    arguments[key] = extra.text(ExtraDataField.VALUE)
             elif number == StageField.SPECIFICATIONS and wire == BYTES:
                 self._specify(data, value, after)
         if StageField.EVENT_ID not in values and StageField.DURATION not in values:
@@ -272,8 +232,7 @@ class EventColumns:
         interned = self._looked_up(
             sequence, InternedDataField.EVENT_NAMES, values.get(StageField.NAME_IID, 0)
         )
-        clock = packet.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, sequence.clock)
-        time_ns = self._clocks.time_ns(sequence.number, clock, packet.number(PacketField.TIMESTAMP), start)
+        time_ns = self._stamp_ns(packet, sequence, start)
         gpu = signed(values.get(StageField.GPU_ID, 0))
         where = queue or f"queue {values.get(StageField.HW_QUEUE_ID, 0)}"
         shown = name or interned or kernel or stage
@@ -297,27 +256,19 @@ class EventColumns:
         return listed[number] if 0 <= number < len(listed) else ""
 
     def _specify(self, data: bytes, start: int, end: int) -> None:
-        queues: list[str] = []
-        stages: list[str] = []
-        for number, wire, value, after in fields(data, start, end):
-            if wire != BYTES or number not in {SpecificationsField.HW_QUEUE, SpecificationsField.STAGE}:
-                continue
-            into = queues if number == SpecificationsField.HW_QUEUE else stages
-            names = [
-                text(data, place, behind)
-                for inner, kind, place, behind in fields(data, value, after)
-                if inner == SpecificationField.NAME and kind == BYTES
-            ]
-            into.append("".join(names[-1:]))
+        listed: dict[int, list[str]] = {SpecificationsField.HW_QUEUE: [], SpecificationsField.STAGE: []}
+        for number, each in messages(data, start, end, *listed):
+            listed[number].append(each.text(SpecificationField.NAME))
+        queues, stages = listed.values()
         self._queues, self._stages = queues or self._queues, stages or self._stages
 
     def _append(
         self,
         kind: EventKind,
-        track: TrackKey,
+        track: _TrackKey,
         times_ns: tuple[int, int],
         names: tuple[str, str],
-        arguments: Arguments,
+        arguments: _Arguments,
     ) -> None:
         self.kind.append(kind)
         self.track.append(self.tracks.setdefault(track, len(self.tracks)))
@@ -326,14 +277,6 @@ class EventColumns:
         self.name_row.append(self.strings.add(names[0]))
         self.category_row.append(self.strings.add(names[1]))
         self.argument.append(self.arguments.setdefault(arguments, len(self.arguments)))
-
-
-def _pair(data: bytes, start: int, end: int) -> tuple[str, str]:
-    """A name and a value as texts."""
-    arguments = {
-        number: text(data, at, after) for number, wire, at, after in fields(data, start, end) if wire == BYTES
-    }
-    return arguments.get(ExtraDataField.NAME, ""), arguments.get(ExtraDataField.VALUE, "")
 
 
 def _within(time_ns: int, position: int) -> int:
@@ -391,43 +334,34 @@ class Descriptions:
             case PacketField.PROCESS_DESCRIPTOR:
                 self._process(data, start, end)
             case PacketField.GPU_INFO:
-                self.gpus = [
-                    _name(data, value, after, GpuField.NAME)
-                    for inner, wire, value, after in fields(data, start, end)
-                    if inner == GpuInfoField.GPUS and wire == BYTES
-                ]
+                gpus = messages(data, start, end, GpuInfoField.GPUS)
+                self.gpus = [gpu.text(GpuField.NAME) for _, gpu in gpus]
             case _:
                 pass
 
     def _track(self, data: bytes, start: int, end: int) -> None:
-        uuid, track = 0, _Track()
-        for number, wire, value, after in fields(data, start, end):
-            if wire == VARINT:
-                if number == DescriptorField.UUID:
-                    uuid = value
-                elif number == DescriptorField.PARENT_UUID:
-                    track.parent = value
-            elif wire == BYTES:
-                if number in _NAMES:
-                    track.name = text(data, value, after)
-                elif number == DescriptorField.PROCESS:
-                    track.process = self._process(data, value, after)
-                elif number == DescriptorField.THREAD:
-                    track.thread = True
-                    track.thread_name = _name(data, value, after, ThreadField.THREAD_NAME)
-                    track.process = _number(data, value, after, ThreadField.PID)
+        found, track = Message.of(data, start, end), _Track()
+        uuid = found.numbers.get(DescriptorField.UUID, 0)
+        track.parent = found.numbers.get(DescriptorField.PARENT_UUID, 0)
+        track.name = next((found.text(name) for name in reversed(found.spans) if name in _NAMES), "")
+        if DescriptorField.PROCESS in found.spans:
+            track.process = self._process(data, *found.spans[DescriptorField.PROCESS])
+        if DescriptorField.THREAD in found.spans:
+            thread = Message.of(data, *found.spans[DescriptorField.THREAD])
+            track.thread, track.thread_name = True, thread.text(ThreadField.THREAD_NAME)
+            track.process = signed(thread.numbers.get(ThreadField.PID, 0))
         known = self._tracks.get(uuid)
         if known is None or track.name or track.thread_name or track.process is not None:
             self._tracks[uuid] = track
 
     def _process(self, data: bytes, start: int, end: int) -> int:
-        pid = _number(data, start, end, ProcessField.PID)
-        name = _name(data, start, end, ProcessField.PROCESS_NAME)
+        found = Message.of(data, start, end)
+        pid, name = signed(found.numbers.get(ProcessField.PID, 0)), found.text(ProcessField.PROCESS_NAME)
         if name or pid not in self._processes:
             self._processes[pid] = name
         return pid
 
-    def place(self, key: TrackKey, number: int) -> Place:
+    def place(self, key: _TrackKey, number: int) -> Place:
         """What the names of a track tell; ``number`` serves as its stream where nothing else does."""
         kind, which, queue = key
         if kind == "gpu":
@@ -473,21 +407,3 @@ def _host(names: list[str]) -> bool:
 def _stream(names: list[str], number: int) -> int:
     stated = (stream_in_name(name) for name in names)
     return next((stream for stream in stated if stream is not None), number)
-
-
-def _name(data: bytes, start: int, end: int, which: int) -> str:
-    """The last text of one field."""
-    found = [
-        (value, after)
-        for number, wire, value, after in fields(data, start, end)
-        if number == which and wire == BYTES
-    ]
-    return text(data, *found[-1]) if found else ""
-
-
-def _number(data: bytes, start: int, end: int, which: int) -> int:
-    """The last number of one field, 0 where there is none."""
-    found = [
-        value for number, wire, value, _ in fields(data, start, end) if number == which and wire == VARINT
-    ]
-    return signed(found[-1]) if found else 0

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from hespas.files.streams import limits
 from hespas.files.wire import BYTES, VARINT, WireError, fields
@@ -28,15 +29,17 @@ __all__ = [
     "MOVED_BY",
     "SCHEMA_ID",
     "Clocks",
+    "Message",
     "Packet",
     "Sequence",
     "likelihood",
+    "messages",
     "packets",
     "text",
 ]
 
 _INTERNED = frozenset(int(member) for member in InternedDataField)
-_DEMANGLED = (InternedDataField.COMPUTE_KERNELS, ComputeKernelField.DEMANGLED_NAME)
+_KERNELS = int(InternedDataField.COMPUTE_KERNELS)
 _CLEARED, _NEEDS_STATE = (
     int(SequenceFlag.INCREMENTAL_STATE_CLEARED),
     int(SequenceFlag.NEEDS_INCREMENTAL_STATE),
@@ -134,6 +137,36 @@ def text(data: bytes, start: int, end: int) -> str:
     return data[start:end].decode("utf-8", "replace")
 
 
+class Message(NamedTuple):
+    """A message: its numbers by field, and where its bytes stand; of several of one field the last."""
+
+    data: bytes
+    numbers: dict[int, int]
+    spans: dict[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, data: bytes, start: int, end: int) -> Message:
+        """The message in ``data[start:end]``. Raises ``WireError``."""
+        found = cls(data, {}, {})
+        for number, wire, value, after in fields(data, start, end):
+            if wire == BYTES:
+                found.spans[number] = (value, after)
+            else:
+                found.numbers[number] = value
+        return found
+
+    def text(self, field: int) -> str:
+        """A text, empty where it is not there."""
+        return text(self.data, *self.spans.get(field, (0, 0)))
+
+
+def messages(data: bytes, start: int, end: int, *wanted: int) -> Iterator[tuple[int, Message]]:
+    """The messages inside one, in order, each with its field; of the fields that are ``wanted``."""
+    for number, wire, value, after in fields(data, start, end):
+        if number in wanted and wire == BYTES:
+            yield number, Message.of(data, value, after)
+
+
 @dataclass(slots=True)
 class Sequence:
     """What earlier packets of one writer said that later ones refer to.
@@ -166,25 +199,17 @@ class Sequence:
         return self.valid or not flags & _NEEDS_STATE
 
     def _intern(self, data: bytes, start: int, end: int) -> None:
-        for number, wire, inside, behind in fields(data, start, end):
-            if number not in _INTERNED or wire != BYTES:
-                continue
-            iid, name = 0, ""
-            for inner, kind, value, after in fields(data, inside, behind):
-                if inner == InternedField.IID and kind == VARINT:
-                    iid = value
-                elif kind == BYTES and (inner == InternedField.NAME or (number, inner) == _DEMANGLED):
-                    name = text(data, value, after) or name
-            self.interned[number, iid] = name
+        for number, entry in messages(data, start, end, *_INTERNED):
+            own = entry.text(ComputeKernelField.DEMANGLED_NAME) if number == _KERNELS else ""
+            self.interned[number, entry.numbers.get(InternedField.IID, 0)] = own or entry.text(
+                InternedField.NAME
+            )
 
     def _defaults(self, data: bytes, start: int, end: int) -> None:
-        for number, wire, value, after in fields(data, start, end):
-            if number == PacketField.TIMESTAMP_CLOCK_ID and wire == VARINT:
-                self.clock = value
-            elif number == PacketField.TRACK_EVENT and wire == BYTES:
-                for inner, kind, track, _ in fields(data, value, after):
-                    if inner == EventField.TRACK_UUID and kind == VARINT:
-                        self.track = track
+        found = Message.of(data, start, end)
+        self.clock = found.numbers.get(PacketField.TIMESTAMP_CLOCK_ID, self.clock)
+        event = Message.of(data, *found.spans.get(PacketField.TRACK_EVENT, (0, 0)))
+        self.track = event.numbers.get(EventField.TRACK_UUID, self.track)
 
 
 # --- Clocks: https://perfetto.dev/docs/concepts/clock-sync.
@@ -231,7 +256,7 @@ class Clocks:
         read: list[tuple[_Key, int]] = []
         for number, wire, value, after in fields(data, start, end):
             if number == ClockSnapshotField.CLOCKS and wire == BYTES:
-                read.append(self._one(sequence, data, value, after))
+                read.append(self._one(sequence, Message.of(data, value, after).numbers))
             elif number == ClockSnapshotField.PRIMARY_TRACE_CLOCK and wire != BYTES:
                 self.primary = value
         if not read:
@@ -254,8 +279,7 @@ class Clocks:
         key, shown = read[0]
         return shown * self._clocks[key].unit_ns
 
-    def _one(self, sequence: int, data: bytes, start: int, end: int) -> tuple[_Key, int]:
-        values = {number: value for number, wire, value, _ in fields(data, start, end) if wire != BYTES}
+    def _one(self, sequence: int, values: dict[int, int]) -> tuple[_Key, int]:
         key = _key(sequence, values.get(ClockField.CLOCK_ID, 0))
         clock = self._clocks.setdefault(key, _Clock())
         clock.unit_ns = values.get(ClockField.UNIT_MULTIPLIER_NS, 1) or 1

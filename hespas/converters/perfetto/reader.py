@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from hespas.converters.format import ReadOptions
 from hespas.converters.linking import enclosing, pair
 from hespas.converters.perfetto.events import Descriptions, EventColumns, EventKind, Place
-from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID, Clocks, Packet, Sequence, packets, text
+from hespas.converters.perfetto.packets import (
+    MOVED_BY,
+    SCHEMA_ID,
+    Clocks,
+    Message,
+    Packet,
+    Sequence,
+    messages,
+    packets,
+)
 from hespas.converters.tracks.reading import (
     OP_CLASSES,
     agreeing,
@@ -26,9 +35,9 @@ from hespas.converters.tracks.reading import (
 )
 from hespas.converters.tracks.scene import HOST_CATEGORY
 from hespas.files.streams import read_bytes
-from hespas.files.wire import BYTES, VARINT, WireError, fields, signed
-from hespas.graph import Diagnostics, HostOps, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
+from hespas.files.wire import WireError, signed
+from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTableBuilder
+from hespas.graph.columns import BoolArray, ColumnTable, FloatArray, IntArray, SmallIntArray, at_rows
 from hespas.graph.errors import FormatError, UnsupportedError
 from hespas.schemas.perfetto import AttributeField, PacketField, ThreadField
 
@@ -60,8 +69,9 @@ def read_perfetto(path: Path, options: ReadOptions, diagnostics: Diagnostics) ->
         error.path = str(path)
         raise
     facts = _TraceFacts(path, reader.columns, reader.descriptions, reader.attributes)
-    reader.report(diagnostics, str(path))
-    return _profile_of(facts, diagnostics)
+    findings = diagnostics.about(str(path), "perfetto")
+    reader.report(findings)
+    return _profile_of(facts, findings)
 
 
 class _Reader:
@@ -102,44 +112,24 @@ class _Reader:
     @staticmethod
     def _reference(sequence: Sequence, data: bytes, start: int, end: int) -> None:
         """The time from which older traces count."""
-        for number, wire, value, _ in fields(data, start, end):
-            if number == ThreadField.REFERENCE_TIMESTAMP_US and wire == VARINT:
-                sequence.delta_us = signed(value)
+        stated = Message.of(data, start, end).numbers.get(ThreadField.REFERENCE_TIMESTAMP_US)
+        if stated is not None:
+            sequence.delta_us = signed(stated)
 
     def _attributes(self, data: bytes, start: int, end: int) -> None:
-        for number, wire, value, after in fields(data, start, end):
-            if number != _ATTRIBUTE or wire != BYTES:
-                continue
-            key, stated = "", ""
-            for inner, kind, place, behind in fields(data, value, after):
-                if inner == AttributeField.KEY and kind == BYTES:
-                    key = text(data, place, behind)
-                elif inner == AttributeField.STRING_VALUE and kind == BYTES:
-                    stated = text(data, place, behind)
-            self.attributes[key] = stated
+        for _, each in messages(data, start, end, _ATTRIBUTE):
+            self.attributes[each.text(AttributeField.KEY)] = each.text(AttributeField.STRING_VALUE)
 
-    def report(self, diagnostics: Diagnostics, path: str) -> None:
+    def report(self, findings: Findings) -> None:
         """Say what could not be used."""
-        for code, message, count in (
-            (
-                "lost-packets",
-                "events refer to packets that the recorder dropped, and are left out",
-                self.lost,
-            ),
-            (
-                "unresolved-name",
-                "texts that events refer to are not in the trace, and empty",
-                self.columns.unresolved,
-            ),
-            (
-                "unknown-clock",
-                "times are of clocks that no snapshot mentions, and are taken for the trace's own",
-                self.clocks.unknown,
-            ),
-        ):
-            diagnostics.warning(f"perfetto.{code}", path, message, count=count)
-        message = "counters and other events without duration are left out"
-        diagnostics.info("perfetto.other-events", path, message, count=self.columns.other)
+        lost = "events refer to packets that the recorder dropped, and are left out"
+        findings.warning("lost-packets", lost, self.lost)
+        unresolved = "texts that events refer to are not in the trace, and empty"
+        findings.warning("unresolved-name", unresolved, self.columns.unresolved)
+        clock = "times are of clocks that no snapshot mentions, and are taken for the trace's own"
+        findings.warning("unknown-clock", clock, self.clocks.unknown)
+        other = "counters and other events without duration are left out"
+        findings.info("other-events", other, self.columns.other)
 
 
 # Events of a trace as a :class:`Profile`.
@@ -157,8 +147,8 @@ class _TraceFacts:
     attributes: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Slices:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Slices(ColumnTable):
     """Slices as columns; ``event`` is the row of what began each."""
 
     event: IntArray
@@ -166,21 +156,12 @@ class _Slices:
     start_ns: IntArray
     duration_ns: IntArray
 
-    def only(self, chosen: BoolArray) -> _Slices:
-        """Some of them."""
-        return _Slices(
-            self.event[chosen], self.track[chosen], self.start_ns[chosen], self.duration_ns[chosen]
-        )
 
-    def __len__(self) -> int:
-        return len(self.event)
-
-
-def _profile_of(facts: _TraceFacts, diagnostics: Diagnostics) -> Profile:
+def _profile_of(facts: _TraceFacts, findings: Findings) -> Profile:
     """Device slices as events, the others as host operations, joined by flows. Raises ``FormatError`` where
     there is no slice at all.
     """
-    slices = _slices(facts.columns, diagnostics, str(facts.path))
+    slices = _slices(facts.columns, findings)
     if not len(slices):
         raise FormatError(
             "the trace holds neither slices nor stages of a GPU",
@@ -189,32 +170,31 @@ def _profile_of(facts: _TraceFacts, diagnostics: Diagnostics) -> Profile:
             hint="was a source of track events or of GPU render stages recorded?",
         )
     places = [facts.descriptions.place(key, number) for number, key in enumerate(facts.columns.tracks)]
-    is_device = _device(facts, slices, places, diagnostics)
-    device, host = slices.only(is_device), slices.only(~is_device)
+    is_device = _device(facts, slices, places, findings)
+    device, host = slices.take(is_device), slices.take(~is_device)
     moments = _column(facts.columns.kind)[host.event] == EventKind.INSTANT
     message = "moments on the host took no time and are left out"
-    diagnostics.info("perfetto.host-moments", str(facts.path), message, count=int(moments.sum()))
-    return _profile(facts, device, host.only(~moments), places, diagnostics)
+    findings.info("host-moments", message, int(moments.sum()))
+    report_nested(findings, device.track, device.start_ns, device.duration_ns)
+    return _profile(facts, device, host.take(~moments), places)
 
 
-def _slices(columns: EventColumns, diagnostics: Diagnostics, path: str) -> _Slices:
+def _slices(columns: EventColumns, findings: Findings) -> _Slices:
     """Pairs of begin and end, complete events, and moments (0 ns)."""
     kind, track = _column(columns.kind), _column(columns.track)
     time_ns, duration_ns = _column(columns.time_ns), _column(columns.duration_ns)
     halves = np.flatnonzero((kind == EventKind.BEGIN) | (kind == EventKind.END))
     whole = np.flatnonzero((kind == EventKind.COMPLETE) | (kind == EventKind.INSTANT))
     pairs = pair(track, time_ns, kind == EventKind.BEGIN, halves)
-    begin, ended = pairs.begin, pairs.end >= 0
     last_ns = int((time_ns + duration_ns).max()) if len(kind) else 0
-    end_ns = np.where(ended, time_ns[pairs.end], last_ns)
-    unfinished = int((~ended).sum())
-    report_halves(diagnostics, "perfetto", path, what="slices", unfinished=unfinished, orphans=pairs.orphans)
-    event = np.concatenate([begin, whole])
+    report_halves(findings, "slices", int((pairs.end < 0).sum()), pairs.orphans)
+    event = np.concatenate([pairs.begin, whole])
+    ran_ns = at_rows(time_ns, pairs.end, last_ns) - time_ns[pairs.begin]
     return _Slices(
-        event,
-        track[event],
-        time_ns[event],
-        np.concatenate([end_ns - time_ns[begin], duration_ns[whole]]),
+        event=event,
+        track=track[event],
+        start_ns=time_ns[event],
+        duration_ns=np.concatenate([ran_ns, duration_ns[whole]]),
     )
 
 
@@ -222,7 +202,7 @@ def _column(values: object) -> IntArray:
     return np.array(values, np.int64)
 
 
-def _device(facts: _TraceFacts, slices: _Slices, places: list[Place], diagnostics: Diagnostics) -> BoolArray:
+def _device(facts: _TraceFacts, slices: _Slices, places: list[Place], findings: Findings) -> BoolArray:
     strings, category = facts.columns.strings, _column(facts.columns.category_row)[slices.event]
     if facts.attributes.get("schema") == SCHEMA_ID:  # ours says what is of the host, also beside a CPU's work
         ours: BoolArray = category != strings.add(HOST_CATEGORY)
@@ -235,28 +215,18 @@ def _device(facts: _TraceFacts, slices: _Slices, places: list[Place], diagnostic
     other = ~np.array([place.is_host for place in places], np.bool_)[slices.track]
     taken = other if other.any() else np.ones(len(slices), np.bool_)
     message = "no track says it is a device, so all slices but those of a host are taken for device events"
-    diagnostics.warning("perfetto.no-device-track", str(facts.path), message, count=int(taken.sum()))
+    findings.warning("no-device-track", message, int(taken.sum()))
     return taken
 
 
-def _profile(
-    facts: _TraceFacts, device: _Slices, host: _Slices, places: list[Place], diagnostics: Diagnostics
-) -> Profile:
-    report_nested(
-        diagnostics,
-        "perfetto",
-        str(facts.path),
-        track=device.track,
-        start_ns=device.start_ns,
-        duration_ns=device.duration_ns,
-    )
+def _profile(facts: _TraceFacts, device: _Slices, host: _Slices, places: list[Place]) -> Profile:
     columns, attributes = facts.columns, dict(facts.attributes)
     ours = attributes.pop("schema", "") == SCHEMA_ID
     base_ns = _first_ns(attributes, device, host, ours=ours)
     name = attributes.pop("name", "") if ours else ""
     stated = _Stated.of(columns, device.event)
     devices, device_index = _devices(places, device)
-    name_row = _column(columns.name_row)[device.event].astype(np.int32)
+    name_row = _column(columns.name_row)[device.event]
     op_row, kernel_row = ops_and_kernels(name_row, stated.text("op"), stated.text("kernel"), ours=ours)
     module_row, shapes_row, dtype_row = (stated.text(key) for key in ("module", "shapes", "dtype"))
     host_ops = _host_ops(columns, host, places, base_ns)
@@ -264,14 +234,14 @@ def _profile(
         name or facts.path.name.removesuffix(".gz").rsplit(".", 1)[0],
         devices,
         columns.strings.build(),
-        start_ns=stated.start_ns((device.start_ns - base_ns).astype(np.float64)),
-        duration_ns=stated.duration_ns(device.duration_ns.astype(np.float64)),
+        start_ns=stated.start_ns(device.start_ns - base_ns),
+        duration_ns=stated.duration_ns(device.duration_ns),
         op_row=op_row,
         kernel_row=kernel_row,
         module_row=module_row,
         shapes_row=shapes_row,
         dtype_row=dtype_row,
-        category_row=_column(columns.category_row)[device.event].astype(np.int32),
+        category_row=_column(columns.category_row)[device.event],
         op_class=stated.op_class(),
         device_index=device_index,
         rank=np.array([place.rank for place in places], np.int32)[device.track],
@@ -305,18 +275,14 @@ def _devices(places: list[Place], device: _Slices) -> tuple[tuple[str, ...], Sma
 def _host_ops(columns: EventColumns, host: _Slices, places: list[Place], base_ns: int) -> HostOps:
     stated = _Stated.of(columns, host.event)
     labels = np.array([columns.strings.add(place.label) for place in places], np.int32)
-    nothing = np.zeros(len(host), np.int32)
-    return HostOps(
-        name_row=_column(columns.name_row)[host.event].astype(np.int32),
-        thread_row=labels[host.track] if len(host) else nothing,
-        parent=enclosing(host.track, host.start_ns, host.duration_ns)[0].astype(np.int32),
-        start_ns=stated.start_ns((host.start_ns - base_ns).astype(np.float64)),
-        duration_ns=stated.duration_ns(host.duration_ns.astype(np.float64)),
-        sequence=np.full(len(host), -1, np.int64),
+    return HostOps.of(
+        name_row=_column(columns.name_row)[host.event],
+        thread_row=labels[host.track],
+        parent=enclosing(host.track, host.start_ns, host.duration_ns)[0],
+        start_ns=stated.start_ns(host.start_ns - base_ns),
+        duration_ns=stated.duration_ns(host.duration_ns),
         shapes_row=stated.text("shapes"),
         dtype_row=stated.text("dtype"),
-        strides_row=nothing,
-        values_row=nothing,
     )
 
 
@@ -375,12 +341,12 @@ class _Stated:
         stated = self._numbers(key)
         return np.where(np.abs(stated) < _TOO_LARGE, stated, otherwise)
 
-    def start_ns(self, shown_ns: FloatArray) -> FloatArray:
+    def start_ns(self, shown_ns: IntArray) -> FloatArray:
         """What is told, where it agrees with what is shown: an edited trace does not contradict itself."""
         told_ns = self._numbers("start_ns")
         return np.where(agreeing(told_ns, shown_ns), told_ns, shown_ns)
 
-    def duration_ns(self, shown_ns: FloatArray) -> FloatArray:
+    def duration_ns(self, shown_ns: IntArray) -> FloatArray:
         """The same of durations; one that is unknown or negative is shown as none."""
         told_ns = self._numbers("duration_ns", nothing=np.inf)
         agrees = agreeing(np.maximum(np.nan_to_num(told_ns, posinf=np.inf), 0.0), shown_ns)

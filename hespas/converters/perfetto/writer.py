@@ -17,7 +17,7 @@ import numpy as np
 
 from hespas.converters.format import Value, WriteOptions
 from hespas.converters.perfetto.packets import MOVED_BY, SCHEMA_ID
-from hespas.converters.tracks import Displayed, Scene, measured_scene, scenes_beside
+from hespas.converters.tracks import Scene, measured_scene
 from hespas.converters.tracks.scene import Chunk, End, Label, Lanes, shown, shown_ns
 from hespas.files.streams import open_output
 from hespas.files.wire import encode_varint, field_bytes, fixed64
@@ -38,7 +38,7 @@ from hespas.schemas.perfetto import (
     TraceField,
 )
 
-__all__ = ["write_displayed", "write_perfetto", "write_scene"]
+__all__ = ["write_perfetto", "write_scene"]
 
 _CHUNK_ROWS = 1 << 14
 _SEQUENCE = 1
@@ -61,21 +61,6 @@ def write_perfetto(value: Value, path: Path, options: WriteOptions, diagnostics:
     disk refuses.
     """
     write_scene(measured_scene(value, path, options, diagnostics), path, options)
-
-
-def write_displayed(
-    values: Sequence[tuple[str, Displayed]],
-    path: Path,
-    options: WriteOptions,
-    diagnostics: Diagnostics,
-    *,
-    arrows: bool = True,
-) -> None:
-    """Write measured and simulated values side by side, each under its label (empty: no label).
-
-    Raises ``UsageError`` where a timeline does not fit its workload, ``OutputError`` where the disk refuses.
-    """
-    write_scene(scenes_beside(values, diagnostics, arrows=arrows), path, options)
 
 
 def write_scene(scene: Scene, path: Path, options: WriteOptions) -> None:

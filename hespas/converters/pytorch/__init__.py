@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from hespas.converters.format import Format, lazily
 
-__all__ = ["FORMAT", "FORMAT_ET", "FORMAT_KINETO"]
+__all__ = ["ET_SCHEMAS", "FORMAT", "FORMAT_ET", "FORMAT_KINETO"]
 
-_ET_SCHEMAS = (
+ET_SCHEMAS = (
     "1.0.1",
     "1.0.2-chakra.0.0.4",
     "1.0.3-chakra.0.0.4",
@@ -20,6 +20,7 @@ _ET_SCHEMAS = (
     "1.1.1-chakra.0.0.4",
     "1.1.1-chakra.1.0.0",
 )
+"""What execution traces say of their layout, oldest first."""
 
 
 FORMAT_KINETO = Format(
@@ -39,7 +40,7 @@ FORMAT_ET = Format(
     specification="https://github.com/pytorch/pytorch",
     sniff=lazily("hespas.converters.pytorch.records:score_execution_trace"),
     read=lazily("hespas.converters.pytorch.host_trace:read_execution_trace"),
-    read_versions=_ET_SCHEMAS,
+    read_versions=ET_SCHEMAS,
 )
 
 FORMAT = Format(
@@ -49,5 +50,5 @@ FORMAT = Format(
     specification="https://github.com/pytorch/kineto",
     sniff=lazily("hespas.converters.pytorch.records:score_folder"),
     read=lazily("hespas.converters.pytorch.folder:read_folder"),
-    read_versions=_ET_SCHEMAS,
+    read_versions=ET_SCHEMAS,
 )

@@ -65,44 +65,23 @@ class Named(NamedTuple):
     collective: CollectiveKind = CollectiveKind.UNKNOWN
 
 
-def _collective(kind: CollectiveKind) -> Named:
-    return Named(NodeKind.COLLECTIVE, kind)
-
-
-_SEND, _RECV = Named(NodeKind.SEND), Named(NodeKind.RECV)
-
+_WORDS: dict[CollectiveKind, str] = {
+    CollectiveKind.ALL_REDUCE: "allreduce allreducecoalesced allreducesparse",
+    CollectiveKind.ALL_GATHER: "allgather allgatherv allgatherbase allgathercoalesced allgatherintotensor"
+    " allgatherintotensorcoalesced",
+    CollectiveKind.REDUCE_SCATTER: "reducescatter reducescatterv reducescatterbase reducescattertensor"
+    " reducescattertensorcoalesced",
+    CollectiveKind.ALL_TO_ALL: "alltoall alltoallv alltoallbase alltoallsingle",
+    CollectiveKind.BROADCAST: "broadcast broadcastoop",
+    CollectiveKind.REDUCE: "reduce reduceoop",
+    CollectiveKind.GATHER: "gather",
+    CollectiveKind.SCATTER: "scatter",
+    CollectiveKind.BARRIER: "barrier monitoredbarrier",
+}
 _NAMES: MappingProxyType[str, Named] = MappingProxyType(
-    {
-        "allreduce": _collective(CollectiveKind.ALL_REDUCE),
-        "allreducecoalesced": _collective(CollectiveKind.ALL_REDUCE),
-        "allreducesparse": _collective(CollectiveKind.ALL_REDUCE),
-        "allgather": _collective(CollectiveKind.ALL_GATHER),
-        "allgatherv": _collective(CollectiveKind.ALL_GATHER),
-        "allgatherbase": _collective(CollectiveKind.ALL_GATHER),
-        "allgathercoalesced": _collective(CollectiveKind.ALL_GATHER),
-        "allgatherintotensor": _collective(CollectiveKind.ALL_GATHER),
-        "allgatherintotensorcoalesced": _collective(CollectiveKind.ALL_GATHER),
-        "reducescatter": _collective(CollectiveKind.REDUCE_SCATTER),
-        "reducescatterv": _collective(CollectiveKind.REDUCE_SCATTER),
-        "reducescatterbase": _collective(CollectiveKind.REDUCE_SCATTER),
-        "reducescattertensor": _collective(CollectiveKind.REDUCE_SCATTER),
-        "reducescattertensorcoalesced": _collective(CollectiveKind.REDUCE_SCATTER),
-        "alltoall": _collective(CollectiveKind.ALL_TO_ALL),
-        "alltoallv": _collective(CollectiveKind.ALL_TO_ALL),
-        "alltoallbase": _collective(CollectiveKind.ALL_TO_ALL),
-        "alltoallsingle": _collective(CollectiveKind.ALL_TO_ALL),
-        "broadcast": _collective(CollectiveKind.BROADCAST),
-        "broadcastoop": _collective(CollectiveKind.BROADCAST),
-        "reduce": _collective(CollectiveKind.REDUCE),
-        "reduceoop": _collective(CollectiveKind.REDUCE),
-        "gather": _collective(CollectiveKind.GATHER),
-        "scatter": _collective(CollectiveKind.SCATTER),
-        "barrier": _collective(CollectiveKind.BARRIER),
-        "monitoredbarrier": _collective(CollectiveKind.BARRIER),
-        "send": _SEND,
-        "recv": _RECV,
-        "recvanysource": _RECV,
-    }
+    {word: Named(NodeKind.COLLECTIVE, kind) for kind, words in _WORDS.items() for word in words.split()}
+    | {"send": Named(NodeKind.SEND)}
+    | dict.fromkeys(("recv", "recvanysource"), Named(NodeKind.RECV))
 )
 
 _KERNEL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)\w*?(?:Kernel|Dev)\w*", re.IGNORECASE)
@@ -111,7 +90,11 @@ _KERNEL_OPERATION = re.compile(r"(?:Kernel|DevKernel)(?:Debug)?_(\w+?)(?:_|\(|<|
 
 def named(spelling: str) -> Named | None:
     """What a library's word for a communication means; None for other words (``wait``, ``init``)."""
-    return _NAMES.get(re.sub(r"[^a-z]", "", spelling.lower()))
+    return _NAMES.get(_letters(spelling))
+
+
+def _letters(spelling: str) -> str:
+    return re.sub(r"[^a-z]", "", spelling.lower())
 
 
 def is_communication_kernel(kernel: str) -> bool:
@@ -126,7 +109,8 @@ def kernel_operation(kernel: str) -> Named | None:
 
 
 class _C10dOp(NamedTuple):
-    """The arguments of a dispatcher operation by place (-1: none): where tensors, root, peer and splits are.
+    """The arguments of a dispatcher operation by place (-1: none): where tensors, peer and tag are, and the
+    first of the two lists of splits.
 
     ``output`` and ``input`` are the same place where the operation works in place.
     """
@@ -136,40 +120,24 @@ class _C10dOp(NamedTuple):
     input: int = -1
     peer: int = -1
     tag: int = -1
-    splits: tuple[int, ...] = ()
+    splits: int = -1
 
 
-def _gathered(kind: CollectiveKind, splits: tuple[int, ...] = ()) -> _C10dOp:
-    return _C10dOp(_collective(kind), 0, 1, splits=splits)
-
-
-def _in_place(kind: CollectiveKind) -> _C10dOp:
-    return _C10dOp(_collective(kind), 0, 0)
+def _c10d(names: str, *places: int, **others: int) -> dict[str, _C10dOp]:
+    """Operations whose arguments stand in the same places; their names say what they mean."""
+    return {f"c10d::{name}": _C10dOp(_NAMES[_letters(name)], *places, **others) for name in names.split()}
 
 
 C10D: MappingProxyType[str, _C10dOp] = MappingProxyType(
-    {
-        "c10d::allreduce_": _in_place(CollectiveKind.ALL_REDUCE),
-        "c10d::allreduce_coalesced_": _in_place(CollectiveKind.ALL_REDUCE),
-        "c10d::broadcast_": _in_place(CollectiveKind.BROADCAST),
-        "c10d::reduce_": _in_place(CollectiveKind.REDUCE),
-        "c10d::allgather_": _gathered(CollectiveKind.ALL_GATHER),
-        "c10d::_allgather_base_": _gathered(CollectiveKind.ALL_GATHER),
-        "c10d::allgather_coalesced_": _gathered(CollectiveKind.ALL_GATHER),
-        "c10d::allgather_into_tensor_coalesced_": _gathered(CollectiveKind.ALL_GATHER),
-        "c10d::gather_": _gathered(CollectiveKind.GATHER),
-        "c10d::scatter_": _gathered(CollectiveKind.SCATTER),
-        "c10d::reduce_scatter_": _gathered(CollectiveKind.REDUCE_SCATTER),
-        "c10d::_reduce_scatter_base_": _gathered(CollectiveKind.REDUCE_SCATTER),
-        "c10d::reduce_scatter_tensor_coalesced_": _gathered(CollectiveKind.REDUCE_SCATTER),
-        "c10d::alltoall_base_": _gathered(CollectiveKind.ALL_TO_ALL, (3, 4)),
-        "c10d::alltoall_": _gathered(CollectiveKind.ALL_TO_ALL),
-        "c10d::barrier": _C10dOp(_collective(CollectiveKind.BARRIER)),
-        "c10d::monitored_barrier_": _C10dOp(_collective(CollectiveKind.BARRIER)),
-        "c10d::send": _C10dOp(_SEND, -1, 0, peer=2, tag=3),
-        "c10d::recv_": _C10dOp(_RECV, 0, -1, peer=2, tag=3),
-        "c10d::recv_any_source_": _C10dOp(_RECV, 0, -1, tag=2),
-    }
+    _c10d("allreduce_ allreduce_coalesced_ broadcast_ reduce_", 0, 0)
+    | _c10d("allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_", 0, 1)
+    | _c10d("reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_", 0, 1)
+    | _c10d("gather_ scatter_ alltoall_", 0, 1)
+    | _c10d("alltoall_base_", 0, 1, splits=3)
+    | _c10d("barrier monitored_barrier_")
+    | _c10d("send", -1, 0, peer=2, tag=3)
+    | _c10d("recv_", 0, -1, peer=2, tag=3)
+    | _c10d("recv_any_source_", 0, -1, tag=2)
 )
 """The dispatcher's communication operations, with the places of their arguments."""
 
@@ -338,7 +306,7 @@ def _dispatched(node: EtNode, known: _C10dOp) -> Communication:
         local_peer=_number(values, known.peer),
         tag=_number(values, known.tag),
         waits=blocks,
-        ragged=any(_differ(values[place]) for place in known.splits if place < len(values)),
+        ragged=known.splits >= 0 and any(map(_differ, values[known.splits : known.splits + 2])),
         reads=tuple(tensor.storage for tensor in operands),
         writes=tuple(tensor.storage for tensor in results),
     )
@@ -351,11 +319,9 @@ def _recorded(node: EtNode) -> Communication | None:
     meaning = named(word)
     if meaning is None:
         return None
-    head = (
-        Values(values[:place], node.inputs.shapes[:place], node.inputs.types[:place])
-        if place >= 0
-        else node.inputs
-    )
+    head = node.inputs
+    if place >= 0:
+        head = Values(values[:place], head.shapes[:place], head.types[:place])
     operands, results = tensors_of(head), tensors_of(node.outputs)
     number = values[place - 3] if place >= 3 else -1
     group, ranks, size = _group(values[place - 2] if place >= 2 else None, dict(facts))

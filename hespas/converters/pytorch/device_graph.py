@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hespas.converters.linking import nearest
 from hespas.converters.measured_ops import EventCosts, event_costs
 from hespas.converters.pytorch.communication import Communication, Named, merged
-from hespas.converters.pytorch.draft import Draft, Edges, Work, chain, flow_of
+from hespas.converters.pytorch.draft import Draft, Edges, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace
 from hespas.converters.pytorch.kernels import (
     communication_kernels,
@@ -25,9 +26,9 @@ from hespas.converters.pytorch.kernels import (
     stated_communication,
     thread_key,
 )
-from hespas.converters.pytorch.linked import LinkedTrace, climb
-from hespas.graph import CollectiveKind, Csr, Diagnostics, NodeKind
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.converters.pytorch.linked import LinkedTrace
+from hespas.graph import CollectiveKind, Csr, Diagnostics, Findings, NodeKind
+from hespas.graph.columns import FloatArray, IntArray, at_rows, distinct_rows
 
 __all__ = ["device_draft"]
 
@@ -38,7 +39,8 @@ _UNKNOWN = Named(NodeKind.COLLECTIVE, CollectiveKind.UNKNOWN)
 class _Nodes:
     """Device events in order of start, and behind them communications that no event shows.
 
-    ``event`` is the row of the device event (-1: none), ``host`` the operation of the host that caused it.
+    ``event`` is the row of the device event (-1: none), ``host`` the operation of the host that caused it,
+    ``queue`` a number for its device and stream (-1 for what no event shows).
     """
 
     event: IntArray
@@ -46,6 +48,8 @@ class _Nodes:
     start_ns: IntArray
     end_ns: IntArray
     duration_ns: FloatArray
+    queue: IntArray
+    queues: dict[tuple[int, int], int]
 
 
 def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: str) -> Draft:
@@ -61,15 +65,16 @@ def device_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path:
     all_talks = {int(place[event]): talk for event, talk in talks.items()}
     for node in np.flatnonzero(~shown).tolist():
         all_talks[node] = talks_of_host[int(nodes.host[node])]
+    findings = diagnostics.about(path, "pytorch")
     message = "communications that no device event shows, kept without a time"
-    diagnostics.warning("pytorch.communication-without-kernel", path, message, count=len(hidden))
-    queue = _queues(linked, nodes)
-    control = _order(linked, nodes, queue, diagnostics, path)
+    findings.warning("communication-without-kernel", message, len(hidden))
+    control = _order(linked, nodes, findings)
     types = _dataflow(linked, _owners(linked, nodes.host))
-    data = _possible(types.data, nodes, queue, diagnostics, path)
-    later = _possible(types.order, nodes, queue, diagnostics, path)
+    data = _possible(types.data, nodes, findings)
+    later = _possible(types.order, nodes, findings)
     flow = replace(types, data=data, order=Edges.joined(control, later))
     costs = event_costs(linked.profile(path), diagnostics)
+    costs = costs.placed(nodes.event[shown], np.flatnonzero(shown), len(nodes.event))
     return _draft(linked, nodes, costs, flow, name=name, talks=all_talks)
 
 
@@ -83,7 +88,7 @@ def _kernel_talks(
     kernels = communication_kernels(linked.kineto)
     is_talk = np.zeros(len(linked.kineto.host), np.bool_)
     is_talk[list(talks_of_host)] = True
-    causes = climb(linked.links.host[kernels.event], linked.nesting.parent, is_talk)
+    causes = nearest(is_talk, linked.nesting.parent, linked.links.host[kernels.event])
     waiting = sorted(
         set(talks_of_host) - set(causes.tolist()), key=lambda event: linked.kineto.host.start_ns[event]
     )
@@ -128,61 +133,34 @@ def _nodes(linked: LinkedTrace, hidden: list[int]) -> _Nodes:
     stream = np.concatenate([device.stream, np.full(len(extra), -1)])
     order = np.lexsort((stream, start))
     cause = np.concatenate([linked.links.host, extra])
-    return _Nodes(event[order], cause[order], start[order], end[order], duration[order])
+    keys, of_event = distinct_rows(device.device, device.stream)
+    queues = {(number, stream): place for place, (number, stream) in enumerate(keys)}
+    queue = at_rows(of_event, event[order], -1)
+    return _Nodes(event[order], cause[order], start[order], end[order], duration[order], queue, queues)
 
 
-def _queue_numbers(linked: LinkedTrace) -> dict[tuple[int, int], int]:
-    """One number per (device, stream)."""
-    device = linked.kineto.device
-    keys: list[list[int]] = np.unique(np.stack([device.device, device.stream]), axis=1).T.tolist()
-    return {(number, stream): place for place, (number, stream) in enumerate(keys)}
-
-
-def _queues(linked: LinkedTrace, nodes: _Nodes) -> IntArray:
-    """The number of each node's queue; -1 for what no event shows."""
-    device = linked.kineto.device
-    keys = np.stack([device.device, device.stream])
-    _, queue = np.unique(keys, axis=1, return_inverse=True)
-    shown = nodes.event >= 0
-    return np.where(shown, queue.reshape(-1)[np.maximum(nodes.event, 0)], -1) if len(device) else nodes.event
-
-
-def _possible(edges: Edges, nodes: _Nodes, queue: IntArray, diagnostics: Diagnostics, path: str) -> Edges:
+def _possible(edges: Edges, nodes: _Nodes, findings: Findings) -> Edges:
     """Dependencies between queues that the measured times allow; a reused storage makes others."""
-    same = queue[edges.consumer] == queue[edges.producer]
-    fits = same | (nodes.end_ns[edges.producer] <= nodes.start_ns[edges.consumer])
+    fits = edges.possible(nodes.queue, nodes.start_ns, nodes.end_ns)
     message = "dependencies through a storage that the measured times contradict are left out"
-    diagnostics.info("pytorch.contradicted-dependency", path, message, count=int((~fits).sum()))
+    findings.info("contradicted-dependency", message, int((~fits).sum()))
     return edges.where(fits)
 
 
-def _order(linked: LinkedTrace, nodes: _Nodes, queue: IntArray, diagnostics: Diagnostics, path: str) -> Edges:
+def _order(linked: LinkedTrace, nodes: _Nodes, findings: Findings) -> Edges:
     """Stream order and waits."""
-    chained = chain(queue)
-    launch = (
-        np.where(nodes.event >= 0, linked.links.launch[np.maximum(nodes.event, 0)], -1)
-        if len(linked.links.launch)
-        else np.full(len(nodes.event), -1)
-    )
-    waits = _waits_of(
-        linked.kineto, _DeviceWork(launch, queue, nodes.start_ns, nodes.end_ns, _queue_numbers(linked))
-    )
-    diagnostics.info("pytorch.stated-waits", path, "waits recorded with their streams", count=waits.stated)
-    message = "waits whose streams are inferred from the order of calls"
-    diagnostics.info("pytorch.inferred-waits", path, message, count=waits.inferred)
-    message = "inferred dependencies that the measured times contradict, left out"
-    diagnostics.info("pytorch.contradicted-waits", path, message, count=waits.contradicted)
+    chained = chain(nodes.queue)
+    waits = _waits(linked.kineto, at_rows(linked.links.launch, nodes.event, -1), nodes, findings)
     before = nodes.end_ns[chained.producer] > nodes.start_ns[chained.consumer]
     message = "device events overlap the one before them on their stream"
-    diagnostics.warning("pytorch.overlap-on-stream", path, message, count=int(before.sum()))
-    return Edges.joined(chained, waits.edges)
+    findings.warning("overlap-on-stream", message, int(before.sum()))
+    return Edges.joined(chained, waits)
 
 
 def _owners(linked: LinkedTrace, host: IntArray) -> IntArray:
     """The row of the execution trace behind each node: the innermost operation that both records have."""
     rows = linked.rows[: len(linked.kineto.host)]
-    found = climb(host, linked.nesting.parent, rows >= 0)
-    return np.where(found >= 0, rows[np.maximum(found, 0)], -1) if len(rows) else np.full(len(host), -1)
+    return at_rows(rows, nearest(rows >= 0, linked.nesting.parent, host), -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,13 +189,11 @@ def _dataflow(linked: LinkedTrace, owner: IntArray) -> _Dataflow:
     flow = flow_of(trace.reads.take(rows), trace.writes.take(rows))
     data = Edges(first[flow.data.consumer], last[flow.data.producer])
     order = Edges(first[flow.order.consumer], last[flow.order.producer])
-    operands, results = _placed(trace.operands, rows, first, count), _placed(trace.results, rows, last, count)
+    operands, results = (
+        trace.operands.take(rows).moved(first, count),
+        trace.results.take(rows).moved(last, count),
+    )
     return _Dataflow(data, order, operands, results)
-
-
-def _placed(types: Csr, rows: IntArray, nodes: IntArray, count: int) -> Csr:
-    taken = types.take(rows)
-    return Csr.from_pairs(nodes[taken.row_ids], taken.values, count)
 
 
 def _draft(
@@ -229,39 +205,28 @@ def _draft(
     name: str,
     talks: dict[int, Communication],
 ) -> Draft:
-    device, host = linked.kineto.device, linked.kineto.host
-    shown, event = nodes.event >= 0, np.maximum(nodes.event, 0)
+    device, host, trace = linked.kineto.device, linked.kineto.host, linked.trace
+    shown = nodes.event >= 0
     owner = owner_with_shapes(host, linked.nesting, nodes.host)
-    cause = np.where(owner >= 0, owner, nodes.host)
-    named = host.name_row[np.maximum(cause, 0)] if len(host) else np.zeros(len(cause), np.int32)
-    framework = np.where(cause >= 0, named, 0)
-    category = device.category_row[event] if len(device) else framework
-    kernel = device.name_row[event] if len(device) else framework
+    framework = at_rows(host.name_row, np.where(owner >= 0, owner, nodes.host), 0)
+    category = at_rows(device.category_row, nodes.event, 0)
+    if trace:
+        costs = replace(costs, types=trace.types.build(), operands=flow.operands, results=flow.results)
     return Draft(
         name=name,
         strings=linked.strings.build(),
-        types=linked.types if linked.trace else costs.types,
         id=np.arange(len(nodes.event), dtype=np.uint64),
-        name_row=np.where(shown, kernel, framework).astype(np.int32),
-        op_row=np.where(framework > 0, framework, np.where(shown, category, 0)).astype(np.int32),
-        framework_row=framework.astype(np.int32),
-        work=Work.placed(costs, nodes.event[shown], np.flatnonzero(shown), len(nodes.event)),
-        stream=np.where(shown, device.own_streams()[event], -1) if len(device) else nodes.event,
-        queue=_queues(linked, nodes),
+        name_row=np.where(shown, at_rows(device.name_row, nodes.event, 0), framework),
+        op_row=np.where(framework > 0, framework, category),
+        framework_row=framework,
+        costs=costs,
+        stream=at_rows(device.own_streams(), nodes.event, -1),
+        queue=nodes.queue,
         duration_ns=np.where(nodes.duration_ns < 0, 0.0, nodes.duration_ns),
-        operands=flow.operands if linked.trace else _of_nodes(costs.operands, nodes),
-        results=flow.results if linked.trace else _of_nodes(costs.results, nodes),
         data=flow.data,
         control=flow.order,
         talks=talks,
     )
-
-
-def _of_nodes(types: Csr, nodes: _Nodes) -> Csr:
-    """Tensor types by node, from those by device event."""
-    shown = np.flatnonzero(nodes.event >= 0)
-    taken = types.take(nodes.event[shown])
-    return Csr.from_pairs(shown[taken.row_ids], taken.values, len(nodes.event))
 
 
 # Which device work waits for other streams or for the host, as far as a trace tells.
@@ -282,47 +247,26 @@ class _Call(Enum):
 _CALLS: MappingProxyType[str, _Call] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"), _Call.DEVICE_SYNC
+            ["cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"], _Call.DEVICE_SYNC
         ),
         **dict.fromkeys(
-            (
+            [
                 "cudaStreamSynchronize",
                 "hipStreamSynchronize",
                 "cuStreamSynchronize",
                 "cudaEventSynchronize",
                 "hipEventSynchronize",
                 "cuEventSynchronize",
-            ),
+            ],
             _Call.STREAM_SYNC,
         ),
         **dict.fromkeys(
-            ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"), _Call.STREAM_WAIT
+            ["cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"], _Call.STREAM_WAIT
         ),
-        **dict.fromkeys(("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"), _Call.BLOCKING_COPY),
+        **dict.fromkeys(["cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"], _Call.BLOCKING_COPY),
     }
 )
 _COARSE_CLOCK_NS = 1000
-
-
-class _DeviceWork(NamedTuple):
-    """Device events in order of their start: the call that launched each (-1: not in the trace), its queue
-    and its time. ``queues`` gives the queue of a (device, stream).
-    """
-
-    launch: IntArray
-    queue: IntArray
-    start_ns: IntArray
-    end_ns: IntArray
-    queues: dict[tuple[int, int], int]
-
-
-class _Waits(NamedTuple):
-    """Dependencies; how many calls were stated with their streams or inferred, and dropped edges."""
-
-    edges: Edges
-    stated: int
-    inferred: int
-    contradicted: int
 
 
 class _Stated(NamedTuple):
@@ -396,34 +340,36 @@ class _Walk:
             self.by_queue.setdefault(wait.queue, []).append(before[-1])
 
 
-def _waits_of(trace: KinetoTrace, work: _DeviceWork) -> _Waits:
-    """Walk over the calls in order of time. O((calls + launches) log)."""
+def _waits(trace: KinetoTrace, launched: IntArray, nodes: _Nodes, findings: Findings) -> Edges:
+    """Dependencies of nodes that a call ``launched`` (-1: it is not in the trace). Walks over the calls in
+    order of time: O((calls + launches) log).
+    """
     launch = trace.launch
     if not len(launch):
-        return _Waits(Edges.empty(), 0, 0, 0)
+        return Edges.empty()
     names: list[int] = np.unique(launch.name_row).tolist()
     kind_of = {row: _CALLS.get(trace.strings[row]) for row in names}
     called: list[_Call | None] = [kind_of[row] for row in launch.name_row.tolist()]
-    stated = _stated(trace, work.queues)
-    nodes: dict[int, list[int]] = {}
-    for node, call in enumerate(work.launch.tolist()):
+    stated = _stated(trace, nodes.queues)
+    caused: dict[int, list[int]] = {}
+    for node, call in enumerate(launched.tolist()):
         if call >= 0:
-            nodes.setdefault(call, []).append(node)
-    walk = _Walk(work.queue.tolist(), work.start_ns.tolist(), work.end_ns.tolist())
+            caused.setdefault(call, []).append(node)
+    walk = _Walk(nodes.queue.tolist(), nodes.start_ns.tolist(), nodes.end_ns.tolist())
     wanted = np.array([kind is not None for kind in called])
-    wanted[np.fromiter(nodes, np.int64, len(nodes))] = True
+    wanted[list(caused)] = True
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(launch.start_ns[rows], kind="stable")]
-    threads: list[int] = thread_key(launch)[rows].tolist()
-    starts: list[int] = launch.start_ns[rows].tolist()
-    ends: list[int] = launch.end_ns[rows].tolist()
-    ids: list[int] = launch.correlation[rows].tolist()
-    places: list[int] = rows.tolist()
+    columns = (
+        rows,
+        *(each[rows] for each in (thread_key(launch), launch.start_ns, launch.end_ns, launch.correlation)),
+    )
     counts = [0, 0]
-    for row, thread, start_ns, end_ns, correlation in zip(places, threads, starts, ends, ids, strict=True):
-        for node in nodes.get(row, ()):
+    listed: list[list[int]] = [each.tolist() for each in columns]
+    for row, thread, start_ns, end_ns, correlation in zip(*listed, strict=True):
+        for node in caused.get(row, ()):
             walk.launched(node, thread, start_ns)
-        kind = called[row]
+        kind = called[int(row)]
         if kind is None:
             continue
         exact = stated.get(correlation)
@@ -434,8 +380,11 @@ def _waits_of(trace: KinetoTrace, work: _DeviceWork) -> _Waits:
             walk.by_thread.setdefault(thread, []).extend(walk.last.values())
         else:
             walk.host_waits(thread, end_ns, all_queues=kind is _Call.DEVICE_SYNC)
-    pairs = np.array(walk.pairs, np.int64).reshape(-1, 2)
-    return _Waits(Edges(pairs[:, 0], pairs[:, 1]), counts[0], counts[1], walk.contradicted)
+    findings.info("stated-waits", "waits recorded with their streams", counts[0])
+    findings.info("inferred-waits", "waits whose streams are inferred from the order of calls", counts[1])
+    message = "inferred dependencies that the measured times contradict, left out"
+    findings.info("contradicted-waits", message, walk.contradicted)
+    return Edges.of(walk.pairs)
 
 
 def _stated(trace: KinetoTrace, queues: dict[tuple[int, int], int]) -> dict[int, _Stated]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
-from math import nan
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ from hespas.converters.pytorch.communication import Communication, Groups, Membe
 from hespas.graph import (
     CollectiveKind,
     CollectiveTable,
-    ContractionTable,
     Csr,
     Diagnostics,
     ExplicitGroups,
     ExtraTable,
+    Findings,
     GroupSet,
     NodeKind,
     OpClass,
@@ -29,12 +29,11 @@ from hespas.graph import (
     RegionTable,
     Resource,
     StringTable,
-    TensorTypes,
 )
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, constant
 from hespas.graph.errors import FormatError
 
-__all__ = ["Draft", "Edges", "Rank", "Work", "assembled", "chain", "flow_of"]
+__all__ = ["Draft", "Edges", "Rank", "assembled", "chain", "flow_of"]
 
 # Who needs whose data: from the storages that operations read and write, in order of execution.
 
@@ -51,6 +50,12 @@ class Edges(NamedTuple):
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
+    def of(cls, pairs: Sequence[tuple[int, int]]) -> Self:
+        """Those of pairs of consumer and producer."""
+        consumer, producer = np.array(pairs, np.int64).reshape(-1, 2).T
+        return cls(consumer, producer)
+
+    @classmethod
     def joined(cls, *several: Edges) -> Self:
         """All of them."""
         return cls(
@@ -61,6 +66,11 @@ class Edges(NamedTuple):
     def where(self, mask: BoolArray) -> Edges:
         """Those of the mask."""
         return Edges(self.consumer[mask], self.producer[mask])
+
+    def possible(self, queue: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
+        """Which are within a queue, or allowed by measured times."""
+        found: BoolArray = queue[self.consumer] == queue[self.producer]
+        return found | (end_ns[self.producer] <= start_ns[self.consumer])
 
     def distinct(self, nodes: int) -> Edges:
         """Each pair once, by consumer and producer; nobody waits for itself."""
@@ -134,10 +144,8 @@ def _edges(pairs: tuple[array[int], array[int]]) -> Edges:
     return Edges(np.array(pairs[0], np.int64), np.array(pairs[1], np.int64))
 
 
-_Number = TypeVar("_Number", bound=np.generic)
 _MOST_LISTED = 1 << 23
 """Members of all groups that have to be listed one by one."""
-_FIGURES = ("flops", "useful_flops", "transcendentals", "bytes_read", "bytes_written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,76 +158,8 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Work:
-    """What nodes cost, as columns of the graph that :func:`assembled` makes."""
-
-    op_class: NDArray[np.uint8]
-    flops: FloatArray
-    useful_flops: FloatArray
-    transcendentals: FloatArray
-    bytes_read: FloatArray
-    bytes_written: FloatArray
-    rate_dtype: NDArray[np.int16]
-    contractions: ContractionTable
-
-    @classmethod
-    def unknown(cls, op_class: NDArray[np.uint8]) -> Work:
-        """Nothing is known but the class."""
-        nothing = constant(nan, len(op_class))
-        return cls(
-            op_class=op_class,
-            flops=nothing,
-            useful_flops=nothing,
-            transcendentals=nothing,
-            bytes_read=nothing,
-            bytes_written=nothing,
-            rate_dtype=np.broadcast_to(np.int16(-1), op_class.shape),
-            contractions=ContractionTable.empty(),
-        )
-
-    @classmethod
-    def placed(cls, costs: EventCosts, rows: IntArray, nodes: IntArray, count: int) -> Work:
-        """``nodes`` of ``count`` cost what ``rows`` of ``costs`` do, one each; nothing is known of others."""
-
-        def column(values: NDArray[_Number], nothing: float) -> NDArray[_Number]:
-            found = np.full(count, nothing, values.dtype)
-            found[nodes] = values[rows]
-            return found
-
-        node_of = np.full(len(costs.flops), -1, np.int32)
-        node_of[rows] = nodes
-        table = costs.contractions
-        return cls(
-            op_class=column(costs.op_class, int(OpClass.UNKNOWN)),
-            flops=column(costs.flops, nan),
-            useful_flops=column(costs.useful_flops, nan),
-            transcendentals=column(costs.transcendentals, nan),
-            bytes_read=column(costs.bytes_read, nan),
-            bytes_written=column(costs.bytes_written, nan),
-            rate_dtype=column(costs.rate_dtype, -1),
-            contractions=_kept(replace(table, node=node_of[table.node])),
-        )
-
-    def without(self, nodes: BoolArray) -> Work:
-        """The same where ``nodes`` do nothing."""
-        kept = ~nodes[self.contractions.node]
-        return replace(
-            self,
-            op_class=np.where(nodes, int(OpClass.FREE), self.op_class).astype(np.uint8),
-            rate_dtype=np.where(nodes, -1, self.rate_dtype).astype(np.int16),
-            contractions=self.contractions.take(kept),
-            **{name: np.where(nodes, 0.0, getattr(self, name)) for name in _FIGURES},
-        )
-
-
-def _kept(table: ContractionTable) -> ContractionTable:
-    """Products of nodes that are there, in order of their nodes."""
-    return table.take(np.argsort(table.node, kind="stable")[int((table.node < 0).sum()) :])
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Draft:
-    """Nodes in order of execution. ``talks`` says which of them communicate.
+    """Nodes in order of execution, and what they cost. ``talks`` says which of them communicate.
 
     ``data`` and ``control`` are dependencies; those that run against the order are dropped by
     :func:`assembled`, with a finding. Nodes of a ``queue`` (-1: none) all follow each other in ``control``.
@@ -227,17 +167,14 @@ class Draft:
 
     name: str
     strings: StringTable
-    types: TensorTypes
     id: NDArray[np.uint64]
-    name_row: SmallIntArray
-    op_row: SmallIntArray
-    framework_row: SmallIntArray
-    work: Work
+    name_row: NDArray[np.integer]
+    op_row: NDArray[np.integer]
+    framework_row: NDArray[np.integer]
+    costs: EventCosts
     stream: IntArray
     queue: IntArray
     duration_ns: FloatArray
-    operands: Csr
-    results: Csr
     data: Edges
     control: Edges
     talks: dict[int, Communication] = field(default_factory=dict[int, Communication])
@@ -250,71 +187,64 @@ def assembled(draft: Draft, rank: Rank, diagnostics: Diagnostics) -> OpGraph:
     """The graph. Findings: groups and peers that nobody names, dependencies against the order of time."""
     nodes = len(draft)
     backward = draft.data.producer >= draft.data.consumer
-    message = "data dependencies against the order of time are left out"
-    diagnostics.info(
-        "pytorch.backward-dependency",
-        rank.path,
-        message,
-        count=int((backward & (draft.data.producer != draft.data.consumer)).sum()),
-    )
+    findings = diagnostics.about(rank.path, "pytorch")
+    count = int((backward & (draft.data.producer != draft.data.consumer)).sum())
+    findings.info("backward-dependency", "data dependencies against the order of time are left out", count)
     data = draft.data.where(~backward).distinct(nodes)
     control = draft.control.where(draft.control.producer < draft.control.consumer).distinct(nodes)
     control = control.latest(draft.queue).without(data, nodes)
-    kind = np.zeros(nodes, np.uint8)
-    work = draft.work
-    op_class = work.op_class.copy()
-    for node, talk in draft.talks.items():
+    kind, costs = np.zeros(nodes, np.uint8), draft.costs
+    op_class, tables = costs.op_class.copy(), _Tables(rank)
+    for node, talk in sorted(draft.talks.items()):
         kind[node] = talk.meaning.node
         op_class[node] = OpClass.COLLECTIVE if talk.meaning.node is NodeKind.COLLECTIVE else OpClass.P2P
-    tables = _Tables(rank)
-    for node, talk in sorted(draft.talks.items()):
         tables.add(node, talk)
-    tables.report(diagnostics)
+    tables.report(findings)
     return OpGraph(
         name=draft.name,
         strings=draft.strings,
-        types=draft.types,
+        types=costs.types,
         group_sets=tuple(tables.group_sets),
         permutations=tuple(tables.permutations),
         id=draft.id,
-        name_row=draft.name_row,
-        op_row=draft.op_row,
+        name_row=draft.name_row.astype(np.int32, copy=False),
+        op_row=draft.op_row.astype(np.int32, copy=False),
         kind=kind,
         op_class=op_class,
         resource=np.broadcast_to(np.uint8(Resource.DEVICE), (nodes,)),
         stream=np.where((draft.stream >= 0) & (draft.stream < 1 << 31), draft.stream, -1).astype(np.int32),
         region=np.broadcast_to(np.int32(-1), (nodes,)),
-        rate_dtype=work.rate_dtype,
+        rate_dtype=costs.rate_dtype,
         source_row=np.broadcast_to(np.int32(0), (nodes,)),
-        framework_row=draft.framework_row,
-        flops=work.flops,
-        useful_flops=work.useful_flops,
-        transcendentals=work.transcendentals,
-        bytes_read=work.bytes_read,
-        bytes_written=work.bytes_written,
+        framework_row=draft.framework_row.astype(np.int32, copy=False),
+        flops=costs.flops,
+        useful_flops=costs.useful_flops,
+        transcendentals=costs.transcendentals,
+        bytes_read=costs.bytes_read,
+        bytes_written=costs.bytes_written,
         duration_ns=draft.duration_ns,
         multiplicity=constant(1.0, nodes),
         data_deps=data.csr(nodes),
         control_deps=control.csr(nodes),
-        operands=draft.operands,
-        results=draft.results,
-        collectives=tables.collectives(),
-        p2p=tables.p2p(),
-        contractions=work.contractions,
+        operands=costs.operands,
+        results=costs.results,
+        collectives=CollectiveTable.from_rows(tables.collectives),
+        p2p=P2pTable.from_rows(tables.messages),
+        contractions=costs.contractions,
         regions=RegionTable.empty(),
         extra=ExtraTable.empty(),
     )
 
 
 class _Tables:
-    """The communication tables of one rank."""
+    """The communication of one rank, as rows of :class:`CollectiveTable` and :class:`P2pTable`."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.group_sets: dict[GroupSet, int] = {}
         self.permutations: dict[Permutation, int] = {}
-        self._collectives: list[tuple[int, int, int, float, float, float]] = []
-        self._messages: list[tuple[int, int, float, int]] = []
+        self.collectives: list[tuple[float, ...]] = []
+        self.messages: list[tuple[float, ...]] = []
         self._no_group: dict[str, int] = {}
         self._rows: dict[Members, int] = {}
         self._listed = 0
@@ -331,17 +261,17 @@ class _Tables:
             self._no_group[talk.group] = self._no_group.get(talk.group, 0) + 1
         size = talk.group_size if members is None else len(members) or groups.world
         if talk.meaning.node is NodeKind.COLLECTIVE:
-            row = -1
-            if members is not None:
-                row = self._group_row(members)
+            row = -1 if members is None else self._group_row(members)
             kind = talk.meaning.collective
             if talk.ragged and kind is CollectiveKind.ALL_TO_ALL:
                 kind = CollectiveKind.RAGGED_ALL_TO_ALL
             self._no_kind += kind is CollectiveKind.UNKNOWN
             payload = payload_bytes(talk, size)
-            self._collectives.append((node, kind, row, payload, talk.operand_bytes, talk.result_bytes))
+            sizes = payload, talk.operand_bytes, talk.result_bytes
+            self.collectives.append((node, kind, row, *sizes, -1, 0))  # no channel, no reduction
             return
-        self._messages.append((node, self._way(talk, members), payload_bytes(talk, size), max(talk.tag, 0)))
+        way, payload = self._way(talk, members), payload_bytes(talk, size)
+        self.messages.append((node, way, payload, max(talk.tag, 0), False))
 
     def _group_row(self, members: Members) -> int:
         """The row of the group set of these members. Raises ``FormatError`` for far too many."""
@@ -371,44 +301,14 @@ class _Tables:
         pair = (own, peer) if talk.meaning.node is NodeKind.SEND else (peer, own)
         return self.permutations.setdefault(Permutation.from_pairs([pair], world), len(self.permutations))
 
-    def report(self, diagnostics: Diagnostics) -> None:
+    def report(self, findings: Findings) -> None:
         """Say what nobody stated."""
-        path = self.rank.path
-        message = (
-            f"no process group is stated, here or in a list: taken for all {self.rank.groups.world:,} ranks"
-        )
-        diagnostics.warning("pytorch.group-assumed", path, message, count=self._assumed)
+        everybody = f"taken for all {self.rank.groups.world:,} ranks"
+        assumed = f"no process group is stated, here or in a list: {everybody}"
+        findings.warning("group-assumed", assumed, self._assumed)
         names = ", ".join(sorted(self._no_group)[:4]) or "no name"
         message = f"communications of process groups that no list holds ({names}): taken for all ranks"
-        diagnostics.info("pytorch.group-not-stated", path, message, count=sum(self._no_group.values()))
+        findings.info("group-not-stated", message, sum(self._no_group.values()))
         message = "communication kernels whose operation is not recorded"
-        diagnostics.warning("pytorch.unknown-collective", path, message, count=self._no_kind)
-        diagnostics.warning(
-            "pytorch.peer-not-stated", path, "messages whose peer is not recorded", count=self._no_peer
-        )
-
-    def collectives(self) -> CollectiveTable:
-        """The rows of collectives."""
-        rows = self._collectives
-        return replace(
-            CollectiveTable.empty(),
-            node=np.array([row[0] for row in rows], np.int32),
-            kind=np.array([row[1] for row in rows], np.uint8),
-            group_set=np.array([row[2] for row in rows], np.int32),
-            comm_bytes=np.array([row[3] for row in rows], np.float64),
-            operand_bytes=np.array([row[4] for row in rows], np.float64),
-            result_bytes=np.array([row[5] for row in rows], np.float64),
-            channel=np.full(len(rows), -1, np.int64),
-            reduction=np.zeros(len(rows), np.int32),
-        )
-
-    def p2p(self) -> P2pTable:
-        """The rows of messages."""
-        rows = self._messages
-        return P2pTable(
-            node=np.array([row[0] for row in rows], np.int32),
-            permutation=np.array([row[1] for row in rows], np.int32),
-            comm_bytes=np.array([row[2] for row in rows], np.float64),
-            tag=np.array([row[3] for row in rows], np.int64),
-            host=np.zeros(len(rows), np.bool_),
-        )
+        findings.warning("unknown-collective", message, self._no_kind)
+        findings.warning("peer-not-stated", "messages whose peer is not recorded", self._no_peer)

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from hespas.converters.pytorch import ET_SCHEMAS
 from hespas.files.streams import read_bytes
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = [
     "COMMUNICATION_RECORD",
     "SCHEMAS",
-    "EtFile",
     "EtNode",
     "Tensor",
     "Values",
@@ -65,7 +65,7 @@ class EtNode(NamedTuple):
     facts: Mapping[str, str]
 
 
-class EtFile(NamedTuple):
+class _EtFile(NamedTuple):
     """A trace, with its nodes still to be decoded."""
 
     schema: str
@@ -143,18 +143,8 @@ def _chakra(raw: msgspec.Raw) -> EtNode:
     facts = _NOTHING
     if node.name == COMMUNICATION_RECORD:
         facts = {attribute.name: _text(attribute.value) for attribute in node.attrs}
-    return EtNode(
-        node.id,
-        node.name,
-        parent or 0,
-        known["rf_id"],
-        known["tid"],
-        known["seq_id"],
-        schema,
-        node.inputs,
-        node.outputs,
-        facts,
-    )
+    numbers = parent or 0, known["rf_id"], known["tid"], known["seq_id"]
+    return EtNode(node.id, node.name, *numbers, schema, node.inputs, node.outputs, facts)
 
 
 def _integer(text: bytes, default: int) -> int:
@@ -175,20 +165,12 @@ def _text(raw: msgspec.Raw) -> str:
 
 
 SCHEMAS: MappingProxyType[str, Callable[[msgspec.Raw], EtNode]] = MappingProxyType(
-    {
-        "1.0.1": _flat,
-        "1.0.2-chakra.0.0.4": _chakra,
-        "1.0.3-chakra.0.0.4": _chakra,
-        "1.0.4-chakra.0.0.4": _chakra,
-        "1.1.0-chakra.0.0.4": _chakra,
-        "1.1.1-chakra.0.0.4": _chakra,
-        "1.1.1-chakra.1.0.0": _chakra,
-    }
+    {schema: _chakra if "chakra" in schema else _flat for schema in ET_SCHEMAS}
 )
 """Schema -> how its nodes are decoded, oldest first."""
 
 
-def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
+def read_et(path: Path, max_bytes: int, version: str = "") -> _EtFile:
     """Read the frame of a trace. ``version`` names the schema where the file has none or another.
 
     Raises ``FormatError`` for what is no such trace, ``UnsupportedError`` for a schema that is not known;
@@ -221,7 +203,7 @@ def read_et(path: Path, max_bytes: int, version: str = "") -> EtFile:
             hint="name the nearest one with `source_version`",
         )
     nodes = _nodes(found.nodes, decode, str(path))
-    return EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
+    return _EtFile(schema, "" if found.pid is None else str(found.pid), nodes)
 
 
 def _nodes(

@@ -26,21 +26,10 @@ from hespas.converters.pytorch.records import (
     category_of,
 )
 from hespas.graph import StringTable, StringTableBuilder
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 
-__all__ = [
-    "DeviceEvents",
-    "Events",
-    "HostEvents",
-    "KinetoTrace",
-    "LaunchEvents",
-    "Rows",
-    "SyncEvents",
-    "integer",
-    "integers",
-    "read_events",
-]
+__all__ = ["Events", "HostEvents", "KinetoTrace", "Rows", "integer", "integers", "read_events"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -64,7 +53,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DeviceEvents(Events):
+class _DeviceEvents(Events):
     """Work on devices; -1 where not stated. ``collective_row`` is the JSON text of a collective's facts."""
 
     correlation: IntArray
@@ -92,9 +81,9 @@ class DeviceEvents(Events):
             return self.stream
         main = int(np.bincount(self.place).argmax())
         other = (self.place != main) & (self.stream >= 0)
-        _, number = np.unique(np.stack([self.place[other], self.stream[other]]), axis=1, return_inverse=True)
+        _, number = distinct_rows(self.place[other], self.stream[other])
         streams = self.stream.copy()
-        streams[other] = int(self.stream.max()) + 1 + number.reshape(-1)
+        streams[other] = int(self.stream.max()) + 1 + number
         return streams
 
 
@@ -113,7 +102,7 @@ class HostEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LaunchEvents(Events):
+class _LaunchEvents(Events):
     """Calls of the runtime and the driver."""
 
     correlation: IntArray
@@ -121,7 +110,7 @@ class LaunchEvents(Events):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SyncEvents(Events):
+class _SyncEvents(Events):
     """Waits: ``stream`` waits for what the call ``record`` (a correlation) marked on ``wait_on_stream``."""
 
     correlation: IntArray
@@ -140,11 +129,11 @@ class KinetoTrace:
 
     header: Header
     strings: StringTable
-    device: DeviceEvents
-    launch: LaunchEvents
+    device: _DeviceEvents
+    launch: _LaunchEvents
     host: HostEvents
     annotation: HostEvents
-    sync: SyncEvents
+    sync: _SyncEvents
     skipped: dict[str, int]
     repeated: dict[str, int]
     repaired_blocks: int
@@ -282,17 +271,16 @@ class _Reader:
             if places:
                 places.sort()  # of several categories
                 these = [events[place] for place in places]
-                self._times(self.kinds[kind], events, array, places)
-                self._common(self.kinds[kind], these)
+                times_ns = event_times(events, array, places, path=self.path, before=self.seen)
+                self._common(self.kinds[kind], these, *times_ns)
                 self._specific(kind, these, places)
         self.seen += len(events)
 
-    def _times(self, into: _Collected, events: list[TraceEvent], array: bytes, places: list[int]) -> None:
-        start_ns, duration_ns = event_times(events, array, places, path=self.path, before=self.seen)
+    def _common(
+        self, into: _Collected, events: list[TraceEvent], start_ns: IntArray, duration_ns: IntArray
+    ) -> None:
         into.add("start_ns", start_ns)
         into.add("duration_ns", duration_ns)
-
-    def _common(self, into: _Collected, events: list[TraceEvent]) -> None:
         into.add("name_row", self.labels.of([event.name for event in events]))
         into.add("category_row", self.labels.of([event.cat for event in events]))
         into.add("process", self.labels.of([event.pid for event in events]))
@@ -376,11 +364,11 @@ class _Reader:
         return KinetoTrace(
             header=header,
             strings=strings,
-            device=kinds[Kind.DEVICE].build(DeviceEvents),
-            launch=kinds[Kind.LAUNCH].build(LaunchEvents),
+            device=kinds[Kind.DEVICE].build(_DeviceEvents),
+            launch=kinds[Kind.LAUNCH].build(_LaunchEvents),
             host=kinds[Kind.HOST].build(HostEvents),
             annotation=kinds[Kind.ANNOTATION].build(HostEvents),
-            sync=kinds[Kind.SYNC].build(SyncEvents),
+            sync=kinds[Kind.SYNC].build(_SyncEvents),
             skipped=self.skipped,
             repeated=dict(repeated),
             repaired_blocks=repaired_blocks,

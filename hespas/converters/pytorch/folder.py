@@ -19,7 +19,7 @@ from hespas.converters.linking import exclusive
 from hespas.converters.measured_ops import RECORDED_STEPS, EventCosts, host_costs, recorded_steps
 from hespas.converters.pytorch.communication import Communication, Groups, listed_groups
 from hespas.converters.pytorch.device_graph import device_draft
-from hespas.converters.pytorch.draft import Draft, Edges, Rank, Work, assembled, chain, flow_of
+from hespas.converters.pytorch.draft import Draft, Edges, Rank, assembled, chain, flow_of
 from hespas.converters.pytorch.events import KinetoTrace, read_events
 from hespas.converters.pytorch.host_trace import (
     HostTrace,
@@ -34,32 +34,32 @@ from hespas.converters.pytorch.linked import HostColumns, Join, LinkedTrace, joi
 from hespas.converters.pytorch.profile import report_links, trace_metadata
 from hespas.converters.pytorch.records import is_execution_trace, is_profile, job_name, rank_in_name
 from hespas.files.streams import first_bytes
-from hespas.graph import CollectiveKind, Csr, Diagnostics, OpClass, OpGraph, StringTableBuilder, Workload
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph import CollectiveKind, Diagnostics, Findings, OpClass, OpGraph, StringTableBuilder, Workload
+from hespas.graph.columns import IntArray, at_rows, mapped
 from hespas.graph.errors import FormatError, InvariantError
 
-__all__ = ["RankFiles", "RankGraph", "read_folder", "read_rank"]
+__all__ = ["read_folder"]
 
 # --- One rank's files as a graph: of its device work, of its host operations, or of its execution trace.
 
 
-class RankFiles(NamedTuple):
+class _RankFiles(NamedTuple):
     """The files of one rank; at least one of them."""
 
     profile: Path | None
     trace: Path | None
 
 
-class RankGraph(NamedTuple):
+class _RankGraph(NamedTuple):
     """A rank's graph, and what its files say of the run."""
 
     graph: OpGraph
     metadata: Mapping[str, str]
 
 
-def read_rank(
-    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
-) -> RankGraph:
+def _read_rank(
+    files: _RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> _RankGraph:
     """Read and link the files of one rank of ``world``. Raises what their readers raise."""
     if files.profile is None:
         return _unmeasured(files, number, world, options, diagnostics)
@@ -77,7 +77,7 @@ def read_rank(
     linked = _linked(kineto, trace, strings)
     report_links(kineto, linked.links, diagnostics, path)
     if linked.join:
-        _report(linked.join, diagnostics, path)
+        _report(linked.join, diagnostics.about(path, "pytorch"))
     distributed = kineto.header.distributed
     listed = trace.groups if trace and trace.groups else ()
     if not listed and distributed:
@@ -94,7 +94,7 @@ def read_rank(
         metadata["device"] = devices[0]
     if trace:
         metadata["schema"] = trace.schema
-    return RankGraph(graph, metadata)
+    return _RankGraph(graph, metadata)
 
 
 def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
@@ -112,15 +112,15 @@ def _with_steps(graph: OpGraph, linked: LinkedTrace) -> OpGraph:
 
 
 def _unmeasured(
-    files: RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
-) -> RankGraph:
+    files: _RankFiles, number: int, world: int, options: ReadOptions, diagnostics: Diagnostics
+) -> _RankGraph:
     if files.trace is None:
         raise InvariantError(f"rank {number} has no file")
     trace = read_host_trace(files.trace, options.max_bytes, StringTableBuilder(), options.version)
     rank = Rank(number, Groups.of(trace.groups, max(world, number + 1)), str(files.trace))
     graph = host_trace_graph(trace, job_name(files.trace.name), rank, diagnostics)
     stated = {"world_size": str(rank.groups.world)} if trace.groups else {}
-    return RankGraph(graph, {"schema": trace.schema, **stated})
+    return _RankGraph(graph, {"schema": trace.schema, **stated})
 
 
 def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBuilder) -> LinkedTrace:
@@ -137,24 +137,16 @@ def _linked(kineto: KinetoTrace, trace: HostTrace | None, strings: StringTableBu
     )
 
 
-def _report(found: Join, diagnostics: Diagnostics, path: str) -> None:
+def _report(found: Join, findings: Findings) -> None:
     """How operations of the two records were matched."""
-    for code, count, message in (
-        (
-            "pytorch.linked-by-record-id",
-            found.by_record_id,
-            "operations matched by record function id and name",
-        ),
-        ("pytorch.linked-by-external-id", found.by_external_id, "operations matched by External id and name"),
-        (
-            "pytorch.linked-by-order",
-            found.by_order,
-            "operations matched by the order of names on their thread",
-        ),
-    ):
-        diagnostics.info(code, path, message, count=count)
-    message = "operations of the execution trace are not in the profile"
-    diagnostics.warning("pytorch.not-in-profile", path, message, count=found.unmatched)
+    by_order = "operations matched by the order of names on their thread"
+    findings.info(
+        "linked-by-record-id", "operations matched by record function id and name", found.by_record_id
+    )
+    findings.info("linked-by-external-id", "operations matched by External id and name", found.by_external_id)
+    findings.info("linked-by-order", by_order, found.by_order)
+    missing = "operations of the execution trace are not in the profile"
+    findings.warning("not-in-profile", missing, found.unmatched)
 
 
 # The graph of a run without a device: the operations of the host, each with the time that is its own.
@@ -199,7 +191,7 @@ def _host_draft(linked: LinkedTrace, name: str, diagnostics: Diagnostics, path: 
     node_of = np.full(len(own), -1, np.int64)
     node_of[order] = np.arange(len(order))
     node_of[joined] = node_of[merged_into[joined]]
-    _report_merged(calls, works, merged_into, diagnostics, path)
+    _report_merged(calls, works, merged_into, diagnostics.about(path, "pytorch"))
     costs = _costs(linked, calls, diagnostics, path)
     return _draft(linked, _Frame(order, node_of, own, start_ns, end_ns), calls, costs, name)
 
@@ -218,9 +210,8 @@ class _Frame:
 def _works_of(linked: LinkedTrace) -> IntArray:
     """Named ranges that are the work of a communication, as rows of all events."""
     note = linked.kineto.annotation
-    rows = np.unique(note.name_row)
-    named = [row for row in rows.tolist() if linked.kineto.strings[row].startswith(_WORK)]
-    return len(linked.kineto.host) + np.flatnonzero(np.isin(note.name_row, named))
+    is_work = mapped(note.name_row, lambda row: linked.kineto.strings[row].startswith(_WORK), np.bool_)
+    return len(linked.kineto.host) + np.flatnonzero(is_work)
 
 
 def _calls(linked: LinkedTrace, works: IntArray) -> _Calls:
@@ -249,23 +240,14 @@ def _sized(linked: LinkedTrace, talk: Communication, work: int) -> Communication
     return talk if place < 0 else talk.with_size(range_bytes(linked.kineto, place))
 
 
-def _report_merged(
-    calls: _Calls, works: IntArray, merged_into: IntArray, diagnostics: Diagnostics, path: str
-) -> None:
+def _report_merged(calls: _Calls, works: IntArray, merged_into: IntArray, findings: Findings) -> None:
     alone = sum(work == call for call, work in calls.work.items())
     message = "communications of which only the call is recorded; they have its time"
-    diagnostics.info("pytorch.communication-without-work", path, message, count=alone)
+    findings.info("communication-without-work", message, alone)
     message = "works of communications whose call is not recorded"
-    diagnostics.warning(
-        "pytorch.work-without-call", path, message, count=len(works) - len(calls.work) + alone
-    )
+    findings.warning("work-without-call", message, len(works) - len(calls.work) + alone)
     both = int((merged_into != np.arange(len(merged_into))).sum())
-    diagnostics.info(
-        "pytorch.blocking-communication",
-        path,
-        "calls that do their communication on their own thread",
-        count=both,
-    )
+    findings.info("blocking-communication", "calls that do their communication on their own thread", both)
 
 
 def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts, name: str) -> Draft:
@@ -277,32 +259,24 @@ def _draft(linked: LinkedTrace, frame: _Frame, calls: _Calls, costs: EventCosts,
     is_talk = np.zeros(count, np.bool_)
     is_talk[list(nodes)] = True
     rows = linked.rows[order]
-    data, later, operands, results = _dataflow(linked, frame, calls, rows)
-    control = Edges.joined(chain(stream), _waits(frame, calls, events.key), later)
     rows_of_host = np.flatnonzero(order < len(linked.kineto.host))
-    work = Work.placed(costs, order[rows_of_host], rows_of_host, count)
+    costs = costs.placed(order[rows_of_host], rows_of_host, count)
+    costs, data, later = _dataflow(linked, frame, calls, rows, costs)
+    control = Edges.joined(chain(stream), _waits(frame, calls, events.key), later)
     apart = np.zeros(count, np.bool_)
     apart[[frame.node_of[call] for call in calls.talks]] = True
-    work = work.without(~is_talk & (work.op_class == int(OpClass.UNKNOWN)) & (apart | (own == 0)))
-    if linked.trace is None:
-        operands, results = (
-            Csr.from_pairs(frame.node_of[side.row_ids], side.values, count)
-            for side in (costs.operands, costs.results)
-        )
+    idle = ~is_talk & (costs.op_class == OpClass.UNKNOWN) & (apart | (own == 0))
     return Draft(
         name=name,
         strings=linked.strings.build(),
-        types=linked.types if linked.trace else costs.types,
         id=np.arange(count, dtype=np.uint64),
-        name_row=events.name_row[order].astype(np.int32),
-        op_row=_call_names(frame, calls, events.name_row).astype(np.int32),
-        framework_row=_outer_names(linked, order).astype(np.int32),
-        work=work,
+        name_row=events.name_row[order],
+        op_row=_call_names(frame, calls, events.name_row),
+        framework_row=_outer_names(linked, order),
+        costs=costs.without(idle),
         stream=stream,
         queue=stream,
         duration_ns=own,
-        operands=operands,
-        results=results,
         data=data,
         control=control,
         talks=nodes,
@@ -327,12 +301,8 @@ def _call_names(frame: _Frame, calls: _Calls, name_row: IntArray) -> IntArray:
 
 def _outer_names(linked: LinkedTrace, order: IntArray) -> IntArray:
     """The name of the operation around each, its own where there is none."""
-    host = len(linked.kineto.host)
-    parent = (
-        np.where(order < host, linked.nesting.parent[np.minimum(order, max(host - 1, 0))], -1)
-        if host
-        else order * 0 - 1
-    )
+    host = order < len(linked.kineto.host)
+    parent = at_rows(linked.nesting.parent, np.where(host, order, -1), -1)
     return linked.events.name_row[np.where(parent >= 0, parent, order)]
 
 
@@ -354,8 +324,7 @@ def _waits(frame: _Frame, calls: _Calls, key: IntArray) -> Edges:
         following = int(np.searchsorted(ordered_start[nodes], int(frame.end_ns[work])))
         if following < len(nodes):
             pairs.append((int(nodes[following]), _last_in(frame, key, work)))
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return Edges(found[:, 0], found[:, 1])
+    return Edges.of(pairs)
 
 
 def _last_in(frame: _Frame, key: IntArray, work: int) -> int:
@@ -371,12 +340,14 @@ def _last_in(frame: _Frame, key: IntArray, work: int) -> int:
 
 
 def _dataflow(
-    linked: LinkedTrace, frame: _Frame, calls: _Calls, rows: IntArray
-) -> tuple[Edges, Edges, Csr, Csr]:
-    """Dependencies through storages, in order of start; between threads only where times allow them."""
+    linked: LinkedTrace, frame: _Frame, calls: _Calls, rows: IntArray, costs: EventCosts
+) -> tuple[EventCosts, Edges, Edges]:
+    """The costs with the tensor types of the execution trace, and dependencies through storages, in order of
+    start; between threads only where times allow them.
+    """
     count, trace = len(rows), linked.trace
     if trace is None:
-        return Edges.empty(), Edges.empty(), Csr.empty(count), Csr.empty(count)
+        return costs, Edges.empty(), Edges.empty()
     used, silent = rows.copy(), np.zeros(count, np.bool_)
     for call, work in calls.work.items():
         used[frame.node_of[work]] = linked.rows[call]
@@ -385,27 +356,15 @@ def _dataflow(
     known = np.flatnonzero((used >= 0) & ~silent)
     flow = flow_of(trace.reads.take(used[known]), trace.writes.take(used[known]))
     operands, results = (
-        _placed(column, used[known], known, count) for column in (trace.operands, trace.results)
+        side.take(used[known]).moved(known, count) for side in (trace.operands, trace.results)
     )
     stream = linked.events.key[frame.order]
     start, end = frame.start_ns[frame.order], frame.end_ns[frame.order]
-    edges: list[Edges] = []
-    for part in flow:
-        found = Edges(known[part.consumer], known[part.producer])
-        edges.append(found.where(_possible(found, stream, start, end)))
-    order = edges[1]
-    return edges[0], order.where(stream[order.consumer] != stream[order.producer]), operands, results
-
-
-def _possible(edges: Edges, stream: IntArray, start_ns: IntArray, end_ns: IntArray) -> BoolArray:
-    same = stream[edges.consumer] == stream[edges.producer]
-    possible: BoolArray = same | (end_ns[edges.producer] <= start_ns[edges.consumer])
-    return possible
-
-
-def _placed(types: Csr, rows: IntArray, nodes: IntArray, count: int) -> Csr:
-    taken = types.take(rows)
-    return Csr.from_pairs(nodes[taken.row_ids], taken.values, count)
+    found = [Edges(known[part.consumer], known[part.producer]) for part in flow]
+    data, order = (each.where(each.possible(stream, start, end)) for each in found)
+    across = stream[order.consumer] != stream[order.producer]
+    costs = replace(costs, types=trace.types.build(), operands=operands, results=results)
+    return costs, data, order.where(across)
 
 
 _MOST_FILES = 1 << 17
@@ -432,7 +391,7 @@ def read_folder(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> W
     graphs: list[OpGraph] = []
     metadata: dict[str, str] = {}
     for done, (number, files) in enumerate(sorted(ranks.items())):
-        result = read_rank(files, number, world, options, diagnostics)
+        result = _read_rank(files, number, world, options, diagnostics)
         graphs.append(result.graph)
         metadata = metadata or dict(result.metadata)
         if options.progress:
@@ -487,7 +446,7 @@ def _rank_alone(each: _Found) -> int:
     return rank_in_name(each.path.name, alone=True) if each.rank == by_name else each.rank
 
 
-def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[int, RankFiles]:
+def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[int, _RankFiles]:
     """The files of each rank. Raises ``FormatError`` for two files of one kind and rank.
 
     A single pair is one rank whatever its names say, that of the profile where it states one.
@@ -504,7 +463,7 @@ def _paired(path: Path, found: list[_Found], diagnostics: Diagnostics) -> dict[i
         profile, trace = (kind[0].path if kind else None for kind in kinds)
         ranks_stated = (_rank_alone(each) for each in (*kinds[0], *kinds[1]))
         stated = next((rank for rank in ranks_stated if rank >= 0), 0)
-        return {stated: RankFiles(profile, trace)}
+        return {stated: _RankFiles(profile, trace)}
     by_kind: list[dict[int, Path]] = []
     for kind in kinds:
         ranks: dict[int, Path] = {}
@@ -534,7 +493,7 @@ def _rank_of(each: _Found, profiles: list[_Found], found: list[_Found]) -> int:
 
 def _complete(
     path: Path, profiles: dict[int, Path], traces: dict[int, Path], diagnostics: Diagnostics
-) -> dict[int, RankFiles]:
+) -> dict[int, _RankFiles]:
     ranks = sorted(profiles.keys() | traces.keys())
     missing = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks[-1] < _MOST_FILES else [0]
     if missing:
@@ -548,7 +507,7 @@ def _complete(
     diagnostics.warning(
         "pytorch.unpaired", str(path), "ranks have only one of profile and execution trace", count=single
     )
-    return {rank: RankFiles(profiles.get(rank), traces.get(rank)) for rank in ranks}
+    return {rank: _RankFiles(profiles.get(rank), traces.get(rank)) for rank in ranks}
 
 
 def _with_equal_payloads(graphs: list[OpGraph], diagnostics: Diagnostics, path: str) -> list[OpGraph]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.converters.format import ReadOptions
-from hespas.converters.measured_ops import host_costs
+from hespas.converters.measured_ops import EventCosts, host_costs
 from hespas.converters.pytorch.communication import (
     GROUPS_NODE,
     Communication,
@@ -24,7 +24,7 @@ from hespas.converters.pytorch.communication import (
     listed_groups,
     merged,
 )
-from hespas.converters.pytorch.draft import Draft, Edges, Rank, Work, assembled, chain, flow_of
+from hespas.converters.pytorch.draft import Draft, Edges, Rank, assembled, chain, flow_of
 from hespas.converters.pytorch.et_records import (
     EtNode,
     Tensor,
@@ -48,7 +48,7 @@ from hespas.graph import (
     Workload,
     find_dtype,
 )
-from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, constant
+from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, at_rows, constant, mapped
 from hespas.graph.errors import FormatError, UnsupportedError, UsageError
 
 __all__ = [
@@ -105,13 +105,12 @@ class HostTrace:
     def host_ops(self) -> HostOps:
         """The operations as those of a profile, whose times nobody knows."""
         unknown = constant(nan, len(self))
-        return HostOps(
+        return HostOps.of(
             name_row=self.name_row,
             thread_row=np.zeros(len(self), np.int32),
             parent=self.parent,
             start_ns=unknown,
             duration_ns=unknown,
-            sequence=np.full(len(self), -1, np.int64),
             shapes_row=self.shapes_row,
             dtype_row=self.types_row,
             strides_row=self.strides_row,
@@ -193,10 +192,8 @@ class _Collector:
         texts: tuple[bytes, ...] = (b"",) * len(self.inputs)
         if find_aten_rule(node.name) is not None:
             inputs = node.inputs
-            encoded = map(
-                msgspec.json.encode, (inputs.shapes, inputs.types, list(map(_plain, inputs.values)))
-            )
-            shapes, types, values = encoded
+            plain = list(map(_plain, inputs.values))
+            shapes, types, values = map(msgspec.json.encode, (inputs.shapes, inputs.types, plain))
             texts = shapes, types, bytes(inputs.strides), values
         for rows, text in zip(self.inputs.values(), texts, strict=True):
             rows.append(self.strings.add(text.decode("utf-8", "replace")) if text else 0)
@@ -212,10 +209,9 @@ class _Collector:
             if tensor.shape is None:
                 continue
             key = (tensor.dtype, tensor.shape)
-            row = self._types.get(key)
-            if row is None:
-                row = self._types[key] = self.types.add(find_dtype(tensor.dtype), tensor.shape)
-            rows.append(row)
+            if key not in self._types:
+                self._types[key] = self.types.add(find_dtype(tensor.dtype), tensor.shape)
+            rows.append(self._types[key])
         return rows
 
     def build(self, schema: str, process: str, path: str) -> HostTrace:
@@ -275,7 +271,7 @@ def _parents(ids: IntArray, parent_ids: IntArray, path: str) -> tuple[SmallIntAr
     parent = np.where(known, found, -1)
     above = parent
     for _ in range(len(ids).bit_length() + 1):
-        above = np.where(above >= 0, above[np.maximum(above, 0)], -1)
+        above = at_rows(above, above, -1)
         if (above < 0).all():
             return parent.astype(np.int32), lost
     stuck = int(ids[np.flatnonzero(above >= 0)[0]])
@@ -346,7 +342,12 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
             position="list 'nodes'",
             hint="start the observer before the step that is to be recorded",
         )
-    _report(trace, works, rank, diagnostics)
+    findings = diagnostics.about(rank.path, "pytorch")
+    findings.warning("lost-parent", "operations whose call is not in the file", trace.lost_parents)
+    roots = "roots of threads and lists of process groups are no operations"
+    findings.info("structural", roots, int(trace.structural.sum()))
+    repeated = "named ranges that repeat a communication are left out"
+    findings.info("work-of-communication", repeated, int(works.sum()))
     node_of = np.full(len(trace), -1, np.int64)
     node_of[kept] = np.arange(len(kept))
     talks = {int(node_of[row]): talk for row, talk in trace.communications.items()}
@@ -359,17 +360,14 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
         Draft(
             name=name,
             strings=trace.strings.build(),
-            types=trace.types.build(),
             id=trace.id[kept].astype(np.uint64),
             name_row=trace.name_row[kept],
             op_row=trace.name_row[kept],
             framework_row=trace.name_row[outer],
-            work=_work(trace, kept, rank, diagnostics),
+            costs=_costs(trace, kept, rank, diagnostics),
             stream=thread,
             queue=_queue(thread, talks),
             duration_ns=np.full(len(kept), np.nan),
-            operands=trace.operands.take(kept),
-            results=trace.results.take(kept),
             data=flow.data,
             control=Edges.joined(_thread_order(thread, talks), flow.order.where(across)),
             talks=talks,
@@ -381,14 +379,12 @@ def host_trace_graph(trace: HostTrace, name: str, rank: Rank, diagnostics: Diagn
 
 def _works(trace: HostTrace) -> BoolArray:
     """Named ranges that repeat a communication."""
-    rows: list[int] = np.unique(trace.name_row).tolist()
-    texts = list(trace.strings.build())
-    names = [row for row in rows if _WORK.match(texts[row])]
-    works: BoolArray = np.isin(trace.name_row, names)
-    return works if trace.communications else np.zeros(len(trace), np.bool_)
+    if not trace.communications:
+        return np.zeros(len(trace), np.bool_)
+    return mapped(trace.name_row, lambda row: _WORK.match(trace.strings[row]) is not None, np.bool_)
 
 
-def _work(trace: HostTrace, kept: IntArray, rank: Rank, diagnostics: Diagnostics) -> Work:
+def _costs(trace: HostTrace, kept: IntArray, rank: Rank, diagnostics: Diagnostics) -> EventCosts:
     """What operations cost. What touches no tensor is free: named ranges, hooks, bookkeeping."""
     talks = _works(trace)
     talks[list(trace.communications)] = True
@@ -396,7 +392,12 @@ def _work(trace: HostTrace, kept: IntArray, rank: Rank, diagnostics: Diagnostics
     costs = host_costs(
         trace.host_ops(), trace.strings.build(), diagnostics, rank.path, communicates=talks, touches=touches
     )
-    return Work.placed(costs, kept, np.arange(len(kept)), len(kept))
+    return replace(
+        costs.placed(kept, np.arange(len(kept)), len(kept)),
+        types=trace.types.build(),
+        operands=trace.operands.take(kept),
+        results=trace.results.take(kept),
+    )
 
 
 def _thread_order(thread: IntArray, talks: dict[int, Communication]) -> Edges:
@@ -417,8 +418,7 @@ def _thread_order(thread: IntArray, talks: dict[int, Communication]) -> Edges:
             after = int(np.searchsorted(nodes, node)) + 1
             if talks[node].waits and after < len(nodes):
                 pairs.append((int(nodes[after]), node))
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return Edges.joined(chain(queue), Edges(found[:, 0], found[:, 1]))
+    return Edges.joined(chain(queue), Edges.of(pairs))
 
 
 def _queue(thread: IntArray, talks: dict[int, Communication]) -> IntArray:
@@ -426,16 +426,6 @@ def _queue(thread: IntArray, talks: dict[int, Communication]) -> IntArray:
     queue = thread.copy()
     queue[list(talks)] = -1
     return queue
-
-
-def _report(trace: HostTrace, works: BoolArray, rank: Rank, diagnostics: Diagnostics) -> None:
-    diagnostics.warning(
-        "pytorch.lost-parent", rank.path, "operations whose call is not in the file", count=trace.lost_parents
-    )
-    message = "roots of threads and lists of process groups are no operations"
-    diagnostics.info("pytorch.structural", rank.path, message, count=int(trace.structural.sum()))
-    message = "named ranges that repeat a communication are left out"
-    diagnostics.info("pytorch.work-of-communication", rank.path, message, count=int(works.sum()))
 
 
 # The trace of one rank of a job of several: what it is, and what it can stand for.

@@ -22,13 +22,11 @@ from hespas.converters.pytorch.communication import (
 )
 from hespas.converters.pytorch.events import Events, HostEvents, KinetoTrace
 from hespas.graph import CollectiveKind, MeasuredComms, NodeKind, StringTableBuilder, find_dtype
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph.columns import IntArray, SmallIntArray, at_rows, mapped
 
 __all__ = [
-    "KernelFacts",
     "LinkedBy",
     "Links",
-    "NamedRange",
     "communication_kernels",
     "host_steps_of",
     "link",
@@ -100,40 +98,23 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 
 def steps_of(trace: KinetoTrace, links: Links) -> SmallIntArray:
     """The number of the step that launched each device event; -1 where none did, or nobody knows."""
-    return _during(trace, _when(trace, links))
+    return host_steps_of(trace, at_rows(trace.launch.start_ns, links.launch, np.iinfo(np.int64).min))
 
 
 def host_steps_of(trace: KinetoTrace, start_ns: IntArray) -> SmallIntArray:
     """The number of the step that runs when something of the host starts; -1 for none."""
-    return _during(trace, start_ns)
-
-
-def _during(trace: KinetoTrace, at_ns: IntArray) -> SmallIntArray:
-    """The number of the step that runs at each moment, -1 for none."""
-    ranges: list[tuple[int, int, int]] = []
     note = trace.annotation
-    numbers = {row: _STEP.fullmatch(trace.strings[row]) for row in np.unique(note.name_row).tolist()}
-    rows = np.flatnonzero(np.isin(note.name_row, [row for row, found in numbers.items() if found]))
-    for row in rows.tolist():
-        found = numbers[int(note.name_row[row])]
-        if found:
-            ranges.append((int(note.start_ns[row]), int(note.end_ns[row]), int(found[1])))
-    if not ranges or not len(at_ns):
-        return np.full(len(at_ns), -1, np.int32)
-    ranges.sort()
-    starts = np.array([start for start, _, _ in ranges], np.int64)
-    place = np.searchsorted(starts, at_ns, side="right") - 1
-    safe = np.maximum(place, 0)
-    inside = (place >= 0) & (at_ns <= np.array([end for _, end, _ in ranges], np.int64)[safe])
-    return np.where(inside, np.array([number for _, _, number in ranges])[safe], -1).astype(np.int32)
 
+    def number(row: int) -> int:
+        found = _STEP.fullmatch(trace.strings[row])
+        return int(found[1]) if found else -1
 
-def _when(trace: KinetoTrace, links: Links) -> IntArray:
-    """When each event was launched; before everything where no launch is recorded."""
-    never = np.full(len(links.launch), np.iinfo(np.int64).min, np.int64)
-    if not len(trace.launch):
-        return never
-    return np.where(links.launch >= 0, trace.launch.start_ns[np.maximum(links.launch, 0)], never)
+    numbers = mapped(note.name_row, number, np.int32)
+    steps = np.flatnonzero(numbers >= 0)
+    steps = steps[np.lexsort((numbers[steps], note.end_ns[steps], note.start_ns[steps]))]
+    place = np.searchsorted(note.start_ns[steps], start_ns, side="right") - 1
+    inside = start_ns <= at_rows(note.end_ns[steps], place, np.iinfo(np.int64).min)
+    return at_rows(numbers[steps], np.where(inside, place, -1), -1)
 
 
 _MOST_RANKS = 1 << 20
@@ -141,7 +122,7 @@ _MOST_ELEMENTS = 1 << 60
 _RANGE = re.compile(r"(?:nccl|rccl|xccl|ucc):")
 
 
-class KernelFacts(msgspec.Struct, frozen=True, gc=False):
+class _KernelFacts(msgspec.Struct, frozen=True, gc=False):
     """What a kernel's arguments say, in the spelling of :mod:`.events`."""
 
     collective: str
@@ -170,7 +151,7 @@ class KernelFacts(msgspec.Struct, frozen=True, gc=False):
         return tuple(map(int, parts))
 
 
-_FACTS = msgspec.json.Decoder(KernelFacts)
+_FACTS = msgspec.json.Decoder(_KernelFacts)
 
 
 class _Kernels(NamedTuple):
@@ -183,14 +164,11 @@ class _Kernels(NamedTuple):
 def communication_kernels(trace: KinetoTrace) -> _Kernels:
     """Which device events communicate: by their facts, or by the kernel's name."""
     device = trace.device
-    rows, inverse = np.unique(device.name_row, return_inverse=True)
-    texts = [trace.strings[row] for row in rows.tolist()]
-    by_name = np.array([is_communication_kernel(text) for text in texts], np.bool_)
-    meaning = [kernel_operation(text) for text in texts]
-    if not len(device):
-        return _Kernels(np.empty(0, np.int64), [])
-    events = np.flatnonzero(by_name[inverse] | (device.collective_row > 0))
-    return _Kernels(events, [meaning[place] for place in inverse[events].tolist()])
+    by_name = mapped(device.name_row, lambda row: is_communication_kernel(trace.strings[row]), np.bool_)
+    events = np.flatnonzero(by_name | (device.collective_row > 0))
+    names: list[int] = device.name_row[events].tolist()
+    meaning = {row: kernel_operation(trace.strings[row]) for row in set(names)}
+    return _Kernels(events, [meaning[row] for row in names])
 
 
 def stated_communication(trace: KinetoTrace, event: int) -> Communication | None:
@@ -213,7 +191,7 @@ def stated_communication(trace: KinetoTrace, event: int) -> Communication | None
     )
 
 
-class NamedRange(NamedTuple):
+class _NamedRange(NamedTuple):
     """What a named range says of the communication in it; bytes of its inputs, NaN where it states none."""
 
     meaning: Named
@@ -239,7 +217,7 @@ def range_bytes(trace: KinetoTrace, place: int) -> float:
     return total
 
 
-def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[NamedRange | None]:
+def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[_NamedRange | None]:
     """What the named range around the launch of each device event says (``nccl:all_to_all``)."""
     note, launch = trace.annotation, links.launch[events]
     texts = {row: trace.strings[row] for row in np.unique(note.name_row).tolist()}
@@ -255,11 +233,11 @@ def ranges_around(trace: KinetoTrace, links: Links, events: IntArray) -> list[Na
     calls = trace.launch
     around: list[int] = around_launch(nesting, launch, thread_key(calls), calls.start_ns).tolist()
     places = [source[place] for place in around]
-    ranges: dict[int, NamedRange | None] = {-1: None}
+    ranges: dict[int, _NamedRange | None] = {-1: None}
     for place in places:
         if place not in ranges:
             meaning = meanings[names[place]]
-            ranges[place] = NamedRange(meaning, range_bytes(trace, place)) if meaning else None
+            ranges[place] = _NamedRange(meaning, range_bytes(trace, place)) if meaning else None
     return [ranges[place] for place in places]
 
 
@@ -281,21 +259,18 @@ def measured_comms(trace: KinetoTrace, links: Links, strings: StringTableBuilder
         outer.operand_bytes if outer and isnan(size) else size
         for size, outer in zip(sent, around, strict=True)
     ]
-    return MeasuredComms(
-        event=kernels.event.astype(np.int32),
-        kind_row=np.array([strings.add(name) for name in names], np.int32),
-        operand_bytes=np.array(sizes, np.float64),
-        result_bytes=np.array(
-            [each.bytes_of(each.out_elements) if each else nan for each in facts], np.float64
-        ),
-        group_row=np.array([strings.add(each.group_name if each else "") for each in facts], np.int32),
-        ranks_row=np.array(
-            [strings.add(str(list(each.ranks)) if each and each.ranks else "") for each in facts], np.int32
-        ),
-        group_size=np.array(
-            [each.group_size if each and 0 < each.group_size < 1 << 31 else -1 for each in facts], np.int32
-        ),
-        sequence=np.array([each.sequence if each else -1 for each in facts], np.int64),
+    received = [each.bytes_of(each.out_elements) if each else nan for each in facts]
+    groups = [each.group_name if each else "" for each in facts]
+    ranks = [str(list(each.ranks)) if each and each.ranks else "" for each in facts]
+    group_size = [each.group_size if each and 0 < each.group_size < 1 << 31 else -1 for each in facts]
+    rows_of = {"kind_row": names, "group_row": groups, "ranks_row": ranks}
+    return MeasuredComms.of(
+        event=kernels.event,
+        operand_bytes=np.array(sizes),
+        result_bytes=np.array(received),
+        group_size=np.array(group_size),
+        sequence=np.array([each.sequence if each else -1 for each in facts]),
+        **{name: np.array([strings.add(text) for text in texts]) for name, texts in rows_of.items()},
     )
 
 
@@ -303,8 +278,5 @@ def _word(meaning: Named | None) -> str:
     """The usual spelling of what a kernel's name says."""
     if meaning is None:
         return ""
-    return (
-        (meaning.collective if meaning.node is NodeKind.COLLECTIVE else meaning.node)
-        .name.lower()
-        .replace("_", "")
-    )
+    kind = meaning.collective if meaning.node is NodeKind.COLLECTIVE else meaning.node
+    return kind.name.lower().replace("_", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,13 +22,11 @@ from hespas.graph import (
     MeasuredComms,
     Profile,
     StringTableBuilder,
-    TensorTypes,
-    TensorTypesBuilder,
     find_dtype,
 )
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import IntArray, at_rows
 
-__all__ = ["HostColumns", "Join", "LinkedTrace", "climb", "common_order", "join"]
+__all__ = ["HostColumns", "Join", "LinkedTrace", "common_order", "join"]
 
 # The same operation in two records: the profiler's events of the host, and the execution trace.
 #
@@ -51,13 +50,11 @@ class HostColumns(NamedTuple):
     @classmethod
     def of(cls, *parts: HostEvents) -> HostColumns:
         """The columns of several kinds, one behind the other."""
+        names = ("start_ns", "duration_ns", "record_id", "external_id")
         return cls(
             np.concatenate([part.name_row for part in parts]).astype(np.int64),
             np.concatenate([thread_key(part) for part in parts]),
-            np.concatenate([part.start_ns for part in parts]),
-            np.concatenate([part.duration_ns for part in parts]),
-            np.concatenate([part.record_id for part in parts]),
-            np.concatenate([part.external_id for part in parts]),
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
         )
 
 
@@ -215,18 +212,6 @@ def _traced(rows: list[int], width: int) -> list[tuple[int, int]]:
 _LIST = msgspec.json.Decoder(list[Any])
 
 
-def climb(start: IntArray, parent: IntArray, good: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> IntArray:
-    """From each row (-1: none) outwards along ``parent`` to the first that is good, -1 for none."""
-    found = start.copy()
-    while True:
-        on_the_way = (
-            (found >= 0) & ~good[np.maximum(found, 0)] if len(good) else np.zeros(len(found), np.bool_)
-        )
-        if not on_the_way.any():
-            return found
-        found = np.where(on_the_way, parent[np.maximum(found, 0)], found)
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LinkedTrace:
     """``events`` are the operations of the host followed by its named ranges; ``join`` finds their rows in
@@ -242,11 +227,6 @@ class LinkedTrace:
     strings: StringTableBuilder
 
     @property
-    def types(self) -> TensorTypes:
-        """Tensor types of the execution trace, or none."""
-        return (self.trace.types if self.trace else TensorTypesBuilder()).build()
-
-    @property
     def rows(self) -> IntArray:
         """The row of the execution trace of each event, -1 for none."""
         return self.join.row if self.join else np.full(len(self.events.name_row), -1, np.int64)
@@ -256,23 +236,23 @@ class LinkedTrace:
         execution trace, which spells out more, where it has the operation.
         """
         found = profile_of(name, self.kineto, self.nesting, self.links)
+        found = replace(found, comms=MeasuredComms.empty())
         if self.trace is None:
-            return replace(found, comms=MeasuredComms.empty())
+            return found
         trace, host = self.trace, found.host
         rows = self.rows[: len(host)]
-        known = (rows >= 0) & (trace.shapes_row[rows] > 0) if len(trace) else np.zeros(len(rows), np.bool_)
-        if not known.any():
-            return replace(found, comms=MeasuredComms.empty())
-        at = np.where(known, rows, 0)
-        strides = np.where(known, trace.strides_row[at], 0)
+        rows = np.where(at_rows(trace.shapes_row, rows, 0) > 0, rows, -1)
+        if not (rows >= 0).any():
+            return found
+        strides = at_rows(trace.strides_row, rows, 0)
         host = replace(
             host,
-            shapes_row=np.where(known, trace.shapes_row[at], host.shapes_row).astype(np.int32),
-            dtype_row=np.where(known, trace.types_row[at], host.dtype_row).astype(np.int32),
-            values_row=np.where(known, trace.values_row[at], host.values_row).astype(np.int32),
-            strides_row=np.where(strides > 0, strides, host.strides_row).astype(np.int32),
+            shapes_row=np.where(rows >= 0, at_rows(trace.shapes_row, rows, 0), host.shapes_row),
+            dtype_row=np.where(rows >= 0, at_rows(trace.types_row, rows, 0), host.dtype_row),
+            values_row=np.where(rows >= 0, at_rows(trace.values_row, rows, 0), host.values_row),
+            strides_row=np.where(strides > 0, strides, host.strides_row),
         )
-        return replace(found, comms=MeasuredComms.empty(), strings=self.strings.build(), host=host)
+        return replace(found, strings=self.strings.build(), host=host)
 
     def communications(self) -> dict[int, Communication]:
         """By operation of the host: what starts a communication. An operation inside another one of the same
@@ -322,10 +302,8 @@ def _as_node(kineto: KinetoTrace, host: HostEvents, event: int, name: str) -> Et
 
 
 def _decoded(text: str) -> list[Any]:
-    if not text:
-        return []
     try:
-        return _LIST.decode(text)
+        return _LIST.decode(text or "[]")
     except (msgspec.DecodeError, RecursionError):
         return []
 
@@ -335,11 +313,9 @@ def _tensor(shape: object, kind: str) -> list[Any] | None:
     element = find_dtype(kind) if kind else None
     if element is None or not is_list(shape):
         return None
-    elements = 1
-    for extent in shape:
-        if type(extent) is not int or extent < 0:
-            return None
-        elements *= extent
+    if not all(type(extent) is int and extent >= 0 for extent in shape):
+        return None
+    elements = prod(shape)
     return [0, 0, 0, elements, element.storage_bytes(1), ""] if elements < 1 << 60 else None
 
 

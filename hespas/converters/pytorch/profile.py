@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
@@ -23,8 +22,8 @@ from hespas.converters.pytorch.kernels import (
     thread_key,
 )
 from hespas.converters.pytorch.records import Header, Number
-from hespas.graph import Diagnostics, HostOps, Profile, StringTable, StringTableBuilder
-from hespas.graph.columns import IntArray, SmallIntArray
+from hespas.graph import Diagnostics, Findings, HostOps, Profile, StringTable, StringTableBuilder
+from hespas.graph.columns import IntArray, SmallIntArray, at_rows
 from hespas.graph.errors import FormatError
 
 __all__ = ["profile_of", "read_kineto", "report_links", "trace_metadata"]
@@ -59,21 +58,15 @@ def read_kineto(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> P
     return _profile_of_host(name, trace, nesting)
 
 
-@dataclass(frozen=True, slots=True)
-class _Base:
+def _first_ns(trace: KinetoTrace) -> int:
     """The first moment of a trace, from which times are counted."""
-
-    start_ns: int
-
-    @classmethod
-    def of(cls, trace: KinetoTrace) -> _Base:
-        starts = [int(part.start_ns.min()) for part in (trace.device, trace.launch, trace.host) if len(part)]
-        return cls(min(starts, default=0))
+    starts = [int(part.start_ns.min()) for part in (trace.device, trace.launch, trace.host) if len(part)]
+    return min(starts, default=0)
 
 
 def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) -> Profile:
     """The profile of a linked trace; events and host operations in the order of the trace."""
-    base, device, host = _Base.of(trace), trace.device, trace.host
+    base_ns, device, host = _first_ns(trace), trace.device, trace.host
     owner = owner_with_shapes(host, nesting, links.host)
     cause = np.where(owner >= 0, owner, links.host)
     count = len(device)
@@ -85,21 +78,21 @@ def profile_of(name: str, trace: KinetoTrace, nesting: Nesting, links: Links) ->
         name,
         devices,
         strings.build(),
-        op_row=_of_host(host.name_row, cause),
+        op_row=at_rows(host.name_row, cause, 0),
         kernel_row=device.name_row,
         category_row=device.category_row,
-        shapes_row=_of_host(host.dims_row, cause),
-        dtype_row=_of_host(host.types_row, cause),
+        shapes_row=at_rows(host.dims_row, cause, 0),
+        dtype_row=at_rows(host.types_row, cause, 0),
         device_index=device_index,
-        rank=np.full(count, rank, np.int32) if _is_of_job(trace.header) else device.place.astype(np.int32),
+        rank=np.full(count, rank) if _is_of_job(trace.header) else device.place,
         stream=device.own_streams() if _is_of_job(trace.header) else device.stream,
-        start_ns=(device.start_ns - base.start_ns).astype(np.float64),
-        duration_ns=device.duration_ns.astype(np.float64),
+        start_ns=device.start_ns - base_ns,
+        duration_ns=device.duration_ns,
         run=steps_of(trace, links),
         bytes_moved=np.where(device.bytes >= 0, device.bytes, np.nan),
-        host_event=cause.astype(np.int32),
+        host_event=cause,
         comms=comms,
-        host=_host_ops(host, nesting, base),
+        host=_host_ops(host, nesting, base_ns),
         metadata=trace_metadata(trace),
     )
 
@@ -108,7 +101,7 @@ def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile
     """The profile of a run on the CPU, in the order of the trace. An operation around others with shapes does
     nothing of its own but to call them: it keeps its time, and no shapes.
     """
-    host, base = trace.host, _Base.of(trace)
+    host, base_ns = trace.host, _first_ns(trace)
     key = thread_key(host)
     own_ns = exclusive(key, host.start_ns, host.end_ns)
     ran = np.flatnonzero(own_ns > 0)
@@ -128,33 +121,26 @@ def _profile_of_host(name: str, trace: KinetoTrace, nesting: Nesting) -> Profile
         op_row=host.name_row[cause],
         kernel_row=host.name_row[ran],
         category_row=host.category_row[ran],
-        shapes_row=np.where(bears, host.dims_row[cause], 0).astype(np.int32),
-        dtype_row=np.where(bears, host.types_row[cause], 0).astype(np.int32),
-        rank=np.full(len(ran), _rank(trace.header), np.int32),
-        stream=np.unique(key, return_inverse=True)[1].reshape(-1).astype(np.int64)[ran],
-        start_ns=(host.start_ns[ran] - base.start_ns).astype(np.float64),
-        duration_ns=own_ns[ran].astype(np.float64),
+        shapes_row=np.where(bears, host.dims_row[cause], 0),
+        dtype_row=np.where(bears, host.types_row[cause], 0),
+        rank=np.full(len(ran), _rank(trace.header)),
+        stream=np.unique(key, return_inverse=True)[1].reshape(-1)[ran],
+        start_ns=host.start_ns[ran] - base_ns,
+        duration_ns=own_ns[ran],
         run=host_steps_of(trace, host.start_ns[ran]),
-        host_event=cause.astype(np.int32),
-        host=_host_ops(host, nesting, base),
+        host_event=cause,
+        host=_host_ops(host, nesting, base_ns),
         metadata=trace_metadata(trace),
     )
 
 
-def _of_host(column: SmallIntArray, cause: IntArray) -> SmallIntArray:
-    """A host column by the operation behind each device event; row 0, the empty text, for none."""
-    if not len(column):
-        return np.zeros(len(cause), np.int32)
-    return np.where(cause >= 0, column[np.maximum(cause, 0)], 0).astype(np.int32)
-
-
-def _host_ops(host: HostEvents, nesting: Nesting, base: _Base) -> HostOps:
-    return HostOps(
+def _host_ops(host: HostEvents, nesting: Nesting, base_ns: int) -> HostOps:
+    return HostOps.of(
         name_row=host.name_row,
         thread_row=host.thread,
-        parent=nesting.parent.astype(np.int32),
-        start_ns=(host.start_ns - base.start_ns).astype(np.float64),
-        duration_ns=host.duration_ns.astype(np.float64),
+        parent=nesting.parent,
+        start_ns=host.start_ns - base_ns,
+        duration_ns=host.duration_ns,
         sequence=host.sequence,
         shapes_row=host.dims_row,
         dtype_row=host.types_row,
@@ -220,18 +206,13 @@ def _device_name(header: Header, number: int) -> str:
 
 def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
     """Facts about the run; nothing that names a machine, a person or a path."""
-    header, base = trace.header, _Base.of(trace)
+    header = trace.header
     facts = {
         "format": "kineto",
         "schema_version": header.schema_version,
         "base_time_ns": header.base_time_ns,
-        "first_event_ns": base.start_ns,
-        "cuda_runtime_version": header.cuda_runtime_version,
-        "cuda_driver_version": header.cuda_driver_version,
-        "cupti_version": header.cupti_version,
-        "hip_runtime_version": header.hip_runtime_version,
-        "hip_driver_version": header.hip_driver_version,
-        "nccl_version": header.nccl_version,
+        "first_event_ns": _first_ns(trace),
+        **{name: getattr(header, name) for name in header.__struct_fields__ if name.endswith("_version")},
         "world_size": header.distributed.world_size if header.distributed else None,
         "backend": header.distributed.backend if header.distributed else None,
     }
@@ -240,48 +221,39 @@ def trace_metadata(trace: KinetoTrace) -> dict[str, str]:
 
 def report_links(trace: KinetoTrace, links: Links, diagnostics: Diagnostics, path: str) -> None:
     """Say what is not linked, what was left out, and what had to be repaired."""
-    device = trace.device
+    device, findings = trace.device, diagnostics.about(path, "kineto")
     twice = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.repeated.items()))
-    diagnostics.warning(
-        "kineto.repeated",
-        path,
-        f"events stand in the file again, with the same ids and times, and count once: {twice}",
-        count=sum(trace.repeated.values()),
-    )
+    message = f"events stand in the file again, with the same ids and times, and count once: {twice}"
+    findings.warning("repeated", message, sum(trace.repeated.values()))
     ran_ns = np.maximum(device.duration_ns, 0).astype(np.float64)
     total_ns = float(ran_ns.sum())
     for missing, code, message in (
-        (links.launch < 0, "kineto.no-launch", "device events have no launch record in the window"),
-        (links.linked_by == LinkedBy.NOTHING, "kineto.unlinked", "device events have no host operation"),
+        (links.launch < 0, "no-launch", "device events have no launch record in the window"),
+        (links.linked_by == LinkedBy.NOTHING, "unlinked", "device events have no host operation"),
     ):
         share = float(ran_ns[missing].sum()) / total_ns if total_ns else 0.0
         text = f"{message}: {share:.1%} of the device time, kept by kernel and stream"
-        diagnostics.warning(code, path, text, count=int(missing.sum()))
+        findings.warning(code, text, int(missing.sum()))
     by_id = int((links.linked_by == LinkedBy.EXTERNAL_ID).sum())
-    diagnostics.info("kineto.linked-by-external-id", path, "linked by External id alone", count=by_id)
+    findings.info("linked-by-external-id", "linked by External id alone", by_id)
     listed = ", ".join(f"{category} {count:,}" for category, count in sorted(trace.skipped.items()))
-    message = f"events that carry no work are left out: {listed}"
-    diagnostics.info("kineto.other-events", path, message, count=sum(trace.skipped.values()))
-    diagnostics.warning(
-        "kineto.invalid-utf8",
-        path,
-        "blocks with text that is not Unicode, which was replaced",
-        count=trace.repaired_blocks,
+    findings.info(
+        "other-events", f"events that carry no work are left out: {listed}", sum(trace.skipped.values())
     )
-    _report_times(trace.strings, device.duration_ns, device.name_row, diagnostics, path)
+    repaired = "blocks with text that is not Unicode, which was replaced"
+    findings.warning("invalid-utf8", repaired, trace.repaired_blocks)
+    _report_times(trace.strings, device.duration_ns, device.name_row, findings)
 
 
 def _report_times(
-    strings: StringTable, duration_ns: IntArray, name_row: SmallIntArray, diagnostics: Diagnostics, path: str
+    strings: StringTable, duration_ns: IntArray, name_row: SmallIntArray, findings: Findings
 ) -> None:
     negative = np.flatnonzero(duration_ns < 0)
     if len(negative):
         name = strings[int(name_row[negative[0]])]
         message = f"device events end before they start, the first is {name[:80]!r}"
-        diagnostics.warning("kineto.negative-duration", path, message, count=len(negative))
+        findings.warning("negative-duration", message, len(negative))
     zero = int((duration_ns == 0).sum())
-    diagnostics.warning(
-        "kineto.zero-duration", path, "device events of 0 ns: the clock is coarse", count=zero
-    )
+    findings.warning("zero-duration", "device events of 0 ns: the clock is coarse", zero)
     whole = len(duration_ns) > 0 and not bool((duration_ns % 1000).any())
-    diagnostics.info("kineto.clock-resolution", path, "times are whole microseconds", count=int(whole))
+    findings.info("clock-resolution", "times are whole microseconds", int(whole))

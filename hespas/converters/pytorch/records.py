@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import MappingProxyType
 
 import msgspec
+from msgspec import field
 
 from hespas.converters.format import HEAD_BYTES, Head
 from hespas.files.streams import first_bytes
@@ -57,7 +58,7 @@ class Kind(IntEnum):
 KINDS: MappingProxyType[str, Kind] = MappingProxyType(
     {
         **dict.fromkeys(
-            (
+            [
                 "kernel",
                 "gpu_memcpy",
                 "gpu_memset",
@@ -65,11 +66,11 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
                 "mtia_ccp_events",
                 "hpu_op",
                 "xpu_op",
-            ),
+            ],
             Kind.DEVICE,
         ),
         **dict.fromkeys(
-            (
+            [
                 "cuda_runtime",
                 "cuda_driver",
                 "hip_runtime",
@@ -81,7 +82,7 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
                 "privateuse1_driver",
                 "runtime",
                 "driver",
-            ),
+            ],
             Kind.LAUNCH,
         ),
         "cpu_op": Kind.HOST,
@@ -111,66 +112,36 @@ def category_of(category: str, name: str) -> str:
     return known if known in KINDS else category
 
 
-_DEVICE_NAMES = {
-    "external_id": "External id",
-    "first_external_id": "external id",
-    "graph_node": "graph node id",
-    "collective": "Collective name",
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "group_size": "Group size",
-    "group_name": "Process Group Name",
-    "group_ranks": "Process Group Ranks",
-    "sequence": "Seq",
-    "in_split": "In split size",
-    "out_split": "Out split size",
-    "source": "Src Rank",
-    "target": "Dst Rank",
-}
-_HOST_NAMES = {
-    "external_id": "External id",
-    "record_id": "Record function id",
-    "sequence": "Sequence number",
-    "forward_thread": "Fwd thread id",
-    "dims": "Input Dims",
-    "types": "Input type",
-    "strides": "Input Strides",
-    "concrete": "Concrete Inputs",
-}
-
-
-class DeviceArgs(msgspec.Struct, gc=False, rename=_DEVICE_NAMES):
+class DeviceArgs(msgspec.Struct, gc=False):
     """Of work on a device; the last ones of collectives."""
 
     correlation: Number = None
-    external_id: Number = None
-    first_external_id: Number = None
-    graph_node: Number = None
+    external_id: Number = field(default=None, name="External id")
+    first_external_id: Number = field(default=None, name="external id")
+    graph_node: Number = field(default=None, name="graph node id")
     stream: Number = None
     device: Number = None
     bytes: Number = None
-    collective: str | None = None
-    in_elements: Number = None
-    out_elements: Number = None
+    collective: str | None = field(default=None, name="Collective name")
+    in_elements: Number = field(default=None, name="In msg nelems")
+    out_elements: Number = field(default=None, name="Out msg nelems")
     dtype: str | None = None
-    group_size: Number = None
-    group_name: str | None = None
-    group_ranks: str | list[int] | None = None
-    sequence: Number = None
-    in_split: str | list[int] | None = None
-    out_split: str | list[int] | None = None
-    source: Number = None
-    target: Number = None
+    group_size: Number = field(default=None, name="Group size")
+    group_name: str | None = field(default=None, name="Process Group Name")
+    group_ranks: str | list[int] | None = field(default=None, name="Process Group Ranks")
+    sequence: Number = field(default=None, name="Seq")
+    in_split: str | list[int] | None = field(default=None, name="In split size")
+    out_split: str | list[int] | None = field(default=None, name="Out split size")
+    source: Number = field(default=None, name="Src Rank")
+    target: Number = field(default=None, name="Dst Rank")
 
 
-class LaunchArgs(
-    msgspec.Struct, gc=False, rename={"external_id": "External id", "first_external_id": "external id"}
-):
+class LaunchArgs(msgspec.Struct, gc=False):
     """Of a call that launches."""
 
     correlation: Number = None
-    external_id: Number = None
-    first_external_id: Number = None
+    external_id: Number = field(default=None, name="External id")
+    first_external_id: Number = field(default=None, name="external id")
 
 
 class SyncArgs(msgspec.Struct, gc=False):
@@ -180,45 +151,45 @@ class SyncArgs(msgspec.Struct, gc=False):
     device: Number = None
     stream: Number = None
     wait_on_stream: Number = None
-    record: Number = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+    record: Number = field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
-class HostArgs(msgspec.Struct, gc=False, rename=_HOST_NAMES):
+class HostArgs(msgspec.Struct, gc=False):
     """Of an operation on the host. Shapes and values stay text: equal ones are kept once."""
 
-    external_id: Number = None
-    record_id: Number = None
-    sequence: Number = None
-    forward_thread: Number = None
-    dims: msgspec.Raw = _ABSENT
-    types: msgspec.Raw = _ABSENT
-    strides: msgspec.Raw = _ABSENT
-    concrete: msgspec.Raw = _ABSENT
+    external_id: Number = field(default=None, name="External id")
+    record_id: Number = field(default=None, name="Record function id")
+    sequence: Number = field(default=None, name="Sequence number")
+    forward_thread: Number = field(default=None, name="Fwd thread id")
+    dims: msgspec.Raw = field(default=_ABSENT, name="Input Dims")
+    types: msgspec.Raw = field(default=_ABSENT, name="Input type")
+    strides: msgspec.Raw = field(default=_ABSENT, name="Input Strides")
+    concrete: msgspec.Raw = field(default=_ABSENT, name="Concrete Inputs")
 
 
 class _Device(msgspec.Struct, gc=False):
     id: Number = None
     name: str = ""
-    total_memory: Number = msgspec.field(default=None, name="totalGlobalMem")
-    major: Number = msgspec.field(default=None, name="computeMajor")
-    minor: Number = msgspec.field(default=None, name="computeMinor")
-    processors: Number = msgspec.field(default=None, name="numSms")
+    total_memory: Number = field(default=None, name="totalGlobalMem")
+    major: Number = field(default=None, name="computeMajor")
+    minor: Number = field(default=None, name="computeMinor")
+    processors: Number = field(default=None, name="numSms")
 
 
 class _Distributed(msgspec.Struct, gc=False):
     backend: str = ""
     rank: Number = None
     world_size: Number = None
-    groups: msgspec.Raw = msgspec.field(default=_ABSENT, name="pg_config")
+    groups: msgspec.Raw = field(default=_ABSENT, name="pg_config")
 
 
 class Header(msgspec.Struct, gc=False):
     """Of the whole trace."""
 
-    schema_version: Number = msgspec.field(default=None, name="schemaVersion")
-    devices: list[_Device] = msgspec.field(default_factory=list[_Device], name="deviceProperties")
-    distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
-    base_time_ns: Number = msgspec.field(default=None, name="baseTimeNanoseconds")
+    schema_version: Number = field(default=None, name="schemaVersion")
+    devices: list[_Device] = field(default_factory=list[_Device], name="deviceProperties")
+    distributed: _Distributed | None = field(default=None, name="distributedInfo")
+    base_time_ns: Number = field(default=None, name="baseTimeNanoseconds")
     cuda_runtime_version: Number = None
     cuda_driver_version: Number = None
     cupti_version: Number = None
@@ -261,7 +232,7 @@ def is_execution_trace(data: bytes) -> bool:
     """Whether a file starts like an execution trace."""
     if _text(data)[:1] != b"{":
         return False
-    fields = sum(field in data for field in _NODE_FIELDS)
+    fields = sum(each in data for each in _NODE_FIELDS)
     return bool(_NODES.search(data)) and (fields > 1 or _SCHEMA.search(data) is not None)
 
 

@@ -26,66 +26,51 @@ from hespas.graph import Diagnostics, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 
-__all__ = [
-    "AgentRecord",
-    "Api",
-    "Copy",
-    "Correlation",
-    "Counted",
-    "Dispatch",
-    "DispatchInfo",
-    "Entry",
-    "Handle",
-    "Kind",
-    "Process",
-    "Symbol",
-    "array_elements",
-    "read_rocprofv3",
-]
+__all__ = ["array_elements", "read_rocprofv3"]
 
 _NOTHING = msgspec.Raw(b"[]")
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 
-class Handle(msgspec.Struct, gc=False):
+class _Handle(msgspec.Struct, gc=False):
     """A number of the runtime; 64 bits, without sign."""
 
     handle: int = -1
 
 
-class Correlation(msgspec.Struct, gc=False):
+class _Correlation(msgspec.Struct, gc=False):
     """Joins work to the call that enqueued it. ``external`` is the number of a text, or a set of facts."""
 
     internal: int = -1
     external: int | msgspec.UnsetType | dict[str, int] = msgspec.UNSET
 
 
-class DispatchInfo(msgspec.Struct, gc=False):
+class _DispatchInfo(msgspec.Struct, gc=False):
     """What a kernel runs on."""
 
     kernel_id: int
-    agent_id: Handle = msgspec.field(default_factory=Handle)
-    queue_id: Handle = msgspec.field(default_factory=Handle)
+    agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    queue_id: _Handle = msgspec.field(default_factory=_Handle)
 
 
-class Dispatch(msgspec.Struct, gc=False):
+class _Dispatch(msgspec.Struct, gc=False):
     """A kernel."""
 
     start_timestamp: _Time
     end_timestamp: _Time
-    dispatch_info: DispatchInfo
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
-    stream_id: Handle = msgspec.field(default_factory=Handle)
+    dispatch_info: _DispatchInfo
+    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
+    stream_id: _Handle = msgspec.field(default_factory=_Handle)
     thread_id: int = -1
 
 
-class Counted(msgspec.Struct, gc=False):
+class _Counted(msgspec.Struct, gc=False):
     """A kernel whose counters were read; recorded so where nothing else is."""
 
-    dispatch_data: Dispatch
+    dispatch_data: _Dispatch
 
 
-class Copy(msgspec.Struct, gc=False):
+class _Copy(msgspec.Struct, gc=False):
     """A copy."""
 
     start_timestamp: _Time
@@ -93,13 +78,13 @@ class Copy(msgspec.Struct, gc=False):
     kind: int = -1
     operation: int = -1
     bytes: int = -1
-    src_agent_id: Handle = msgspec.field(default_factory=Handle)
-    dst_agent_id: Handle = msgspec.field(default_factory=Handle)
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
-    stream_id: Handle = msgspec.field(default_factory=Handle)
+    src_agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    dst_agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
+    stream_id: _Handle = msgspec.field(default_factory=_Handle)
 
 
-class Api(msgspec.Struct, gc=False):
+class _Api(msgspec.Struct, gc=False):
     """A call or a range on the host."""
 
     start_timestamp: _Time
@@ -107,13 +92,13 @@ class Api(msgspec.Struct, gc=False):
     kind: int = -1
     operation: int = -1
     thread_id: int = -1
-    correlation_id: Correlation = msgspec.field(default_factory=Correlation)
+    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
 
 
-class AgentRecord(msgspec.Struct, gc=False):
+class _AgentRecord(msgspec.Struct, gc=False):
     """A CPU (type 1) or a GPU (type 2)."""
 
-    id: Handle
+    id: _Handle
     type: int = 0
     name: str = ""
     product_name: str = ""
@@ -121,7 +106,7 @@ class AgentRecord(msgspec.Struct, gc=False):
     logical_node_type_id: int = -1
 
 
-class Symbol(msgspec.Struct, gc=False):
+class _Symbol(msgspec.Struct, gc=False):
     """A kernel's names."""
 
     kernel_id: int
@@ -130,14 +115,14 @@ class Symbol(msgspec.Struct, gc=False):
     kernel_name: str = ""
 
 
-class Kind(msgspec.Struct, gc=False):
+class _Kind(msgspec.Struct, gc=False):
     """The name of a kind of record, and of its operations."""
 
     kind: str
     operations: list[str] = msgspec.field(default_factory=list[str])
 
 
-class Entry(msgspec.Struct, gc=False):
+class _Entry(msgspec.Struct, gc=False):
     """A text by number."""
 
     key: int
@@ -171,7 +156,7 @@ class _Metadata(msgspec.Struct):
     pid: int = 0
 
 
-class Process(msgspec.Struct):
+class _Process(msgspec.Struct):
     """One process. Lists stay text until they are read piece by piece."""
 
     buffer_records: _Buffers
@@ -195,25 +180,22 @@ class _Document(msgspec.Struct, rename={"processes": "rocprofiler-sdk-tool"}):
 _PLACE = re.compile(r" - at `(.*)`$|: [^:]*\(byte (\d+)\)$", re.DOTALL)
 _ROOT = "$.rocprofiler-sdk-tool"
 _DOCUMENT = msgspec.json.Decoder(_Document)
-_PROCESSES = msgspec.json.Decoder(list[Process])
-_AGENTS = msgspec.json.Decoder(list[AgentRecord])
-_SYMBOLS = msgspec.json.Decoder(list[Symbol])
-_KINDS = msgspec.json.Decoder(list[Kind])
-_ENTRIES = msgspec.json.Decoder(list[Entry])
-_DISPATCHES = msgspec.json.Decoder(list[Dispatch])
-_COUNTED = msgspec.json.Decoder(list[Counted])
-_COPIES = msgspec.json.Decoder(list[Copy])
-_APIS = msgspec.json.Decoder(list[Api])
+_PROCESSES = msgspec.json.Decoder(list[_Process])
+_AGENTS = msgspec.json.Decoder(list[_AgentRecord])
+_SYMBOLS = msgspec.json.Decoder(list[_Symbol])
+_KINDS = msgspec.json.Decoder(list[_Kind])
+_ENTRIES = msgspec.json.Decoder(list[_Entry])
+_DISPATCHES = msgspec.json.Decoder(list[_Dispatch])
+_COUNTED = msgspec.json.Decoder(list[_Counted])
+_COPIES = msgspec.json.Decoder(list[_Copy])
+_APIS = msgspec.json.Decoder(list[_Api])
 
 
 def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read a document, also gzipped. Raises ``FormatError`` for what is none and for one without events."""
     text = read_bytes(path, options.max_bytes).removeprefix(b"\xef\xbb\xbf")
     try:
-        document = _DOCUMENT.decode(text)
-    except UnicodeDecodeError:
-        text = text.decode("utf-8", "replace").encode()
-        document = _decoded_again(text, str(path))
+        document = _decode(_DOCUMENT, text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_document(error, str(path), len(text)) from error
     assembly = Assembly(str(path))
@@ -227,27 +209,24 @@ def read_rocprofv3(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     return to_profile(path, "rocprofv3", assembly.trace(), {}, diagnostics)
 
 
-def _decoded_again(text: bytes, path: str) -> _Document:
+def _decode(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
+    """What a text says; where it is not UTF-8, with replaced characters."""
     try:
-        return _DOCUMENT.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_document(error, path, len(text)) from error
-
-
-def _position(place: re.Match[str] | None, message: str, size: int) -> str:
-    """The JSON path or byte that the library names; it names none for the document itself."""
-    if place:
-        return place.group(1) or f"byte {place.group(2)}"
-    return f"byte {size}" if "truncated" in message else "$"
+        return decoder.decode(text)
+    except UnicodeDecodeError:
+        return decoder.decode(text.decode("utf-8", "replace").encode())
 
 
 def _no_document(error: Exception, path: str, size: int) -> FormatError:
     message = str(error)
     place = _PLACE.search(message)
+    position = f"byte {size}" if "truncated" in message else "$"  # the library names none for the document
+    if place:
+        position = place.group(1) or f"byte {place.group(2)}"
     return FormatError(
         f"this is no document of rocprofv3: {_PLACE.sub('', message)}",
         path=path,
-        position=_position(place, message, size),
+        position=position,
         hint="was the profiler interrupted? record again with --output-format json",
     )
 
@@ -274,12 +253,11 @@ class _Reader:
     """Reads one process."""
 
     def __init__(
-        self, process: Process, assembly: Assembly, diagnostics: Diagnostics, path: str, where: str
+        self, process: _Process, assembly: Assembly, diagnostics: Diagnostics, path: str, where: str
     ) -> None:
         self.process, self.assembly = process, assembly
         self.diagnostics, self.path, self.where = diagnostics, path, where
         self.kinds = self._few(process.strings.buffer_records, _KINDS, "strings.buffer_records")
-        self.texts: list[str] = []
         self.places: dict[str, int] = {}
 
     def _each(
@@ -370,23 +348,18 @@ class _Reader:
                     ],
                     category=[self._place(self._kind(each.kind)) for each in spans],
                 )
-        names = ("thread", "start", "end", "stack", "label", "category")
-        thread, start, end, stack, label, category = (found.get(name) for name in names)
         return Calls(
-            thread=thread,
-            start_ns=start,
-            end_ns=end,
-            stack=stack,
-            label=label,
-            category=category,
-            texts=self.texts,
+            thread=found.get("thread"),
+            start_ns=found.get("start"),
+            end_ns=found.get("end"),
+            stack=found.get("stack"),
+            label=found.get("label"),
+            category=found.get("category"),
+            texts=list(self.places),
         )
 
     def _place(self, text: str) -> int:
-        place = self.places.setdefault(text, len(self.texts))
-        if place == len(self.texts):
-            self.texts.append(text)
-        return place
+        return self.places.setdefault(text, len(self.places))
 
     def _kind(self, kind: int) -> str:
         return self.kinds[kind].kind if 0 <= kind < len(self.kinds) else ""
@@ -407,7 +380,7 @@ class _Names:
     rows: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
-    def of(cls, parts: Iterator[list[Symbol]], strings: StringTableBuilder) -> _Names:
+    def of(cls, parts: Iterator[list[_Symbol]], strings: StringTableBuilder) -> _Names:
         places: dict[str, int] = {"": 0}
         found = _Columns()
         for part in parts:
@@ -431,7 +404,7 @@ class _Names:
         return row
 
 
-def _add_dispatches(found: _Columns, part: list[Dispatch], names: _Names, ranges: dict[int, int]) -> None:
+def _add_dispatches(found: _Columns, part: list[_Dispatch], names: _Names, ranges: dict[int, int]) -> None:
     found.add(
         start=[each.start_timestamp for each in part],
         end=[each.end_timestamp for each in part],
@@ -444,7 +417,7 @@ def _add_dispatches(found: _Columns, part: list[Dispatch], names: _Names, ranges
     )
 
 
-def _named_range(correlation: Correlation, ranges: dict[int, int]) -> int:
+def _named_range(correlation: _Correlation, ranges: dict[int, int]) -> int:
     """The range that the profiler names as cause (``--kernel-rename``)."""
     external = correlation.external
     return ranges.get(external, 0) if isinstance(external, int) else 0
@@ -480,12 +453,10 @@ _BLOCK_BYTES = 1 << 20
 _FAULT_PLACE = re.compile(r" - at `\$\[(\d+)\](.*)`$", re.DOTALL)
 _COMMA = ord(",")
 
-_Member = TypeVar("_Member")
-
 
 def array_elements(
-    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_Member]], path: str, where: str
-) -> Iterator[list[_Member]]:
+    raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[_T]], path: str, where: str
+) -> Iterator[list[_T]]:
     """The elements of the array at the JSON path ``where``, some at a time. Raises ``FormatError`` for what
     is no array of these.
     """
@@ -521,17 +492,10 @@ def _first_of(data: NDArray[np.uint8]) -> int:
 
 
 def _decoded(
-    part: memoryview[int], decoder: msgspec.json.Decoder[list[_Member]], path: str, at: tuple[str, int]
-) -> list[_Member]:
-    whole = b"".join((b"[", part, b"]"))
+    part: memoryview[int], decoder: msgspec.json.Decoder[list[_T]], path: str, at: tuple[str, int]
+) -> list[_T]:
     try:
-        return decoder.decode(whole)
-    except UnicodeDecodeError:
-        whole = whole.decode("utf-8", "replace").encode()
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _no_record(error, path, at) from error
-    try:
-        return decoder.decode(whole)
+        return _decode(decoder, b"".join((b"[", part, b"]")))
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_record(error, path, at) from error
 

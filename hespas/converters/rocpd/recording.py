@@ -7,7 +7,7 @@ with times inside the rows, and for a while with times and tracks in tables of t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,17 +18,9 @@ from hespas.converters.format import ReadOptions
 from hespas.converters.gpu_trace.profile import to_profile
 from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Launches, Ranges, listed
 from hespas.converters.linking import match_rows
-from hespas.files.sqlite import (
-    MISSING,
-    Database,
-    Table,
-    folded,
-    log_beside,
-    opened,
-    report_refused,
-)
+from hespas.files.sqlite import MISSING, Database, Table, folded, opened, report_unread
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["Agent", "Agents", "Assembly", "Calls", "Work", "read_rocpd"]
@@ -84,9 +76,7 @@ class Calls:
     def launching(self) -> BoolArray:
         """Which are calls of the runtime, not ranges of the program."""
         of_text = np.array([bool(_LAUNCHING.search(text)) for text in self.texts], np.bool_)
-        if not len(of_text):
-            return np.zeros(len(self.start_ns), np.bool_)
-        return (self.category >= 0) & of_text[np.maximum(self.category, 0)]
+        return at_rows(of_text, self.category, missing=False)
 
 
 @dataclass(slots=True)
@@ -189,13 +179,10 @@ class Assembly:
         """GPU, name of the device and class of a copy, from the agents at both ends; the target's where both
         are GPUs.
         """
-        pairs, codes = np.unique(np.stack((part.target, part.source)), axis=1, return_inverse=True)
-        found = [
-            self._one(agents, agents.by_number.get(target), agents.by_number.get(source))
-            for target, source in zip(listed(pairs[0]), listed(pairs[1]), strict=True)
-        ]
-        columns: IntArray = np.array(found, np.int64).reshape(-1, 3)[codes.reshape(-1)]
-        return columns[:, 0], columns[:, 1], columns[:, 2]
+        pairs, place = distinct_rows(part.target, part.source)
+        found = [self._one(agents, *map(agents.by_number.get, pair)) for pair in pairs]
+        gpu, device, op_class = np.array(found, np.int64).reshape(-1, 3)[place].T
+        return gpu, device, op_class
 
     def _one(self, agents: Agents, target: Agent | None, source: Agent | None) -> tuple[int, int, int]:
         ends = [end for end in (target, source) if end is not None]
@@ -211,7 +198,7 @@ class Assembly:
         return GpuTrace(
             strings=self.strings,
             devices=tuple(self.devices),
-            work=DeviceWork.joined(self.work),
+            work=DeviceWork.joined(self.work).by_start(),
             launches=Launches.joined(self.launches),
             ranges=Ranges.joined(self.ranges),
             texts=list(self.texts),
@@ -258,15 +245,12 @@ def read_rocpd(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Pr
         for suffix in suffixes:
             _Reader(database, suffix, assembly, diagnostics).add(nodes)
         versions = sorted({_version(database, suffix) for suffix in suffixes})
-        report_refused(database, "rocpd", diagnostics)
+        report_unread(database, "rocpd", diagnostics)
     others = [version for version in versions if version != _SCHEMA]
     message = f"the schema is {', '.join(others)[:80] or 'not stated'}, not {_SCHEMA}: columns may differ"
     diagnostics.warning("rocpd.other-schema", str(path), message, count=len(others))
     message = "kernels tell no stream: they are ordered by hardware queue"
     diagnostics.info("rocpd.ordered-by-queue", str(path), message, count=assembly.by_queue)
-    if log_beside(path):
-        message = "a write-ahead log lies beside the database: what is in it is not read"
-        diagnostics.warning("rocpd.write-ahead-log", str(path), message)
     metadata = {"schema_version": versions[-1][:100]} if versions[-1] else {}
     return to_profile(path, "rocpd", assembly.trace(), metadata, diagnostics)
 
@@ -306,37 +290,12 @@ def _no_tables(database: Database) -> FormatError | UnsupportedError:
 
 def _version(database: Database, suffix: str) -> str:
     table = database.read(_table_name(database, "metadata", suffix), (), ("tag", "value"))
-    texts = [text.decode("utf-8", "replace") for text in table.distinct]
-    pairs = zip(listed(table.texts["tag"]), listed(table.texts["value"]), strict=True)
-    facts = {texts[tag]: texts[value] for tag, value in pairs if tag >= 0 and value >= 0}
-    return facts.get("schema_version", "")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ById:
-    """Rows of a table by their number."""
-
-    ids: IntArray
-    order: IntArray
-
-    @classmethod
-    def of(cls, ids: IntArray) -> _ById:
-        order = np.argsort(ids, kind="stable")
-        return cls(ids[order], order)
-
-    def places(self, wanted: IntArray) -> IntArray:
-        """The row of each number, -1 for those that are not there."""
-        if not len(self.ids):
-            return np.full(len(wanted), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
-        return np.where((self.ids[at] == wanted) & (wanted != MISSING), self.order[at], -1)
+    return table.facts("tag", "value").get("schema_version", "")
 
 
 def _picked(column: IntArray, places: IntArray) -> IntArray:
     """A column by row, -1 where there is none or it is NULL."""
-    if not len(column):
-        return np.full(len(places), -1, np.int64)
-    return np.where(places >= 0, np.maximum(column[np.maximum(places, 0)], -1), -1)
+    return np.maximum(at_rows(column, places, -1), -1)
 
 
 class _Reader:
@@ -347,15 +306,12 @@ class _Reader:
         self.database, self.suffix = database, suffix
         self.assembly, self.diagnostics = assembly, diagnostics
         strings = self._table("string", ("id",), ("string",))
-        self.texts = [text.decode("utf-8", "replace") for text in strings.distinct]
-        self.string_of = _ById.of(strings.integers["id"])
-        self.string_place = strings.texts["string"]
+        self.texts, self.text_of = strings.words, strings.by_key("id", "string")
+        self.string_id, self.string_place = strings.integers["id"], strings.texts["string"]
         events = self._table("event", ("id", "category_id", "stack_id", "parent_stack_id"), ("extdata",))
-        self.events, self.event_of = events, _ById.of(events.integers["id"])
-        clock = self._table("timestamp", ("id", "value")).integers
-        self.clock, self.clock_of = clock["value"], _ById.of(clock["id"])
+        self.events = events
+        self.clock = self._table("timestamp", ("id", "value")).integers
         self.tracks = self._table("track", ("id", *_TRACK)).integers
-        self.track_of = _ById.of(self.tracks["id"])
 
     def _table(self, name: str, integers: tuple[str, ...], texts: tuple[str, ...] = ()) -> Table:
         return self.database.read(_table_name(self.database, name, self.suffix), integers, texts)
@@ -364,10 +320,10 @@ class _Reader:
         """Rows of a table with their times, process, thread and place; those without times are left out."""
         columns = self._table(name, (*_SPAN, *further)).integers
         for end in ("start", "end"):
-            at = self.clock_of.places(columns.pop(f"{end}_id"))
-            elsewhere = self.clock[np.maximum(at, 0)] if len(self.clock) else columns[end]
-            columns[end] = np.where((columns[end] == MISSING) & (at >= 0), elsewhere, columns[end])
-        track = self.track_of.places(columns.pop("track_id"))
+            at = match_rows((self.clock["id"],), (columns.pop(f"{end}_id"),))
+            elsewhere = at_rows(self.clock["value"], at, MISSING)
+            columns[end] = np.where(columns[end] == MISSING, elsewhere, columns[end])
+        track = match_rows((self.tracks["id"],), (columns.pop("track_id"),))
         for each in _TRACK:
             own = np.maximum(columns[each], -1)
             columns[each] = np.where(own >= 0, own, _picked(self.tracks[each], track))
@@ -376,7 +332,7 @@ class _Reader:
         lost = len(known) - int(known.sum())
         self.diagnostics.error("rocpd.event-without-time", self.database.path, message, count=lost)
         columns = {each: column[known] for each, column in columns.items()}
-        event = self.event_of.places(columns["event_id"])
+        event = match_rows((self.events.integers["id"],), (columns["event_id"],))
         columns["event"] = event
         for each in ("stack_id", "parent_stack_id"):
             columns[each] = _picked(self.events.integers[each], event)
@@ -439,30 +395,25 @@ class _Reader:
 
     def _rows(self, ids: IntArray) -> IntArray:
         """Rows of the profile's strings by number of the file's."""
-        distinct, codes = np.unique(ids, return_inverse=True)
-        places = listed(_picked(self.string_place, self.string_of.places(distinct)))
-        rows = [self.assembly.strings.add(self.texts[place]) if place >= 0 else 0 for place in places]
-        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+        return self._added(ids, self.text_of)
+
+    def _added(self, ids: IntArray, text_of: Mapping[int, str]) -> IntArray:
+        return mapped(ids, lambda number: self.assembly.strings.add(text_of.get(number, "")), np.int64)
 
     def _kernel_names(self, ids: IntArray) -> IntArray:
         symbols = self._table("info_kernel_symbol", ("id",), ("display_name", "kernel_name"))
-        texts = [text.decode("utf-8", "replace") for text in symbols.distinct]
-        distinct, codes = np.unique(ids, return_inverse=True)
-        at = _ById.of(symbols.integers["id"]).places(distinct)
-        shown, own = (listed(_picked(symbols.texts[name], at)) for name in ("display_name", "kernel_name"))
-        named = [
-            (texts[first] if first >= 0 else "") or (texts[second] if second >= 0 else "")
-            for first, second in zip(shown, own, strict=True)
-        ]
-        rows = [self.assembly.strings.add(name) for name in named]
-        return np.array(rows, np.int64)[codes] if rows else np.zeros(0, np.int64)
+        shown, own = (symbols.by_key("id", name) for name in ("display_name", "kernel_name"))
+        return self._added(ids, own | {number: name for number, name in shown.items() if name})
 
     def _labels(self, regions: dict[str, IntArray]) -> tuple[IntArray, IntArray, list[str]]:
         """What regions say and their categories, as places in texts. A marker's text is beside its event."""
         texts = list(self.texts)
-        label = _picked(self.string_place, self.string_of.places(regions["name_id"]))
-        of_event = self.string_of.places(self.events.integers["category_id"])
-        category = _picked(_picked(self.string_place, of_event), regions["event"])
+        category_id = self.events.integers["category_id"]
+        label, of_event = (
+            _picked(self.string_place, match_rows((self.string_id,), (ids,)))
+            for ids in (regions["name_id"], category_id)
+        )
+        category = _picked(of_event, regions["event"])
         described = _picked(self.events.texts["extdata"], regions["event"])
         used = np.unique(described[described >= 0])
         message = np.full(len(self.events.distinct) + 1, -1, np.int64)
@@ -477,7 +428,7 @@ class _Reader:
 
 def _agents(table: Table, machine: int, node: int) -> Agents:
     """The agents of one machine by their number."""
-    texts = [text.decode("utf-8", "replace") for text in table.distinct] + [""]
+    texts = [*table.words, ""]
     kinds, products, names = (listed(table.texts[name]) for name in ("type", "product_name", "name"))
     nids, *columns = (listed(table.integers[name]) for name in ("nid", *_ORDER))
     agents = Agents(machine)

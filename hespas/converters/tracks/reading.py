@@ -9,9 +9,10 @@ import re
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hespas.converters.linking import overlapping
-from hespas.graph import Diagnostics, OpClass
+from hespas.graph import Findings, OpClass
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray
 
 __all__ = [
@@ -48,44 +49,31 @@ def stream_in_name(track: str) -> int | None:
 
 
 def ops_and_kernels(
-    name: SmallIntArray, op: SmallIntArray, kernel: SmallIntArray, *, ours: bool
-) -> tuple[SmallIntArray, SmallIntArray]:
+    name: SmallIntArray | IntArray, op: SmallIntArray, kernel: SmallIntArray, *, ours: bool
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """Operations and kernels. A slice of ours is named by its kernel, else by its operation; of a slice of
     others nothing tells whether its name is the one or the other, so it is both.
     """
     if not ours:
         return np.where(op > 0, op, name), np.where(kernel > 0, kernel, name)
-    return op, np.where(kernel > 0, kernel, np.where(op == name, 0, name)).astype(np.int32)
+    return op, np.where(kernel > 0, kernel, np.where(op == name, 0, name))
 
 
-def agreeing(stated_ns: FloatArray, shown_ns: FloatArray) -> BoolArray:
+def agreeing(stated_ns: FloatArray, shown_ns: FloatArray | IntArray) -> BoolArray:
     """Which times an argument states as the slice shows them, in whole ns: not where it was edited."""
     agrees: BoolArray = np.abs(stated_ns - shown_ns) < _LEAST_SHOWN_NS
     return agrees
 
 
-def report_halves(
-    diagnostics: Diagnostics, form: str, path: str, *, what: str, unfinished: int, orphans: int
-) -> None:
+def report_halves(findings: Findings, what: str, unfinished: int, orphans: int) -> None:
     """Say which slices (``what``: how the format calls them) lack their end or their begin."""
-    for code, message, count in (
-        ("unfinished", f"{what} that do not end are counted to the end of the trace", unfinished),
-        ("end-without-begin", f"{what} end that did not begin, and are left out", orphans),
-    ):
-        diagnostics.warning(f"{form}.{code}", path, message, count=count)
+    findings.warning("unfinished", f"{what} that do not end are counted to the end of the trace", unfinished)
+    findings.warning("end-without-begin", f"{what} end that did not begin, and are left out", orphans)
 
 
-def report_nested(
-    diagnostics: Diagnostics,
-    form: str,
-    path: str,
-    *,
-    track: IntArray,
-    start_ns: IntArray,
-    duration_ns: IntArray,
-) -> None:
+def report_nested(findings: Findings, track: IntArray, start_ns: IntArray, duration_ns: IntArray) -> None:
     """Say how much time counts more than once."""
     inside = overlapping(track, start_ns, duration_ns)
     twice_ns = int(np.maximum(duration_ns[inside], 0).sum())
     message = f"slices run inside or over others of their track: {twice_ns:,} ns are counted more than once"
-    diagnostics.warning(f"{form}.nested", path, message, count=int(inside.sum()))
+    findings.warning("nested", message, int(inside.sum()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hespas.converters.linking import overlapping
 from hespas.graph import Diagnostics, OpClass, Profile
-from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, StringTable
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, StringTable, distinct_rows
 from hespas.graph.errors import InvariantError
 
 __all__ = [
@@ -233,17 +233,7 @@ def side_by_side(scenes: Sequence[tuple[str, Scene]]) -> Scene:
 def _renamed(tracks: Tracks, label: str) -> Tracks:
     if not label:
         return tracks
-    return Tracks(
-        processes=tuple(f"{label} {name}" for name in tracks.processes),
-        track_process=tracks.track_process,
-        track_name=tracks.track_name,
-        track=tracks.track,
-        name=tracks.name,
-        category=tracks.category,
-        start_ns=tracks.start_ns,
-        duration_ns=tracks.duration_ns,
-        arguments=tracks.arguments,
-    )
+    return replace(tracks, processes=tuple(f"{label} {name}" for name in tracks.processes))
 
 
 # --- Slices that run over each other, on lanes of their own: on one track of a viewer they must nest.
@@ -377,7 +367,7 @@ def scene_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: bool
     """Device tracks, then those of the host; an arrow from each host operation to the work it caused."""
     _report(profile, diagnostics)
     processes, process = _processes(profile)
-    tracks, track = _streams(profile, process)
+    tracks, track = distinct_rows(process, profile.stream)
     placed = _Placed.of(track, profile.start_ns, profile.duration_ns)
     device = Tracks(
         processes=processes,
@@ -405,37 +395,27 @@ def scene_of_profile(profile: Profile, diagnostics: Diagnostics, *, arrows: bool
 
 def _report(profile: Profile, diagnostics: Diagnostics) -> None:
     """Say what a viewer will not show, or shows in another way."""
+    findings = diagnostics.about(profile.name, "tracks")
     homeless = np.isnan(profile.start_ns)
     total_ns = float(np.nansum(profile.duration_ns[homeless]))
     message = f"events have no start and stand on no track: {total_ns:,.0f} ns of device time"
-    diagnostics.warning("tracks.no-start", profile.name, message, count=int(homeless.sum()))
-    negative = int((profile.duration_ns < 0).sum())
-    message = "events end before they start; viewers do not draw them"
-    diagnostics.warning("tracks.negative-duration", profile.name, message, count=negative)
+    findings.warning("no-start", message, int(homeless.sum()))
+    negative = "events end before they start; viewers do not draw them"
+    findings.warning("negative-duration", negative, int((profile.duration_ns < 0).sum()))
     halves = len(_HALF_PAIR.findall(bytes(profile.strings.buffer)))
-    message = "halves of surrogate pairs are no text and are replaced"
-    diagnostics.warning("tracks.invalid-text", profile.name, message, count=halves)
+    findings.warning("invalid-text", "halves of surrogate pairs are no text and are replaced", halves)
 
 
 def _processes(profile: Profile) -> tuple[tuple[str, ...], IntArray]:
     """One process for each rank and device that has events: their names, and that of each event."""
-    both = np.stack([profile.rank.astype(np.int64), profile.device_index.astype(np.int64)])
-    pairs, process = np.unique(both, axis=1, return_inverse=True)
-    named = tuple(_process_name(profile, rank, device) for rank, device in pairs.T.tolist())
-    return named, process.reshape(-1).astype(np.int64, copy=False)
+    pairs, process = distinct_rows(profile.rank, profile.device_index)
+    return tuple(_process_name(profile, rank, device) for rank, device in pairs), process
 
 
 def _process_name(profile: Profile, rank: int, device: int) -> str:
     name = profile.devices[device] if 0 <= device < len(profile.devices) else ""
     who = f"rank {rank}" if rank >= 0 else "unknown rank"
     return f"{who}: {name}" if name else who
-
-
-def _streams(profile: Profile, process: IntArray) -> tuple[list[tuple[int, int]], IntArray]:
-    both = np.stack([process, profile.stream])
-    pairs, track = np.unique(both, axis=1, return_inverse=True)
-    listed: list[list[int]] = pairs.T.tolist()
-    return [(owner, stream) for owner, stream in listed], track.reshape(-1).astype(np.int64, copy=False)
 
 
 def _names(profile: Profile, event: IntArray) -> TextColumn:
@@ -458,7 +438,7 @@ def _arguments(profile: Profile, event: IntArray) -> Mapping[str, Argument]:
         "dtype": profile.dtype_row[event],
     }
     numbers: dict[str, FloatArray] = {
-        "run": _known(profile.run[event]),
+        "run": np.where(profile.run[event] >= 0, profile.run[event], np.nan),
         "bytes": profile.bytes_moved[event],
         "repeats": np.where(profile.repeats[event] == 1, np.nan, profile.repeats[event]),
         "spread_ns": profile.spread_ns[event],
@@ -469,10 +449,6 @@ def _arguments(profile: Profile, event: IntArray) -> Mapping[str, Argument]:
     if profile.op_class[event].any():
         arguments["op_class"] = TextColumn(profile.op_class[event].astype(np.int32), _CLASSES)
     return arguments | {key: column for key, column in numbers.items() if not np.isnan(column).all()}
-
-
-def _known(column: SmallIntArray) -> FloatArray:
-    return np.where(column >= 0, column, np.nan)
 
 
 def _host(profile: Profile) -> tuple[Tracks, _Placed]:

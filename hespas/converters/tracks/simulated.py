@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hespas.converters.tracks.scene import Argument, Flows, Scene, TextColumn, Tracks
 from hespas.graph import (
@@ -23,12 +21,12 @@ from hespas.graph import (
     Timeline,
     Workload,
 )
-from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray
+from hespas.graph.columns import DYNAMIC, IntArray, SmallIntArray, at_rows, mapped
 from hespas.graph.errors import UsageError
 
-__all__ = ["SIMULATED", "Simulated", "classes_of_spans", "profile_of_run", "scene_of_timeline", "span_names"]
+__all__ = ["Simulated", "profile_of_run", "scene_of_timeline"]
 
-SIMULATED = MappingProxyType({"timeline": "simulated"})
+_SIMULATED = MappingProxyType({"timeline": "simulated"})
 """What a file of tracks says of itself where they were not measured."""
 _CLASSES = ("", *(member.name.lower() for member in OpClass))
 _CRITICAL = ("", "yes")
@@ -47,10 +45,10 @@ def scene_of_timeline(
         parts.append(tracks)
         spans.append((index, ordered))
     flows = _arrows(timeline, workload, spans, diagnostics) if arrows else Flows.none()
-    return Scene(workload.name, tuple(parts), flows, SIMULATED)
+    return Scene(workload.name, tuple(parts), flows, _SIMULATED)
 
 
-def classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
+def _classes_of_spans(timeline: Timeline, workload: Workload) -> Iterator[tuple[OpGraph, IntArray]]:
     """Each rank class that has spans, and which. Raises ``UsageError`` as :func:`scene_of_timeline` does."""
     return ((workload.classes[index], spans) for index, spans in _spans_by_class(timeline, workload))
 
@@ -87,10 +85,8 @@ def _rank_tracks(timeline: Timeline, graph: OpGraph, spans: IntArray) -> tuple[T
         track_process=tuple(owner for owner, _ in pairs),
         track_name=tuple(timeline.resources[resource] for _, resource in pairs),
         track=track.astype(np.int32),
-        name=span_names(timeline, graph, spans),
-        category=TextColumn(
-            _of_nodes(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES
-        ),
+        name=_span_names(timeline, graph, spans),
+        category=TextColumn(at_rows(graph.op_class.astype(np.int32) + 1, timeline.node[spans], 0), _CLASSES),
         start_ns=timeline.start_ns[spans],
         duration_ns=timeline.end_ns[spans] - timeline.start_ns[spans],
         arguments=_arguments(timeline, graph, spans),
@@ -103,10 +99,10 @@ def _rank_name(rank: int, alike: int) -> str:
     return f"rank {rank}: and {alike - 1:,} alike" if alike > 1 else f"rank {rank}"
 
 
-def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
+def _span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColumn:
     """The nodes' names, else their operations; a block of trips is named by its loop."""
     node = timeline.node[spans]
-    rows = _of_nodes(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
+    rows = at_rows(np.where(graph.name_row > 0, graph.name_row, graph.op_row), node, 0)
     blocks = np.flatnonzero(node < 0)
     if not len(blocks):
         return TextColumn(rows, graph.strings)
@@ -120,26 +116,14 @@ def span_names(timeline: Timeline, graph: OpGraph, spans: IntArray) -> TextColum
     return TextColumn(rows, texts.build())
 
 
-_Cell = TypeVar("_Cell", np.int32, np.float64)
-
-
-def _of_nodes(column: NDArray[_Cell], node: SmallIntArray, otherwise: float) -> NDArray[_Cell]:
-    """A column of nodes by span; blocks of trips have none."""
-    if not len(column):
-        return np.full(len(node), otherwise, column.dtype)
-    found = column[np.maximum(node, 0)]
-    found[node < 0] = otherwise
-    return found
-
-
 def _arguments(timeline: Timeline, graph: OpGraph, spans: IntArray) -> Mapping[str, Argument]:
     node = timeline.node[spans]
     texts = {"op": graph.op_row, "framework_op": graph.framework_row, "source": graph.source_row}
     numbers = {"flops": graph.flops, "bytes": graph.bytes_moved}
     arguments: dict[str, Argument] = {
-        key: TextColumn(_of_nodes(rows, node, 0), graph.strings) for key, rows in texts.items()
+        key: TextColumn(at_rows(rows, node, 0), graph.strings) for key, rows in texts.items()
     }
-    arguments |= {key: _of_nodes(column, node, np.nan) for key, column in numbers.items()}
+    arguments |= {key: at_rows(column, node, np.nan) for key, column in numbers.items()}
     return arguments | {"critical": TextColumn(timeline.critical[spans].astype(np.int32), _CRITICAL)}
 
 
@@ -358,10 +342,10 @@ def profile_of_run(run: Simulated, device: str) -> Profile:
     strings.add("")
     op_row, shapes_row, dtype_row = (np.zeros(len(timeline), np.int32) for _ in range(3))
     op_class = np.zeros(len(timeline), np.int8)
-    for graph, spans in classes_of_spans(timeline, run.workload):
+    for graph, spans in _classes_of_spans(timeline, run.workload):
         own = spans[timeline.node[spans] >= 0]
         node = timeline.node[own]
-        op_row[spans] = _added(strings, span_names(timeline, graph, spans))
+        op_row[spans] = _added(strings, _span_names(timeline, graph, spans))
         op_class[own] = graph.op_class[node]
         shapes_row[own], dtype_row[own] = _operands(strings, graph, node)
     return Profile.of(
@@ -381,10 +365,7 @@ def profile_of_run(run: Simulated, device: str) -> Profile:
 
 def _added(strings: StringTableBuilder, column: TextColumn) -> SmallIntArray:
     """The texts of a column as rows of ``strings``."""
-    used, place = np.unique(column.rows, return_inverse=True)
-    listed: list[int] = used.tolist()
-    rows = np.array([strings.add(column.texts[row]) for row in listed], np.int32)
-    return rows[place.reshape(-1)]
+    return mapped(column.rows, lambda row: strings.add(column.texts[row]), np.int32)
 
 
 def _operands(

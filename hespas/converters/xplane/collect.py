@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from hespas.converters.linking import enclosing, nearest
 from hespas.converters.xplane.lines import ABSENT, NUMBERS, TEXTS, Line, LineEvents, LineKind
 from hespas.graph import StringTableBuilder
-from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.graph.columns import BoolArray, FloatArray, IntArray, distinct_rows, mapped
 from hespas.schemas.xplane import CPU_PLANE, TPU_PREFIX
 
 __all__ = [
@@ -50,16 +51,11 @@ class DeviceTable:
 
     def take(self, rows: IntArray) -> DeviceTable:
         """The given rows, in the given order."""
-        return DeviceTable(
-            line=self.line[rows],
-            name_row=self.name_row[rows],
-            start_ps=self.start_ps[rows],
-            duration_ps=self.duration_ps[rows],
-            exclusive_ps=self.exclusive_ps[rows],
-            is_wrapper=self.is_wrapper[rows],
-            host=self.host[rows],
-            stats={name: column[rows] for name, column in self.stats.items()},
-        )
+        columns = {name: getattr(self, name)[rows] for name in _DEVICE_COLUMNS}
+        return replace(self, **columns, stats={name: column[rows] for name, column in self.stats.items()})
+
+
+_DEVICE_COLUMNS = tuple(each.name for each in fields(DeviceTable) if each.name != "stats")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,21 +139,13 @@ def collect(lines: Iterable[LineEvents]) -> Collected:
             continue
         overlapping += _add(events, len(known), device, host)
         known.append(events.line)
-    table = DeviceTable(
-        line=device.column("line"),
-        name_row=device.column("name_row"),
-        start_ps=device.column("start_ps"),
-        duration_ps=device.column("duration_ps"),
-        exclusive_ps=device.column("exclusive_ps"),
-        is_wrapper=device.column("is_wrapper").astype(np.bool_),
-        host=device.column("host"),
-        stats={name: device.column(name) for name in (*NUMBERS, *TEXTS)},
-    )
-    names = ("line", "name_row", "start_ps", "duration_ps", "parent", "launch")
+    columns: dict[str, Any] = {name: device.column(name) for name in _DEVICE_COLUMNS}
+    columns["is_wrapper"] = columns["is_wrapper"].astype(np.bool_)
+    stats = {name: device.column(name) for name in (*NUMBERS, *TEXTS)}
     return Collected(
         tuple(known),
-        table,
-        HostTable(*(host.column(name) for name in names)),
+        DeviceTable(**columns, stats=stats),
+        HostTable(*(host.column(each.name) for each in fields(HostTable))),
         {plane: _runs(parts) for plane, parts in modules.items()},
         overlapping,
     )
@@ -391,16 +379,13 @@ def _occurrence_keys(collected: Collected, chip: IntArray, second: IntArray, row
     for plane, runs in collected.modules.items():
         of_plane = rows_by_plane.get(plane, np.empty(0, np.int64))
         run[of_plane] = runs.at(device.start_ps[of_plane])
-    parts = np.stack([chip[rows], line_name[device.line[rows]], run[rows], device.name_row[rows]])
-    _, what = np.unique(parts, axis=1, return_inverse=True)
-    what = what.reshape(-1)
+    _, what = distinct_rows(chip[rows], line_name[device.line[rows]], run[rows], device.name_row[rows])
     order = np.lexsort((device.start_ps[rows], second[rows], what))
     group = np.stack([what[order], second[rows][order]])
     begins = np.flatnonzero(np.append(True, (group[:, 1:] != group[:, :-1]).any(axis=0)))
     nth = np.empty(len(rows), np.int64)
     nth[order] = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
-    _, key = np.unique(np.stack([what, nth]), axis=1, return_inverse=True)
-    return key.reshape(-1)
+    return distinct_rows(what, nth)[1]
 
 
 def _combined(device: DeviceTable, kept: IntArray, gone: IntArray) -> DeviceTable:
@@ -446,22 +431,13 @@ def labels_of(device: DeviceTable, lines: tuple[Line, ...], strings: StringTable
     """
     stats = device.stats
     of_op_line = np.array([line.kind is LineKind.OPS for line in lines], np.bool_)[device.line]
-    short = _mapped(device.name_row, lambda row: strings.add(_instruction(strings[row])))
+    short = mapped(device.name_row, lambda row: strings.add(_instruction(strings[row])), np.int64)
     named = np.where(of_op_line, short, 0)
-    op_row = np.where(
-        stats["hlo_op"] > 0,
-        _mapped(stats["hlo_op"], lambda row: strings.add(strings[row].lstrip("%"))),
-        named,
-    )
+    stated = mapped(stats["hlo_op"], lambda row: strings.add(strings[row].lstrip("%")), np.int64)
+    op_row = np.where(stats["hlo_op"] > 0, stated, named)
     kernel_row = np.where(of_op_line, short, device.name_row)
     details = np.where(stats["memcpy_details"] > 0, stats["memcpy_details"], stats["memset_details"])
     return Labels(op_row, kernel_row, _categories(device, lines, strings), _bytes(stats, details, strings))
-
-
-def _mapped(rows: IntArray, convert: Callable[[int], int]) -> IntArray:
-    """A function of rows, applied once to each."""
-    unique, inverse = np.unique(rows, return_inverse=True)
-    return np.array([convert(row) for row in unique.tolist()], np.int64)[inverse]
 
 
 def _instruction(text: str) -> str:
@@ -496,8 +472,7 @@ def _bytes(stats: dict[str, IntArray], details: IntArray, strings: StringTableBu
     for name in ("bytes_accessed", "bytes_transferred"):
         known = (stats[name] != ABSENT) & (stats[name] >= 0)
         moved[known] = stats[name][known]
-    rows, inverse = np.unique(details, return_inverse=True)
-    sizes = np.array([_copied(strings[row]) for row in rows.tolist()], np.float64)[inverse]
+    sizes = mapped(details, lambda row: _copied(strings[row]), np.float64)
     return np.where(np.isnan(sizes), moved, sizes)
 
 
@@ -514,4 +489,4 @@ def collective_kinds(op_row: IntArray, strings: StringTableBuilder) -> IntArray:
         found = _COLLECTIVE.fullmatch(strings[row])
         return strings.add(found[1]) if found else 0
 
-    return _mapped(op_row, kind)
+    return mapped(op_row, kind, np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from hespas.converters.xplane.lines import (
 )
 from hespas.converters.xplane.profile import Recorded, profile_of
 from hespas.converters.xplane.space import SpaceFacts, to_integer
-from hespas.graph import Diagnostics, Profile, StringTableBuilder
+from hespas.graph import Diagnostics, Findings, Profile, StringTableBuilder
 from hespas.graph.columns import IntArray
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE
@@ -47,34 +48,19 @@ _HINT = "record again, or read the .xplane.pb beside it"
 _Value = str | int | float | bool | None
 
 
+_KEPT = frozenset((*NUMBERS, *TEXTS))
+_FACTS = (*NUMBERS, *TEXTS, *CLOCK)
+_NUMERIC = frozenset((*NUMBERS, *CLOCK))
+
+
 class _Args(msgspec.Struct, gc=False):
-    """What is kept of an event's ``args``; the writer makes everything a text."""
+    """What is kept of an event's ``args``: its facts, too. The writer makes everything a text."""
 
     name: _Value = None
-    program_id: _Value = None
-    run_id: _Value = None
-    device_ordinal: _Value = None
-    correlation_id: _Value = None
-    group_id: _Value = None
-    bytes_accessed: _Value = None
-    bytes_transferred: _Value = None
-    model_flops: _Value = None
-    flops: _Value = None
-    uses_megacore: _Value = None
-    hlo_op: _Value = None
-    hlo_module: _Value = None
-    hlo_category: _Value = None
-    tf_op: _Value = None
-    source: _Value = None
-    long_name: _Value = None
-    shape_with_layout: _Value = None
-    memcpy_details: _Value = None
-    memset_details: _Value = None
-    device_offset_ps: _Value = None
-    device_duration_ps: _Value = None
 
 
-_DECODER = msgspec.json.Decoder(_Args)
+_Facts = msgspec.defstruct("_Facts", [(name, _Value, None) for name in _FACTS], bases=(_Args,), gc=False)
+_DECODER = msgspec.json.Decoder(cast("type[_Args]", _Facts))
 _EMPTY = (b"{}", b"null")
 _Key = tuple[int | str | None, int | str | None]
 
@@ -123,8 +109,7 @@ class _Reader:
     def _describe(self, event: TraceEvent) -> None:
         if event.name not in ("process_name", "thread_name"):
             return
-        name = self._args(event).name
-        text = name if isinstance(name, str) else str(name)
+        text = str(self._args(event).name)
         if event.name == "process_name":
             self.process[event.pid] = _plane_of(text)
         else:
@@ -209,11 +194,6 @@ class _Reader:
         )
 
 
-_KEPT = frozenset((*NUMBERS, *TEXTS))
-_FACTS = (*NUMBERS, *TEXTS, *CLOCK)
-_NUMERIC = frozenset((*NUMBERS, *CLOCK))
-
-
 def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Profile:
     """Read a trace. Raises ``FormatError`` for what is none, naming the byte."""
     stream = EventStream(path, options.max_bytes)
@@ -221,23 +201,19 @@ def read_jax_trace(path: Path, options: ReadOptions, diagnostics: Diagnostics) -
     for events, array in stream.blocks():
         reader.add(events, array)
     facts = SpaceFacts()
-    _report(reader, stream.repaired_blocks, diagnostics, str(path))
+    _report(reader, stream.repaired_blocks, diagnostics.about(str(path), "jax-trace"))
     recorded = Recorded("jax-trace", collect(reader.lines(facts)), facts, reader.strings)
     return profile_of(recorded, path, options, diagnostics)
 
 
-def _report(reader: _Reader, repaired: int, diagnostics: Diagnostics, path: str) -> None:
+def _report(reader: _Reader, repaired: int, findings: Findings) -> None:
     listed = ", ".join(f"{phase[:20]} {count:,}" for phase, count in sorted(reader.skipped.items())[:12])
     message = f"events of phases that carry no time are left out: {listed}"
-    diagnostics.info("jax-trace.other-events", path, message, count=sum(reader.skipped.values()))
-    diagnostics.warning(
-        "jax-trace.invalid-utf8",
-        path,
-        "blocks with text that is not Unicode, which was replaced",
-        count=repaired,
-    )
+    findings.info("other-events", message, sum(reader.skipped.values()))
+    message = "blocks with text that is not Unicode, which was replaced"
+    findings.warning("invalid-utf8", message, repaired)
     capped = f"the profiler writes at most {_MOST_EVENTS:,} events and drops the rest: read the .xplane.pb"
-    diagnostics.warning("jax-trace.capped", path, capped, count=int(reader.count >= _MOST_EVENTS))
+    findings.warning("capped", capped, int(reader.count >= _MOST_EVENTS))
 
 
 def _plane_of(process: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -34,12 +34,12 @@ from hespas.converters.xplane.lines import (
 from hespas.converters.xplane.space import SpaceFacts, SpaceReader
 from hespas.files.streams import read_bytes
 from hespas.files.wire import WireError
-from hespas.graph import Diagnostics, HostOps, MeasuredComms, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray, SmallIntArray
+from hespas.graph import Diagnostics, Findings, HostOps, MeasuredComms, Profile, StringTableBuilder
+from hespas.graph.columns import BoolArray, IntArray, SmallIntArray, distinct_rows
 from hespas.graph.errors import FormatError
 from hespas.schemas.xplane import CPU_PLANE, ENVIRONMENT_PLANE, GPU_PREFIX, METADATA_PLANE, TPU_PREFIX
 
-__all__ = ["Membership", "Modules", "Recorded", "membership", "profile_of", "read_xplane", "run_numbers"]
+__all__ = ["Modules", "Recorded", "profile_of", "read_xplane", "run_numbers"]
 
 # --- To which program and which run of it a device event belongs.
 #
@@ -76,7 +76,7 @@ class Modules:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Membership:
+class _Membership:
     """Per device event: string rows of its program's name and of its label (0: unknown), and ids of its
     run (:data:`ABSENT`: not told).
     """
@@ -86,7 +86,7 @@ class Membership:
     run_id: IntArray
 
 
-def membership(collected: Collected, programs: list[Program], strings: StringTableBuilder) -> Membership:
+def _membership(collected: Collected, programs: list[Program], strings: StringTableBuilder) -> _Membership:
     """Find the program of every device event."""
     stated = _stated(collected, strings)
     rows_by_plane = collected.rows_by_plane() if collected.modules else {}
@@ -141,13 +141,12 @@ def _by_window(
     stated.run_id[rows] = np.where(stated.run_id[rows] == ABSENT, identity[at], stated.run_id[rows])
 
 
-def _labelled(stated: _Stated, programs: list[Program], strings: StringTableBuilder) -> Membership:
-    both = np.stack([stated.name_row, stated.program_id])
-    keys, inverse = np.unique(both, axis=1, return_inverse=True)
-    pairs = [(strings[row], number) for row, number in zip(*keys.tolist(), strict=True)]
+def _labelled(stated: _Stated, programs: list[Program], strings: StringTableBuilder) -> _Membership:
+    keys, place = distinct_rows(stated.name_row, stated.program_id)
+    pairs = [(strings[row], number) for row, number in keys]
     modules = Modules.of([*pairs, *((each.name, each.number) for each in programs)])
     labels = np.array([strings.add(modules.label(*pair)) for pair in pairs], np.int64)
-    return Membership(modules, labels[inverse.reshape(-1)], stated.run_id)
+    return _Membership(modules, labels[place], stated.run_id)
 
 
 def run_numbers(
@@ -160,10 +159,10 @@ def run_numbers(
     stated = np.flatnonzero((label_row > 0) & (run_id != ABSENT))
     if len(stated):
         shared = _is_shared(run_id[stated], rank[stated])
-        group = label_row[stated] if shared else _paired(label_row[stated], rank[stated])
+        group = label_row[stated] if shared else distinct_rows(label_row[stated], rank[stated])[1]
         numbers[stated] = _ordinals(group, run_id[stated], start_ps[stated])
     rest = np.flatnonzero((label_row > 0) & (run_id == ABSENT))
-    group = _paired(label_row[rest], rank[rest])
+    group = distinct_rows(label_row[rest], rank[rest])[1]
     order = np.argsort(group, kind="stable")
     for rows in np.split(rest[order], np.flatnonzero(np.diff(group[order])) + 1):
         if len(rows):
@@ -171,23 +170,14 @@ def run_numbers(
     return numbers
 
 
-def _paired(first: IntArray, second: IntArray) -> IntArray:
-    """One number for each pair."""
-    if not len(first):
-        return first
-    _, inverse = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64)
-
-
 def _is_shared(run_id: IntArray, rank: IntArray) -> bool:
     """Whether several ranks name a run by the same id."""
-    pairs = np.unique(np.stack([run_id, rank]), axis=1)
-    return int(pairs.shape[1]) > len(np.unique(run_id))
+    return len(distinct_rows(run_id, rank)[0]) > len(np.unique(run_id))
 
 
 def _ordinals(group: IntArray, member: IntArray, start_ps: IntArray) -> IntArray:
     """For each event, the place of its member among those of its group, by their first starts."""
-    pair = _paired(group, member)
+    _, pair = distinct_rows(group, member)
     count = int(pair.max()) + 1
     first = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first, pair, start_ps)
@@ -253,18 +243,17 @@ def profile_of(recorded: Recorded, path: Path, options: ReadOptions, diagnostics
             hint="did the program run between start_trace and stop_trace?",
         )
     on = ranked(collected, facts.planes, options.num_devices)
-    merged = Collected(collected.lines, on.device, collected.host, collected.modules, collected.overlapping)
-    member = membership(merged, facts.programs, strings)
+    member = _membership(replace(collected, device=on.device), facts.programs, strings)
     labels = labels_of(on.device, collected.lines, strings)
     host_event = _launched(on, collected.host)
-    protos = _attachments(facts.programs, member.modules)
+    protos = {f"hlo/{member.modules.label(each.name, each.number)}": each.hlo for each in facts.programs}
     found = _Found(collected, on, labels, member.label_row, host_event, facts, protos)
-    _report(found, strings, diagnostics, str(path), recorded.format_name)
+    _report(found, strings, diagnostics.about(str(path), recorded.format_name))
     name = path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".json")
     return _built(name, recorded, found, member)
 
 
-def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> Profile:
+def _built(name: str, recorded: Recorded, found: _Found, member: _Membership) -> Profile:
     collected, facts, strings = recorded.collected, recorded.facts, recorded.strings
     on, labels, device = found.on, found.labels, found.on.device
     first_ns = _first_ns(collected, on)
@@ -273,7 +262,6 @@ def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> 
     used_lines: list[int] = np.unique(device.line).tolist()
     used = list(dict.fromkeys(collected.lines[line].plane for line in used_lines))
     about = {"format": recorded.format_name, "first_event_ns": str((facts.base_ns or 0) + first_ns)}
-    documents = _op_facts(device, member.label_row, labels.op_row, strings)
     comms, host = _comms(labels, strings), _host_ops(collected, first_ns * 1000, strings)
     return Profile.of(
         name,
@@ -281,20 +269,20 @@ def _built(name: str, recorded: Recorded, found: _Found, member: Membership) -> 
         strings.build(),
         start_ns=(device.start_ps - first_ns * 1000) / 1000.0,
         duration_ns=device.exclusive_ps / 1000.0,
-        op_row=labels.op_row.astype(np.int32),
-        module_row=member.label_row.astype(np.int32),
-        kernel_row=labels.kernel_row.astype(np.int32),
-        category_row=labels.category_row.astype(np.int32),
+        op_row=labels.op_row,
+        module_row=member.label_row,
+        kernel_row=labels.kernel_row,
+        category_row=labels.category_row,
         device_index=device_index,
-        rank=on.rank.astype(np.int32),
+        rank=on.rank,
         stream=_streams(collected.lines)[device.line],
-        run=run.astype(np.int32),
+        run=run,
         bytes_moved=labels.bytes_moved,
-        host_event=found.host_event.astype(np.int32),
+        host_event=found.host_event,
         comms=comms,
         host=host,
         metadata=about | _metadata(facts.planes, used),
-        attachments={**found.programs, **documents},
+        attachments={**found.programs, **_op_facts(device, member.label_row, labels.op_row, strings)},
     )
 
 
@@ -335,20 +323,13 @@ def _streams(lines: tuple[Line, ...]) -> IntArray:
 
 def _host_ops(collected: Collected, base_ps: int, strings: StringTableBuilder) -> HostOps:
     host = collected.host
-    count = len(host)
     threads = np.array([strings.add(_shown_line(line)) for line in collected.lines], np.int64)
-    nothing = np.zeros(count, np.int32)
-    return HostOps(
-        name_row=host.name_row.astype(np.int32),
-        thread_row=threads[host.line].astype(np.int32),
-        parent=host.parent.astype(np.int32),
+    return HostOps.of(
+        name_row=host.name_row,
+        thread_row=threads[host.line],
+        parent=host.parent,
         start_ns=(host.start_ps - base_ps) / 1000.0,
         duration_ns=host.duration_ps / 1000.0,
-        sequence=np.full(count, -1, np.int64),
-        shapes_row=nothing,
-        dtype_row=nothing,
-        strides_row=nothing,
-        values_row=nothing,
     )
 
 
@@ -356,18 +337,7 @@ def _comms(labels: Labels, strings: StringTableBuilder) -> MeasuredComms:
     """Operations that communicate, by their names; sizes and groups stand in the HLO."""
     kind = collective_kinds(labels.op_row, strings)
     event = np.flatnonzero(kind > 0)
-    count = len(event)
-    nothing, unknown = np.zeros(count, np.int32), np.full(count, np.nan)
-    return MeasuredComms(
-        event=event.astype(np.int32),
-        kind_row=kind[event].astype(np.int32),
-        operand_bytes=unknown,
-        result_bytes=unknown,
-        group_row=nothing,
-        ranks_row=nothing,
-        group_size=np.full(count, -1, np.int32),
-        sequence=np.full(count, -1, np.int64),
-    )
+    return MeasuredComms.of(event=event, kind_row=kind[event])
 
 
 # What is known beside the columns of a profile: devices, versions, the HLO, and facts about operations.
@@ -433,11 +403,6 @@ def _metadata(planes: Mapping[str, Mapping[str, str]], used: list[str]) -> dict[
     return found | {f"device_{name}": device[name] for name in _DEVICE_FACTS if name in device}
 
 
-def _attachments(programs: list[Program], modules: Modules) -> dict[str, bytes]:
-    """The HLO protos by the label of their program."""
-    return {f"hlo/{modules.label(each.name, each.number)}": each.hlo for each in programs}
-
-
 def _op_facts(
     device: DeviceTable, label_row: IntArray, op_row: IntArray, strings: StringTableBuilder
 ) -> dict[str, bytes]:
@@ -484,34 +449,16 @@ class _Found:
     programs: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """Where findings go; their codes begin with ``prefix``."""
-
-    diagnostics: Diagnostics
-    path: str
-    prefix: str
-
-    def info(self, code: str, message: str, count: int) -> None:
-        self.diagnostics.info(f"{self.prefix}.{code}", self.path, message, count=count)
-
-    def warning(self, code: str, message: str, count: int) -> None:
-        self.diagnostics.warning(f"{self.prefix}.{code}", self.path, message, count=count)
+def _report(found: _Found, strings: StringTableBuilder, findings: Findings) -> None:
+    """Add all findings."""
+    _report_work(found, findings)
+    _report_cores(found.on, findings)
+    _report_programs(found, strings, findings)
+    _report_times(found, strings, findings)
+    _report_file(found.facts, findings)
 
 
-def _report(
-    found: _Found, strings: StringTableBuilder, diagnostics: Diagnostics, path: str, prefix: str
-) -> None:
-    """Add all findings, their codes beginning with ``prefix``."""
-    sink = _Sink(diagnostics, path, prefix)
-    _report_work(found, sink)
-    _report_cores(found, sink)
-    _report_programs(found, strings, sink)
-    _report_times(found, strings, sink)
-    _report_file(found.facts, sink)
-
-
-def _report_work(found: _Found, sink: _Sink) -> None:
+def _report_work(found: _Found, findings: Findings) -> None:
     device = found.on.device
     taken, total_ps = device.exclusive_ps, int(device.exclusive_ps.sum())
 
@@ -520,69 +467,68 @@ def _report_work(found: _Found, sink: _Sink) -> None:
 
     spans_ps = int(found.collected.device.duration_ps.sum())
     counted = f"{_ns(total_ps)} of device time counted; the events span {_ns(spans_ps)}"
-    sink.info("device-time", counted, len(device))
+    findings.info("device-time", counted, len(device))
     wrapping = f"operations enclose others and keep what is left: {share(device.is_wrapper)}"
-    sink.info("wrapper", wrapping, int(device.is_wrapper.sum()))
+    findings.info("wrapper", wrapping, int(device.is_wrapper.sum()))
     unnamed = (found.labels.op_row == 0) | (found.label_row == 0)
     no_op = f"device events name no operation or program: {share(unnamed)}, kept by kernel and stream"
-    sink.warning("no-op", no_op, int(unnamed.sum()))
+    findings.warning("no-op", no_op, int(unnamed.sum()))
     kinds = np.array([line.kind for line in found.collected.lines], np.int64)[device.line]
     unlaunched = (kinds == LineKind.STREAM) & (found.host_event < 0)
     no_launch = f"device events have no launch record: {share(unlaunched)}"
-    sink.warning("no-launch", no_launch, int(unlaunched.sum()))
+    findings.warning("no-launch", no_launch, int(unlaunched.sum()))
     overlap = "operations reach beyond the end of one that they begin in; both count in full"
-    sink.warning("overlapping", overlap, found.collected.overlapping)
+    findings.warning("overlapping", overlap, found.collected.overlapping)
 
 
 def _ns(picoseconds: int) -> str:
     return f"{picoseconds // 1000:,}.{picoseconds % 1000:03d} ns"
 
 
-def _report_cores(found: _Found, sink: _Sink) -> None:
-    on = found.on
+def _report_cores(on: Ranked, findings: Findings) -> None:
     merged = f"events of second cores were merged into those of first ones: {_ns(on.merged_ps)} of core time"
-    sink.info("merged-cores", merged, on.merged)
+    findings.info("merged-cores", merged, on.merged)
     alone = "events of one core of a megacore have none on the other, and count in full"
-    sink.warning("lone-core", alone, on.alone)
+    findings.warning("lone-core", alone, on.alone)
     undecided = (
         "pairs of cores ran the same programs, and the file does not say whether each pair is one device (a "
         "megacore): they count as two devices, each with its own half of every operation; the .xplane.pb "
         "recorded beside it says which, or `num_devices` with half as many devices as there are cores"
     )
-    sink.warning("megacore-not-stated", undecided, on.undecided)
+    findings.warning("megacore-not-stated", undecided, on.undecided)
 
 
-def _report_programs(found: _Found, strings: StringTableBuilder, sink: _Sink) -> None:
+def _report_programs(found: _Found, strings: StringTableBuilder, findings: Findings) -> None:
     """Programs that ran and whose HLO is not in the file; one that has no HLO at all is not reproached."""
     if not found.programs:
         return
     ran = [strings[row] for row in np.unique(found.label_row).tolist() if row]
     missing = [name for name in ran if f"hlo/{name}" not in found.programs]
     listed = ", ".join(name[:60] for name in missing[:5])
-    sink.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
+    findings.warning("no-hlo", f"the HLO of programs is not in the file: {listed}", len(missing))
 
 
-def _report_times(found: _Found, strings: StringTableBuilder, sink: _Sink) -> None:
+def _report_times(found: _Found, strings: StringTableBuilder, findings: Findings) -> None:
     negative = np.flatnonzero(found.on.device.duration_ps < 0)
     if len(negative):
         name = strings[int(found.labels.kernel_row[negative[0]])]
         message = f"device events end before they start, the first is {name[:80]!r}"
-        sink.warning("negative-duration", message, len(negative))
+        findings.warning("negative-duration", message, len(negative))
     silent = [plane for plane in found.facts.planes if has_devices([plane])]
     listed = ", ".join(plane[:60] for plane in silent[:4])
     nothing = f"nothing was recorded on devices: {listed}; what the host names of them are launches"
-    sink.warning("no-device-events", nothing, 0 if len(found.on.device) else len(silent))
+    findings.warning("no-device-events", nothing, 0 if len(found.on.device) else len(silent))
     zero = int((found.on.device.duration_ps == 0).sum())
-    sink.warning("zero-duration", "device events of 0 ps", zero)
+    findings.warning("zero-duration", "device events of 0 ps", zero)
 
 
-def _report_file(facts: SpaceFacts, sink: _Sink) -> None:
+def _report_file(facts: SpaceFacts, findings: Findings) -> None:
     listed = ", ".join(f"{name[:60]} {count:,}" for name, count in sorted(facts.other_lines.items())[:12])
     other_lines = (
         f"events of lines that say the same again or run beside the operations are left out: {listed}"
     )
-    sink.info("other-lines", other_lines, sum(facts.other_lines.values()))
-    sink.warning("unknown-kind", "events are of a kind that the file does not describe", facts.unnamed)
-    sink.warning("aggregated", "events stand for many; each keeps the time of all", facts.aggregated)
-    sink.warning("profiler-message", "errors and warnings of the profiler are in the file", facts.errors)
-    sink.warning("cut", "the file ends inside a plane, which is left out", facts.cut_planes)
+    findings.info("other-lines", other_lines, sum(facts.other_lines.values()))
+    findings.warning("unknown-kind", "events are of a kind that the file does not describe", facts.unnamed)
+    findings.warning("aggregated", "events stand for many; each keeps the time of all", facts.aggregated)
+    findings.warning("profiler-message", "errors and warnings of the profiler are in the file", facts.errors)
+    findings.warning("cut", "the file ends inside a plane, which is left out", facts.cut_planes)

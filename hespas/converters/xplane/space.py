@@ -42,20 +42,20 @@ from hespas.schemas.xplane import (
     StatMetadataField,
 )
 
-__all__ = ["IdMap", "SpaceFacts", "SpaceReader", "StatReader", "map_entries", "to_integer"]
+__all__ = ["SpaceFacts", "SpaceReader", "to_integer"]
 
 _NAMES = {name.lower().encode(): name for name in (*NUMBERS, *TEXTS, *CLOCK)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IdMap:
+class _IdMap:
     """From the ids of a plane's metadata to rows: sorted ids, and the row of each."""
 
     ids: IntArray
     rows: IntArray
 
     @classmethod
-    def of(cls, ids: IntArray) -> IdMap:
+    def of(cls, ids: IntArray) -> _IdMap:
         """Ids by row; of equal ones the last counts."""
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
@@ -70,11 +70,11 @@ class IdMap:
         return np.where(self.ids[place] == ids, self.rows[place], -1)
 
 
-def map_entries(data: Bytes, entries: Fields) -> tuple[IdMap, Fields, int]:
+def _map_entries(data: Bytes, entries: Fields) -> tuple[_IdMap, Fields, int]:
     """A map of messages: its keys, the fields of its values, and how many entries there are."""
     count = len(entries.start)
     inner = split(data, entries.start, entries.value)
-    ids = IdMap.of(inner.numbers(MapField.KEY, count))
+    ids = _IdMap.of(inner.numbers(MapField.KEY, count))
     start, size = inner.spans(MapField.VALUE, count)
     return ids, split(data, start, np.maximum(size, 0)), count
 
@@ -97,21 +97,21 @@ def _of_double(bits: int) -> int:
 
 
 @dataclass(slots=True)
-class StatReader:
+class _StatReader:
     """Reads the stats of one plane, whose names and shared texts stand in its stat metadata."""
 
     data: Bytes
     strings: StringTableBuilder
-    ids: IdMap
+    ids: _IdMap
     name_start: IntArray
     name_size: IntArray
     wanted: dict[str, IntArray]
     rows: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     @classmethod
-    def of(cls, data: Bytes, strings: StringTableBuilder, entries: Fields) -> StatReader:
+    def of(cls, data: Bytes, strings: StringTableBuilder, entries: Fields) -> _StatReader:
         """For the stat metadata of a plane. O(its entries)."""
-        ids, fields, count = map_entries(data, entries)
+        ids, fields, count = _map_entries(data, entries)
         start, size = fields.spans(StatMetadataField.NAME, count)
         rows: dict[str, list[int]] = {}
         for row, (at, length) in enumerate(zip(start.tolist(), size.tolist(), strict=True)):
@@ -170,6 +170,10 @@ class StatReader:
             return 0
         return self.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
 
+    def named_at(self, row: int) -> str:
+        """The name of a stat."""
+        return self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
+
     def text(self, start: int, size: int) -> int:
         """The string row of some bytes; equal ones are decoded once."""
         raw = self.data.raw[start : start + size]
@@ -184,18 +188,12 @@ class StatReader:
         inner = split(self.data, stats.start, stats.value)
         key = self.ids.find(inner.numbers(StatField.METADATA_ID, number))
         found: dict[str, str] = {}
-        for owner, field_number, value, start in zip(
-            inner.owner.tolist(),
-            inner.number.tolist(),
-            inner.value.tolist(),
-            inner.start.tolist(),
-            strict=True,
-        ):
+        columns = (inner.owner, inner.number, inner.value, inner.start)
+        for owner, field_number, value, start in zip(*(each.tolist() for each in columns), strict=True):
             row = int(key[owner])
             if field_number == StatField.METADATA_ID or row < 0:
                 continue
-            at, size = int(self.name_start[row]), max(int(self.name_size[row]), 0)
-            found[self.data.text(at, size)] = self._shown(field_number, value, start)
+            found[self.named_at(row)] = self._shown(field_number, value, start)
         return found
 
     def _shown(self, kind: int, value: int, start: int) -> str:
@@ -208,11 +206,7 @@ class StatReader:
                 return self.data.text(start, min(value, 256))
             case StatField.REF:
                 row = int(self.ids.find(np.array([value], np.int64))[0])
-                return (
-                    ""
-                    if row < 0
-                    else self.data.text(int(self.name_start[row]), max(int(self.name_size[row]), 0))
-                )
+                return self.named_at(row) if row >= 0 else ""
             case _:
                 return str(value)
 
@@ -222,7 +216,7 @@ _MOST_PLANES, _MOST_LINES = 4096, 16_384
 """Of a recording, which has a plane per core and a line per stream or thread; each takes its time, also where
 it is of a few bytes.
 """
-_HLO_PROTO = b"Hlo Proto"
+_HLO_PROTO = "Hlo Proto"
 _CONTENT = (PlaneField.LINES, PlaneField.EVENT_METADATA, PlaneField.STATS)
 _ASSIGNS = " = "
 """Part of the text of an instruction, and of no other name of an event."""
@@ -249,7 +243,7 @@ class SpaceFacts:
 class _Kinds:
     """The kinds of events of a plane: names, long ones where there is one, and facts that all share."""
 
-    ids: IdMap
+    ids: _IdMap
     name_row: IntArray
     long_row: IntArray
     stats: dict[str, IntArray]
@@ -283,7 +277,7 @@ class SpaceReader:
             yield from self._opened(names[place], fields.of(place))
 
     def _opened(self, name: str, fields: Fields) -> Iterator[LineEvents]:
-        stats = StatReader.of(self.data, self.strings, fields.messages(PlaneField.STAT_METADATA))
+        stats = _StatReader.of(self.data, self.strings, fields.messages(PlaneField.STAT_METADATA))
         stated = fields.messages(PlaneField.STATS)
         self.facts.planes.setdefault(name, {}).update(stats.named(stated))
         if name == METADATA_PLANE:
@@ -310,7 +304,7 @@ class SpaceReader:
         self.facts.errors = int(np.isin(fields.number, (SpaceField.ERRORS, SpaceField.WARNINGS)).sum())
         return fields.messages(SpaceField.PLANES)
 
-    def _plane(self, plane: str, fields: Fields, stats: StatReader) -> Iterator[LineEvents]:
+    def _plane(self, plane: str, fields: Fields, stats: _StatReader) -> Iterator[LineEvents]:
         spans = fields.messages(PlaneField.LINES)
         count = len(spans.start)
         inside = split(self.data, spans.start, spans.value)
@@ -349,8 +343,8 @@ class SpaceReader:
             raise WireError("a line begins more than 26 days from the others", int(events.start[0]))
         return shift_ps
 
-    def _kinds(self, entries: Fields, stats: StatReader) -> _Kinds:
-        ids, fields, count = map_entries(self.data, entries)
+    def _kinds(self, entries: Fields, stats: _StatReader) -> _Kinds:
+        ids, fields, count = _map_entries(self.data, entries)
         full = fields.spans(EventMetadataField.NAME, count)
         shown = fields.spans(EventMetadataField.DISPLAY_NAME, count)
         full_row = self._text_rows(stats, *full)
@@ -360,12 +354,12 @@ class SpaceReader:
         long_row = np.where((shown_row > 0) | is_text, full_row, 0)
         return _Kinds(ids, np.where(shown_row > 0, shown_row, full_row), long_row, common)
 
-    def _text_rows(self, stats: StatReader, start: IntArray, size: IntArray) -> IntArray:
+    def _text_rows(self, stats: _StatReader, start: IntArray, size: IntArray) -> IntArray:
         spans = zip(start.tolist(), size.tolist(), strict=True)
         return np.array([stats.text(at, length) if length > 0 else 0 for at, length in spans], np.int64)
 
     def _events(
-        self, line: Line, events: Fields, shift_ps: int, kinds: _Kinds, stats: StatReader
+        self, line: Line, events: Fields, shift_ps: int, kinds: _Kinds, stats: _StatReader
     ) -> LineEvents:
         parts = [
             self._chunk(
@@ -396,7 +390,7 @@ class SpaceReader:
         )
 
     def _chunk(
-        self, line: Line, start: IntArray, size: IntArray, kinds: _Kinds, stats: StatReader
+        self, line: Line, start: IntArray, size: IntArray, kinds: _Kinds, stats: _StatReader
     ) -> LineEvents:
         count = len(start)
         fields = split(self.data, start, size)
@@ -427,9 +421,9 @@ class SpaceReader:
             launch=launch,
         )
 
-    def _programs(self, entries: Fields, stats: StatReader) -> None:
+    def _programs(self, entries: Fields, stats: _StatReader) -> None:
         """The HLO of each program, a stat of an event that never happens."""
-        _, fields, count = map_entries(self.data, entries)
+        _, fields, count = _map_entries(self.data, entries)
         start, size = fields.spans(EventMetadataField.NAME, count)
         found = fields.messages(EventMetadataField.STATS)
         inner = split(self.data, found.start, found.value)
@@ -438,18 +432,13 @@ class SpaceReader:
         for row in np.flatnonzero((inner.number == StatField.BYTES) & inner.is_bytes).tolist():
             stat = int(inner.owner[row])
             owner, name_of = int(found.owner[stat]), int(key[stat])
-            if name_of < 0 or self.data.raw[_span(stats, name_of)] != _HLO_PROTO:
+            if name_of < 0 or stats.named_at(name_of) != _HLO_PROTO:
                 continue
             name, number = split_module_name(self.data.text(int(start[owner]), max(int(size[owner]), 0)))
             if stated is not None and stated[owner] != ABSENT:
                 number = int(stated[owner])
             at, length = int(inner.start[row]), int(inner.value[row])
             self.facts.programs.append(Program(name, number, self.data.raw[at : at + length]))
-
-
-def _span(stats: StatReader, row: int) -> slice:
-    start = int(stats.name_start[row])
-    return slice(start, start + max(int(stats.name_size[row]), 0))
 
 
 def _rows_of(rows: IntArray, at: IntArray, known: BoolArray) -> IntArray:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hespas.files.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, signed
+from hespas.files.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, fields
 from hespas.graph.columns import BoolArray, IntArray
 
 __all__ = ["Bytes", "Fields", "split"]
@@ -113,7 +114,7 @@ def split(data: Bytes, start: IntArray, size: IntArray) -> Fields:
         alive = np.flatnonzero(at < end)
         owner, at, end = owner[alive], at[alive], end[alive]
     if len(owner):
-        parts.append(_one_by_one(data, owner.tolist(), at.tolist(), end.tolist()))
+        parts.append(_one_by_one(data, owner, at, end))
     return _joined(parts)
 
 
@@ -123,15 +124,9 @@ def _joined(parts: list[Fields]) -> Fields:
         return Fields(none, none, np.empty(0, np.bool_), none, none)
     if len(parts) == 1:
         return parts[0]
-    owner = np.concatenate([part.owner for part in parts])
-    order = np.argsort(owner, kind="stable")
-    return Fields(
-        owner[order],
-        np.concatenate([part.number for part in parts])[order],
-        np.concatenate([part.is_bytes for part in parts])[order],
-        np.concatenate([part.value for part in parts])[order],
-        np.concatenate([part.start for part in parts])[order],
-    )
+    order = np.argsort(np.concatenate([part.owner for part in parts]), kind="stable")
+    names = ("owner", "number", "is_bytes", "value", "start")
+    return Fields(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
 
 
 def _varints(data: Bytes, at: IntArray, end: IntArray) -> tuple[NDArray[np.uint64], IntArray]:
@@ -195,12 +190,17 @@ def _fixed(data: Bytes, start: IntArray, width: int) -> IntArray:
     return bits.view(np.int64)
 
 
-def _one_by_one(data: Bytes, owners: list[int], starts: list[int], ends: list[int]) -> Fields:
-    found = array("q")
-    for owner, start, end in zip(owners, starts, ends, strict=True):
-        for number, wire, value, place in fields(data.raw, start, end):
-            is_bytes = wire == BYTES
-            size, at = (place - value, value) if is_bytes else (signed(value), place)
-            found.extend((owner, min(number, _LARGEST_NUMBER), is_bytes, size, at))
-    owner_, number_, is_bytes_, value_, start_ = np.frombuffer(found, np.int64).reshape(-1, 5).T
-    return Fields(owner_, number_, is_bytes_.astype(np.bool_), value_, start_)
+def _one_by_one(data: Bytes, owners: IntArray, starts: IntArray, ends: IntArray) -> Fields:
+    found, counts = array("Q"), [0]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        found.extend(chain.from_iterable(fields(data.raw, start, end)))
+        counts.append(len(found) // 4)
+    number, wire, value, place = np.frombuffer(found, np.uint64).view(np.int64).reshape(-1, 4).T
+    is_bytes = wire == BYTES
+    return Fields(
+        np.repeat(owners, np.diff(counts)),
+        np.minimum(number, _LARGEST_NUMBER),
+        is_bytes,
+        np.where(is_bytes, place - value, value),
+        np.where(is_bytes, value, place),
+    )

@@ -21,10 +21,10 @@ from hespas.api import read as read_any
 from hespas.converters import sniff
 from hespas.converters.chrome_events import EventStream
 from hespas.converters.chrome_trace import FORMAT
-from hespas.converters.chrome_trace.writer import write_displayed
+from hespas.converters.chrome_trace.writer import write_scene
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.measured_ops import costed_ops
-from hespas.converters.tracks import Displayed, Simulated
+from hespas.converters.tracks import Displayed, Simulated, scenes_beside
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UsageError
 from tests.converters.tracks.samples import HOSTILE, events, measured, profiles, simulated, spans
@@ -84,7 +84,7 @@ def test_golden_files(name: str, tmp_path: Path) -> None:
     if name == "measured.json":
         write(measured(), path)
     else:
-        write_displayed(values, path, WriteOptions(), Diagnostics())
+        write_scene(scenes_beside(values, Diagnostics()), path, WriteOptions())
     assert path.read_text() == (GOLDEN / name).read_text()
 
 
@@ -110,7 +110,7 @@ def test_a_profile_reads_back_with_its_host_operations(tmp_path: Path) -> None:
 
 def test_processes_and_threads_have_distinct_numbers_that_are_not_0(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    write_displayed([("a", measured()), ("a", measured())], path, WriteOptions(), Diagnostics())
+    write_scene(scenes_beside([("a", measured()), ("a", measured())], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     pids = {event["pid"] for event in listed}
     tids = {event["tid"]: event["pid"] for event in listed if event["tid"]}
@@ -120,7 +120,7 @@ def test_processes_and_threads_have_distinct_numbers_that_are_not_0(tmp_path: Pa
 
 def test_arrows_start_and_end_inside_their_slices(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    write_displayed([("", Simulated(*simulated()))], path, WriteOptions(), Diagnostics())
+    write_scene(scenes_beside([("", Simulated(*simulated()))], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     slices = {(event["tid"], event["ts"]) for event in listed if event["ph"] == "X"}
     starts, ends = ([event for event in listed if event["ph"] == phase] for phase in "sf")
@@ -155,7 +155,7 @@ def test_what_follows_without_a_gap_stays_on_one_thread(lengths: list[float], tm
     run = spans(node=[0] * len(lengths), rank=[0] * len(lengths), start_ns=start_ns.tolist())
     timeline = replace(run, end_ns=end_ns)
     path = tmp_path / "t.json"
-    write_displayed([("", Simulated(timeline, workload))], path, WriteOptions(), Diagnostics())
+    write_scene(scenes_beside([("", Simulated(timeline, workload))], Diagnostics()), path, WriteOptions())
     listed = json.loads(path.read_text())["traceEvents"]
     assert len({event["tid"] for event in listed if event["ph"] == "X"}) == 1
     assert not run_into_others(path)

@@ -19,8 +19,8 @@ from hespas.converters import sniff
 from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.perfetto import FORMAT
 from hespas.converters.perfetto.packets import likelihood
-from hespas.converters.perfetto.writer import write_displayed
-from hespas.converters.tracks import Displayed, Simulated
+from hespas.converters.perfetto.writer import write_scene
+from hespas.converters.tracks import Displayed, Simulated, scenes_beside
 from hespas.graph import Diagnostics, Profile, StringTable, Workload
 from hespas.graph.errors import FormatError, HespasError, UnsupportedError, UsageError
 from tests.converters.perfetto.reference import Trace, trace
@@ -76,7 +76,7 @@ def test_golden_files(name: str, tmp_path: Path) -> None:
     if name == "measured.pftrace":
         write(measured(), path)
     else:
-        write_displayed(values, path, WriteOptions(), Diagnostics())
+        write_scene(scenes_beside(values, Diagnostics()), path, WriteOptions())
     assert path.read_bytes() == (GOLDEN / name).read_bytes()
 
 
@@ -178,7 +178,9 @@ def test_what_follows_without_a_gap_stays_on_one_lane(tmp_path: Path) -> None:
     starts = np.concatenate([[0.0], ends[:-1]])
     timeline = replace(spans([0] * 500, [0] * 500, starts.tolist()), end_ns=ends)
     path = tmp_path / "t.pftrace"
-    write_displayed([("", Simulated(timeline, simulated()[1]))], path, WriteOptions(), Diagnostics())
+    write_scene(
+        scenes_beside([("", Simulated(timeline, simulated()[1]))], Diagnostics()), path, WriteOptions()
+    )
     listed = Trace.FromString(path.read_bytes()).packet
     assert sum(packet.track_descriptor.parent_uuid > 0 for packet in listed) == 1
     back = read(path)
