@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hespas
 from hespas.api import Result
+from tools.documents import document_command
 
 __all__ = ["PAGE", "api_document", "main"]
 
@@ -122,10 +124,10 @@ def api_document() -> str:
     return "\n".join(parts)
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(api_document(), encoding="utf-8")
+def main() -> int:
+    """Write the page; 1 where ``--check`` finds it stale."""
+    return document_command(__doc__, lambda: {PAGE: api_document()})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Bring the documents up to date: ``python -m tools.generate``.
+"""Bring the documents up to date: ``python -m tools.generate [--check]``.
 
 ``formats.md`` is made from the registry, the attribute contract, the checker's rules and the table of exit
 codes; the outputs in ``README.md`` and the other documents are those of their commands, run again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from hespas.files.streams import VARIABLE, Limits
 from hespas.graph import Severity
 from hespas.graph.errors import EXIT_CODES
 from hespas.validators.checker import RULES
+from tools.documents import ROOT, document_command
 from tools.examples import examples, refreshed, run
 
-__all__ = ["formats_document", "main"]
+__all__ = ["documents", "formats_document", "main"]
 
-ROOT = Path(__file__).parents[1]
 _INTRODUCTION = """# Formats and rules
 
 Made by `python -m tools.generate` from the registry, the attribute contract and the checker's rules; do not
@@ -172,20 +172,21 @@ def formats_document() -> str:
     )
 
 
-def main() -> None:
-    """Write what has changed, and say which documents."""
-    documents = {ROOT / "docs" / "formats.md": formats_document()}
+def documents() -> Mapping[Path, str]:
+    """``formats.md``, and the documents that show commands with what those print now."""
+    texts = {ROOT / "docs" / "formats.md": formats_document()}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = documents.get(path) or path.read_text("utf-8")
+        text = texts.get(path) or path.read_text("utf-8")
         shown = examples(text)
         with tempfile.TemporaryDirectory() as folder:
-            documents[path] = refreshed(text, shown, run(shown, Path(folder), ROOT))
-    for path, text in documents.items():
-        same = path.is_file() and path.read_text("utf-8") == text
-        if not same:
-            path.write_text(text, encoding="utf-8")
-        sys.stdout.write(f"{path.relative_to(ROOT)}: {'as it was' if same else 'brought up to date'}\n")
+            texts[path] = refreshed(text, shown, run(shown, Path(folder), ROOT))
+    return texts
+
+
+def main() -> int:
+    """Write what has changed, and say which documents; 1 where ``--check`` finds one."""
+    return document_command(__doc__, documents)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from tools.documents import ROOT, document_command
+
 __all__ = ["drawing", "main", "predicted"]
 
-ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "fixtures" / "recorded"
 DEVICE = RECORDED / "recorded-cpu.toml"
 PICTURE = ROOT / "docs" / "recorded.svg"
@@ -68,8 +69,7 @@ def drawing(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
     return "\n".join([*parts, "</g></svg>\n"])
 
 
-def main() -> None:
-    """Write the picture."""
+def _documents() -> Mapping[Path, str]:
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "calibrated.toml"
         recording = str(RECORDED / "train-small.xplane.pb.gz")
@@ -78,9 +78,13 @@ def main() -> None:
         fitted = predicted(own, Path(folder) / "fitted")
     longest = sorted(fitted, key=lambda label: -fitted[label][0])[:_SHOWN]
     rows = [(label, (fitted[label][0], fitted[label][1], peaks[label][1])) for label in longest]
-    PICTURE.write_text(drawing(rows), encoding="utf-8")
-    sys.stdout.write(f"{PICTURE.relative_to(ROOT)}: {len(rows)} operations\n")
+    return {PICTURE: drawing(rows)}
+
+
+def main() -> int:
+    """Write the picture; 1 where ``--check`` finds it stale."""
+    return document_command(__doc__, _documents)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,20 +1,20 @@
 """What every pair of formats keeps of ``fixtures/``: the page ``roundtrip.md`` and its test's golden file.
 
-``python -m tools.roundtrip`` writes both; look at the difference before it is committed.
+``python -m tools.roundtrip [--check]`` writes both; look at the difference before it is committed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hespas.validators.roundtrip import Cell, ColumnResult, Kept, RoundTrips, cell_text, roundtrip
+from tools.documents import ROOT, document_command
 
 __all__ = ["GOLDEN", "golden_document", "main", "roundtrip_document"]
 
-ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "validators" / "roundtrip" / "matrix.json"
 _INTRODUCTION = """# Round trips
 
@@ -83,14 +83,15 @@ def golden_document(done: RoundTrips) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def main() -> None:
-    """Write the page and the golden file."""
+def _documents() -> Mapping[Path, str]:
     done = roundtrip([ROOT / "fixtures"], jobs=2)
-    documents = {ROOT / "docs" / "roundtrip.md": roundtrip_document(done), GOLDEN: golden_document(done)}
-    for path, text in documents.items():
-        path.write_text(text, encoding="utf-8")
-        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return {ROOT / "docs" / "roundtrip.md": roundtrip_document(done), GOLDEN: golden_document(done)}
+
+
+def main() -> int:
+    """Write the page and the golden file; 1 where ``--check`` finds a stale one."""
+    return document_command(__doc__, _documents)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

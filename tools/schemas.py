@@ -1,4 +1,4 @@
-"""The schemas of JSON documents, made from their types: ``python -m tools.schemas``.
+"""The schemas of JSON documents, made from their types: ``python -m tools.schemas [--check]``.
 
 A document has all of its keys and no other; a key that may be absent is one whose default is ``UNSET``.
 """
@@ -23,6 +23,7 @@ from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
+from tools.documents import document_command
 
 __all__ = ["DOCUMENTS", "FOLDER", "main", "schema_text"]
 
@@ -92,13 +93,12 @@ def _closed(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def main() -> None:
-    """Write all of them."""
-    for name in DOCUMENTS:
-        path = FOLDER / f"{name}.schema.json"
-        path.write_text(schema_text(name), encoding="utf-8")
-        sys.stdout.write(f"{path}\n")
+def main() -> int:
+    """Write all of them; 1 where ``--check`` finds a stale one."""
+    return document_command(
+        __doc__, lambda: {FOLDER / f"{name}.schema.json": schema_text(name) for name in DOCUMENTS}
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,7 @@ from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_o
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
 from hespas.estimators.rates import StepEnergy, step_energy
-from hespas.estimators.registry import for_job, with_option
+from hespas.estimators.registry import estimate_with, for_job, with_option
 from hespas.files.documents import Count, Figure, inert_cell
 from hespas.graph import Diagnostics, Estimate, OpClass, OpGraph, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray
@@ -134,7 +134,7 @@ def estimate(
     for done, graph in enumerate(workload.classes):
         if progress:
             progress(done, len(workload.classes))
-        estimates.append(model.estimate(as_run_on(graph, device, found), device, found))
+        estimates.append(estimate_with(model, as_run_on(graph, device, found), device, found))
     if chosen == "region":
         workload, estimates = _grouped(workload, estimates, model.name)
     energies = [

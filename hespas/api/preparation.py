@@ -226,7 +226,7 @@ def graph_estimator(
     Raises ``UsageError`` for an unknown device or estimator.
     """
     from hespas.estimators import apply_estimate, as_run_on, load_estimator
-    from hespas.estimators.registry import for_job, with_option
+    from hespas.estimators.registry import estimate_with, for_job, with_option
     from hespas.hardware import load_device
 
     device, model = load_device(hardware), for_job(load_estimator(estimator), num_ranks)
@@ -234,7 +234,7 @@ def graph_estimator(
         model = with_option(model, "failed", "error", "unknown")
 
     def run(graph: OpGraph, diagnostics: Diagnostics) -> OpGraph:
-        said = model.estimate(as_run_on(graph, device, diagnostics), device, diagnostics)
+        said = estimate_with(model, as_run_on(graph, device, diagnostics), device, diagnostics)
         return apply_estimate(graph, said, missing, diagnostics)
 
     return run

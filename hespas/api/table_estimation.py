@@ -14,7 +14,13 @@ import numpy as np
 from hespas.api.io import Document, Result, findings, json_of, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import OperationModel, Prediction, estimator_factory, list_estimators
+from hespas.estimators.registry import (
+    OperationModel,
+    Prediction,
+    estimator_factory,
+    list_estimators,
+    predict_with,
+)
 from hespas.files.documents import Count, Figure, inert, inert_cell
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
@@ -164,7 +170,7 @@ class _Collected:
         distinct, place = ops.distinct()
         of_row = np.full(count, -1, np.int64)
         of_row[rows] = place
-        said = model.predict(distinct, device, found).take(of_row)
+        said = predict_with(model, distinct, device, found).take(of_row)
         cycles = None
         if isinstance(model, _CountsCycles):
             cycles = np.full(count, np.nan)

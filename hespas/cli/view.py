@@ -248,10 +248,8 @@ def _show_profile(found: ProfileSummary, top: int) -> None:
         f"{counted(found.ranks, 'rank')}, {counted(found.streams, 'stream')}, "
         f"{counted(found.host_ops, 'host operation')}"
     )
-    emit(
-        f"{time_text(found.duration_ns)} of device time in {time_text(found.span_ns)}; "
-        f"{found.linked_share:.1%} of it has a host operation"
-    )
+    share = "" if isnan(found.linked_share) else f"; {found.linked_share:.1%} of it has a host operation"
+    emit(f"{time_text(found.duration_ns)} of device time in {time_text(found.span_ns)}{share}")
     if found.negative_events:
         emit(f"{counted(found.negative_events, 'event')} of negative duration: no time is counted of them")
     for title, rows, limit in (

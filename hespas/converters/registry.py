@@ -71,11 +71,11 @@ def format_names() -> tuple[str, ...]:
 
 def load_format(name: str) -> Format:
     """Import one format by name. Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for a plug-in
-    that does not work.
+    that does not work, ``InvariantError`` for one of ours.
     """
     loaded = _TABLE.load(name)
     if not isinstance(loaded, Format):
-        raise _TABLE.unusable(name, "what is registered is not a Format")
+        raise _TABLE.unusable(name, f"what is registered is a {type(loaded).__name__}, not a Format")
     if loaded.name != name:
         raise _TABLE.unusable(name, f"it calls itself {loaded.name!r}")
     _TABLE.guarded(name, lambda: "".join(loaded.suffixes))  # they are texts
@@ -221,7 +221,7 @@ def format_for_output(path: Path, name: str | None, *, profile: bool | None = No
     if name:
         chosen = load_format(name)
         if chosen.write is None:
-            raise UsageError(f"format {chosen.name!r} can be read, not written", path=str(path))
+            raise _not_written(chosen, path)
         return chosen
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if not suffixes:
@@ -233,13 +233,24 @@ def format_for_output(path: Path, name: str | None, *, profile: bool | None = No
         if writable:
             return next((entry for entry in writable if profile in (None, entry.profiles)), writable[0])
     if fitting:
-        raise UsageError(f"format {fitting[0].name!r} can be read, not written", path=str(path))
-    listed = ", ".join(entry.name for entry in usable_formats() if entry.write)
+        raise _not_written(fitting[0], path)
     raise UsageError(
         f"no writable format has the suffix {suffixes[-1]!r}",
         path=str(path),
-        hint=f"name it with `target_format`, one of: {listed}",
+        hint=f"name it with `target_format`, one of: {_writable()}",
     )
+
+
+def _not_written(entry: Format, path: Path) -> UsageError:
+    return UsageError(
+        f"format {entry.name!r} can be read, not written",
+        path=str(path),
+        hint=f"name another with `target_format`, one of: {_writable()}",
+    )
+
+
+def _writable() -> str:
+    return ", ".join(entry.name for entry in usable_formats() if entry.write)
 
 
 _RANK_FILE = re.compile(r"\.[0-9]+\.(et|json)(\.gz)?$")

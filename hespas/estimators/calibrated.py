@@ -53,11 +53,11 @@ class Calibrated:
             choice = index.choose(kind, op, scheme, variant)
             where = f"{device.name} {' '.join(label for label in labels if label)}"
             if choice is None or (not self.chip_wide and choice.assumed[0] == "calibrated.chip-wide"):
-                found.warning("calibrated.not-covered", where, f"{where}: no fit covers it", count=len(rows))
+                found.warning("calibrated.not-covered", where, "no fit covers it", count=len(rows))
                 continue
             code, text = choice.assumed
             if code:
-                found.info(code, where, f"{where}: {text}", count=len(rows))
+                found.info(code, where, text, count=len(rows))
             columns[:, rows] = _said_by_choice(choice, ops.take(rows), index, (where, found))
         unknown = np.isnan(columns[0])
         return Prediction.of(self.name, columns[0], np.where(unknown, np.nan, columns[1]), columns[2])
@@ -83,8 +83,8 @@ def _said_by_choice(
         if index.is_timed_with_events(choice.fits[number]) and not part.variant[0]:
             _tell_of_events(choice.fits[number], said[0, rows], tell)
     outside = int((beyond.min(axis=0) > _AS_FITTED).sum())
-    found.info("calibrated.outside-support", where, f"{where}: sizes beyond those fitted on", count=outside)
-    unknown = f"{where}: a size or a rate is unknown, or the fit is of another version"
+    found.info("calibrated.outside-support", where, "sizes beyond those fitted on", count=outside)
+    unknown = "a size or a rate is unknown, or the fit is of another version"
     found.warning("calibrated.unknown-size", where, unknown, count=int(np.isnan(said[0]).sum()))
     return said
 
@@ -94,7 +94,7 @@ def _tell_of_events(fit: Fit, time_ns: FloatArray, tell: tuple[str, Diagnostics]
     where, found = tell
     with np.errstate(invalid="ignore"):
         launches = int((time_ns < 2 * fit.value("t0_ns")).sum())
-    text = f"{where}: fitted on times taken with events: more than half of it is the launch by the host"
+    text = "fitted on times taken with events: more than half of it is the launch by the host"
     found.warning("calibrated.event-times", where, text, count=launches)
 
 
@@ -119,10 +119,10 @@ def _without_quantizing(
     said = _time_and_interval(fit, whole, index.device, fit.scheme)
     taken = _quantizing_ns(fit, ops, index)
     if taken is None:
-        message = f"{where}: the fit of {fit.scheme} holds the kernels that quantise the activations"
+        message = f"the fit of {fit.scheme} holds the kernels that quantise the activations"
         found.warning("calibrated.includes-quantizing", where, message, count=len(ops))
         return said
-    message = f"{where}: the fit of {fit.scheme}, less the fitted kernels that quantise the activations"
+    message = f"the fit of {fit.scheme}, less the fitted kernels that quantise the activations"
     found.info("calibrated.less-quantizing", where, message, count=len(ops))
     floor = _time_and_interval(_with_plain_start(fit, index), whole, index.device, fit.scheme)[0]
     time = np.minimum(np.maximum(said[0] - taken, floor), said[0])

@@ -21,9 +21,11 @@ from hespas.estimators.registry import (
     Estimator,
     OperationModel,
     Prediction,
+    estimate_with,
     for_job,
     load_estimator,
     operations_on,
+    predict_with,
     takes_no_time,
 )
 from hespas.files.streams import read_toml
@@ -181,7 +183,7 @@ class _Answer:
         """What a model of operations says of those that are wanted and have no time yet."""
         rows = np.flatnonzero(wanted & np.isnan(self.times[0]))
         if len(rows):
-            said = model.predict(ops.take(rows), device, heard)
+            said = predict_with(model, ops.take(rows), device, heard)
             self.take(rows, np.stack((said.duration_ns, said.low_ns, said.high_ns)), who, _MODEL)
 
 
@@ -265,7 +267,7 @@ class Composite:
                 missing = (wanted & needed & np.isnan(of_ops.times[0]))[place]
                 nodes = np.flatnonzero(missing & np.isnan(of_nodes.times[0]) & ~free)
                 if len(nodes):
-                    said = model.estimate(graph, device, heard)
+                    said = estimate_with(model, graph, device, heard)
                     bounds += [name for name in said.bounds if name not in bounds]
                     number = np.array([*(bounds.index(name) for name in said.bounds), -1], np.int8)
                     times = np.stack((said.duration_ns, said.low_ns, said.high_ns))

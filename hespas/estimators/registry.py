@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import getattr_static
 from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from hespas.estimators.rates import group_ranks_per_node, message_ranks_per_node
 from hespas.graph import Diagnostics, Estimate, NodeKind, OpClass, OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
-from hespas.graph.errors import HespasError, InvariantError, UsageError
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
 from hespas.graph.plugins import PluginTable
 from hespas.hardware import Device, Fit
 from hespas.operations import Operations, between_ranks, operations_of
@@ -32,6 +33,7 @@ __all__ = [
     "Prediction",
     "Probed",
     "estimate_by_operation",
+    "estimate_with",
     "estimator_factory",
     "estimator_names",
     "for_job",
@@ -39,6 +41,7 @@ __all__ = [
     "list_estimators",
     "load_estimator",
     "operations_on",
+    "predict_with",
     "takes_no_time",
     "transcendentals",
     "with_bands",
@@ -234,6 +237,48 @@ def estimate_by_operation(
     )
 
 
+# Where the answers of an estimator are taken: other packages may give any.
+
+
+def estimate_with(
+    model: Estimator, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None
+) -> Estimate:
+    """What ``model`` says of each node of ``graph``.
+
+    Raises ``UnsupportedError`` where a model of another package gives a negative or infinite time.
+    """
+    said = model.estimate(graph, device, diagnostics)
+    if (row := _impossible(model, said.duration_ns)) >= 0:
+        raise _impossible_time(model, said.duration_ns[row], f"node {graph.id[row]} ({graph.op_name(row)})")
+    return said
+
+
+def predict_with(
+    model: OperationModel, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
+) -> Prediction:
+    """What ``model`` says of each operation. Raises as :func:`estimate_with`."""
+    said = model.predict(ops, device, diagnostics)
+    if (row := _impossible(model, said.duration_ns)) >= 0:
+        raise _impossible_time(model, said.duration_ns[row], f"an operation of kind {ops.kind[row]}")
+    return said
+
+
+def _impossible(model: object, duration_ns: FloatArray) -> int:
+    """The first row whose time cannot be, -1 where there is none. Ours are tested, and may overflow."""
+    if type(model).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return -1
+    wrong = (duration_ns < 0) | np.isinf(duration_ns)
+    return int(wrong.argmax()) if wrong.any() else -1
+
+
+def _impossible_time(model: Estimator | OperationModel, time_ns: float, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"estimator {model.name!r} of another package gives {time_ns:g} ns for {clipped(what)}",
+        hint="times are 0 or more, and NaN where it does not know one: update that package, or name another "
+        "estimator",
+    )
+
+
 # Nodes that take no time whatever the device.
 
 
@@ -277,6 +322,9 @@ ENTRY_POINT_GROUP = "hespas.estimators"
 _BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
 
+_MEMBERS = ("name", "estimate")
+"""What an estimator has."""
+
 _TABLE = PluginTable("estimator", ENTRY_POINT_GROUP, BUILTIN)
 
 
@@ -287,7 +335,7 @@ def estimator_names() -> tuple[str, ...]:
 
 def estimator_factory(name: str) -> Callable[..., object]:
     """What makes the estimator of a name. Raises ``UsageError`` for an unknown one, ``UnsupportedError`` for
-    a plug-in that does not work.
+    a plug-in that does not work, ``InvariantError`` for one of ours.
     """
     factory = _TABLE.load(name)
     if not callable(factory):
@@ -305,7 +353,10 @@ def load_estimator(spelling: str) -> Estimator:
     options = _options(name, factory, text) if text else {}
     made = guarded(name, lambda: factory(**options))
     if not isinstance(made, Estimator):
-        raise _TABLE.unusable(name, "what it makes is no estimator")
+        absent = object()
+        lacks = [each for each in _MEMBERS if getattr_static(made, each, absent) is absent]
+        listed = " and no ".join(map(repr, lacks))
+        raise _TABLE.unusable(name, f"what it makes is no estimator: it has no {listed}")
     return made
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
-from hespas.graph.errors import HespasError, UnsupportedError, UsageError, clipped
+from hespas.graph.errors import HespasError, InvariantError, UnsupportedError, UsageError, clipped
 
 __all__ = ["PluginTable", "attribute_of", "registered", "set_aside"]
 
@@ -80,11 +80,14 @@ class PluginTable:
 
     def load(self, name: str) -> object:
         """Import one row. Raises ``UsageError`` for an unknown name, ``UnsupportedError`` for a plug-in that
-        cannot be imported.
+        cannot be imported, ``InvariantError`` for a row of ours that names nothing.
         """
         builtin = self.builtin.get(name)
         if builtin:
-            return attribute_of(builtin)
+            try:
+                return attribute_of(builtin)
+            except (ImportError, AttributeError) as error:
+                raise self.unusable(name, f"{type(error).__name__}: {clipped(str(error))}") from error
         target = self.plugins().get(name)
         if target is None:
             raise UsageError(f"unknown {self.what} {name!r}", hint=f"one of: {', '.join(self.names())}")
@@ -103,8 +106,10 @@ class PluginTable:
         except (Exception, SystemExit) as error:  # other people's code may raise anything
             raise self.unusable(name, f"{type(error).__name__}: {clipped(str(error))}") from error
 
-    def unusable(self, name: str, why: str) -> UnsupportedError:
-        """The error about a plug-in that does not work; it is set aside."""
+    def unusable(self, name: str, why: str) -> UnsupportedError | InvariantError:
+        """The error about a row that does not work: a plug-in, which is set aside, or one of ours."""
+        if name in self.builtin:
+            return InvariantError(f"{self.what} {name!r} ({self.builtin[name]}) does not work: {why}")
         target = dict(registered(self.group)).get(name, "")
         message = f"{self.what} {name!r} of another package ({target}) does not work: {why}"
         _tell(self.what, name, message)

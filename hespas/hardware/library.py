@@ -95,8 +95,19 @@ def named_device(spelling: str) -> Device:
 
 @lru_cache(maxsize=64)
 def _shipped(folder: Path, name: str) -> Device:
-    """A shipped device, decoded once: rows of a table and calls ask for the same ones again and again."""
-    device = read_device(folder / f"{name}.toml")
+    """A shipped device, decoded once: rows of a table and calls ask for the same ones again and again.
+
+    Raises ``FormatError`` where it calls itself something other than its file.
+    """
+    path = folder / f"{name}.toml"
+    device = read_device(path)
+    if device.name != name:
+        raise FormatError(
+            f"is {device.name!r} in a file named {path.name}",
+            path=str(path),
+            position="name",
+            hint="a shipped device is named as its file",
+        )
     return replace(device, fits_of=name) if has_shipped_fits(name) and not device.fits_of else device
 
 

@@ -198,3 +198,12 @@ def test_events_of_negative_duration_take_no_time_from_others(tmp_path: Path) ->
     lines, document = view(write_kineto(tmp_path / "k.json", events[:3]), tmp_path)
     assert cast("dict[str, object]", document["profile"])["negative_events"] == 0
     assert not any("negative" in line for line in lines)
+
+
+def test_a_share_of_unknown_time_is_not_told(tmp_path: Path) -> None:
+    table = tmp_path / "kernels.csv"
+    table.write_text("op,duration_ns\ngemm,100\nadd,\n", "utf-8")
+    lines, document = view(table, tmp_path)
+    assert cast("dict[str, object]", document["profile"])["linked_share"] is None
+    assert not any("nan%" in line or "has a host operation" in line for line in lines)
+    assert any("unknown of device time" in line for line in lines)

@@ -26,7 +26,7 @@ from hespas.converters import (
     sniff,
 )
 from hespas.graph import Diagnostics, plugins
-from hespas.graph.errors import FormatError, UnsupportedError, UsageError
+from hespas.graph.errors import FormatError, InvariantError, UnsupportedError, UsageError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -138,7 +138,7 @@ FAILING = replace(PLUGIN, name="broken", sniff=fails)
     ("attribute", "why"),
     [
         ("ABSENT", "AttributeError: module .* has no attribute 'ABSENT'"),
-        ("NO_FORMAT", "what is registered is not a Format"),
+        ("NO_FORMAT", "what is registered is a object, not a Format"),
         ("WITHOUT_SUFFIXES", "TypeError: can only join an iterable"),
         ("OF_ANOTHER_NAME", "it calls itself 'chakra'"),
         ("FAILING", "AttributeError: no such attribute"),
@@ -172,6 +172,32 @@ def test_a_broken_plug_in_is_told_once_and_fails_alone(
     if attribute != "FAILING":
         with pytest.raises(UnsupportedError, match="update that package"):
             load_format("broken")
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("hespas.converters.gone:FORMAT", "ModuleNotFoundError: No module named 'hespas.converters.gone'"),
+        ("hespas.converters.drawing:GONE", "AttributeError: module .* has no attribute 'GONE'"),
+        (f"{__name__}:NO_FORMAT", "what is registered is a object, not a Format"),
+        (f"{__name__}:OF_ANOTHER_NAME", "it calls itself 'chakra'"),
+    ],
+)
+def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILTIN, "dot", target)
+    with plugins.set_aside() as told, pytest.raises(InvariantError) as caught:
+        load_format("dot")
+    assert re.fullmatch(rf"format 'dot' \({re.escape(target)}\) does not work: {why}", caught.value.message)
+    assert caught.value.hint is None
+    assert not told
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("out.pt.trace.json", "kineto"), ("out.nsys-rep", None)])
+def test_a_format_that_is_only_read_names_those_that_are_written(name: str, chosen: str | None) -> None:
+    with pytest.raises(UsageError, match="can be read, not written") as caught:
+        format_for_output(Path(name), chosen)
+    listed = str(caught.value.hint).rpartition(": ")[2].split(", ")
+    assert listed == [each for each in format_names() if load_format(each).write]
 
 
 def test_a_packed_file_that_yields_nothing_ends_early_and_is_not_empty(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import isnan, nan
+import re
+from dataclasses import dataclass, replace
+from math import inf, isnan, nan
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hespas import api
 from hespas.estimators import Estimator, apply_estimate, load_estimator, registry
-from hespas.estimators.registry import list_estimators
+from hespas.estimators.registry import Prediction, list_estimators, predict_with
 from hespas.estimators.roofline import BOUNDS, Roofline
 from hespas.graph import (
     Diagnostics,
@@ -21,12 +23,14 @@ from hespas.graph import (
     OpClass,
     OpGraph,
     Resource,
+    Workload,
     dtype,
     find_dtype,
     plugins,
 )
-from hespas.graph.errors import UnsupportedError, UsageError
+from hespas.graph.errors import InvariantError, UnsupportedError, UsageError
 from hespas.hardware import Device, Efficiency, load_device
+from hespas.operations import Operations, operations_of
 
 A100 = load_device("A100-SXM-40GB")
 BF16_PEAK = 312e12
@@ -370,6 +374,90 @@ def test_a_broken_plug_in_is_listed_and_fails_alone(attribute: str, monkeypatch:
         with pytest.raises(UnsupportedError, match=r"estimator 'broken' of another package .* does not work"):
             load_estimator("broken")
     assert len(told) == 1
+
+
+class Nameless:
+    """It has no name."""
+
+    estimate = Roofline.estimate
+
+
+@pytest.mark.parametrize(
+    ("attribute", "why"),
+    [("Nameless", "it has no 'name'$"), ("object", "it has no 'name' and no 'estimate'$")],
+)
+def test_a_plug_in_is_told_what_it_lacks(attribute: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = f"{'builtins' if attribute == 'object' else __name__}:{attribute}"
+
+    def registered(group: str) -> list[tuple[str, str]]:
+        return [("broken", target)] if group == registry.ENTRY_POINT_GROUP else []
+
+    monkeypatch.setattr(plugins, "registered", registered)
+    with pytest.raises(UnsupportedError) as caught:
+        load_estimator("broken")
+    assert re.search(why, caught.value.message)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("hespas.estimators.gone:Roofline", "ModuleNotFoundError: .*gone"),
+        ("hespas.estimators.roofline:Gone", "AttributeError: .*Gone"),
+        (f"{__name__}:__doc__", "cannot be called"),
+        (f"{__name__}:Nameless", "it has no 'name'"),
+    ],
+)
+def test_a_broken_row_of_ours_is_our_bug(target: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILTIN, "systolic", target)
+    with pytest.raises(InvariantError, match=rf"estimator 'systolic' \({target}\) does not work: .*{why}"):
+        load_estimator("systolic")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A plug-in whose times are what its option says."""
+
+    time_ns: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return "elsewhere"
+
+    def estimate(self, graph: OpGraph, device: Device, diagnostics: Diagnostics | None = None) -> Estimate:
+        said = Roofline().estimate(graph, device, diagnostics)
+        return replace(said, duration_ns=np.full(len(graph), self.time_ns))
+
+
+@pytest.mark.parametrize("time_ns", [-80.0, inf, -inf])
+@pytest.mark.parametrize("spelling", ["elsewhere:time_ns={}", "composite:order=elsewhere:time_ns={}"])
+def test_times_that_cannot_be_are_refused_from_a_plug_in(
+    time_ns: float, spelling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def registered(group: str) -> list[tuple[str, str]]:
+        return [("elsewhere", f"{__name__}:Elsewhere")] if group == registry.ENTRY_POINT_GROUP else []
+
+    monkeypatch.setattr(plugins, "registered", registered)
+    job = Workload.spmd(contraction(64), 1)
+    with pytest.raises(UnsupportedError, match=rf"'elsewhere' .*gives {time_ns:g} ns for node 0 \(dot_gen"):
+        api.estimate(job, "L4", estimator=spelling.format(time_ns))
+    for allowed in (0.0, 5.0, nan):
+        api.estimate(job, "L4", estimator=spelling.format(allowed))
+
+
+def test_operations_of_a_plug_in_are_looked_at_too() -> None:
+    @dataclass(frozen=True)
+    class Asked:
+        name: str = "asked"
+
+        def predict(
+            self, ops: Operations, device: Device, diagnostics: Diagnostics | None = None
+        ) -> Prediction:
+            return Prediction.of("asked", np.array([1.0, nan, -2.0])[: len(ops)])
+
+    ops = operations_of(contraction(64)).take(np.zeros(3, np.int64))
+    with pytest.raises(UnsupportedError, match=r"'asked' .*gives -2 ns for an operation of kind matmul"):
+        predict_with(Asked(), ops, A100)
+    assert len(predict_with(Asked(), ops.take(np.arange(2)), A100).duration_ns) == 2
 
 
 def test_registry_loads_other_packages_estimators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hespas.graph.errors import FormatError, UsageError
-from hespas.hardware import Device, device_names, find, load_device, peak_for
+from hespas.hardware import Device, device_names, find, library, load_device, peak_for
+from hespas.hardware.device_file import read_device
 from hespas.hardware.library import DATA_FOLDER, index_folder
 
 REQUIRED = {
@@ -61,8 +62,18 @@ def test_every_required_device_ships() -> None:
     assert list(device_names()) == sorted(device_names())
 
 
-def test_file_is_named_after_its_device(device: Device) -> None:
-    assert (DATA_FOLDER / f"{device.name}.toml").is_file()
+@pytest.mark.parametrize("path", sorted(DATA_FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_file_is_named_after_its_device(path: Path) -> None:
+    assert read_device(path).name == path.stem
+
+
+def test_a_shipped_file_of_another_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "L4.toml").write_text((DATA_FOLDER / "L40S.toml").read_text("utf-8"), "utf-8")
+    monkeypatch.setattr(library, "DATA_FOLDER", tmp_path)
+    with pytest.raises(FormatError, match=r"'L40S' in a file named L4\.toml") as caught:
+        load_device("L4")
+    assert (caught.value.path, caught.value.position) == (str(tmp_path / "L4.toml"), "name")
+    assert load_device(tmp_path / "L4.toml").name == "L40S"
 
 
 def test_only_dense_peaks_ship(device: Device) -> None:

@@ -24,7 +24,12 @@ from hespas.graph import OpGraph
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant
 from hespas.hardware import Device
 from hespas.validators.accuracy.cases import Cases, Prediction, shared_shapes
-from hespas.validators.accuracy.statistics import ShapeGroups, soft_least_squares, unique_shapes
+from hespas.validators.accuracy.statistics import (
+    ShapeGroups,
+    one_thread,
+    soft_least_squares,
+    unique_shapes,
+)
 
 __all__ = ["BASELINES", "MOST_FITTED", "FittingRows", "baselines_of_rows", "fitted_baselines", "naive_ns"]
 
@@ -82,6 +87,7 @@ def fitted_baselines(
     ]
 
 
+@one_thread()
 def baselines_of_rows(table: FittingRows, is_test: BoolArray) -> tuple[Prediction, ...]:
     """All baselines of the rows to predict, fitted on the others, or on four fifths of the sizes for the last
     fifth where there are no others.

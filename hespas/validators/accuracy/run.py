@@ -10,7 +10,7 @@ from math import nan
 import numpy as np
 
 from hespas.estimators import Estimator, load_estimator
-from hespas.estimators.registry import for_job
+from hespas.estimators.registry import estimate_with, for_job
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import UsageError
@@ -170,7 +170,7 @@ def _tell_silent(cases: Sequence[Cases], models: Sequence[Estimator], found: Dia
 
 
 def _prediction(model: Estimator, source: Source, device: Device, found: Diagnostics) -> Prediction:
-    estimated = for_job(model, source.num_ranks).estimate(source.graph, device, found)
+    estimated = estimate_with(for_job(model, source.num_ranks), source.graph, device, found)
     node, times = source.node, source.times
     return Prediction(
         estimator=model.name,
@@ -247,7 +247,7 @@ def end_to_end(
     if source.program is not None and step.is_simulated:
         for model in models:
             asked = for_job(model, source.num_ranks)
-            estimates = [asked.estimate(graph, device) for graph in source.program.classes]
+            estimates = [estimate_with(asked, graph, device) for graph in source.program.classes]
             done = simulate(source.program, estimates, diagnostics=diagnostics)
             for basis, measured in (("span", step.span_ns), ("busy", step.busy_ns)):
                 yield EndToEnd(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from math import nan
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ __all__ = [
     "kendall_tau",
     "medians_of",
     "noise_floor",
+    "one_thread",
     "relative_error",
     "slope_of",
     "soft_least_squares",
@@ -259,6 +263,21 @@ def noise_floor(
     return NoiseFloor(
         int(several.sum()), float(error.mean()), float(np.median(error)), float(np.quantile(error, 0.9))
     )
+
+
+class _Threads(Protocol):
+    """threadpoolctl has no types."""
+
+    def threadpool_limits(self, *, limits: int) -> AbstractContextManager[object]: ...
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Libraries of linear algebra and of trees use one thread: where the work is small, threads that wait for
+    each other take longer than it, many times so on a machine with other work. Results are the same.
+    """
+    with cast("_Threads", import_module("threadpoolctl")).threadpool_limits(limits=1):
+        yield
 
 
 def soft_least_squares(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import OperationModel
+from hespas.estimators.registry import OperationModel, predict_with
 from hespas.estimators.roofline import Roofline
 from hespas.graph import Diagnostics
 from hespas.graph.columns import BoolArray, FloatArray, IntArray, SmallIntArray, constant, is_one_value
@@ -212,7 +212,7 @@ def prediction_of_rows(
     """
     first, place = distinct or ops.distinct_rows()
     parts = [
-        model.predict(ops.take(first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
+        predict_with(model, ops.take(first[start : start + _ASKED_AT_ONCE]), device, diagnostics)
         for start in range(0, max(len(first), 1), _ASKED_AT_ONCE)
     ]
     return Prediction(

@@ -23,6 +23,7 @@ from hespas.hardware import Device, Fit, named_device, write_device
 from hespas.measurements import Measurements
 from hespas.operations import Labels
 from hespas.validators.accuracy.document import DiagnosticJson, SummaryJson, diagnostics_json, summary_json
+from hespas.validators.accuracy.statistics import one_thread
 from hespas.validators.accuracy.tables import rows_of_split, rows_on
 from hespas.validators.calibration.approaches import (
     Approach,
@@ -101,6 +102,7 @@ class Calibration:
     diagnostics: Diagnostics
 
 
+@one_thread()
 def calibrate(
     tables: Sequence[Measurements],
     device: Device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, Protocol, cast
@@ -19,6 +19,7 @@ from hespas.graph.errors import MissingExtraError, UsageError
 from hespas.hardware import Device, device_names, named_device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels
+from hespas.validators.accuracy.statistics import one_thread
 
 __all__ = [
     "EXPERTS",
@@ -265,10 +266,6 @@ class _Predictor(Protocol):
     nodes: NDArray[np.void]
 
 
-class _Threads(Protocol):
-    def threadpool_limits(self, *, limits: int, user_api: str) -> AbstractContextManager[object]: ...
-
-
 class _Grown(Protocol):
     _predictors: list[list[_Predictor]]
     _baseline_prediction: NDArray[np.float64]
@@ -318,19 +315,9 @@ def grow(
         early_stopping=False,
         random_state=seed,
     )
-    with _threads(len(table)):
+    with one_thread() if len(table) <= _FEW_ROWS else nullcontext():
         grown = model.fit(table, target)
     return _forest(grown, table.shape[1])
-
-
-def _threads(rows: int) -> AbstractContextManager[object]:
-    """One thread where there are few rows: threads that wait for each other take longer than the work, many
-    times so on a machine with other work. The trees are the same.
-    """
-    if rows > _FEW_ROWS:
-        return nullcontext()
-    limits = cast("_Threads", import_module("threadpoolctl"))
-    return limits.threadpool_limits(limits=1, user_api="openmp")
 
 
 def _forest(grown: _Grown, columns: int) -> Forest:

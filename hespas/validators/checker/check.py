@@ -127,7 +127,8 @@ class _Checker:
             raise UnsupportedError(
                 "this is a profile; check takes programs and traces",
                 path=str(path),
-                hint="see hespas-validate",
+                hint="look at it with hespas view, or compare estimates with it: hespas-validate accuracy "
+                f"--measured {path}",
             )
         _take_over(found, str(path), findings, self.profile)
         return self.check_workload(str(path), value, entry.name, findings)
@@ -234,10 +235,13 @@ def _violation(diagnostic: Diagnostic, path: str) -> Violation:
 
 
 def _unreadable(path: Path, error: HespasError) -> Violation:
-    """The violation of an input that could not be read, under the rule of the error where it has one."""
+    """The violation of an input that could not be read, under the rule of the error where it has one;
+    ``unsupported`` where nothing is wrong with the input.
+    """
     where = f"{error.position}: " if error.position else ""
-    code, place = error.code or "unreadable", error.path or str(path)
-    return Violation(code, Severity.ERROR, place, None, None, where + error.text)
+    kind = "unsupported" if isinstance(error, UnsupportedError) else "unreadable"
+    place = error.path or str(path)
+    return Violation(error.code or kind, Severity.ERROR, place, None, None, where + error.text)
 
 
 def _is_complete(workload: Workload) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from typer.testing import CliRunner
 
+from hespas.cli.validate import app
 from hespas.converters import WriteOptions, load_format
 from hespas.graph import Diagnostics, StridedGroups, Workload
 from hespas.graph.errors import FormatError, UsageError
@@ -113,6 +115,21 @@ def test_unreadable_input_does_not_hide_the_others(tmp_path: Path, traces: Path)
     assert result.exit_code == 3
     assert len(result.inputs) == 1
     assert "missing.et" in result.violations[0].path
+
+
+PROFILE = Path(__file__).parents[3] / "fixtures" / "recorded" / "train-small.xplane.pb.gz"
+
+
+def test_a_profile_is_not_checked_and_not_said_to_be_wrong(traces: Path) -> None:
+    [violation] = check([PROFILE]).violations
+    assert (violation.code, violation.message[:17]) == ("unsupported", "this is a profile")
+    for paths, verdict in (([PROFILE], "not checked"), ([traces, PROFILE], "not all checked")):
+        done = CliRunner().invoke(app, ["check", *map(str, paths)])
+        assert done.exit_code == 4
+        assert "unreadable" not in done.output
+        assert "hespas view" in done.stdout
+        assert f"hespas-validate accuracy --measured {PROFILE}" in done.stdout
+        assert done.stdout.splitlines()[-1] == verdict
 
 
 def test_nothing_to_check_is_wrong_usage() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hespas.estimators import load_estimator
-from hespas.estimators.registry import for_job
+from hespas.estimators.registry import estimate_with, for_job
 from hespas.files.output import check_destination, write_atomically
 from hespas.graph import Diagnostics, Profile, Timeline, Workload
 from hespas.graph.errors import OutputError
@@ -140,7 +140,7 @@ def _simulated(
         return None
     model = for_job(load_estimator(estimators[0]), workload.num_ranks)
     found = Diagnostics()
-    estimates = [model.estimate(graph, devices[0], found) for graph in workload.classes]
+    estimates = [estimate_with(model, graph, devices[0], found) for graph in workload.classes]
     return simulate(workload, estimates, diagnostics=found).timeline
 
 

@@ -8,61 +8,65 @@ row.
 from __future__ import annotations
 
 from hespas.graph import Severity
+from hespas.graph.errors import InvariantError
 from hespas.validators.checker.job import Check, Need, Rule, Scope
 from hespas.validators.checker.rules import collectives, messages, nodes, order
 from hespas.validators.checker.rules import configuration as conf
 
-__all__ = ["RULES", "find_rule"]
+__all__ = ["RULES", "find_rule", "rule"]
 
 _FILE, _RANK, _SET = Scope.FILE, Scope.RANK, Scope.SET
 _LEVELS = {"E": Severity.ERROR, "W": Severity.WARNING, "-": None}
 
 
-def _rule(code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need) -> Rule:
+def rule(code: str, title: str, scope: Scope, levels: str, check: Check | None = None, *needs: Need) -> Rule:
+    """A row. ``levels``: the severities without a profile, under chakra and astra-sim, a letter each."""
+    if len(levels) != 3 or not _LEVELS.keys() >= set(levels):
+        raise InvariantError(f"rule {code} ({title}): severities {levels!r} are not three of E, W and -")
     plain, chakra, astra_sim = (_LEVELS[level] for level in levels)
     return Rule(code, title, scope, plain, chakra, astra_sim, check, needs)
 
 
 def _conf(code: str, title: str, levels: str, check: Check, *needs: Need) -> Rule:
-    return _rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
+    return rule(code, title, Scope.CONFIGURATION, levels, check, *needs)
 
 
 # Order is the order of checking: later rules ask whether earlier ones found something.
 # code, title, scope, function, the configuration it needs; between them the severity without profile, under
 # chakra, under astra-sim (- leaves the rule out)
 RULES: tuple[Rule, ...] = (
-    _rule("ET001", "frames decode to the exact end of the file", _FILE, "EEE"),
-    _rule("ET002", "the file has metadata first and at least one node", _FILE, "EEE"),
-    _rule("ET003", "the schema is recognised", _FILE, "EEE"),
-    _rule("ET004", "the version label is known, no frame is empty", _FILE, "WWW"),
-    _rule("ET005", "node ids are unique", _RANK, "EEE", nodes.unique_ids),
-    _rule("ET006", "every dependency exists", _RANK, "EEE"),
-    _rule("ET007", "no dependency cycle", _RANK, "EEE", nodes.acyclic),
-    _rule("ET008", "no dependency is listed twice", _RANK, "WWW", nodes.no_duplicate_dependency),
-    _rule("ET009", "the node type is known and can be run", _RANK, "EEE", nodes.known_kind),
-    _rule("ET010", "attributes have their canonical types", _RANK, "WWW"),
-    _rule("ET011", "a collective states kind and size", _RANK, "WEE", collectives.collective_described),
-    _rule("ET012", "communication has at least one byte", _RANK, "WEE", collectives.positive_size),
-    _rule("GR001", "costs are neither negative nor infinite", _RANK, "EEE", nodes.legal_costs),
-    _rule("GR002", "sizes of a collective fit its kind", _RANK, "WWW", collectives.sizes_fit_kind),
-    _rule("GR003", "durations are ns and sizes whole bytes", _RANK, "WWW", nodes.plausible_units),
-    _rule("GR004", "communication and loops fit their nodes", _RANK, "EEE", nodes.tables_fit_nodes),
-    _rule("GR005", "what costs something takes time", _RANK, "W--", nodes.duration_where_work),
-    _rule("GR006", "loop trip counts are known", _RANK, "WWW", nodes.known_trips),
-    _rule("GR007", "tensor extents are not negative", _RANK, "EEE", nodes.tensor_types),
-    _rule("ET014", "a message states peer, tag, size", _RANK, "WEE", messages.messages_described),
-    _rule("ET016", "communication is no CPU operation", _RANK, "-EE", nodes.communication_on_host),
-    _rule("ET017", "no compute node on the CPU", _RANK, "--E", nodes.compute_on_host),
-    _rule("ET018", "process groups are named by integers", _SET, "-WE", collectives.group_names_known),
-    _rule("ET019", "groups are legal, issuers are members", _SET, "EEE", collectives.groups_legal),
-    _rule("ET023", "compute takes time", _RANK, "-WW", nodes.positive_duration),
-    _rule("ET030", "the graph is of a plausible shape", _RANK, "-WW", nodes.plausible_shape),
-    _rule("ET030", "tags stay below the modulus", _RANK, "-WW", messages.tags_distinct),
-    _rule("ET015", "sends and receives match", _SET, "EEE", messages.messages_matched),
-    _rule("ET020", "a group issues one sequence", _SET, "EEE", order.same_sequence),
-    _rule("ET021", "orders do not deadlock", _SET, "EEE", order.no_deadlock),
-    _rule("ET029", "equal streams before world collectives", _SET, "--E", order.same_streams),
-    _rule("ET028", "group ids can be told apart", _SET, "--W", collectives.group_ids_distinct),
+    rule("ET001", "frames decode to the exact end of the file", _FILE, "EEE"),
+    rule("ET002", "the file has metadata first and at least one node", _FILE, "EEE"),
+    rule("ET003", "the schema is recognised", _FILE, "EEE"),
+    rule("ET004", "the version label is known, no frame is empty", _FILE, "WWW"),
+    rule("ET005", "node ids are unique", _RANK, "EEE", nodes.unique_ids),
+    rule("ET006", "every dependency exists", _RANK, "EEE"),
+    rule("ET007", "no dependency cycle", _RANK, "EEE", nodes.acyclic),
+    rule("ET008", "no dependency is listed twice", _RANK, "WWW", nodes.no_duplicate_dependency),
+    rule("ET009", "the node type is known and can be run", _RANK, "EEE", nodes.known_kind),
+    rule("ET010", "attributes have their canonical types", _RANK, "WWW"),
+    rule("ET011", "a collective states kind and size", _RANK, "WEE", collectives.collective_described),
+    rule("ET012", "communication has at least one byte", _RANK, "WEE", collectives.positive_size),
+    rule("GR001", "costs are neither negative nor infinite", _RANK, "EEE", nodes.legal_costs),
+    rule("GR002", "sizes of a collective fit its kind", _RANK, "WWW", collectives.sizes_fit_kind),
+    rule("GR003", "durations are ns and sizes whole bytes", _RANK, "WWW", nodes.plausible_units),
+    rule("GR004", "communication and loops fit their nodes", _RANK, "EEE", nodes.tables_fit_nodes),
+    rule("GR005", "what costs something takes time", _RANK, "W--", nodes.duration_where_work),
+    rule("GR006", "loop trip counts are known", _RANK, "WWW", nodes.known_trips),
+    rule("GR007", "tensor extents are not negative", _RANK, "EEE", nodes.tensor_types),
+    rule("ET014", "a message states peer, tag, size", _RANK, "WEE", messages.messages_described),
+    rule("ET016", "communication is no CPU operation", _RANK, "-EE", nodes.communication_on_host),
+    rule("ET017", "no compute node on the CPU", _RANK, "--E", nodes.compute_on_host),
+    rule("ET018", "process groups are named by integers", _SET, "-WE", collectives.group_names_known),
+    rule("ET019", "groups are legal, issuers are members", _SET, "EEE", collectives.groups_legal),
+    rule("ET023", "compute takes time", _RANK, "-WW", nodes.positive_duration),
+    rule("ET030", "the graph is of a plausible shape", _RANK, "-WW", nodes.plausible_shape),
+    rule("ET030", "tags stay below the modulus", _RANK, "-WW", messages.tags_distinct),
+    rule("ET015", "sends and receives match", _SET, "EEE", messages.messages_matched),
+    rule("ET020", "a group issues one sequence", _SET, "EEE", order.same_sequence),
+    rule("ET021", "orders do not deadlock", _SET, "EEE", order.no_deadlock),
+    rule("ET029", "equal streams before world collectives", _SET, "--E", order.same_streams),
+    rule("ET028", "group ids can be told apart", _SET, "--W", collectives.group_ids_distinct),
     _conf("ET022", "one trace per rank of the network", "--E", conf.as_many_ranks_as_network, "network"),
     _conf("ET013", "collectives are not smaller than their splits", "--E", conf.chunks_not_empty, "system"),
     _conf("ET024", "roofline mode has FLOPs and bytes", "--E", conf.roofline_costs, "system"),
