@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hespas.graph import Csr, StringTable, StringTableBuilder
-from hespas.graph.columns import constant
+from hespas.graph import Csr, HostOps, StringTable, StringTableBuilder
+from hespas.graph.columns import at_rows, constant, distinct_rows, mapped
 
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=8)
 TEXTS = st.lists(st.text(alphabet=st.characters(codec=None), max_size=6))
@@ -105,3 +105,49 @@ def test_continued_table_keeps_its_rows(texts: list[str]) -> None:
     again = builder.build()
     assert [again[at] for at in range(len(table))] == ["", *texts]
     assert row == len(table) or "certainly new" in texts
+
+
+def test_rows_of_a_column_that_are_not_there_are_missing() -> None:
+    column = np.array([5, 6, 7], np.int32)
+    found = at_rows(column, np.array([2, -1, 0]), 9)
+    assert (found.tolist(), found.dtype) == ([7, 9, 5], np.int32)
+    assert at_rows(column[:0], np.array([-1, -1]), -3).tolist() == [-3, -3]
+
+
+@given(st.lists(st.integers(-3, 3)))
+def test_a_function_is_called_once_for_equal_numbers(values: list[int]) -> None:
+    calls: list[int] = []
+
+    def double(value: int) -> int:
+        calls.append(value)
+        return 2 * value
+
+    found = mapped(np.array(values, np.int64), double, np.int16)
+    assert (found.tolist(), found.dtype) == ([2 * value for value in values], np.int16)
+    assert calls == sorted(set(values))
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2))))
+def test_combinations_are_sorted_and_rows_know_theirs(pairs: list[tuple[int, int]]) -> None:
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    found, place = distinct_rows(first, second.astype(np.int32))
+    listed: list[int] = place.tolist()
+    assert found == sorted(map(list, set(pairs)))
+    assert [found[at] for at in listed] == list(map(list, pairs))
+
+
+def test_a_table_of_known_columns_says_of_the_others_that_nothing_is_known() -> None:
+    one = HostOps.of(name_row=np.array([1, 2]), start_ns=np.array([3, 4]))
+    assert (one.name_row.dtype, one.start_ns.dtype) == (np.int32, np.float64)
+    assert (one.parent.tolist(), one.shapes_row.tolist()) == ([-1, -1], [0, 0])
+    assert np.isnan(one.duration_ns).all()
+    both = HostOps.joined([one, one.take(np.array([1]))])
+    assert (both.name_row.tolist(), both.name_row.dtype) == ([1, 2, 2], np.int32)
+    assert len(HostOps.joined([])) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4))
+def test_rows_move_to_other_places(rows: list[list[int]]) -> None:
+    places = np.arange(len(rows))[::-1] + 1
+    moved = Csr.from_lists(rows).moved(places, len(rows) + 2)
+    assert moved.to_lists() == [[], *reversed(rows), []]

@@ -88,3 +88,16 @@ def test_message_names_file_position_and_remedy() -> None:
     assert str(error) == "a.mlir: line 3: unexpected token\n  try: check the version"
     assert str(FormatError("bare")) == "bare"
     assert "hespas[jax]" in str(MissingExtraError("capture", "jax", detail="no jaxlib"))
+
+
+def test_findings_of_one_place_share_prefix_and_location() -> None:
+    diagnostics = Diagnostics()
+    findings = diagnostics.about("a.json", "kineto")
+    findings.info("other-events", "left out", 3)
+    findings.warning("unlinked", "no operation", 0)
+    findings.error("broken", "no time")
+    assert diagnostics.counts() == {"kineto.other-events": 3, "kineto.broken": 1}
+    assert [(each.severity, each.location, each.message) for each in diagnostics] == [
+        (Severity.INFO, "a.json", "left out"),
+        (Severity.ERROR, "a.json", "no time"),
+    ]
