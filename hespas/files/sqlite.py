@@ -211,11 +211,12 @@ class _Collected:
         ]
         self.parts.clear()
         known = dict(zip(self.numbers, every, strict=False))
+        nothing, none = _nothing(self.rows), _none(self.rows)
         labelled = dict(zip(self.labels, every[len(self.numbers) :], strict=True))
         return Table(
             self.rows,
-            {name: known[name] if name in known else _nothing(self.rows) for name in integers},
-            {name: labelled[name] if name in labelled else _none(self.rows) for name in texts},
+            {name: known.get(name, nothing) for name in integers},
+            {name: labelled.get(name, none) for name in texts},
             list(self.places),
         )
 

@@ -23,7 +23,7 @@ from hespas.converters.rocpd.recording import Agent, Agents, Assembly, Calls, Wo
 from hespas.files.json_text import BracketScan
 from hespas.files.streams import read_bytes
 from hespas.graph import Diagnostics, Profile, StringTableBuilder
-from hespas.graph.columns import IntArray
+from hespas.graph.columns import ColumnTable, IntArray
 from hespas.graph.errors import FormatError
 
 __all__ = ["array_elements", "read_rocprofv3"]
@@ -171,6 +171,7 @@ _GPU = 2
 _MOST_ENTRIES = 1 << 16
 """Of agents and kinds of records."""
 _T = TypeVar("_T")
+_Table = TypeVar("_Table", bound=ColumnTable)
 
 
 class _Document(msgspec.Struct, rename={"processes": "rocprofiler-sdk-tool"}):
@@ -241,12 +242,10 @@ class _Columns:
         for name, values in columns.items():
             self.parts.setdefault(name, []).append(np.array(values, np.int64))
 
-    def get(self, name: str, like: str = "start") -> IntArray:
-        """A column; -1 everywhere where it was never told."""
-        parts = self.parts.get(name)
-        if parts is not None:
-            return np.concatenate(parts)
-        return np.full(sum(map(len, self.parts.get(like, []))), -1, np.int64)
+    def table(self, kind: type[_Table]) -> _Table:
+        """The columns of a table; those that were never told are unknown."""
+        columns = {name: np.concatenate(parts) for name, parts in self.parts.items()}
+        return kind.of(**columns) if columns else kind.empty()
 
 
 class _Reader:
@@ -299,6 +298,7 @@ class _Reader:
             self._kernels(names, ranges),
             self._copies(),
             self._calls(),
+            texts=list(self.places),
         )
 
     def _kernels(self, names: _Names, ranges: dict[int, int]) -> Work:
@@ -306,11 +306,11 @@ class _Reader:
         records = self.process.buffer_records
         for part in self._each(records.kernel_dispatch, _DISPATCHES, "buffer_records.kernel_dispatch"):
             _add_dispatches(found, part, names, ranges)
-        if not len(found.get("start")):
+        if not any(map(len, found.parts.get("start_ns", ()))):
             counters = self.process.callback_records.counter_collection
             for counted in self._each(counters, _COUNTED, "callback_records.counter_collection"):
                 _add_dispatches(found, [each.dispatch_data for each in counted], names, ranges)
-        return _work(found)
+        return found.table(Work)
 
     def _copies(self) -> Work:
         found = _Columns()
@@ -318,16 +318,16 @@ class _Reader:
         copies = self.process.buffer_records.memory_copy
         for part in self._each(copies, _COPIES, "buffer_records.memory_copy"):
             found.add(
-                start=[each.start_timestamp for each in part],
-                end=[each.end_timestamp for each in part],
+                start_ns=[each.start_timestamp for each in part],
+                end_ns=[each.end_timestamp for each in part],
                 target=[_fit(each.dst_agent_id.handle) for each in part],
                 source=[_fit(each.src_agent_id.handle) for each in part],
                 stream=[_fit(each.stream_id.handle) for each in part],
                 stack=[_fit(each.correlation_id.internal) for each in part],
-                bytes=[_fit(each.bytes) for each in part],
-                name=[add(self._operation(each.kind, each.operation)) for each in part],
+                bytes_moved=[_fit(each.bytes) for each in part],
+                name_row=[add(self._operation(each.kind, each.operation)) for each in part],
             )
-        return _work(found)
+        return found.table(Work)
 
     def _calls(self) -> Calls:
         markers = self._entries(self.process.strings.marker_api, self._place, "strings.marker_api")
@@ -338,8 +338,8 @@ class _Reader:
                 spans = [each for each in part if each.end_timestamp > each.start_timestamp]
                 labels = [markers.get(each.correlation_id.internal, -1) for each in spans]
                 found.add(
-                    start=[each.start_timestamp for each in spans],
-                    end=[each.end_timestamp for each in spans],
+                    start_ns=[each.start_timestamp for each in spans],
+                    end_ns=[each.end_timestamp for each in spans],
                     thread=[_fit(each.thread_id) for each in spans],
                     stack=[_fit(each.correlation_id.internal) for each in spans],
                     label=[
@@ -348,15 +348,7 @@ class _Reader:
                     ],
                     category=[self._place(self._kind(each.kind)) for each in spans],
                 )
-        return Calls(
-            thread=found.get("thread"),
-            start_ns=found.get("start"),
-            end_ns=found.get("end"),
-            stack=found.get("stack"),
-            label=found.get("label"),
-            category=found.get("category"),
-            texts=list(self.places),
-        )
+        return found.table(Calls)
 
     def _place(self, text: str) -> int:
         return self.places.setdefault(text, len(self.places))
@@ -391,8 +383,10 @@ class _Names:
                 id=[_fit(each.kernel_id) for each in part],
                 place=[places.setdefault(name, len(places)) for name in called],
             )
-        order = np.argsort(found.get("id", "id"), kind="stable")
-        return cls(found.get("id", "id")[order], found.get("place", "id")[order], list(places), strings)
+        none = np.empty(0, np.int64)
+        ids, place = (np.concatenate([none, *found.parts.get(name, ())]) for name in ("id", "place"))
+        order = np.argsort(ids, kind="stable")
+        return cls(ids[order], place[order], list(places), strings)
 
     def row(self, kernel: int) -> int:
         row = self.rows.get(kernel)
@@ -405,15 +399,17 @@ class _Names:
 
 
 def _add_dispatches(found: _Columns, part: list[_Dispatch], names: _Names, ranges: dict[int, int]) -> None:
+    agents = [_fit(each.dispatch_info.agent_id.handle) for each in part]
     found.add(
-        start=[each.start_timestamp for each in part],
-        end=[each.end_timestamp for each in part],
-        target=[_fit(each.dispatch_info.agent_id.handle) for each in part],
+        start_ns=[each.start_timestamp for each in part],
+        end_ns=[each.end_timestamp for each in part],
+        target=agents,
+        source=agents,
         stream=[_fit(each.stream_id.handle) for each in part],
         queue=[_fit(each.dispatch_info.queue_id.handle) for each in part],
         stack=[_fit(each.correlation_id.internal) for each in part],
-        name=[names.row(each.dispatch_info.kernel_id) for each in part],
-        range=[_named_range(each.correlation_id, ranges) for each in part],
+        name_row=[names.row(each.dispatch_info.kernel_id) for each in part],
+        range_row=[_named_range(each.correlation_id, ranges) for each in part],
     )
 
 
@@ -421,23 +417,6 @@ def _named_range(correlation: _Correlation, ranges: dict[int, int]) -> int:
     """The range that the profiler names as cause (``--kernel-rename``)."""
     external = correlation.external
     return ranges.get(external, 0) if isinstance(external, int) else 0
-
-
-def _work(found: _Columns) -> Work:
-    target = found.get("target")
-    return Work(
-        start_ns=found.get("start"),
-        end_ns=found.get("end"),
-        target=target,
-        source=found.get("source") if "source" in found.parts else target,
-        stream=found.get("stream"),
-        queue=found.get("queue"),
-        stack=found.get("stack"),
-        parent_stack=found.get("parent_stack"),
-        name_row=np.maximum(found.get("name"), 0),
-        bytes_moved=found.get("bytes"),
-        range_row=np.maximum(found.get("range"), 0),
-    )
 
 
 def _fit(number: int) -> int:

@@ -20,7 +20,7 @@ from hespas.converters.gpu_trace.trace import DeviceWork, GpuTrace, Launches, Ra
 from hespas.converters.linking import match_rows
 from hespas.files.sqlite import MISSING, Database, Table, folded, opened, report_unread
 from hespas.graph import Diagnostics, OpClass, Profile, StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray, at_rows, distinct_rows, mapped
+from hespas.graph.columns import ColumnTable, IntArray, at_rows, distinct_rows, mapped
 from hespas.graph.errors import FormatError, UnsupportedError
 
 __all__ = ["Agent", "Agents", "Assembly", "Calls", "Work", "read_rocpd"]
@@ -40,7 +40,7 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Work:
+class Work(ColumnTable):
     """Kernels or copies of one process, -1 for unknown. ``target`` and ``source`` are agents; of a kernel
     both are the one that runs it. ``range_row`` is the range that rocprofv3 names as cause.
     """
@@ -57,13 +57,10 @@ class Work:
     bytes_moved: IntArray
     range_row: IntArray
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Calls:
-    """Calls and ranges on the host of one process. ``label`` and ``category`` are places in ``texts``."""
+class Calls(ColumnTable):
+    """Calls and ranges on the host of one process; ``label`` and ``category`` are places in its texts."""
 
     thread: IntArray
     start_ns: IntArray
@@ -71,12 +68,6 @@ class Calls:
     stack: IntArray
     label: IntArray
     category: IntArray
-    texts: Sequence[str]
-
-    def launching(self) -> BoolArray:
-        """Which are calls of the runtime, not ranges of the program."""
-        of_text = np.array([bool(_LAUNCHING.search(text)) for text in self.texts], np.bool_)
-        return at_rows(of_text, self.category, missing=False)
 
 
 @dataclass(slots=True)
@@ -102,8 +93,10 @@ class Assembly:
     _range_count: int = 0
     _process_count: int = 0
 
-    def add(self, pid: int, agents: Agents, kernels: Work, copies: Work, calls: Calls) -> None:
-        """One process. Raises ``FormatError`` where there are more than a recording can have."""
+    def add(
+        self, pid: int, agents: Agents, kernels: Work, copies: Work, calls: Calls, *, texts: Sequence[str]
+    ) -> None:
+        """One process, whose calls say ``texts``. Raises ``FormatError`` where there are too many."""
         self._process_count += 1
         if self._process_count > _MOST_LISTED:
             raise FormatError(
@@ -113,15 +106,18 @@ class Assembly:
                 hint="record again",
             )
         process = (self._process_count << 24) + (pid & 0xFFFFFF)
-        self._add_calls(process, calls)
+        self._add_calls(process, calls, texts)
         stacks = calls.stack
         use_stream = any(bool((part.stream > 0).any()) for part in (kernels, copies))
         self.by_queue += 0 if use_stream else len(kernels)
         for part, category in ((kernels, "kernel"), (copies, "gpu_memcpy")):
             self.work.append(self._work(process, agents, part, category, stacks, use_stream=use_stream))
 
-    def _add_calls(self, process: int, calls: Calls) -> None:
-        api = calls.launching()
+    def _add_calls(self, process: int, calls: Calls, texts: Sequence[str]) -> None:
+        launches = np.array([bool(_LAUNCHING.search(text)) for text in texts], np.bool_)
+        api = at_rows(
+            launches, calls.category, missing=False
+        )  # calls of the runtime, no ranges of the program
         own = np.flatnonzero(~api)
         place = np.full(len(api), -1, np.int64)
         place[own] = self._range_count + np.arange(len(own))
@@ -139,8 +135,8 @@ class Assembly:
         )
         used = np.unique(calls.label[own])
         known = used[used >= 0]
-        numbers = np.full(len(calls.texts) + 1, -1, np.int64)
-        numbers[known] = [self.texts.setdefault(calls.texts[text], len(self.texts)) for text in listed(known)]
+        numbers = np.full(len(texts) + 1, -1, np.int64)
+        numbers[known] = [self.texts.setdefault(texts[text], len(self.texts)) for text in listed(known)]
         self.ranges.append(
             Ranges(
                 process=whole[own],
@@ -370,8 +366,8 @@ class _Reader:
                     stack=regions["stack_id"][of_regions],
                     label=label[of_regions],
                     category=category[of_regions],
-                    texts=texts,
                 ),
+                texts=texts,
             )
 
     def _work(

@@ -288,12 +288,16 @@ def _ordinal(plane: str) -> int:
     return int(found[1]) if found else 0
 
 
+def _by_ordinal(planes: Iterable[str]) -> dict[int, str]:
+    return {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
+
+
 def _merged_cores(
     collected: Collected, planes: Mapping[str, Mapping[str, str]], num_devices: int | None
 ) -> list[int]:
     """The ordinals of all cores of chips that work as one."""
     cores = {_ordinal(line.plane) for line in collected.lines if line.plane.startswith(TPU_PREFIX)}
-    by_ordinal = {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
+    by_ordinal = _by_ordinal(planes)
     requested = num_devices is not None and 2 * num_devices == len(cores)
     uses = collected.device.stats["uses_megacore"]
     if not requested and bool((uses == 0).any()):
@@ -324,7 +328,7 @@ def _undecided(collected: Collected, planes: Mapping[str, Mapping[str, str]]) ->
         return 0
     if bool((collected.device.stats["uses_megacore"] == 0).any()):
         return 0
-    cores = {_ordinal(plane): plane for plane in planes if re.fullmatch(r"/device:TPU:\d{1,9}", plane)}
+    cores = _by_ordinal(planes)
     pairs = [(plane, cores.get(core + 1, "")) for core, plane in cores.items() if core % 2 == 0]
     return sum(
         first in collected.modules and bool(second) and _same_programs(collected, first, second)

@@ -28,7 +28,7 @@ from hespas.converters.xplane.lines import (
 from hespas.converters.xplane.wire import Bytes, Fields, split
 from hespas.files.wire import WireError
 from hespas.graph import StringTableBuilder
-from hespas.graph.columns import BoolArray, IntArray
+from hespas.graph.columns import BoolArray, IntArray, at_rows
 from hespas.schemas.xplane import (
     ENVIRONMENT_PLANE,
     METADATA_PLANE,
@@ -402,18 +402,16 @@ class SpaceReader:
             raise WireError("an event lies more than 26 days from the others", int(start[beyond[0]]))
         self.facts.aggregated += int((fields.numbers(EventField.OCCURRENCES, count) > 0).sum())
         self.facts.unnamed += int((kind < 0).sum())
-        at, known = np.maximum(kind, 0), kind >= 0
         own = stats.read(fields.messages(EventField.STATS), count)
-        columns = _merged(own, kinds.stats, at, known)
+        columns = _merged(own, kinds.stats, kind)
         device = device_rows(line, columns, count, has_devices=self._has_devices)
         launch = columns.get("correlation_id", np.full(count, ABSENT, np.int64))
-        name_row = _rows_of(kinds.name_row, at, known)
         stated = {name: column[device] for name, column in columns.items()}
         if line.kind is LineKind.OPS:
-            stated["long_name"] = _rows_of(kinds.long_row, at, known)
+            stated["long_name"] = at_rows(kinds.long_row, kind, 0)
         return LineEvents(
             line=line,
-            name_row=name_row.astype(np.int32),
+            name_row=at_rows(kinds.name_row, kind, 0).astype(np.int32),
             start_ps=offset_ps,
             duration_ps=duration_ps,
             device=device,
@@ -441,24 +439,12 @@ class SpaceReader:
             self.facts.programs.append(Program(name, number, self.data.raw[at : at + length]))
 
 
-def _rows_of(rows: IntArray, at: IntArray, known: BoolArray) -> IntArray:
-    """String rows of kinds of events; row 0 for a kind that is not there."""
-    if not len(rows):
-        return np.zeros(len(at), np.int64)
-    return np.where(known, rows[at], 0)
-
-
-def _merged(
-    stated: dict[str, IntArray],
-    common: dict[str, IntArray],
-    at: IntArray,
-    known: BoolArray,
-) -> dict[str, IntArray]:
+def _merged(stated: dict[str, IntArray], common: dict[str, IntArray], kind: IntArray) -> dict[str, IntArray]:
     """What events say themselves, else what their kind says."""
     merged = dict(stated)
     for name, column in common.items():
         missing = ABSENT if name in NUMBERS or name in CLOCK else 0
-        of_kind = np.where(known, column[at], missing)
+        of_kind = at_rows(column, kind, missing)
         own = stated.get(name)
         merged[name] = of_kind if own is None else np.where(own == missing, of_kind, own)
     return merged
