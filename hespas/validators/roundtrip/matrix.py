@@ -185,7 +185,8 @@ def roundtrip(
     if not inputs:
         raise UsageError("none of these files is of a known format", hint="hespas-convert --list-formats")
     done: list[FilePairs] = []
-    for result in _each(inputs, formats, options, jobs):
+    # What is assumed of inputs here is not known in other processes.
+    for result in _each(inputs, formats, options or ReadOptions(), jobs):
         done.append(result)
         if progress:
             progress(len(done), len(inputs))
@@ -218,13 +219,13 @@ def _stands_somewhere() -> bool:
     return True
 
 
-def _pairs_of(given: tuple[Path, bool], formats: Sequence[str], options: ReadOptions | None) -> FilePairs:
+def _pairs_of(given: tuple[Path, bool], formats: Sequence[str], options: ReadOptions) -> FilePairs:
     path, in_folder = given
     return file_pairs(path, formats, options=options, in_folder=in_folder)
 
 
 def _each(
-    inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions | None, jobs: int
+    inputs: Sequence[tuple[Path, bool]], formats: Sequence[str], options: ReadOptions, jobs: int
 ) -> Iterator[FilePairs]:
     """The pairs of each input, in order. Processes are spawned: forking one that has threads is unsafe."""
     pairs_of = partial(_pairs_of, formats=tuple(formats), options=options)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from hespas.estimators import load_estimator
 from hespas.estimators.systolic import Systolic, fold_cycles
@@ -166,7 +167,9 @@ def test_another_array_changes_the_time_by_its_cycles() -> None:
 def test_a_device_without_a_line_goes_by_its_clock() -> None:
     shape = V4.systolic
     assert shape is not None
-    other = replace(V4, name="mine", kind="cpu", fits_of="", systolic=replace(shape, arrays=1, clock_hz=1e9))
+    other = replace(
+        V4, name="mine", kind="cpu", fits_of="", systolic=with_fields(shape, arrays=1, clock_hz=1e9)
+    )
     found = Diagnostics()
     duration = Systolic().predict(squares(512), other, found).duration_ns
     assert duration[0] == pytest.approx(other.launch_overhead_ns + 14_303)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -92,11 +92,12 @@ def test_a_figure_that_was_unknown_and_is_not_any_more_is_no_gain() -> None:
 
 def test_a_table_that_is_gone_is_lost_in_each_of_its_columns() -> None:
     before = graph()
+    empty = ContractionTable.empty()
     table = replace(
-        ContractionTable.empty(),
-        **{name: np.ones(1, getattr(ContractionTable.empty(), name).dtype) for name in ("node", "m", "k")},
+        empty,
+        **{column.name: np.ones(1, getattr(empty, column.name).dtype) for column in fields(empty)},
     )
-    with_rows = replace(before, contractions=replace(table, batch=np.ones(1, np.int64)))
+    with_rows = replace(before, contractions=table)
     found = not_kept(with_rows, before)
     assert found["contractions.m"] == (Kept.LOST, 1)
     assert all(name.startswith("contractions.") for name in found)
