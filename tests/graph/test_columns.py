@@ -108,9 +108,9 @@ def test_continued_table_keeps_its_rows(texts: list[str]) -> None:
 
 
 def test_rows_of_a_column_that_are_not_there_are_missing() -> None:
-    column = np.array([5, 6, 7], np.int32)
+    column = np.array([5, 6, 7], np.dtype(np.int32))
     found = at_rows(column, np.array([2, -1, 0]), 9)
-    assert (found.tolist(), found.dtype) == ([7, 9, 5], np.int32)
+    assert (found.tolist(), found.dtype) == ([7, 9, 5], np.dtype(np.int32))
     assert at_rows(column[:0], np.array([-1, -1]), -3).tolist() == [-3, -3]
 
 
@@ -122,8 +122,8 @@ def test_a_function_is_called_once_for_equal_numbers(values: list[int]) -> None:
         calls.append(value)
         return 2 * value
 
-    found = mapped(np.array(values, np.int64), double, np.int16)
-    assert (found.tolist(), found.dtype) == ([2 * value for value in values], np.int16)
+    found = mapped(np.array(values, np.int64), double, np.dtype(np.int16))
+    assert (found.tolist(), found.dtype) == ([2 * value for value in values], np.dtype(np.int16))
     assert calls == sorted(set(values))
 
 
@@ -138,11 +138,11 @@ def test_combinations_are_sorted_and_rows_know_theirs(pairs: list[tuple[int, int
 
 def test_a_table_of_known_columns_says_of_the_others_that_nothing_is_known() -> None:
     one = HostOps.of(name_row=np.array([1, 2]), start_ns=np.array([3, 4]))
-    assert (one.name_row.dtype, one.start_ns.dtype) == (np.int32, np.float64)
+    assert (one.name_row.dtype, one.start_ns.dtype) == (np.dtype(np.int32), np.dtype(np.float64))
     assert (one.parent.tolist(), one.shapes_row.tolist()) == ([-1, -1], [0, 0])
     assert np.isnan(one.duration_ns).all()
     both = HostOps.joined([one, one.take(np.array([1]))])
-    assert (both.name_row.tolist(), both.name_row.dtype) == ([1, 2, 2], np.int32)
+    assert (both.name_row.tolist(), both.name_row.dtype) == ([1, 2, 2], np.dtype(np.int32))
     assert len(HostOps.joined([])) == 0
 
 
