@@ -108,7 +108,7 @@ def test_continued_table_keeps_its_rows(texts: list[str]) -> None:
 
 
 def test_rows_of_a_column_that_are_not_there_are_missing() -> None:
-    column = np.array([5, 6, 7], np.dtype(np.int32))
+    column = np.array([5, 6, 7], np.int32)
     found = at_rows(column, np.array([2, -1, 0]), 9)
     assert (found.tolist(), found.dtype) == ([7, 9, 5], np.dtype(np.int32))
     assert at_rows(column[:0], np.array([-1, -1]), -3).tolist() == [-3, -3]
@@ -122,7 +122,7 @@ def test_a_function_is_called_once_for_equal_numbers(values: list[int]) -> None:
         calls.append(value)
         return 2 * value
 
-    found = mapped(np.array(values, np.int64), double, np.dtype(np.int16))
+    found = mapped(np.array(values, np.int64), double, np.int16)
     assert (found.tolist(), found.dtype) == ([2 * value for value in values], np.dtype(np.int16))
     assert calls == sorted(set(values))
 
