@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -272,7 +272,7 @@ class _Threads(Protocol):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Libraries of linear algebra and of trees use one thread: where the work is small, threads that wait for
     each other take longer than it, many times so on a machine with other work. Results are the same.
     """
