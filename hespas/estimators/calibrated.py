@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, PREFILL, form_time_ns, machine_of
+from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, machine_of
+from hespas.estimators.kernels import EVERY_FORM
+from hespas.estimators.products import PRODUCTS
 from hespas.estimators.rates import rate_flops_per_s
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.hardware.kernel_fits import common_fits, fits_of_user
 from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
@@ -212,6 +215,8 @@ class FitIndex:
     by_class: Mapping[tuple[str, str, str], tuple[Fit, ...]] = field(repr=False)
     schemes: Mapping[str, tuple[str, ...]] = field(repr=False)
     """Kind -> schemes with fits, the most samples first."""
+    common: Mapping[tuple[str, str], Fit] = field(repr=False, default_factory=dict[tuple[str, str], Fit])
+    """Of kinds that no fit of the user speaks of: kernels that the vendor's devices have in common."""
 
     @classmethod
     def of(cls, device: Device) -> FitIndex:
@@ -219,24 +224,37 @@ class FitIndex:
         by_class: dict[tuple[str, str, str], list[Fit]] = {}
         samples: dict[str, dict[str, int]] = {}
         for fit in device.fits:
+            if fit.form == PRODUCTS:  # speaks of answers, not of operations
+                continue
             by_class.setdefault((fit.kind, fit.op, fit.scheme), []).append(fit)
             counts = samples.setdefault(fit.kind, {})
             counts[fit.scheme] = counts.get(fit.scheme, 0) + fit.samples
         ordered = {key: tuple(sorted(fits, key=_preference)) for key, fits in by_class.items()}
         schemes = {kind: tuple(sorted(each, key=lambda name: -each[name])) for kind, each in samples.items()}
-        return cls(device, ordered, schemes)
+        kinds = {fit.kind for fit in fits_of_user(device)}
+        common = {
+            (fit.kind, fit.op): fit
+            for fit in common_fits(device)
+            if fit.kind not in kinds and fit.form != PRODUCTS
+        }
+        return cls(device, ordered, schemes, common)
 
     def choose(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
         """The fits for a class, None where none covers it: the operation's own before those of its kind, and
-        of equal ones those of its format before those of any (which recordings make).
+        of equal ones those of any format, which recordings of programs make, before those of its own. What
+        names no variant is taken for one of the kernels that the vendor's devices have in common before it is
+        taken for a row of a table, of one library, that ships.
         """
         names = (op, ANY) if op != ANY else (ANY,)
+        for name in () if variant or not scheme else names:
+            if common := self.common.get((kind, name)):
+                return _Choice(fits=(common,), scheme=scheme)
         for name in names:
-            if found := self._of_format(kind, name, scheme, variant):
-                return found
             recorded = () if variant else self.by_class.get((kind, name, ANY), ())
             if recorded and scheme:
                 return _Choice(fits=recorded, scheme=scheme)
+            if found := self._of_format(kind, name, scheme, variant):
+                return found
         return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
 
     def is_timed_with_events(self, fit: Fit) -> bool:
@@ -319,7 +337,7 @@ def doublings_beyond(fit: Fit, ops: Operations) -> FloatArray:
 
 def _time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) -> FloatArray:
     """What one fit says of operations of one scheme, shape (3, ops): time, 5 % and 95 % [ns]."""
-    form = FORMS.get(fit.form)
+    form = EVERY_FORM.get(fit.form)
     values = {each.name: each.value for each in fit.parameters}
     later = () if form is None else (each for each in form.parameters if each.since)
     values = {each.name: each.start for each in later} | values

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas.estimators.learned.serialization import cards_at
+from hespas.estimators.products import PRODUCTS, as_programs_run
 from hespas.estimators.registry import (
     Estimator,
     OperationModel,
@@ -33,6 +34,7 @@ from hespas.graph import Diagnostics, Estimate, OpGraph, Severity
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.graph.errors import FormatError, UsageError
 from hespas.hardware import Device
+from hespas.hardware.kernel_fits import fits_of_user
 from hespas.operations import KINDS, Operations
 
 __all__ = ["DEFAULT_ORDER", "Composite", "Order", "read_order", "split_order"]
@@ -179,11 +181,17 @@ class _Answer:
         *,
         device: Device,
         heard: Diagnostics,
+        in_programs: bool,
     ) -> None:
-        """What a model of operations says of those that are wanted and have no time yet."""
+        """What a model of operations says of those that are wanted and have no time yet; ``in_programs`` as
+        programs run them, not benchmarks.
+        """
         rows = np.flatnonzero(wanted & np.isnan(self.times[0]))
         if len(rows):
-            said = predict_with(model, ops.take(rows), device, heard)
+            part = ops.take(rows)
+            said = predict_with(model, part, device, heard)
+            if in_programs:
+                said = as_programs_run(said, part, device)
             self.take(rows, np.stack((said.duration_ns, said.low_ns, said.high_ns)), who, _MODEL)
 
 
@@ -194,6 +202,8 @@ class _Panel:
     spellings: tuple[str, ...]
     models: tuple[Estimator, ...]
     of_kind: Mapping[str, tuple[str, ...]]
+    by_default: bool = False
+    """Nobody stated an order: what models say of products is taken as programs run them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -262,7 +272,15 @@ class Composite:
         for last, wanted, who in panel.steps(distinct):
             model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel) and model.name not in _OF_GRAPHS:
-                of_ops.ask(who, model, distinct, wanted & needed, device=device, heard=heard)
+                of_ops.ask(
+                    who,
+                    model,
+                    distinct,
+                    wanted & needed,
+                    device=device,
+                    heard=heard,
+                    in_programs=panel.by_default,
+                )
             else:
                 missing = (wanted & needed & np.isnan(of_ops.times[0]))[place]
                 nodes = np.flatnonzero(missing & np.isnan(of_nodes.times[0]) & ~free)
@@ -307,7 +325,15 @@ class Composite:
         for last, wanted, who in panel.steps(distinct):
             model, heard = panel.models[who], Diagnostics()
             if isinstance(model, OperationModel):
-                answer.ask(who, model, distinct, wanted, device=device, heard=heard)
+                answer.ask(
+                    who,
+                    model,
+                    distinct,
+                    wanted,
+                    device=device,
+                    heard=heard,
+                    in_programs=panel.by_default,
+                )
                 _pass_on(heard, found, last)
         duration_ns, low_ns, high_ns = answer.times
         said = Prediction(
@@ -324,7 +350,7 @@ class Composite:
         plan, spellings, models = self._plan, self._plan.spellings(), self._models
         orders = {kind: plan.of(kind) for kind in KINDS}
         if plan is _DEFAULT:
-            fitted = {fit.kind for fit in device.own_fits}
+            fitted = {fit.kind for fit in fits_of_user(device) if fit.form != PRODUCTS}
             orders |= {kind: plan.default for kind in KINDS if kind in fitted}
             learned = {cell.kind for _, card in cards_at(device.learned_models) for cell in card.cells}
             # The learned estimator asks them first by itself.
@@ -333,7 +359,7 @@ class Composite:
             if first:
                 spellings = (*spellings, _OWN_MODELS)
                 models = (*models, for_job(load_estimator(_OWN_MODELS), self.num_ranks))
-        return _Panel(spellings=spellings, models=models, of_kind=orders)
+        return _Panel(spellings=spellings, models=models, of_kind=orders, by_default=plan is _DEFAULT)
 
 
 def _pass_on(heard: Diagnostics, found: Diagnostics, last: bool) -> None:

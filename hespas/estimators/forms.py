@@ -67,6 +67,8 @@ class Machine:
 
     ``cache_bytes`` is the largest cache, bytes per element are those of the scheme. ``vector_elements`` is
     what loads and matrix units take at once: shorter or unaligned rows waste a part of it.
+    ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the scheme: what addresses and
+    conversions run at.
     """
 
     flops_per_ns: float
@@ -77,6 +79,7 @@ class Machine:
     weight_bytes: float
     output_bytes: float
     vector_elements: float
+    lane_flops_per_ns: float = np.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def machine_of(device: Device, kind: str, scheme: str) -> Machine:
         weight_bytes=bits[1] / 8,
         output_bytes=bits[2] / 8,
         vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
+        lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
     )
 
 

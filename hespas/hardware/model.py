@@ -387,6 +387,8 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(*_ROOFLINE, "unit_load", "tile_edge", "wave_tail", "imbalance", "spread", "step_ns"),
             *("expert_start_ns", "token_passes", "inner_passes"),
         ),
+        "kernels": ("t0_ns", "memory", "element", "walked", "row_ns", "unit"),
+        "products": ("start_ns", "scale", "ragged"),
         "nccl": ("ratio",),
     }
 )

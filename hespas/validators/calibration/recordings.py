@@ -5,6 +5,10 @@ towards its kind, a kind towards the whole chip, a matmul towards the fit of oth
 
     whole chip  ->  kind  ->  operation            start, arithmetic and traffic (form ``roofline``)
     fit of other data  ->  matmuls of a format     all parameters of its form
+    vendor's kernels  ->  chip  ->  kind  ->  operation    all parameters (form ``kernels``), on GPUs
+
+A kind of products or attention is left to what the device had before, where that is nearer to what was
+recorded than fits are to recordings that they have not seen.
 """
 
 from __future__ import annotations
@@ -16,15 +20,26 @@ import numpy as np
 
 from hespas.estimators.calibrated import FitIndex
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Columns, Form, form_time_ns, machine_of
+from hespas.estimators.kernels import EVERY_FORM, KERNEL_KINDS, KERNELS
+from hespas.estimators.products import PRODUCT_KIND, PRODUCTS, is_ragged, product_time_ns
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, load_device
+from hespas.hardware.kernel_fits import common_fits
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label
 from hespas.validators.accuracy.sources import Source, by_device, sources_of
 from hespas.validators.accuracy.statistics import medians_of
 from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, solve
+from hespas.validators.calibration.kernels import (
+    KernelClass,
+    KernelName,
+    classes_of_fits,
+    is_kernel,
+    kernels_of_device,
+)
+from hespas.validators.calibration.products import UNKNOWN_PRODUCTS, benchmark_ns, fit_products
 
 __all__ = ["fit_recordings", "measurements_of"]
 
@@ -36,6 +51,8 @@ _FEWEST_OF_OTHERS = 200
 _APART = frozenset({"attention.context", "attention.generation", "attention.encoder"})
 """Kinds of one kernel that is like no other: few rows of it say more than all else does."""
 _ONE_KERNEL = CHIP_WIDE_KINDS | _APART
+_FROM_OTHERS = MATRIX_KINDS
+"""Kinds that other data may know better than recordings do."""
 _START_WIDTH, _RATE_WIDTH, _PRODUCT_WIDTH = 0.25, 0.5, 0.3
 """How far a class may lie from the one above it: ln units of one standard deviation."""
 _FOLDS = 5
@@ -49,50 +66,123 @@ _Name = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Class:
-    """A fit, and how many rows it was made of."""
+    """A fit of a form (by name), and how many rows it was made of."""
 
-    form: Form
+    form: str
     solution: Solution
     samples: int
 
 
-def fit_recordings(
-    recordings: Sequence[Measurements], device: Device, *, seed: int = 0, fitted: str = ""
-) -> tuple[Fit, ...]:
-    """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards.
+Common = Mapping[KernelName, KernelClass]
+"""What kernels of a vendor have in common; empty where none was recorded."""
 
-    Errors and intervals are of shapes left out, a fifth in turn. ``fitted`` is the date written into the fits
-    (ISO; empty: today). Deterministic for one ``seed``; no fits where no operation has known sizes and rates.
+
+def fit_recordings(
+    recordings: Sequence[Measurements],
+    device: Device,
+    *,
+    seed: int = 0,
+    fitted: str = "",
+    common: Common | None = None,
+) -> tuple[Fit, ...]:
+    """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards, and kernels
+    towards what is ``common`` to the vendor's (None: what ships).
+
+    Errors and intervals are of recordings left out in turn, of shapes where there is one only. ``fitted`` is
+    the date written into the fits (ISO; empty: today). Deterministic for one ``seed``; no fits where no
+    operation has known sizes and rates.
     """
+    shared = classes_of_fits(common_fits(device)) if common is None else common
     table = joined(recordings, " ".join(dict.fromkeys(each.name for each in recordings)))
-    table = table.take(_usable(table, device))
+    source = np.repeat(np.arange(len(recordings)), [len(each) for each in recordings])
+    usable = _usable(table, device, shared)
+    table, source = table.take(usable), source[usable]
     if len(table) < _FEWEST:
         return ()
-    classes = _fitted(table, device)
-    predicted_ns, by = _of_shapes_left_out(table, device, seed)
-    everything = bands_of(predicted_ns[~np.isnan(predicted_ns)], table.duration_ns[~np.isnan(predicted_ns)])
+    fold = source if len(np.unique(source)) > 1 else _folds_of_shapes(table, seed)
+    predicted_ns, by = _left_out(table, device, shared, fold)
+    known = ~np.isnan(predicted_ns)
+    classes = _without_worse(_fitted(table, device, shared), table, device, predicted_ns)
+    if shared and (products := _products(table, device, fold, predicted_ns)) is not None:
+        classes = {name: found for name, found in classes.items() if name[0] != PRODUCT_KIND}
+        classes[PRODUCT_KIND, ANY, ANY], said = products
+        predicted_ns = np.where(np.isnan(said), predicted_ns, said)
+        by = [(PRODUCT_KIND, ANY, ANY) if each[0] == PRODUCT_KIND else each for each in by]
+    everything = bands_of(predicted_ns[known], table.duration_ns[known])
     fits: list[Fit] = []
     for name, found in sorted(classes.items()):
-        mine = np.array([each == name for each in by], np.bool_) & ~np.isnan(predicted_ns)
+        mine = np.array([each == name for each in by], np.bool_) & known
+        alike = np.array([each == name[0] for each in table.ops.kind], np.bool_) & known
+        of_kind = bands_of(predicted_ns[alike], table.duration_ns[alike])
         values, errors = found.solution.values, found.solution.std_errors
         fit = fit_of(
             (*name, ANY if name[0] == ANY else ""),
-            found.form.name,
-            ((each.name, values[each.name], errors[each.name]) for each in found.form.parameters),
+            found.form,
+            ((each, values[each], errors[each]) for each in values),
             table,
             (predicted_ns[mine], table.duration_ns[mine]),
             fitted=fitted,
             seed=seed,
         )
-        fits.append(replace(fit, samples=found.samples, bands=fit.bands or everything, default=True))
+        fits.append(
+            replace(fit, samples=found.samples, bands=fit.bands or of_kind or everything, default=True)
+        )
     return tuple(fits)
 
 
-def _usable(table: Measurements, device: Device) -> IntArray:
+def _usable(table: Measurements, device: Device, common: Common) -> IntArray:
     """Rows whose kind and number format the device's rates and one of the forms cover."""
-    with np.errstate(invalid="ignore"):
-        known = np.isfinite(_time_ns(table, device, _ROOFLINE, _starts(_ROOFLINE)))
+    known = _has_rates(table, device)
+    if common:
+        known[is_kernel(table)] = True
     return np.flatnonzero(known & (table.duration_ns > 0))
+
+
+def _has_rates(table: Measurements, device: Device) -> BoolArray:
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(_time_ns(table, device, _ROOFLINE, _starts(_ROOFLINE)))
+
+
+def _products(
+    table: Measurements, device: Device, fold: IntArray, predicted_ns: FloatArray
+) -> tuple[_Class, FloatArray] | None:
+    """What programs' products take beside what benchmarks say, and that of rows left out; None where the fits
+    of recordings alone (``predicted_ns``) are nearer to these and no benchmark of the device was fitted.
+    """
+    before_ns = benchmark_ns(table, device)
+    said = np.full(len(table), np.nan)
+    for number in np.unique(fold).tolist():
+        seen, unseen = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        values = fit_products(table.take(seen), device, before_ns[seen], UNKNOWN_PRODUCTS)
+        ragged = is_ragged(table.ops.take(unseen), device)
+        said[unseen] = product_time_ns(values, before_ns[unseen], ragged)
+    rows = table.ops.kind.where(PRODUCT_KIND)
+    both = rows[np.isfinite(predicted_ns[rows] + said[rows])]
+    errors = [np.abs(each[both] / table.duration_ns[both] - 1).sum() for each in (said, predicted_ns)]
+    fitted = any(fit.kind == PRODUCT_KIND and fit.samples >= _FEWEST_OF_OTHERS for fit in device.fits)
+    if not len(rows) or (errors[0] > errors[1] and not fitted):
+        return None
+    values = fit_products(table, device, before_ns, UNKNOWN_PRODUCTS)
+    unknown = dict.fromkeys(values, np.nan)
+    said[np.setdiff1d(np.arange(len(table)), rows)] = np.nan
+    return _Class(PRODUCTS, Solution(values=values, std_errors=unknown, cost=np.nan), len(rows)), said
+
+
+def _without_worse(
+    classes: Mapping[_Name, _Class], table: Measurements, device: Device, predicted_ns: FloatArray
+) -> dict[_Name, _Class]:
+    """Without the kinds whose recorded times the device's earlier fits and models are nearer to than fits to
+    rows left out: hundreds of thousands of shapes of a benchmark know more of attention than a few layers do.
+    """
+    before_ns = benchmark_ns(table, device)
+    worse: set[str] = set()
+    for kind in _FROM_OTHERS:
+        rows = table.ops.kind.where(kind)
+        rows = rows[~np.isnan(predicted_ns[rows])]
+        errors = [np.abs(each[rows] / table.duration_ns[rows] - 1) for each in (before_ns, predicted_ns)]
+        if len(rows) and errors[0].mean() <= errors[1].mean():
+            worse.add(kind)
+    return {name: found for name, found in classes.items() if name[0] not in worse}
 
 
 def _starts(form: Form) -> dict[str, float]:
@@ -131,18 +221,24 @@ def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _C
     fixed = {each.name: start[each.name] for each in form.parameters if not each.varies}
     times = table.duration_ns[order]
     found = solve(form, columns, times, start, prior=prior, fixed=fixed, most_calls=_CALLS)
-    return _Class(form, found, len(table))
+    return _Class(form.name, found, len(table))
 
 
-def _fitted(table: Measurements, device: Device) -> dict[_Name, _Class]:
+def _fitted(table: Measurements, device: Device, common: Common) -> dict[_Name, _Class]:
     """Every class of some rows, from the whole chip down."""
+    found = _kernels(table, device, common) if common else {}
+    table = table.take(np.flatnonzero(_has_rates(table, device)))
+    if not len(table):
+        return found
     chip = _solved(table, device, _ROOFLINE, _FIRST)
-    found: dict[_Name, _Class] = {(ANY, ANY, ANY): chip}
+    found[ANY, ANY, ANY] = chip
     streamed = table.take(table.ops.kind.where(*(set(table.ops.kind.names) - MATRIX_KINDS)))
     streams = _solved(streamed, device, _ROOFLINE, _around(chip)) if len(streamed) else chip
     index = FitIndex.of(device)
     for kind in table.ops.kind.used():
         rows = table.take(table.ops.kind.where(kind))
+        if common and kind in KERNEL_KINDS:
+            continue
         if kind in _ONE_KERNEL and len(rows) >= _FEWEST:
             above = _solved(rows, device, _ROOFLINE, _around(chip if kind in MATRIX_KINDS else streams))
             found |= _operations(rows, device, kind, above)
@@ -151,6 +247,26 @@ def _fitted(table: Measurements, device: Device) -> dict[_Name, _Class]:
         if kind in MATRIX_KINDS:
             found |= _drawn_to_others(rows, device, kind, index)
     return found
+
+
+def _kernels(table: Measurements, device: Device, common: Common) -> dict[_Name, _Class]:
+    """Classes of kernels: those that the vendor's devices have in common, as the recorded show them to run here,
+    and those recorded beside them.
+    """
+    part = table.take(is_kernel(table))
+    counts: dict[KernelName, int] = {}
+    for (kind, op), rows in rows_by_label(part.ops.kind, part.ops.op):
+        for name in {(kind, op or ANY), (kind, ANY)}:
+            counts[name] = counts.get(name, 0) + len(rows)
+    unknown = dict.fromkeys((each.name for each in KERNELS.parameters), np.nan)
+    return {
+        (*name, ANY): _Class(
+            KERNELS.name,
+            Solution(values=values, std_errors=unknown, cost=np.nan),
+            counts.get(name, len(part)),
+        )
+        for name, values in kernels_of_device(part, device, common).items()
+    }
 
 
 def _operations(rows: Measurements, device: Device, kind: str, above: _Class) -> dict[_Name, _Class]:
@@ -168,7 +284,7 @@ def _around(above: _Class) -> Prior:
     values = above.solution.values
     return {
         each.name: (values[each.name], _START_WIDTH if each.name == "t0_ns" else _RATE_WIDTH)
-        for each in above.form.parameters
+        for each in EVERY_FORM[above.form].parameters
     }
 
 
@@ -198,7 +314,7 @@ def _predicted(
     for name in dict.fromkeys(names):
         rows = np.array([number for number, each in enumerate(names) if each == name], np.int64)
         one = classes[name]
-        found[rows] = _time_ns(table.take(rows), device, one.form, one.solution.values)
+        found[rows] = _time_ns(table.take(rows), device, EVERY_FORM[one.form], one.solution.values)
     return found, names
 
 
@@ -210,17 +326,23 @@ def _nearest(table: Measurements, row: int, classes: Mapping[_Name, _Class]) -> 
     return ANY, ANY, ANY
 
 
-def _of_shapes_left_out(table: Measurements, device: Device, seed: int) -> tuple[FloatArray, list[_Name]]:
-    """What fits without a fifth of the shapes say of it, fifth by fifth; and which class says it."""
+def _folds_of_shapes(table: Measurements, seed: int) -> IntArray:
+    """A fifth for each shape, drawn at random."""
     group = table.shape_group()
-    fold = np.random.default_rng(seed).permutation(int(group.max()) + 1)[group] % _FOLDS
+    return np.random.default_rng(seed).permutation(int(group.max()) + 1)[group] % _FOLDS
+
+
+def _left_out(
+    table: Measurements, device: Device, common: Common, fold: IntArray
+) -> tuple[FloatArray, list[_Name]]:
+    """What fits without a fold say of it, fold by fold; and which class says it."""
     predicted_ns = np.full(len(table), np.nan)
     names: list[_Name] = [(ANY, ANY, ANY)] * len(table)
-    for number in range(_FOLDS):
+    for number in np.unique(fold).tolist():
         unseen: BoolArray = fold == number
-        if not unseen.any() or (~unseen).sum() < _FEWEST:
+        if (~unseen).sum() < _FEWEST:
             continue
-        classes = _fitted(table.take(np.flatnonzero(~unseen)), device)
+        classes = _fitted(table.take(np.flatnonzero(~unseen)), device, common)
         rows = np.flatnonzero(unseen)
         predicted_ns[rows], told = _predicted(table.take(rows), device, classes)
         for row, name in zip(rows.tolist(), told, strict=True):

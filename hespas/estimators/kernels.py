@@ -1,0 +1,103 @@
+"""The form of kernels that frameworks run one by one: a copy, a sum, a soft-max, as PyTorch and XLA launch them.
+
+Libraries of such kernels know two ways through memory. Where operands and result lie alike, threads take
+vectors of 16 bytes and run at the memory's speed. Where they do not (broadcasts, transposes, concatenations,
+gathers, rows whose length is no multiple of a vector), each element's address is worked out by itself, which
+takes some two hundred vector operations an element whatever its type: on an H100 as on an A100, a third more
+on an MI300X. Normalisations and reductions give each row to a group of threads, which costs a start per row
+and unit of the device; of few long rows, each is read by one unit at a unit's share of the bandwidth.
+
+    time = t0 + norm(bytes, elements and rows, longest row)
+
+Structure by the kernels' sources: https://github.com/pytorch/pytorch, ``aten/src/ATen/native/cuda`` (Loops.cuh,
+Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Shape.cu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, soft_max
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.operations import STRIDED, Operations
+
+__all__ = ["EVERY_FORM", "KERNELS", "KERNEL_KINDS"]
+
+KERNEL_KINDS = ("gather", "move", "normalization", "pooling", "reduction", "vector")
+"""Kinds that the form speaks of."""
+
+_ROWS_OF_KIND: Mapping[str, float] = {"normalization": 1.0, "reduction": 0.3}
+"""Kinds that work row by row, and what a row costs beside a normalisation's: several share a group of threads
+in a reduction.
+"""
+_GROUP = 256.0
+"""Elements of a row that a group of threads takes at once; shorter rows share one."""
+_LENGTH = 0.75
+"""Exponent by which longer rows cost more: more of their groups of threads are at work at once."""
+_WALKS_ALWAYS = ("cat", "stack")
+_WALKS_OF_ROW = 2.0
+"""Times that a normalisation walks a row that cannot be read by vectors: for its statistics, for its result."""
+_OVERLAP = 2.0
+
+
+def _columns(ops: Operations, machine: Machine) -> Columns:
+    rows, columns = ops.dim("rows"), ops.dim("columns")
+    share = np.array([_ROWS_OF_KIND.get(name, 0.0) for name in ops.kind.names])[ops.kind.row]
+    by_row = share > 0
+    length = columns / _GROUP
+    shared = np.where(length < 1, length, length**_LENGTH)
+    waves = np.ceil(rows / machine.units)
+    row_bytes = columns * machine.activation_bytes
+    unit_bytes_per_ns = machine.bytes_per_ns / machine.units
+    return {
+        "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
+        "element_ns": rows * columns / machine.lane_flops_per_ns,
+        "walks": _walks(ops, columns, machine.vector_elements),
+        "rows": np.where(by_row, rows / machine.units * shared * share, 0.0),
+        "longest_ns": np.where(by_row, waves * row_bytes / unit_bytes_per_ns, 0.0),
+    }
+
+
+def _walks(ops: Operations, columns: FloatArray, vector: float) -> FloatArray:
+    """How often each element's address is worked out by itself; 0 where vectors are read."""
+    kind, op = ops.kind, ops.op
+    always: BoolArray = np.isin(op.row, [row for row, name in enumerate(op.names) if name in _WALKS_ALWAYS])
+    always |= np.isin(kind.row, [row for row, name in enumerate(kind.names) if name == "gather"])
+    normalizes = np.isin(kind.row, [row for row, name in enumerate(kind.names) if name == "normalization"])
+    ragged = normalizes & (columns % max(vector, 1.0) != 0)
+    strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
+    return np.where(ragged, _WALKS_OF_ROW, np.where(strided, 1.0, 0.0))
+
+
+def _time_ns(values: Values, columns: Columns) -> FloatArray:
+    walks = columns["walks"]
+    element = values["walked"] * walks + values["element"] * (walks == 0)
+    work = columns["element_ns"] * element + columns["rows"] * values["row_ns"]
+    memory, longest = columns["memory_ns"] / values["memory"], columns["longest_ns"] / values["unit"]
+    return values["t0_ns"] + soft_max(_OVERLAP, memory, work, longest)
+
+
+KERNELS = Form(
+    name="kernels",
+    parameters=(
+        Parameter(name="t0_ns", start=2500.0, low=50.0, high=1e6),
+        Parameter(name="memory", start=0.75, low=1e-2, high=6.0),
+        Parameter(name="element", start=60.0, low=0.1, high=1e4),
+        Parameter(name="walked", start=200.0, low=1.0, high=1e5),
+        Parameter(name="row_ns", start=250.0, low=0.1, high=1e5),
+        Parameter(name="unit", start=0.5, low=1e-3, high=50.0),
+    ),
+    dims=(),
+    columns=_columns,
+    time_ns=_time_ns,
+)
+"""``memory``: share of the bandwidth. ``element``, ``walked``: f32 operations of the vector units per element
+that is read by vectors, and by itself. ``row_ns``: what starting a row of 256 elements costs one unit.
+``unit``: what one unit reads, in shares of bandwidth / units.
+"""
+
+EVERY_FORM: Mapping[str, Form] = MappingProxyType({**FORMS, KERNELS.name: KERNELS})
+"""Every form that a fit may name."""

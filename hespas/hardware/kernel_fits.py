@@ -1,0 +1,40 @@
+"""Fits of kernels that the devices of a vendor have in common: files beside those of single devices."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from hespas.hardware.device_file import has_shipped_fits, read_fits, shipped_fits
+from hespas.hardware.model import Device, Fit
+
+__all__ = ["KERNELS_FOLDER", "common_fits", "fits_of_user"]
+
+KERNELS_FOLDER = Path(__file__).parent / "kernels"
+"""One file per vendor whose kernels were recorded, by the vendor's name in lower case."""
+
+
+def common_fits(device: Device) -> tuple[Fit, ...]:
+    """What is known of the kernels of a device's vendor: nothing but for GPUs of vendors that were recorded."""
+    return _of_vendor(device.vendor.lower()) if device.kind == "gpu" else ()
+
+
+@cache
+def _of_vendor(name: str) -> tuple[Fit, ...]:
+    path = KERNELS_FOLDER / f"{name}.toml"
+    return read_fits(path) if path.is_file() else ()
+
+
+def fits_of_user(device: Device) -> tuple[Fit, ...]:
+    """The fits of a device's own file that do not ship with the package: files that are written anew hold
+    those, too.
+    """
+    if not has_shipped_fits(device.name):
+        return device.own_fits
+    known = {_identity(fit) for fit in shipped_fits(device.name)}
+    return tuple(fit for fit in device.own_fits if _identity(fit) not in known)
+
+
+def _identity(fit: Fit) -> tuple[object, ...]:
+    values = tuple((each.name, each.value) for each in fit.parameters)
+    return (*fit.key, fit.form, fit.samples, fit.table, values)

@@ -1,0 +1,70 @@
+"""Fits of what programs' products take beside what benchmarks of libraries say: three parameters, few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from hespas.estimators.composite import Composite
+from hespas.estimators.products import PRODUCT_KIND, is_ragged, product_time_ns
+from hespas.estimators.registry import predict_with
+from hespas.graph import Diagnostics
+from hespas.graph.columns import FloatArray
+from hespas.hardware import Device
+from hespas.measurements import Measurements
+
+__all__ = ["UNKNOWN_PRODUCTS", "benchmark_ns", "fit_products"]
+
+UNKNOWN_PRODUCTS: Mapping[str, float] = MappingProxyType({"start_ns": 1500.0, "scale": 1.0, "ragged": 1.0})
+"""What holds where no program was recorded: the clearing of a workspace, and vectors of half the length."""
+_WIDTH: Mapping[str, float] = MappingProxyType({"start_ns": 0.5, "scale": 0.1, "ragged": 0.4})
+"""How far they lie from that: ln units of one standard deviation."""
+_SPREAD = 0.25
+_SOFT = 0.1
+_LONGEST = 3.0
+
+
+def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
+    """What the device's fits and models of benchmarks say of each row [ns], shape ``(rows,)``."""
+    model = Composite(order="learned+calibrated+roofline")
+    return predict_with(model, table.ops, device, Diagnostics()).duration_ns
+
+
+def fit_products(
+    table: Measurements, device: Device, before_ns: FloatArray, expected: Mapping[str, float]
+) -> Mapping[str, float]:
+    """The parameters that recorded products on ``device`` say, drawn towards those ``expected``; ``before_ns``
+    as :func:`benchmark_ns` says. Rows of other kinds, or of which nothing was said, do not count.
+    """
+    from scipy.optimize import least_squares
+
+    rows = table.ops.kind.where(PRODUCT_KIND)
+    rows = rows[np.isfinite(before_ns[rows])]
+    names = tuple(expected)
+    centre = np.log([expected[name] for name in names])
+    if not len(rows):
+        return expected
+    ragged, before = is_ragged(table.ops.take(rows), device), before_ns[rows]
+    log_ns = np.log(table.duration_ns[rows])
+    width = np.array([_WIDTH[name] for name in names])
+
+    def values_of(logs: FloatArray) -> dict[str, float]:
+        values: list[float] = np.exp(logs).tolist()
+        return dict(zip(names, values, strict=True))
+
+    def errors(moved: FloatArray) -> FloatArray:
+        error = np.log(product_time_ns(values_of(centre + moved), before, ragged)) - log_ns
+        error = np.where(error > 0, np.expm1(np.minimum(error, _LONGEST)), error)
+        return np.concatenate((error, _SPREAD * moved / width))
+
+    def loss(squares: FloatArray) -> FloatArray:
+        """Shapes by their size beyond :data:`_SOFT`, priors by their square."""
+        root = np.sqrt(1 + squares)
+        shapes = np.stack((2 * (root - 1), 1 / root, -0.5 / root**3))
+        priors = np.stack((squares, np.ones_like(squares), np.zeros_like(squares)))
+        return np.where(np.arange(len(squares)) < len(rows), shapes, priors)
+
+    found = least_squares(errors, np.zeros(len(names)), loss=loss, f_scale=_SOFT)
+    return values_of(centre + np.asarray(found.x, np.float64))

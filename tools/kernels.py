@@ -1,0 +1,121 @@
+"""Fits what the kernels of a vendor's GPUs have in common and writes hespas/hardware/kernels/*.toml.
+
+    python -m tools.kernels --profiles DIR --tables DIR [--date 2026-01-31]
+
+From recordings of programs, and some rows of tables of single operations: of tables with splits only ``calib``
+enters. Errors in the files are of models left out. With one date the files come out the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hespas import api
+from hespas.estimators.kernels import KERNEL_KINDS
+from hespas.graph import Profile
+from hespas.graph.errors import HespasError
+from hespas.hardware import Device, find, load_device, named_device
+from hespas.hardware.device_file import fits_to_toml
+from hespas.hardware.kernel_fits import KERNELS_FOLDER
+from hespas.measurements import Measurements, read_measurements
+from hespas.operations.model import rows_by_label
+from hespas.validators.calibration import measurements_of
+from hespas.validators.calibration.fit_device import may_be_fitted
+from hespas.validators.calibration.kernels import common_fits_of
+
+__all__ = ["VENDORS", "Trace", "kernel_tables", "main", "recorded_traces"]
+
+VENDORS = ("AMD", "NVIDIA")
+"""Whose devices were recorded."""
+_TABLES = ("neusight_perop.parquet", "vidur_compute.parquet")
+"""Tables of what frameworks run one by one."""
+_EACH = 8
+"""Rows of each operation on each device: more would outvote the programs, which all is for."""
+_OLD = ("Pascal",)
+"""Families whose kernels work otherwise (no vector units of 16 bits)."""
+
+
+def kernel_tables(folder: Path) -> list[tuple[Measurements, Device]]:
+    """Some rows of each operation on each GPU of the tables there, the same in every run."""
+    found: list[tuple[Measurements, Device]] = []
+    for name in _TABLES:
+        if not (folder / name).exists():
+            continue
+        table = may_be_fitted(read_measurements(folder / name))
+        table = table.take(table.ops.kind.where(*KERNEL_KINDS))
+        for hardware in table.hardware.used():
+            device = named_device(hardware)
+            if device.family not in _OLD:
+                found.append((_drawn(table.on(hardware)), device))
+    return found
+
+
+def _drawn(table: Measurements) -> Measurements:
+    generator = np.random.default_rng(0)
+    parts = rows_by_label(table.ops.kind, table.ops.op)
+    return table.take(np.sort(np.concatenate([generator.permutation(rows)[:_EACH] for _, rows in parts])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A recording of a model on a device."""
+
+    name: str
+    model: str
+    hardware: str
+    profile: Profile
+
+
+def _traces(folder: Path) -> list[Trace]:
+    """Every recording of a known device there; others are told on standard error."""
+    found: list[Trace] = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".csv", ".md") or path.is_dir():
+            continue
+        try:
+            profile = api.read(path)
+            if isinstance(profile, Profile) and profile.devices:
+                model = path.name.partition("_")[2].partition(".")[0]
+                found.append(Trace(path.name, model, find(profile.devices[0]), profile))
+        except HespasError as error:
+            sys.stderr.write(f"{path.name}: left out: {error.message[:100]}\n")
+    return found
+
+
+def recorded_traces(folder: Path) -> list[tuple[Trace, Measurements]]:
+    """The recordings of known devices in a folder with the operations they hold; none of those without any."""
+    found: list[tuple[Trace, Measurements]] = []
+    for trace in _traces(folder):
+        try:
+            found.append((trace, measurements_of(trace.profile, trace.hardware)))
+        except HespasError as error:
+            sys.stderr.write(f"{trace.name}: left out: {error.message[:100]}\n")
+    return found
+
+
+def main() -> None:
+    """Write the file of each vendor."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--profiles", type=Path, required=True, help="folder of recordings")
+    parser.add_argument("--tables", type=Path, required=True, help="folder of tables of measured operations")
+    parser.add_argument("--date", default="", help="date in the files (default: today)")
+    arguments = parser.parse_args()
+    traces = recorded_traces(arguments.profiles)
+    recorded = [(table, load_device(trace.hardware)) for trace, table in traces]
+    measured = kernel_tables(arguments.tables)
+    models = [*(trace.model for trace, _ in traces), *[""] * len(measured)]
+    KERNELS_FOLDER.mkdir(exist_ok=True)
+    for vendor in VENDORS:
+        fits = common_fits_of([*recorded, *measured], vendor, models, fitted=arguments.date)
+        path = KERNELS_FOLDER / f"{vendor.lower()}.toml"
+        path.write_text(fits_to_toml(f"kernels of {vendor}", fits), encoding="utf-8")
+        sys.stdout.write(f"{path}: {len(fits)} fits\n")
+
+
+if __name__ == "__main__":
+    main()
