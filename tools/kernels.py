@@ -26,7 +26,7 @@ from hespas.measurements import Measurements, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
 from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.kernels import common_fits_of
+from hespas.validators.calibration.kernels import common_kernels
 
 __all__ = ["VENDORS", "Trace", "kernel_tables", "main", "recorded_traces"]
 
@@ -111,7 +111,7 @@ def main() -> None:
     models = [*(trace.model for trace, _ in traces), *[""] * len(measured)]
     KERNELS_FOLDER.mkdir(exist_ok=True)
     for vendor in VENDORS:
-        fits = common_fits_of([*recorded, *measured], vendor, models, fitted=arguments.date)
+        fits = common_kernels([*recorded, *measured], vendor, models, fitted=arguments.date)
         path = KERNELS_FOLDER / f"{vendor.lower()}.toml"
         path.write_text(fits_to_toml(f"kernels of {vendor}", fits), encoding="utf-8")
         sys.stdout.write(f"{path}: {len(fits)} fits\n")

@@ -23,15 +23,15 @@ from hespas.validators.accuracy import accuracy
 from hespas.validators.accuracy.cases import Cases
 from hespas.validators.accuracy.statistics import ShapeGroups, errors_of
 from hespas.validators.calibration.approaches import merged
-from hespas.validators.calibration.kernels import classes_of_fits, common_fits_of
+from hespas.validators.calibration.kernels import common_kernels, kernel_fits
 from hespas.validators.calibration.recordings import fit_recordings
 from tools.kernels import Trace, kernel_tables, recorded_traces
 
 __all__ = ["Row", "left_out", "main", "summary"]
 
 ROOFLINE, BASELINE = "roofline", "overhead+two-efficiencies"
-SHIPPED, FITTED = "composite as it ships", "composite"
-"""As it ships: knows no recording of the device. The other is calibrated on the other models' recordings."""
+UNRECORDED, FITTED = "composite, device unrecorded", "composite"
+"""By recordings of other models: on other devices alone, and on the device, too (as its calibration ships)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,11 @@ def left_out(folder: Path, tables: Path | None = None) -> Iterator[Row]:
             continue
         device = load_device(trace.hardware)
         recorded = [(table, load_device(each.hardware)) for each, table in others]
-        models = [*(each.model for each, _ in others), *[""] * len(measured)]
-        common = common_fits_of([*recorded, *measured], device.vendor, models)
-        fits = fit_recordings(mine, device, common=classes_of_fits(common))
-        yield from _rows(trace, _with(device, common), _with(device, fits))
+        elsewhere = [each for each in recorded if each[1].name != device.name]
+        common = common_kernels([*recorded, *measured], device.vendor)
+        unrecorded = kernel_fits(common_kernels([*elsewhere, *measured], device.vendor))
+        fits = fit_recordings(mine, device, common=common)
+        yield from _rows(trace, _with(device, unrecorded), _with(device, fits))
 
 
 def _with(device: Device, fits: Sequence[Fit]) -> Device:
@@ -81,7 +82,7 @@ def _rows(trace: Trace, shipped: Device, fitted: Device) -> Iterator[Row]:
 
 def _rows_of_program(trace: Trace, plain: Cases, calibrated: Cases) -> Iterator[Row]:
     said = {name: _of_shapes(plain, name)[0] for name in (ROOFLINE, BASELINE)}
-    said[SHIPPED] = _of_shapes(plain, FITTED)[0]
+    said[UNRECORDED] = _of_shapes(plain, FITTED)[0]
     said[FITTED], low, high = _of_shapes(calibrated, FITTED)
     groups = ShapeGroups.of(plain.shape)
     measured = groups.medians(plain.measured_ns)
@@ -131,7 +132,7 @@ def summary(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
                 for row in part
                 if np.isfinite([row.predicted_ns[FITTED], row.predicted_ns[ROOFLINE]]).all()
             ]
-            for estimator in (ROOFLINE, BASELINE, SHIPPED, FITTED) if known else ():
+            for estimator in (ROOFLINE, BASELINE, UNRECORDED, FITTED) if known else ():
                 yield trace, op_class, estimator, *_figures(known, estimator, len(part))
 
 
@@ -161,7 +162,7 @@ def _worst(rows: Sequence[Row], count: int) -> Iterator[str]:
 def _write(rows: Sequence[Row], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        names = (ROOFLINE, BASELINE, SHIPPED, FITTED)
+        names = (ROOFLINE, BASELINE, UNRECORDED, FITTED)
         writer.writerow(("trace", "op_class", "shape", "measured_ns", *names, "low_ns", "high_ns"))
         for row in rows:
             times = (row.predicted_ns[name] for name in names)

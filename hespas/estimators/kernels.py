@@ -15,21 +15,21 @@ Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Shape.cu).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, soft_max
 from hespas.graph.columns import BoolArray, FloatArray
-from hespas.operations import STRIDED, Operations
+from hespas.operations import STRIDED, Labels, Operations
 
 __all__ = ["EVERY_FORM", "KERNELS", "KERNEL_KINDS"]
 
 KERNEL_KINDS = ("gather", "move", "normalization", "pooling", "reduction", "vector")
 """Kinds that the form speaks of."""
 
-_ROWS_OF_KIND: Mapping[str, float] = {"normalization": 1.0, "reduction": 0.3}
+_ROWS_OF_KIND: Mapping[str, float] = {"normalization": 1.0, "reduction": 0.15}
 """Kinds that work row by row, and what a row costs beside a normalisation's: several share a group of threads
 in a reduction.
 """
@@ -38,9 +38,17 @@ _GROUP = 256.0
 _LENGTH = 0.75
 """Exponent by which longer rows cost more: more of their groups of threads are at work at once."""
 _WALKS_ALWAYS = ("cat", "stack")
+_SHORTENED = ("f32", "f32_full")
 _WALKS_OF_ROW = 2.0
 """Times that a normalisation walks a row that cannot be read by vectors: for its statistics, for its result."""
 _OVERLAP = 2.0
+_WALK_START_NS = 1000.0
+"""What the first addresses take that are worked out one by one."""
+_REDUCTION_START_NS = 2000.0
+"""What bringing together the parts of a reduction takes."""
+_COPIED = ("local_scalar_dense",)
+"""Operations that copy without a kernel, and their share of a kernel's start."""
+_COPY_START = 0.5
 
 
 def _columns(ops: Operations, machine: Machine) -> Columns:
@@ -49,25 +57,31 @@ def _columns(ops: Operations, machine: Machine) -> Columns:
     by_row = share > 0
     length = columns / _GROUP
     shared = np.where(length < 1, length, length**_LENGTH)
-    waves = np.ceil(rows / machine.units)
     row_bytes = columns * machine.activation_bytes
     unit_bytes_per_ns = machine.bytes_per_ns / machine.units
+    walks = _walks(ops, columns, machine.vector_elements)
+    start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(_are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0)
     return {
         "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
         "element_ns": rows * columns / machine.lane_flops_per_ns,
-        "walks": _walks(ops, columns, machine.vector_elements),
+        "walks": walks,
         "rows": np.where(by_row, rows / machine.units * shared * share, 0.0),
-        "longest_ns": np.where(by_row, waves * row_bytes / unit_bytes_per_ns, 0.0),
+        "start_ns": start,
+        "starts": np.where(_are(ops.op, _COPIED), _COPY_START, 1.0),
+        "longest_ns": np.where(by_row, row_bytes / unit_bytes_per_ns, 0.0),
     }
+
+
+def _are(labels: Labels, names: Sequence[str]) -> BoolArray:
+    return np.isin(labels.row, [row for row, name in enumerate(labels.names) if name in names])
 
 
 def _walks(ops: Operations, columns: FloatArray, vector: float) -> FloatArray:
     """How often each element's address is worked out by itself; 0 where vectors are read."""
-    kind, op = ops.kind, ops.op
-    always: BoolArray = np.isin(op.row, [row for row, name in enumerate(op.names) if name in _WALKS_ALWAYS])
-    always |= np.isin(kind.row, [row for row, name in enumerate(kind.names) if name == "gather"])
-    normalizes = np.isin(kind.row, [row for row, name in enumerate(kind.names) if name == "normalization"])
-    ragged = normalizes & (columns % max(vector, 1.0) != 0)
+    # An elementwise copy is one between types; the one that shortens floats has a kernel of vectors.
+    converts = _are(ops.kind, ("vector",)) & _are(ops.op, ("copy",)) & ~_are(ops.scheme, _SHORTENED)
+    always = _are(ops.op, _WALKS_ALWAYS) | _are(ops.kind, ("gather", "pooling")) | converts
+    ragged = _are(ops.kind, ("normalization",)) & (columns % max(vector, 1.0) != 0)
     strided = (np.nan_to_num(ops.dim(STRIDED)) > 0) | always
     return np.where(ragged, _WALKS_OF_ROW, np.where(strided, 1.0, 0.0))
 
@@ -77,7 +91,7 @@ def _time_ns(values: Values, columns: Columns) -> FloatArray:
     element = values["walked"] * walks + values["element"] * (walks == 0)
     work = columns["element_ns"] * element + columns["rows"] * values["row_ns"]
     memory, longest = columns["memory_ns"] / values["memory"], columns["longest_ns"] / values["unit"]
-    return values["t0_ns"] + soft_max(_OVERLAP, memory, work, longest)
+    return values["t0_ns"] * columns["starts"] + columns["start_ns"] + soft_max(_OVERLAP, memory, work, longest)
 
 
 KERNELS = Form(

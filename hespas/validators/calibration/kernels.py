@@ -12,25 +12,26 @@ where it is too short, by their size beyond a tenth.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 
 from hespas.estimators.forms import machine_of
 from hespas.estimators.kernels import KERNEL_KINDS, KERNELS
 from hespas.graph.columns import FloatArray, IntArray
-from hespas.hardware import ANY, Device, Fit
-from hespas.measurements import Measurements, joined
+from hespas.hardware import ANY, Device, Fit, FitParameter
+from hespas.measurements import Measurements
 from hespas.operations.model import rows_by_label
-from hespas.validators.calibration.fit_device import bands_of, fit_of
+from hespas.validators.calibration.fit_device import bands_of, error_of, rounded
 
 __all__ = [
     "KernelClass",
     "KernelName",
     "classes_of_fits",
-    "common_fits_of",
     "common_kernels",
     "is_kernel",
+    "kernel_fits",
     "kernels_of_device",
 ]
 
@@ -45,12 +46,12 @@ _LOW = np.log([each.low for each in KERNELS.parameters])
 _HIGH = np.log([each.high for each in KERNELS.parameters])
 
 # How far a level's factors lie from 1: ln units of one standard deviation, in the order of the parameters.
-_OF_ALL = (2.0, 1.0, 1.0, 1.0, 1.0, 0.5)
-_OF_KIND = (0.2, 0.3, 0.7, 0.4, 0.5, 0.3)
-_OF_OPERATION = (0.12, 0.2, 0.5, 0.3, 0.3, 0.3)
-_OF_DEVICE = (0.5, 0.3, 0.4, 0.4, 0.5, 0.3)
-_OF_KIND_THERE = (0.15, 0.15, 0.3, 0.2, 0.3, 0.3)
-_OF_OPERATION_THERE = (0.08, 0.1, 0.3, 0.2, 0.2, 0.2)
+_OF_ALL = (2.0, 1.0, 1.0, 1.0, 1.0, 0.05)
+_OF_KIND = (0.2, 0.3, 0.7, 0.4, 0.5, 0.05)
+_OF_OPERATION = (0.12, 0.2, 0.5, 0.3, 0.3, 0.05)
+_OF_DEVICE = (0.8, 0.3, 0.4, 0.4, 0.5, 0.05)
+_OF_KIND_THERE = (0.15, 0.15, 0.3, 0.2, 0.3, 0.05)
+_OF_OPERATION_THERE = (0.08, 0.1, 0.3, 0.2, 0.2, 0.05)
 
 _SPREAD = 0.25
 """How far single shapes lie from their class (ln units): what makes a prior worth so many shapes."""
@@ -273,48 +274,47 @@ def classes_of_fits(fits: Iterable[Fit]) -> Mapping[KernelName, KernelClass]:
     }
 
 
-def common_fits_of(
-    tables: Sequence[tuple[Measurements, Device]],
-    vendor: str,
-    models: Sequence[str],
+def kernel_fits(
+    classes: Mapping[KernelName, KernelClass],
+    table: Measurements | None = None,
+    left_out: Mapping[str, tuple[FloatArray, FloatArray]] | None = None,
     *,
     fitted: str = "",
-    seed: int = 0,
 ) -> tuple[Fit, ...]:
-    """:func:`common_kernels` as rows of a file. Errors and intervals are of each of the ``models`` of the
-    vendor's recordings (one text per table; empty: a table that always enters) by all tables but its own.
+    """Classes as rows of a file. ``table`` is what they are fitted on; ``left_out`` by kind predictions and
+    times [ns] of rows that the predicting fit has not seen, which errors and intervals are of.
     """
-    classes = common_kernels(tables, vendor)
-    predicted, measured, names = [np.empty(0)], [np.empty(0)], list[KernelName]()
-    for model in sorted({*models} - {""}):
-        others = common_kernels(
-            [each for each, own in zip(tables, models, strict=True) if own != model], vendor
-        )
-        for (table, device), own in zip(tables, models, strict=True):
-            if own != model or device.vendor != vendor:
-                continue
-            part = table.take(is_kernel(table))
-            predicted.append(time_of_kernels(part, device, others))
-            measured.append(part.duration_ns)
-            names += [(part.ops.kind[row], part.ops.op[row]) for row in range(len(part))]
-    told = (np.concatenate(predicted), np.concatenate(measured))
-    everything = joined([table for table, _ in tables], " ".join(sorted({table.name for table, _ in tables})))
+    told = left_out or {}
+    nothing = (np.empty(0), np.empty(0))
+    everything = tuple(np.concatenate([np.empty(0), *(each[side] for each in told.values())]) for side in (0, 1))
     fits: list[Fit] = []
     for (kind, op), values in sorted(classes.items()):
-        alike = np.array([name[0] == kind for name in names], np.bool_)
-        same = alike & np.array([op in (ANY, name[1]) for name in names], np.bool_)
-        fit = fit_of(
-            (kind, op, ANY, ""),
-            KERNELS.name,
-            ((name, value, np.nan) for name, value in values.items()),
-            everything,
-            (told[0][same], told[1][same]),
-            fitted=fitted,
-            seed=seed,
+        of_kind = told.get(kind, nothing)
+        fits.append(
+            Fit(
+                kind=kind,
+                op=op,
+                scheme=ANY,
+                variant="",
+                form=KERNELS.name,
+                parameters=tuple(FitParameter(name=name, value=rounded(values[name])) for name in _NAMES),
+                support=(),
+                samples=1 if table is None else max(_rows_of(table, kind, op), 1),
+                error=error_of(*of_kind),
+                bands=bands_of(*of_kind) or bands_of(*everything),
+                table="recordings" if table is None else table.name,
+                provenance="recordings" if table is None else table.provenance,
+                fitted=fitted or datetime.now(UTC).date().isoformat(),
+                seed=0,
+                default=True,
+            )
         )
-        bands = bands_of(told[0][alike], told[1][alike]) or bands_of(*told)
-        fits.append(replace(fit, samples=max(int(same.sum()), 1), bands=bands, default=True))
     return tuple(fits)
+
+
+def _rows_of(table: Measurements, kind: str, op: str) -> int:
+    rows = table.ops.kind.where(kind)
+    return len(rows) if op == ANY else int(np.isin(rows, table.ops.op.where(op)).sum())
 
 
 def time_of_kernels(
