@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
@@ -25,12 +26,15 @@ from hespas._version import __version__
 from hespas.estimators import estimator_names
 from hespas.graph import Profile
 from hespas.graph.errors import FormatError, HespasError, UsageError
-from hespas.hardware import find, load_device, write_device
-from hespas.measurements import read_measurements
+from hespas.hardware import Device, find, load_device, write_device
+from hespas.measurements import Measurements, read_measurements
 from hespas.validators.accuracy import Accuracy, Thresholds, accuracy, accuracy_json, accuracy_of_tables
-from hespas.validators.calibration import calibrate, measurements_of
+from hespas.validators.calibration.approaches import merged
+from hespas.validators.calibration.kernels import common_kernels
+from hespas.validators.calibration.recordings import fit_recordings
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
 from tools.goals import goals_section, left_out_section, shipped_cards
+from tools.kernels import Trace, kernel_tables, model_of, recorded_traces
 
 __all__ = ["DOCS", "accuracy_pages", "main"]
 
@@ -51,8 +55,10 @@ bias their mean; *in 90 %* is the share of measurements inside the estimator's 9
 the baseline overhead+two-efficiencies: one launch time and one efficiency per class, fitted on rows that are
 not compared. *noise* is the error of the best constant per shape, where shapes were measured again: nothing
 can be better.
-*calibrated on the other profiles* is what `hespas-validate calibrate --measured` makes of the profiles of the
-same device but the one it is compared with.
+*calibrated on the other profiles* is the composite after `hespas-validate calibrate --measured` on the
+profiles of the same device but those of the model it is compared with. Nothing else that is fitted on
+profiles has seen that model then, on whatever device (`python -m benchmarks.carry_over.traces`). What ships
+has seen them all: its own figures on them say how well it fits, not how it carries over.
 
 Every device and class of each table stands on its own page: follow the tables' names below, or see the
 [profiles](accuracy/profiles.md) and the [devices left out](accuracy/devices-left-out.md) of learned models.
@@ -148,15 +154,17 @@ def _of_tables(folder: Path, split: str, estimators: Sequence[str]) -> Iterator[
         yield _section(done, path.name, table.provenance, "instance")
 
 
-def _of_profiles(folder: Path, estimators: Sequence[str]) -> Iterator[Section]:
+def _of_profiles(folder: Path, tables: Path | None, estimators: Sequence[str]) -> Iterator[Section]:
     """Every profile of a known device with something to compare."""
     profiles = _profiles(folder)
+    recorded = recorded_traces(folder)
+    measured = [] if tables is None else kernel_tables(tables)
     for name, (profile, hardware) in profiles.items():
         others = [each for other, (each, device) in profiles.items() if device == hardware and other != name]
         try:
             done = accuracy([profile], [hardware], estimators, inputs=[name])
             section = _section(done, name, f"recorded on {profile.devices[0]}", "shape")
-            yield _with_others(section, (name, profile), others, hardware) if others else section
+            yield _with_others(section, (name, profile), recorded, hardware, measured) if others else section
         except HespasError as error:
             sys.stderr.write(f"{name}: left out: {error.message[:200]}\n")
 
@@ -177,25 +185,33 @@ def _profiles(folder: Path) -> dict[str, tuple[Profile, str]]:
 
 
 def _with_others(
-    section: Section, measured: tuple[str, Profile], others: Sequence[Profile], hardware: str
+    section: Section,
+    compared: tuple[str, Profile],
+    recorded: Sequence[tuple[Trace, Measurements]],
+    hardware: str,
+    measured: Sequence[tuple[Measurements, Device]],
 ) -> Section:
-    """The section with what `hespas-validate calibrate --measured` makes of the device's other profiles."""
-    name, profile = measured
-    try:
-        tables = [measurements_of(each, hardware) for each in others]
-        fitted = calibrate(tables, load_device(hardware), tests=()).device
-    except UsageError as error:
-        sys.stderr.write(f"{name}: no fit on the others: {error.message[:200]}\n")
-        return section
+    """The section with what the composite says that is calibrated on the other models' recordings on the
+    device, and on what kernels have in common in those on any.
+    """
+    name, profile = compared
+    device, model = load_device(hardware), model_of(name)
+    others = [(each, table) for each, table in recorded if each.model != model]
+    everywhere = [*((table, load_device(each.hardware)) for each, table in others), *measured]
+    common = common_kernels(everywhere, device.vendor)
+    fits = fit_recordings(
+        [table for each, table in others if each.hardware == hardware], device, common=common
+    )
+    fitted = replace(device, own_fits=merged(fits, device.fits), fits_of="")
     with TemporaryDirectory() as folder:
         path = Path(folder, "fitted.toml")
         write_device(fitted, path)
-        done = accuracy([profile], [str(path)], ["calibrated"], inputs=[name])
+        done = accuracy([profile], [str(path)], ["composite"], inputs=[name])
     more = {row.op_class: row.errors for row in _section(done, name, "", "shape").rows}
     rows = [
         msgspec.structs.replace(
-            row, errors=row.errors | {_ON_OTHERS: more[row.op_class]["calibrated"]}
-        ) if "calibrated" in more.get(row.op_class, {}) else row
+            row, errors=row.errors | {_ON_OTHERS: more[row.op_class]["composite"]}
+        ) if "composite" in more.get(row.op_class, {}) else row
         for row in section.rows
     ]  # fmt: skip
     return msgspec.structs.replace(section, rows=rows)
@@ -338,7 +354,7 @@ def _figures(arguments: argparse.Namespace, before: Mapping[str, list[Section]])
     if arguments.tables:
         found["tables"] = list(_of_tables(arguments.tables, arguments.split, estimators))
     if arguments.profiles:
-        found["profiles"] = list(_of_profiles(arguments.profiles, estimators))
+        found["profiles"] = list(_of_profiles(arguments.profiles, arguments.tables, estimators))
     return Figures(
         schema="hespas.accuracy-figures/1",
         hespas_version=__version__,

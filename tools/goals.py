@@ -18,8 +18,9 @@ devices left out from the cards of the learned models.
 """
 _PROFILES = """
 Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
-On the H100 these are a patch convolution, a soft-max over long rows and a layer normalisation, on the MI300X
-many tiny products, an arg-max over few long rows and a normalisation of short rows.
+On the H100 these are a patch convolution and many tiny products, on the MI300X these, transposes to odd rows,
+and kernels of a few elements: two recordings with two versions of ROCm differ up to sevenfold in what the same
+copy of one number takes.
 """
 _INTERVALS = (0.85, 0.95)
 _ON_OTHERS = "calibrated on the other profiles"
@@ -117,7 +118,7 @@ def _of_cards(cards: Sequence[Card]) -> list[_Goal]:
 
 
 def _of_profiles(profiles: Sequence[Section]) -> list[_Goal]:
-    limits = {"H100-SXM": 0.20, "MI300X": 0.30}
+    limits = {"H100-SXM": 0.20, "MI300X": 0.28}
     found: list[_Goal] = []
     for section in profiles:
         for row in section.rows:

@@ -2,39 +2,45 @@
 
     python -m tools.kernels --profiles DIR --tables DIR [--date 2026-01-31]
 
-From recordings of programs, and some rows of tables of single operations: of tables with splits only ``calib``
-enters. Errors in the files are of models left out. With one date the files come out the same.
+From recordings of programs, and some rows of tables of single operations: of tables with splits only
+``calib`` enters. A recorded device has a file of its own, whose errors are of recordings left out; its
+vendor's is for all others. With one date the files come out the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hespas import api
-from hespas.estimators.kernels import KERNEL_KINDS
+from hespas.estimators.kernels import KERNEL_KINDS, KERNELS
+from hespas.estimators.products import PRODUCTS
 from hespas.graph import Profile
 from hespas.graph.errors import HespasError
-from hespas.hardware import Device, find, load_device, named_device
+from hespas.hardware import Device, Fit, find, load_device, named_device
 from hespas.hardware.device_file import fits_to_toml
 from hespas.hardware.kernel_fits import KERNELS_FOLDER
-from hespas.measurements import Measurements, read_measurements
+from hespas.measurements import Measurements, joined, read_measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration import measurements_of
 from hespas.validators.calibration.fit_device import may_be_fitted
-from hespas.validators.calibration.kernels import common_kernels
+from hespas.validators.calibration.kernels import common_kernels, kernel_fits
+from hespas.validators.calibration.recordings import fit_recordings
 
-__all__ = ["VENDORS", "Trace", "kernel_tables", "main", "recorded_traces"]
+__all__ = ["VENDORS", "Trace", "kernel_tables", "main", "model_of", "recorded_traces", "write_device_fits"]
+
+_Recorded = tuple[Measurements, Device]
 
 VENDORS = ("AMD", "NVIDIA")
 """Whose devices were recorded."""
 _TABLES = ("neusight_perop.parquet", "vidur_compute.parquet")
 """Tables of what frameworks run one by one."""
-_EACH = 8
+_EACH = 20
 """Rows of each operation on each device: more would outvote the programs, which all is for."""
 _OLD = ("Pascal",)
 """Families whose kernels work otherwise (no vector units of 16 bits)."""
@@ -71,6 +77,11 @@ class Trace:
     profile: Profile
 
 
+def model_of(name: str) -> str:
+    """What a file is called behind its first ``_``: the model, whatever the device."""
+    return name.partition("_")[2].partition(".")[0]
+
+
 def _traces(folder: Path) -> list[Trace]:
     """Every recording of a known device there; others are told on standard error."""
     found: list[Trace] = []
@@ -80,15 +91,16 @@ def _traces(folder: Path) -> list[Trace]:
         try:
             profile = api.read(path)
             if isinstance(profile, Profile) and profile.devices:
-                model = path.name.partition("_")[2].partition(".")[0]
-                found.append(Trace(path.name, model, find(profile.devices[0]), profile))
+                found.append(Trace(path.name, model_of(path.name), find(profile.devices[0]), profile))
         except HespasError as error:
             sys.stderr.write(f"{path.name}: left out: {error.message[:100]}\n")
     return found
 
 
 def recorded_traces(folder: Path) -> list[tuple[Trace, Measurements]]:
-    """The recordings of known devices in a folder with the operations they hold; none of those without any."""
+    """The recordings of known devices in a folder with the operations they hold; none of those without
+    any.
+    """
     found: list[tuple[Trace, Measurements]] = []
     for trace in _traces(folder):
         try:
@@ -98,23 +110,41 @@ def recorded_traces(folder: Path) -> list[tuple[Trace, Measurements]]:
     return found
 
 
+def write_device_fits(traces: Sequence[_Recorded], measured: Sequence[_Recorded], date: str) -> None:
+    """A file for each recorded device of :data:`VENDORS`: its kernels and products as its recordings have
+    them.
+    """
+    devices = {device.name: device for _, device in traces}
+    for vendor in VENDORS:
+        common = common_kernels([*traces, *measured], vendor)
+        told = _write(
+            vendor, kernel_fits(common, joined([table for table, _ in traces], "recordings"), fitted=date)
+        )
+        sys.stdout.write(told)
+        for device in devices.values():
+            if device.vendor == vendor:
+                mine = [table for table, other in traces if other.name == device.name]
+                fits = fit_recordings(mine, device, common=common, fitted=date)
+                shipped = [fit for fit in fits if fit.form in (KERNELS.name, PRODUCTS)]
+                sys.stdout.write(_write(device.name, shipped))
+
+
+def _write(name: str, fits: Sequence[Fit]) -> str:
+    KERNELS_FOLDER.mkdir(exist_ok=True)
+    path = KERNELS_FOLDER / f"{name.lower()}.toml"
+    path.write_text(fits_to_toml(name, fits).replace("tools.fits", "tools.kernels"), encoding="utf-8")
+    return f"{path}: {len(fits)} fits\n"
+
+
 def main() -> None:
-    """Write the file of each vendor."""
+    """Write the files of vendors and devices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--profiles", type=Path, required=True, help="folder of recordings")
     parser.add_argument("--tables", type=Path, required=True, help="folder of tables of measured operations")
     parser.add_argument("--date", default="", help="date in the files (default: today)")
     arguments = parser.parse_args()
-    traces = recorded_traces(arguments.profiles)
-    recorded = [(table, load_device(trace.hardware)) for trace, table in traces]
-    measured = kernel_tables(arguments.tables)
-    models = [*(trace.model for trace, _ in traces), *[""] * len(measured)]
-    KERNELS_FOLDER.mkdir(exist_ok=True)
-    for vendor in VENDORS:
-        fits = common_kernels([*recorded, *measured], vendor, models, fitted=arguments.date)
-        path = KERNELS_FOLDER / f"{vendor.lower()}.toml"
-        path.write_text(fits_to_toml(f"kernels of {vendor}", fits), encoding="utf-8")
-        sys.stdout.write(f"{path}: {len(fits)} fits\n")
+    recorded = [(table, load_device(trace.hardware)) for trace, table in recorded_traces(arguments.profiles)]
+    write_device_fits(recorded, kernel_tables(arguments.tables), arguments.date)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,3 @@
-"""How far estimates carry over: tests that leave out what a user's work will not have in common with the data."""
+"""How far estimates carry over: tests that leave out what a user's work will not have in common with the
+data.
+"""

@@ -1,9 +1,9 @@
 """One traced model left out: ``python -m benchmarks.carry_over.traces PROFILES [--tables DIR]``.
 
 Each recording of a folder is predicted from the recordings of other models on its device: everything that is
-fitted on recordings is fitted again without any recording of that model, on whatever device. A model is what a
-file is called behind its first ``_``: ``h100_timesformer_inf.json.gz`` and ``mi300x_timesformer_inf.json.gz``
-hold the same.
+fitted on recordings is fitted again without any recording of that model, on whatever device. A model is what
+a file is called behind its first ``_``: ``h100_timesformer_inf.json.gz`` and
+``mi300x_timesformer_inf.json.gz`` hold the same.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ __all__ = ["Row", "left_out", "main", "summary"]
 
 ROOFLINE, BASELINE = "roofline", "overhead+two-efficiencies"
 UNRECORDED, FITTED = "composite, device unrecorded", "composite"
-"""By recordings of other models: on other devices alone, and on the device, too (as its calibration ships)."""
+"""By recordings of other models: on other devices alone, and on the device, too (as its calibration
+ships).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One distinct shape of a trace: median time, what each estimator says and between what (NaN: nothing)."""
+    """One distinct shape of a trace: median time, what each estimator says and between what (NaN:
+    nothing).
+    """
 
     trace: str
     op_class: str
@@ -51,8 +55,8 @@ class Row:
 
 
 def left_out(folder: Path, tables: Path | None = None) -> Iterator[Row]:
-    """Every shape of every trace, predicted without any recording of its model. ``tables`` are those of single
-    operations that fits of common kernels take beside recordings.
+    """Every shape of every trace, predicted without any recording of its model. ``tables`` are those of
+    single operations that fits of common kernels take beside recordings.
     """
     traces = recorded_traces(folder)
     measured = [] if tables is None else kernel_tables(tables)

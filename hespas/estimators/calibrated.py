@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, machine_of
-from hespas.estimators.kernels import EVERY_FORM
+from hespas.estimators.kernels import EVERY_FORM, KERNELS
 from hespas.estimators.products import PRODUCTS
 from hespas.estimators.rates import rate_flops_per_s
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
@@ -241,20 +241,22 @@ class FitIndex:
 
     def choose(self, kind: str, op: str, scheme: str, variant: str) -> _Choice | None:
         """The fits for a class, None where none covers it: the operation's own before those of its kind, and
-        of equal ones those of any format, which recordings of programs make, before those of its own. What
-        names no variant is taken for one of the kernels that the vendor's devices have in common before it is
-        taken for a row of a table, of one library, that ships.
+        of equal ones those of its format before those of any (which recordings make), unless these are of
+        kernels as programs run them. What names no variant is taken for one of the kernels that the vendor's
+        devices have in common before it is taken for a row of a table, of one library, that ships.
         """
         names = (op, ANY) if op != ANY else (ANY,)
         for name in () if variant or not scheme else names:
             if common := self.common.get((kind, name)):
                 return _Choice(fits=(common,), scheme=scheme)
         for name in names:
-            recorded = () if variant else self.by_class.get((kind, name, ANY), ())
-            if recorded and scheme:
+            recorded = () if variant or not scheme else self.by_class.get((kind, name, ANY), ())
+            if recorded and recorded[0].form == KERNELS.name:
                 return _Choice(fits=recorded, scheme=scheme)
             if found := self._of_format(kind, name, scheme, variant):
                 return found
+            if recorded:
+                return _Choice(fits=recorded, scheme=scheme)
         return self._quantizing(kind, op, scheme, variant) or self._chip_wide(kind, scheme)
 
     def is_timed_with_events(self, fit: Fit) -> bool:

@@ -1,4 +1,5 @@
-"""The form of kernels that frameworks run one by one: a copy, a sum, a soft-max, as PyTorch and XLA launch them.
+"""The form of kernels that frameworks run one by one: a copy, a sum, a soft-max, as PyTorch and XLA launch
+them.
 
 Libraries of such kernels know two ways through memory. Where operands and result lie alike, threads take
 vectors of 16 bytes and run at the memory's speed. Where they do not (broadcasts, transposes, concatenations,
@@ -9,8 +10,8 @@ and unit of the device; of few long rows, each is read by one unit at a unit's s
 
     time = t0 + norm(bytes, elements and rows, longest row)
 
-Structure by the kernels' sources: https://github.com/pytorch/pytorch, ``aten/src/ATen/native/cuda`` (Loops.cuh,
-Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Shape.cu).
+Structure by the kernels' sources: https://github.com/pytorch/pytorch, ``aten/src/ATen/native/cuda``
+(Loops.cuh, Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Shape.cu).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _LENGTH = 0.75
 _WALKS_ALWAYS = ("cat", "stack")
 _SHORTENED = ("f32", "f32_full")
 _WALKS_OF_ROW = 2.0
-"""Times that a normalisation walks a row that cannot be read by vectors: for its statistics, for its result."""
+"""Times that a normalisation walks a row that cannot be read by vectors: for its statistics, for its
+result.
+"""
 _OVERLAP = 2.0
 _WALK_START_NS = 1000.0
 """What the first addresses take that are worked out one by one."""
@@ -60,7 +63,9 @@ def _columns(ops: Operations, machine: Machine) -> Columns:
     row_bytes = columns * machine.activation_bytes
     unit_bytes_per_ns = machine.bytes_per_ns / machine.units
     walks = _walks(ops, columns, machine.vector_elements)
-    start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(_are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0)
+    start = np.where(walks > 0, _WALK_START_NS, 0.0) + np.where(
+        _are(ops.kind, ("reduction",)), _REDUCTION_START_NS, 0.0
+    )
     return {
         "memory_ns": ops.bytes_moved / machine.bytes_per_ns,
         "element_ns": rows * columns / machine.lane_flops_per_ns,
@@ -91,7 +96,9 @@ def _time_ns(values: Values, columns: Columns) -> FloatArray:
     element = values["walked"] * walks + values["element"] * (walks == 0)
     work = columns["element_ns"] * element + columns["rows"] * values["row_ns"]
     memory, longest = columns["memory_ns"] / values["memory"], columns["longest_ns"] / values["unit"]
-    return values["t0_ns"] * columns["starts"] + columns["start_ns"] + soft_max(_OVERLAP, memory, work, longest)
+    return (
+        values["t0_ns"] * columns["starts"] + columns["start_ns"] + soft_max(_OVERLAP, memory, work, longest)
+    )
 
 
 KERNELS = Form(

@@ -1,9 +1,9 @@
 """Products of matrices as programs run them, from what benchmarks of libraries say of the same sizes.
 
-Benchmarks choose the best of a library's kernels for sizes they care about, launch them from a graph and sweep
-sizes that vectors of 16 bytes divide. A framework's call differs by three things: what a call starts beside the
-product (a workspace to clear, an epilogue), how its choice of kernels compares, and sizes of ``n`` or ``k`` that
-no vector divides, for which libraries fall back to kernels that load single elements.
+Benchmarks choose the best of a library's kernels for sizes they care about, launch them from a graph and
+sweep sizes that vectors of 16 bytes divide. A framework's call differs by three things: what a call starts
+beside the product (a workspace to clear, an epilogue), how its choice of kernels compares, and sizes of
+``n`` or ``k`` that no vector divides, for which libraries fall back to kernels that load single elements.
 
     time = start_ns + scale x (benchmark + ragged x what of it is more than a start)
 """
@@ -41,8 +41,8 @@ def is_ragged(ops: Operations, device: Device) -> BoolArray:
 
 
 def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragged: BoolArray) -> FloatArray:
-    """The time of products in a program [ns]; ``values`` are the form's parameters by name: ``ragged`` is what
-    products of single elements cost more, as a share, where no vector divides n or k.
+    """The time of products in a program [ns]; ``values`` are the form's parameters by name: ``ragged`` is
+    what products of single elements cost more, as a share, where no vector divides n or k.
     """
     loads = np.where(ragged, np.maximum(benchmark_ns - _START_NS, 0.0), 0.0)
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)

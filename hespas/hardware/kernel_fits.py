@@ -11,18 +11,24 @@ from hespas.hardware.model import Device, Fit
 __all__ = ["KERNELS_FOLDER", "common_fits", "fits_of_user"]
 
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
-"""One file per vendor whose kernels were recorded, by the vendor's name in lower case."""
+"""One file per recorded device, and one per vendor for its others, by their names in lower case."""
 
 
 def common_fits(device: Device) -> tuple[Fit, ...]:
-    """What is known of the kernels of a device's vendor: nothing but for GPUs of vendors that were recorded."""
-    return _of_vendor(device.vendor.lower()) if device.kind == "gpu" else ()
+    """What is known of a device's kernels: by recordings of its own, or else of its vendor's other GPUs."""
+    if device.kind != "gpu" or device.vendor.lower() not in _names():
+        return ()
+    return _in_file(device.name.lower()) or _in_file(device.vendor.lower())
 
 
 @cache
-def _of_vendor(name: str) -> tuple[Fit, ...]:
-    path = KERNELS_FOLDER / f"{name}.toml"
-    return read_fits(path) if path.is_file() else ()
+def _in_file(name: str) -> tuple[Fit, ...]:
+    return read_fits(KERNELS_FOLDER / f"{name}.toml") if name in _names() else ()
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(path.stem for path in KERNELS_FOLDER.glob("*.toml"))
 
 
 def fits_of_user(device: Device) -> tuple[Fit, ...]:

@@ -18,6 +18,8 @@ from hespas.estimators.forms import (
     machine_of,
     soft_max,
 )
+from hespas.estimators.kernels import EVERY_FORM
+from hespas.estimators.products import PRODUCTS
 from hespas.hardware import load_device
 from hespas.hardware.model import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
@@ -219,7 +221,7 @@ def test_the_reader_of_device_files_knows_the_parameters_of_every_form() -> None
     for later, known in ((False, FORM_PARAMETERS), (True, LATER_PARAMETERS)):
         own = {
             name: {each.name for each in form.parameters if each.since is later}
-            for name, form in FORMS.items()
+            for name, form in EVERY_FORM.items()
         }
         assert {name: set(known.get(name, ())) for name in own} == own
-    assert set(FORM_PARAMETERS) - set(FORMS) == {TUNED}
+    assert set(FORM_PARAMETERS) - set(EVERY_FORM) == {PRODUCTS, TUNED}

@@ -3,7 +3,8 @@
 The parameters of :data:`~hespas.estimators.kernels.KERNELS` are the product of a start and of factors: of all
 kernels, of a kind, of an operation, of a device, of a kind on a device. Each factor is drawn to 1 as closely
 as its level varies, so that a class of few rows stays near what holds for more of it. What a device is drawn
-to is what its vendor's others share (*common* fits, which ship); a device's own recordings move it from there.
+to is what its vendor's others share (*common* fits, which ship); a device's own recordings move it from
+there.
 
 Errors count as they are reported: relative to what was measured where a prediction is too long, as logarithms
 where it is too short, by their size beyond a tenth.
@@ -24,6 +25,7 @@ from hespas.hardware import ANY, Device, Fit, FitParameter
 from hespas.measurements import Measurements
 from hespas.operations.model import rows_by_label
 from hespas.validators.calibration.fit_device import bands_of, error_of, rounded
+from hespas.validators.calibration.shrinkage import moved_from_expected
 
 __all__ = [
     "KernelClass",
@@ -53,16 +55,14 @@ _OF_DEVICE = (0.8, 0.3, 0.4, 0.4, 0.5, 0.05)
 _OF_KIND_THERE = (0.15, 0.15, 0.3, 0.2, 0.3, 0.05)
 _OF_OPERATION_THERE = (0.08, 0.1, 0.3, 0.2, 0.2, 0.05)
 
-_SPREAD = 0.25
-"""How far single shapes lie from their class (ln units): what makes a prior worth so many shapes."""
-_SOFT = 0.1
-_LONGEST = 3.0
 _ROUNDS = 2
 _CALLS = 15
 _EACH = 6.0
 """Shapes of one operation on one device that count in full; more share their weight."""
 _BYTES_OF_ELEMENT = 64.0
-"""Operations that move more per element are not told by their extents: lists of tensors, tables of offsets."""
+"""Operations that move more per element are not told by their extents: lists of tensors, tables of
+offsets.
+"""
 
 
 def is_kernel(table: Measurements) -> IntArray:
@@ -78,7 +78,9 @@ def is_kernel(table: Measurements) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Level:
-    """A number of a group for each row, and how far the groups' factors lie from 1, shape ``(parameters,)``."""
+    """A number of a group for each row, and how far the groups' factors lie from 1, shape
+    ``(parameters,)``.
+    """
 
     group: IntArray
     width: FloatArray
@@ -126,9 +128,9 @@ def _columns(table: Measurements, device: Device) -> Mapping[str, FloatArray]:
 
 
 def _factors(sample: _Sample, levels: Sequence[_Level], start: FloatArray) -> list[FloatArray]:
-    """The logarithms of the factors of each level's groups, shape ``(groups, parameters)`` each, for rows whose
-    parameters begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn is fitted to
-    what the others leave, several times over. O(rounds x levels x rows).
+    """The logarithms of the factors of each level's groups, shape ``(groups, parameters)`` each, for rows
+    whose parameters begin at ``start`` of shape ``(rows, parameters)`` (logarithms). Each group in turn is
+    fitted to what the others leave, several times over. O(rounds x levels x rows).
     """
     found = [np.zeros((int(level.group.max(initial=-1)) + 1, len(_NAMES))) for level in levels]
     total = start.copy()
@@ -146,31 +148,18 @@ def _factors(sample: _Sample, levels: Sequence[_Level], start: FloatArray) -> li
 
 def _moved(sample: _Sample, base: FloatArray, width: FloatArray) -> FloatArray:
     """How far some rows together move their parameters, shape ``(parameters,)``."""
-    from scipy.optimize import least_squares
 
-    count = len(sample.log_ns)
+    def log_ratio(moved: FloatArray) -> FloatArray:
+        ratio: FloatArray = np.log(_time_ns(base + moved, sample.columns)) - sample.log_ns
+        return ratio
 
-    def errors(moved: FloatArray) -> FloatArray:
-        error = np.log(_time_ns(base + moved, sample.columns)) - sample.log_ns
-        error = np.where(error > 0, np.expm1(np.minimum(error, _LONGEST)), error)
-        return np.concatenate((sample.weight * error, _SPREAD * moved / width))
-
-    def loss(squares: FloatArray) -> FloatArray:
-        """Shapes by their size beyond :data:`_SOFT`, priors by their square: few shapes never outvote them."""
-        root = np.sqrt(1 + squares)
-        shapes = np.stack((2 * (root - 1), 1 / root, -0.5 / root**3))
-        priors = np.stack((squares, np.ones_like(squares), np.zeros_like(squares)))
-        return np.where(np.arange(len(squares)) < count, shapes, priors)
-
-    with np.errstate(all="ignore"):
-        found = least_squares(errors, np.zeros(len(width)), loss=loss, f_scale=_SOFT, max_nfev=_CALLS)
-    return np.asarray(found.x, np.float64)
+    return moved_from_expected(log_ratio, width, sample.weight, _CALLS)
 
 
 def _time_ns(logs: FloatArray, columns: Mapping[str, FloatArray]) -> FloatArray:
     """The form's time of rows that each have parameters of their own, shape ``(rows, parameters)``."""
     values = dict(zip(_NAMES, np.exp(np.clip(logs, _LOW, _HIGH)).T, strict=True))
-    return KERNELS.time_ns(values, columns)  # type: ignore[arg-type]
+    return KERNELS.time_ns(values, columns)
 
 
 def _class(logs: FloatArray) -> KernelClass:
@@ -192,8 +181,8 @@ class _Numbers:
 def common_kernels(
     tables: Sequence[tuple[Measurements, Device]], vendor: str
 ) -> Mapping[KernelName, KernelClass]:
-    """What the kernels of a vendor's devices have in common: a class per kind and operation in the tables, and
-    one per kind. Factors of devices are the mean of those recorded; of devices with tables of single
+    """What the kernels of a vendor's devices have in common: a class per kind and operation in the tables,
+    and one per kind. Factors of devices are the mean of those recorded; of devices with tables of single
     operations alone (timed otherwise) only what they say of kinds and operations counts.
     """
     used = [(table.take(rows), device) for table, device in tables if len(rows := is_kernel(table))]
@@ -219,6 +208,9 @@ def common_kernels(
     of_devices = [found[2][devices.by_name[name,]] for name in mine]
     chip = np.mean(of_devices, axis=0) if of_devices else np.zeros(len(_NAMES))
     classes: dict[KernelName, KernelClass] = {}
+    for kind in KERNEL_KINDS:
+        if (kind,) not in kinds.by_name:
+            classes[kind, ANY] = _class(_START + found[0][0] + chip)
     for (kind,), number in kinds.by_name.items():
         local = [found[4][there.by_name[kind, name]] for name in mine if (kind, name) in there.by_name]
         of_kind = _START + found[0][0] + found[1][number] + chip
@@ -286,7 +278,9 @@ def kernel_fits(
     """
     told = left_out or {}
     nothing = (np.empty(0), np.empty(0))
-    everything = tuple(np.concatenate([np.empty(0), *(each[side] for each in told.values())]) for side in (0, 1))
+    everything = tuple(
+        np.concatenate([np.empty(0), *(each[side] for each in told.values())]) for side in (0, 1)
+    )
     fits: list[Fit] = []
     for (kind, op), values in sorted(classes.items()):
         of_kind = told.get(kind, nothing)

@@ -1,4 +1,6 @@
-"""Fits of what programs' products take beside what benchmarks of libraries say: three parameters, few shapes."""
+"""Fits of what programs' products take beside what benchmarks of libraries say: three parameters, few
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.hardware import Device
 from hespas.measurements import Measurements
+from hespas.validators.calibration.shrinkage import moved_from_expected
 
 __all__ = ["UNKNOWN_PRODUCTS", "benchmark_ns", "fit_products"]
 
@@ -21,9 +24,6 @@ UNKNOWN_PRODUCTS: Mapping[str, float] = MappingProxyType({"start_ns": 1500.0, "s
 """What holds where no program was recorded: the clearing of a workspace, and vectors of half the length."""
 _WIDTH: Mapping[str, float] = MappingProxyType({"start_ns": 0.5, "scale": 0.1, "ragged": 0.4})
 """How far they lie from that: ln units of one standard deviation."""
-_SPREAD = 0.25
-_SOFT = 0.1
-_LONGEST = 3.0
 
 
 def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
@@ -35,11 +35,10 @@ def benchmark_ns(table: Measurements, device: Device) -> FloatArray:
 def fit_products(
     table: Measurements, device: Device, before_ns: FloatArray, expected: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """The parameters that recorded products on ``device`` say, drawn towards those ``expected``; ``before_ns``
-    as :func:`benchmark_ns` says. Rows of other kinds, or of which nothing was said, do not count.
+    """The parameters that recorded products on ``device`` say, drawn towards those ``expected``;
+    ``before_ns`` as :func:`benchmark_ns` says. Rows of other kinds, or of which nothing was said, do not
+    count.
     """
-    from scipy.optimize import least_squares
-
     rows = table.ops.kind.where(PRODUCT_KIND)
     rows = rows[np.isfinite(before_ns[rows])]
     names = tuple(expected)
@@ -54,17 +53,8 @@ def fit_products(
         values: list[float] = np.exp(logs).tolist()
         return dict(zip(names, values, strict=True))
 
-    def errors(moved: FloatArray) -> FloatArray:
-        error = np.log(product_time_ns(values_of(centre + moved), before, ragged)) - log_ns
-        error = np.where(error > 0, np.expm1(np.minimum(error, _LONGEST)), error)
-        return np.concatenate((error, _SPREAD * moved / width))
+    def log_ratio(moved: FloatArray) -> FloatArray:
+        ratio: FloatArray = np.log(product_time_ns(values_of(centre + moved), before, ragged)) - log_ns
+        return ratio
 
-    def loss(squares: FloatArray) -> FloatArray:
-        """Shapes by their size beyond :data:`_SOFT`, priors by their square."""
-        root = np.sqrt(1 + squares)
-        shapes = np.stack((2 * (root - 1), 1 / root, -0.5 / root**3))
-        priors = np.stack((squares, np.ones_like(squares), np.zeros_like(squares)))
-        return np.where(np.arange(len(squares)) < len(rows), shapes, priors)
-
-    found = least_squares(errors, np.zeros(len(names)), loss=loss, f_scale=_SOFT)
-    return values_of(centre + np.asarray(found.x, np.float64))
+    return values_of(centre + moved_from_expected(log_ratio, width, np.ones(len(rows))))

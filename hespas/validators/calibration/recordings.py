@@ -48,6 +48,8 @@ _FEWEST = 2
 """Rows that a class of its own takes: fewer are spoken for by what is above it."""
 _FEWEST_OF_KIND = 6
 _FEWEST_OF_OTHERS = 200
+_FEWEST_OF_BAND = 60
+"""Rows that speak of how far their class lies from a fit: fewer are like one another, not like what comes."""
 _APART = frozenset({"attention.context", "attention.generation", "attention.encoder"})
 """Kinds of one kernel that is like no other: few rows of it say more than all else does."""
 _ONE_KERNEL = CHIP_WIDE_KINDS | _APART
@@ -112,8 +114,6 @@ def fit_recordings(
     fits: list[Fit] = []
     for name, found in sorted(classes.items()):
         mine = np.array([each == name for each in by], np.bool_) & known
-        alike = np.array([each == name[0] for each in table.ops.kind], np.bool_) & known
-        of_kind = bands_of(predicted_ns[alike], table.duration_ns[alike])
         values, errors = found.solution.values, found.solution.std_errors
         fit = fit_of(
             (*name, ANY if name[0] == ANY else ""),
@@ -125,7 +125,12 @@ def fit_recordings(
             seed=seed,
         )
         fits.append(
-            replace(fit, samples=found.samples, bands=fit.bands or of_kind or everything, default=True)
+            replace(
+                fit,
+                samples=found.samples,
+                bands=(fit.bands if mine.sum() >= _FEWEST_OF_BAND else ()) or everything,
+                default=True,
+            )
         )
     return tuple(fits)
 
@@ -250,8 +255,8 @@ def _fitted(table: Measurements, device: Device, common: Common) -> dict[_Name, 
 
 
 def _kernels(table: Measurements, device: Device, common: Common) -> dict[_Name, _Class]:
-    """Classes of kernels: those that the vendor's devices have in common, as the recorded show them to run here,
-    and those recorded beside them.
+    """Classes of kernels: those that the vendor's devices have in common, as the recorded show them to run
+    here, and those recorded beside them.
     """
     part = table.take(is_kernel(table))
     counts: dict[KernelName, int] = {}

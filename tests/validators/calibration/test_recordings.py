@@ -15,7 +15,8 @@ from hespas.operations import STRIDED, Labels, build
 from hespas.validators.calibration import calibrate
 from hespas.validators.calibration.recordings import fit_recordings
 
-BARE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
+BARE = replace(load_device("H100-SXM"), fits_of="", own_fits=(), vendor="Nobody")
+"""Of a vendor whose kernels nobody recorded."""
 BYTES_PER_NS = BARE.main_memory.bandwidth_bytes_per_s / 1e9
 START_NS, SHARE, SLOWER = 1500.0, 0.8, 3.0
 
@@ -98,3 +99,24 @@ def test_one_recording_cannot_be_left_out() -> None:
 def test_fits_are_the_same_in_every_run() -> None:
     one, two = (fit_recordings([DENSE, STEPPED], BARE, seed=7, fitted="2026-01-31") for _ in range(2))
     assert repr(one) == repr(two)  # NaN is not equal to itself
+
+
+def test_kernels_of_a_known_vendor_are_drawn_to_what_its_devices_have_in_common() -> None:
+    device = replace(load_device("H100-SXM"), own_fits=(), fits_of="")
+    once = fit_recordings([DENSE, recording("once", ["tanh"], [4096.0])], device, fitted="2026-01-31")
+    by_class = {(fit.kind, fit.op): fit for fit in once if fit.form == "kernels"}
+    assert by_class["vector", "add"].samples == len(SIZES)
+    assert ("normalization", "softmax") in by_class, "what was not recorded here is scaled as the chip is"
+    said = Calibrated().predict(DENSE.ops, replace(device, own_fits=once)).duration_ns
+    assert np.abs(said / DENSE.duration_ns - 1).mean() < 0.25
+
+
+def test_recordings_move_kernels_from_what_is_common() -> None:
+    device = replace(load_device("H100-SXM"), own_fits=(), fits_of="")
+    slow = replace(DENSE, duration_ns=3 * DENSE.duration_ns)
+    start = {
+        name: next(fit for fit in fit_recordings([part], device) if fit.key[:2] == ("vector", "add"))
+        for name, part in (("usual", DENSE), ("slow", slow))
+    }
+    assert start["slow"].value("t0_ns") > 1.3 * start["usual"].value("t0_ns")
+    assert start["slow"].value("memory") < 0.7 * start["usual"].value("memory")

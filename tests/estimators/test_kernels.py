@@ -1,0 +1,89 @@
+"""Kernels that frameworks run one by one: how strides, odd rows and few rows show in their time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hespas.estimators.calibrated import Calibrated
+from hespas.estimators.forms import form_time_ns, machine_of
+from hespas.estimators.kernels import KERNELS
+from hespas.hardware import load_device
+from hespas.hardware.kernel_fits import common_fits, fits_of_user
+from hespas.operations import STRIDED, Labels, Operations, build
+
+H100 = load_device("H100-SXM")
+START = {each.name: each.start for each in KERNELS.parameters}
+
+
+def kernels(
+    kind: str, op: str, rows: float, columns: float, *, strided: float = 0.0, scheme: str = "bf16"
+) -> Operations:
+    made = build.elementwise(
+        kind,
+        Labels.constant(scheme, 1),
+        op=Labels.constant(op, 1),
+        rows=np.array([rows]),
+        columns=np.array([columns]),
+        passes=np.full(1, 2.0),
+        flops_per_element=np.ones(1),
+    )
+    return replace(made, dims={**made.dims, STRIDED: np.full(1, strided)})
+
+
+def time_ns(ops: Operations) -> float:
+    return float(form_time_ns(KERNELS, START, ops, machine_of(H100, ops.kind[0], ops.scheme[0]))[0])
+
+
+def test_elements_that_are_walked_take_what_their_addresses_do_whatever_their_type() -> None:
+    dense = time_ns(kernels("vector", "add", 25088, 768))
+    walked = time_ns(kernels("vector", "add", 25088, 768, strided=1.0))
+    lanes = machine_of(H100, "vector", "bf16").lane_flops_per_ns
+    assert walked > 1.3 * dense
+    assert walked > 25088 * 768 * START["walked"] / lanes
+
+
+@pytest.mark.parametrize(("kind", "op"), [("move", "cat"), ("gather", "index_select"), ("vector", "copy")])
+def test_what_gathers_concatenates_or_converts_walks(kind: str, op: str) -> None:
+    assert time_ns(kernels(kind, op, 8944, 1024)) > 1.2 * time_ns(kernels("move", "copy", 8944, 1024))
+
+
+def test_shortening_floats_has_a_kernel_of_vectors() -> None:
+    f32 = time_ns(kernels("vector", "copy", 8944, 1024, scheme="f32"))
+    assert f32 == pytest.approx(time_ns(kernels("vector", "relu", 8944, 1024, scheme="f32")))
+
+
+def test_rows_that_no_vector_divides_are_walked_twice() -> None:
+    even = time_ns(kernels("normalization", "softmax", 301152, 3136))
+    odd = time_ns(kernels("normalization", "softmax", 301152, 3137))
+    assert odd > 1.5 * even
+
+
+def test_one_unit_reads_a_long_row() -> None:
+    few = time_ns(kernels("reduction", "argmax", 15, 151936, scheme="f32"))
+    many = time_ns(kernels("reduction", "argmax", 15 * 1000, 151.936, scheme="f32"))
+    assert few > 3 * many
+
+
+def test_devices_of_recorded_vendors_answer_for_kernels_and_a_users_own_fits_come_first() -> None:
+    ops = kernels("vector", "gelu", 18816, 4096)
+    unknown = replace(load_device("L40S"), own_fits=(), fits_of="")
+    assert common_fits(unknown)
+    assert not common_fits(load_device("TPU-v4"))
+    said = Calibrated().predict(ops, unknown).duration_ns[0]
+    assert 0.5 < said * 864 / (18816 * 4096 * 4) < 4
+    [mine] = [fit for fit in common_fits(H100) if (fit.kind, fit.op) == ("vector", "gelu")]
+    starts = {"t0_ns": 9e5}
+    slow = replace(
+        mine,
+        parameters=tuple(replace(each, value=starts.get(each.name, each.value)) for each in mine.parameters),
+    )
+    own = replace(unknown, own_fits=(slow,))
+    assert fits_of_user(own) == (slow,)
+    assert Calibrated().predict(ops, own).duration_ns[0] > 9e5
+
+
+def test_fits_that_ship_are_nobodys_own() -> None:
+    assert fits_of_user(replace(H100, own_fits=H100.fits, fits_of="")) == ()
