@@ -137,11 +137,11 @@ class Lines:
             return self.carried(layout, message_bytes, device)
         start = np.minimum(least, time)
         moved = (time - start) * self._slower(layout, layout, device)
-        if self.rises and layout.nodes == 1:
-            for each in self.by_layout:  # what holds on links as measured must on slower ones, too
-                if each.nodes == 1 and each.ranks < layout.ranks:
-                    fewer = self.parts(each, message_bytes, device)
-                    moved = moved if fewer is None else np.maximum(moved, _NO_LESS * fewer.time_ns - start)
+        alike = [each for each in self.by_layout if each.nodes == layout.nodes == 1]
+        fewer = [each for each in alike if each.ranks < layout.ranks]
+        if self.rises and fewer:  # what holds on links as measured must on slower ones, too
+            below = self.parts(max(fewer), message_bytes, device)
+            moved = moved if below is None else np.maximum(moved, _NO_LESS * below.time_ns - start)
         return Parts(start, moved, 0.0)
 
     def _time_ns(self, layout: Layout, message_bytes: FloatArray) -> FloatArray:
@@ -240,13 +240,15 @@ def named(layout: Layout, line: Line) -> Iterable[tuple[str, float]]:
 
 
 def lines_of(fit: Fit) -> dict[Layout, Line]:
-    """The lines of a fit by layout; those whose parameters are not all there are left out."""
+    """The lines of a fit by layout, but for those of one rank or whose parameters are not all there."""
     found: dict[Layout, dict[str, float]] = {}
     for each in fit.parameters:
         if name := segment_name(each.name):
             found.setdefault(Layout(name.ranks, name.nodes), {})[name.part] = each.value
     lines: dict[Layout, Line] = {}
     for layout, values in sorted(found.items()):
+        if layout.ranks < 2 or layout.nodes < 1:
+            continue
         knees = tuple(_numbered(values, "knee{}_bytes"))
         rates = tuple(_numbered(values, "ns_per_byte{}"))
         if len(rates) == len(knees) + 1 and not isnan(values.get("t0_ns", np.nan)):

@@ -375,7 +375,8 @@ def _of_kin(asked: _Question, tier: str, said: Mapping[str, Parts]) -> _Answer:
     for name, parts in said.items():
         logs = np.log(np.maximum(parts.time_ns, _LEAST_NS))
         families.setdefault(_generation(load_device(name)), []).append(logs)
-    time = np.exp(np.mean([np.mean(each, axis=0) for each in families.values()], axis=0))
+    each = np.stack([np.stack(logs).mean(axis=0) for logs in families.values()])
+    time: FloatArray = np.exp(each.mean(axis=0))
     doublings = min(parts.doublings for parts in said.values())
     spread = OF_KIN[tier].beside(PER_DOUBLING[asked.wiring].times(doublings))
     if tier != "sibling":
@@ -409,7 +410,8 @@ def _by_algorithm(asked: _Question) -> _Answer | None:
     fits = asked.shelf.fits(asked.device, asked.op)
     fit = next((each for each in fits if each.form == TUNED and each.variant == ANY), None)
     ratio = 1.0 if fit is None or isnan(fit.value("ratio")) else fit.value("ratio")
-    names = ", ".join(ALGORITHMS[number] for number in np.unique(tuned.algorithm).tolist())
+    numbers: list[int] = np.unique(tuned.algorithm).tolist()
+    names = ", ".join(ALGORITHMS[number] for number in numbers)
     times = _certain(tuned.duration_ns * ratio, OF_MODEL.beside(_of_host(asked)))
     return _Answer(times, "collectives.tuned", f"NCCL's model of {names}, times {ratio:.3g}")
 

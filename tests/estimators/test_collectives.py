@@ -28,7 +28,17 @@ from hespas.graph import (
     StridedGroups,
 )
 from hespas.graph.columns import FloatArray
-from hespas.hardware import Device, Fit, FitBand, FitError, FitParameter, FitRange, Link, load_device
+from hespas.hardware import (
+    Device,
+    Fit,
+    FitBand,
+    FitError,
+    FitParameter,
+    FitRange,
+    Link,
+    device_names,
+    load_device,
+)
 from hespas.hardware.device_file import devices_with_fits, fits_to_toml, read_fits, shipped_fits
 from hespas.hardware.model import SEGMENTS
 from hespas.operations import Labels, Operations, build
@@ -441,14 +451,23 @@ NEVER_MEASURED = ("B300-SXM", "GB200", "MI300X", "T4", "TPU-v5p", "V100-SXM2-16G
 
 
 @pytest.mark.parametrize("name", [*MEASURED, *NEVER_MEASURED])
-def test_no_time_beats_its_roof_or_falls_with_bytes_nodes_or_jumps(name: str) -> None:
-    where = load_device(name)
-    ops, nodes = at_random(where, 150)
+def test_no_time_beats_its_roof_or_falls_with_bytes_and_nodes_or_jumps(name: str) -> None:
+    holds_at_random(load_device(name), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", device_names())
+def test_nor_do_a_hundred_thousand_on_all_devices(name: str) -> None:
+    holds_at_random(load_device(name), 2000)
+
+
+def holds_at_random(where: Device, count: int) -> None:
+    ops, nodes = at_random(where, count)
     said = Collectives().predict(ops, where)
     known = np.isfinite(said.duration_ns)
     assert known[nodes == 1].all()
     size, ranks = ops.dim("message_bytes"), ops.dim("ranks")
-    layouts = [Layout(int(count), int(several)) for count, several in zip(ranks, nodes, strict=True)]
+    layouts = [Layout(int(number), int(several)) for number, several in zip(ranks, nodes, strict=True)]
     roofs = [roof_ns(ops.op[row], layouts[row], size[row : row + 1], where)[0] for row in range(len(ops))]
     assert (said.duration_ns[known] >= np.array(roofs)[known] * (1 - 1e-9)).all()
     assert (said.low_ns[known] <= said.duration_ns[known]).all()
@@ -459,17 +478,11 @@ def test_no_time_beats_its_roof_or_falls_with_bytes_nodes_or_jumps(name: str) ->
         assert (other[known] <= said.duration_ns[known] * most).all()
     several = known & (nodes > 1)
     other = Collectives().predict(changed(ops, ranks=2.0), where).duration_ns
-    assert (other[several] >= 0.95 * said.duration_ns[several]).all()
-
-
-@pytest.mark.parametrize("name", [*MEASURED, "B300-SXM", "V100-SXM2-16GB", "T4"])
-def test_more_ranks_of_a_node_are_not_faster(name: str) -> None:
-    where = load_device(name)
-    ops, nodes = at_random(where, 300)
-    ops = ops.take(np.flatnonzero((nodes == 1) & (ops.dim("ranks") <= 4)))
-    few = Collectives().predict(ops, where).duration_ns
-    many = Collectives().predict(changed(ops, ranks=2.0, ranks_per_node=2.0), where).duration_ns
-    assert (many >= 0.95 * few).mean() > 0.99
+    # Four ranks on two nodes of A100 were slower than eight: what is carried from between is not monotone.
+    assert (other[several] < 0.95 * said.duration_ns[several]).sum() <= 0.002 * count
+    one = known & (nodes == 1)
+    other = Collectives().predict(changed(ops, ranks=2.0, ranks_per_node=2.0), where).duration_ns
+    assert (other[one] < 0.95 * said.duration_ns[one]).sum() <= 0.003 * count
 
 
 def tuned(op: str, ranks: float, size: float, where: Device = H100, nodes: float = 1) -> tuple[float, str]:
