@@ -125,22 +125,25 @@ def simulate(
         )
         workload, estimates = done.workload, done.estimates
     ran = run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
+    columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
+    by, where = (estimator, hardware) if hardware else ("", "")
+    result = SimulationResult(source=name, hardware=where, estimator=by, diagnostics=found, **columns)
     if drawn:
-        write_timeline(
-            ran.timeline,
-            ran.workload,
-            drawn,
-            beside=measured,
-            hardware=hardware or "",
-            overwrite=overwrite,
-            diagnostics=found,
-        )
-    return SimulationResult(
-        source=name,
-        hardware=hardware or "",
-        estimator=estimator if hardware else "",
-        diagnostics=found,
-        **{column.name: getattr(ran, column.name) for column in fields(Simulation)},
+        _write_timeline_of(result, drawn, measured, overwrite=overwrite)
+    return result
+
+
+def _write_timeline_of(
+    done: SimulationResult, path: Path, measured: Sequence[Profile], *, overwrite: bool
+) -> None:
+    write_timeline(
+        done.timeline,
+        done.workload,
+        path,
+        beside=measured,
+        hardware=done.hardware,
+        overwrite=overwrite,
+        diagnostics=done.diagnostics,
     )
 
 
