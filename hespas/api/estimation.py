@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, json_of, opened, put
+from hespas.api.io import Document, Result, findings, json_of, opened_program, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
@@ -123,9 +123,7 @@ def estimate(
     also what ``read`` raises.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    name, workload = opened(source, format, options, found)
-    if isinstance(workload, Profile):
-        raise UsageError("a profile holds measured times; there is no program in it to estimate")
+    name, workload = opened_program(source, format, options, found, "estimate")
     device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)

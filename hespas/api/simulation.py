@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from hespas.api.estimation import estimate
-from hespas.api.io import Document, Result, findings, json_of, opened, put, read_profiles
+from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
@@ -105,9 +105,7 @@ def simulate(
     found = diagnostics if diagnostics is not None else Diagnostics()
     drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
     check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
-    name, workload = opened(source, format, options, found)
-    if isinstance(workload, Profile):
-        raise UsageError("a profile holds measured times; there is no program in it to simulate")
+    name, workload = opened_program(source, format, options, found, "simulate")
     measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)

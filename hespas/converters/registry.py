@@ -138,7 +138,7 @@ def sniff(path: Path) -> Format:
     raise FormatError(
         "no known format fits this input",
         path=str(path),
-        hint=f"name it with `source_format`, one of: {', '.join(format_names())}",
+        hint=f"name it, as in a conversion with `source_format`, one of: {', '.join(format_names())}",
     )
 
 
@@ -152,7 +152,7 @@ def _refuse_ambiguous(head: Head) -> None:
             f"with {head.data[:16]!r}",
             path=str(head.path),
             position="byte 0",
-            hint=f"name one to be told what is wrong: `source_format={fitting[-1]}`",
+            hint=f"name one to learn what is wrong, as in a conversion with `source_format={fitting[-1]}`",
         )
 
 
