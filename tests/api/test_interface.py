@@ -16,7 +16,9 @@ from hespas.api import Result
 from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
-from hespas.graph import Workload
+from hespas.graph import Profile, Workload
+from hespas.graph.errors import OutputError, UsageError
+from tests.converters.tracks.samples import measured
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -113,6 +115,40 @@ def test_simulate(tmp_path: Path) -> None:
     said = written(hespas_app, "simulate", PROGRAM, "--hardware", "H100-SXM", "--json", tmp_path / "s.json")
     assert done.to_dict() == said
     assert hespas.simulate(hespas.read(PROGRAM), "H100-SXM").step_ns == done.step_ns == said["step_ns"]
+
+
+def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
+    drawn, same = tmp_path / "api.json", tmp_path / "command.json"
+    profile = tmp_path / "measured.csv"
+    hespas.write(measured(), profile)
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=str(drawn), beside=profile)
+    arguments = ["simulate", PROGRAM, "--hardware", "H100-SXM", "--timeline", same, "--beside", profile]
+    done = CliRunner().invoke(hespas_app, [str(each) for each in arguments])
+    assert done.exit_code == 0, done.output
+    assert drawn.read_bytes() == same.read_bytes()
+    before = drawn.read_bytes()
+    with pytest.raises(OutputError, match="exists"):
+        hespas.simulate(PROGRAM, "L4", timeline=drawn)
+    assert drawn.read_bytes() == before
+    hespas.simulate(PROGRAM, "L4", timeline=drawn, overwrite=True)
+    assert drawn.read_bytes() != before
+    values = tmp_path / "values.json"
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=values, beside=[measured(), profile])
+    shown = hespas.read(values)
+    assert isinstance(shown, Profile)
+    simulated = len(hespas.simulate(PROGRAM, "H100-SXM").timeline)
+    assert len(shown) == simulated + 2 * len(measured())
+
+
+def test_a_timeline_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.mlir"
+    with pytest.raises(UsageError, match="`beside` shows a profile in a timeline"):
+        hespas.simulate(absent, "L4", beside=measured())
+    with pytest.raises(UsageError, match="a table holds one run"):
+        hespas.simulate(absent, "L4", timeline=tmp_path / "t.csv", beside=measured())
+    with pytest.raises(UsageError, match="expected a measured profile"):
+        hespas.simulate(PROGRAM, "L4", timeline=tmp_path / "t.json", beside=PROGRAM)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_view(tmp_path: Path, timed: Path) -> None:
