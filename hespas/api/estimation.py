@@ -61,7 +61,7 @@ class NodeEstimates(Result):
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """Of what, on what, and how much of it."""
         nodes = sum(map(len, self.estimates))
         timed = sum(each.coverage * len(each) for each in self.estimates)

@@ -459,7 +459,7 @@ class Result(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def told(self) -> str:
+    def headline(self) -> str:
         """The answer in a few words."""
 
     @abstractmethod
@@ -476,7 +476,7 @@ class Result(ABC):
         return document
 
     def __repr__(self) -> str:
-        return short_repr(self, "", self.told())
+        return short_repr(self, "", self.headline())
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer and the beginning of its table."""

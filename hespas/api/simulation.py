@@ -54,7 +54,7 @@ class SimulationResult(Result, Simulation):
     estimator: str
     diagnostics: Diagnostics
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """How long a step takes."""
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
