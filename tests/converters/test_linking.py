@@ -51,17 +51,17 @@ def test_what_encloses_holds_the_whole_event(events: list[tuple[int, int, int]])
 
 @given(_EVENTS, st.integers(0, 2), st.integers(0, 20))
 def test_the_innermost_runs_at_the_moment(
-    events: list[tuple[int, int, int]], thread_operations: int, moment: int
+    events: list[tuple[int, int, int]], thread_asked: int, moment: int
 ) -> None:
     thread, start, duration = columns(list(events), 3)
     nesting = Nesting.of(thread, start, start + duration)
-    [found] = nesting.innermost(np.array([thread_operations]), np.array([moment])).tolist()
-    running = (thread == thread_operations) & (start <= moment) & (moment <= start + duration)
+    [found] = nesting.innermost(np.array([thread_asked]), np.array([moment])).tolist()
+    running = (thread == thread_asked) & (start <= moment) & (moment <= start + duration)
     if found >= 0:
         assert running[found]
         assert start[found] >= start[running].min()
     launch = np.array([-1, 0])
-    around = around_launch(nesting, launch, np.array([thread_operations]), np.array([moment]))
+    around = around_launch(nesting, launch, np.array([thread_asked]), np.array([moment]))
     assert around.tolist() == [-1, found]
 
 
