@@ -112,7 +112,7 @@ class _ClassWriter:
 
     def _lowered(self, variables: Variables) -> Lowered:
         lowered = from_graph(self.graph, variables)
-        self.found = lowered.found
+        self.found = lowered.inexact
         return lowered
 
     def _patched(self, variables: Variables) -> Bytes:
