@@ -195,11 +195,12 @@ class Collectives:
         return replace(found, times=np.stack((time, found.times[1], np.maximum(found.times[2], time))))
 
     def _from_elsewhere(self, asked: _Question) -> _Answer | None:
-        """What was measured elsewhere or is known of the links; no less than the part inside one node."""
+        """What was measured elsewhere or is known of the links; no less than a part on nearer links takes."""
         found = _by_carrying(asked) or self._by_kin(asked) or _by_algorithm(asked) or _by_data_sheet(asked)
-        if found is None or asked.layout.nodes == 1 or asked.layout.per_node == 1 or asked.op == "permute":
+        inner = _inner(asked)
+        if found is None or inner is None:
             return found
-        part = self._answer(replace(asked, layout=Layout(asked.layout.per_node, 1)))
+        part = self._answer(replace(asked, layout=inner))
         if part is None:
             return found
         return replace(found, times=found.times * np.maximum(part.times[0] / found.times[0], 1.0))
@@ -233,6 +234,15 @@ def _layouts(ops: Operations, device: Device) -> Iterator[tuple[Layout, IntArray
     rows = np.flatnonzero(known)
     for number, (count, spread) in enumerate(distinct.tolist()):
         yield Layout(int(count), int(spread)), rows[place.reshape(-1) == number]
+
+
+def _inner(asked: _Question) -> Layout | None:
+    """The ranks of one node, or those that its own links hold where there are more; None of one alone."""
+    held = asked.layout.per_node
+    if asked.layout.nodes == 1:
+        domains = [each.devices_per_domain for each in asked.device.links if each.kind == "scale_up"]
+        held = max((each for each in domains if each < held), default=0)
+    return Layout(held, 1) if held > 1 and asked.op != "permute" else None
 
 
 # Fits of the device itself.
