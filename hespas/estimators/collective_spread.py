@@ -80,9 +80,9 @@ PER_DOUBLING: Mapping[str, Spread] = {
 """For each doubling of ranks or nodes beyond the fitted ones."""
 
 BETWEEN: Mapping[str, Spread] = {
-    "switch": Spread(0.22, 0.22),
+    "switch": Spread(0.1, 0.1),
     "other": Spread(0.4, 0.4),
-    "nodes": Spread(0.6, 0.6),
+    "nodes": Spread(0.42, 0.42),
 }
 """For each doubling of ranks to the nearest fitted number where there are fewer and more."""
 
