@@ -56,32 +56,37 @@ def widened(times: FloatArray, spread: Spread, count: FloatArray | float = 1.0) 
 
 
 def wiring_of(device: Device, layout: Layout) -> str:
-    """What joins the ranks of a layout: ``switch`` inside a node, ``other`` links or the host's there, or
-    ``nodes``.
+    """What joins the ranks of a layout: inside a node a ``switch``, other links of their own (``mesh``) or
+    those of the ``host``; else ``nodes``.
     """
     if layout.nodes > 1:
         return "nodes"
     link = link_of(device, layout)
-    return "switch" if link is not None and (link.kind, link.topology) == ("scale_up", "switch") else "other"
+    if link is None or link.kind != "scale_up":
+        return "host"
+    return "switch" if link.topology == "switch" else "mesh"
 
 
 PER_OCTAVE: Mapping[str, Spread] = {
     "switch": Spread(0.17, 0.17),
-    "other": Spread(0.1, 0.1),
+    "mesh": Spread(0.1, 0.1),
+    "host": Spread(0.1, 0.1),
     "nodes": Spread(0.4, 0.4),
 }
 """For each octave of bytes beyond the fitted ones."""
 
 PER_DOUBLING: Mapping[str, Spread] = {
     "switch": Spread(0.2, 0.2),
-    "other": Spread(0.5, 1.4),
+    "mesh": Spread(0.5, 0.5),
+    "host": Spread(0.5, 1.4),
     "nodes": Spread(0.9, 0.9),
 }
 """For each doubling of ranks or nodes beyond the fitted ones."""
 
 BETWEEN: Mapping[str, Spread] = {
     "switch": Spread(0.1, 0.1),
-    "other": Spread(0.4, 0.4),
+    "mesh": Spread(0.4, 0.4),
+    "host": Spread(0.4, 0.4),
     "nodes": Spread(0.42, 0.42),
 }
 """For each doubling of ranks to the nearest fitted number where there are fewer and more."""
@@ -101,7 +106,8 @@ OF_MODEL = Spread(0.5, 1.0)
 
 OF_HOST: Mapping[str, Spread] = {
     "switch": Spread(0.0, 0.0),
-    "other": Spread(2.0, 2.4),
+    "mesh": Spread(0.0, 0.0),
+    "host": Spread(2.0, 2.4),
     "nodes": Spread(0.7, 1.8),
 }
 """For what a device's file does not say: how a host joins more than two ranks without a switch, and what of

@@ -399,7 +399,7 @@ def _of_kin(asked: _Question, tier: str, said: Mapping[str, Parts]) -> _Answer:
 
 def _of_host(asked: _Question) -> Spread:
     """Two ranks share nothing of their host with others."""
-    is_pair = asked.wiring == "other" and asked.layout.ranks == 2
+    is_pair = asked.wiring == "host" and asked.layout.ranks == 2
     return Spread(0.0, 0.0) if is_pair else OF_HOST[asked.wiring]
 
 
