@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.estimators.collectives import TUNED
 from hespas.estimators.forms import (
     FORMS,
     FORMS_OF_KIND,
@@ -18,6 +17,7 @@ from hespas.estimators.forms import (
     machine_of,
     soft_max,
 )
+from hespas.estimators.nccl import TUNED
 from hespas.hardware import load_device
 from hespas.hardware.model import FORM_PARAMETERS, LATER_PARAMETERS
 from hespas.operations import KINDS, Labels, Operations, build
