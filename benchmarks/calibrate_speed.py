@@ -1,6 +1,6 @@
 """`hespas-validate calibrate` on a hundred thousand measured rows: ``python -m benchmarks.calibrate_speed``.
 
-The table is made here: products and vector operations with times of a made-up device and 3 %
+The table is made here: matmuls and vector operations with times of a made-up device and 3 %
 noise. The whole process counts, fits and the test on left-out sizes; the floor is reading the table with
 pandas. Exits 1 past two minutes of CPU on two cores, 240 s.
 """
@@ -25,7 +25,7 @@ _HEAD = "hardware,kind,op,dtype,m,n,k,rows,columns,latency_us\n"
 
 
 def write_table(path: Path, rows: int, seed: int = 0) -> None:
-    """A tidy table: two thirds products in two number formats, one third vector operations."""
+    """A tidy table: two thirds matmuls in two number formats, one third vector operations."""
     draw = np.random.default_rng(seed)
 
     def sizes(low: int, high: int) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ memory and their ratio.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -44,7 +45,11 @@ ir.Module.parse(data, context)
 
 def main() -> None:
     """Measure and print."""
-    program = Path(sys.argv[1]) if len(sys.argv) > 1 else _DEFAULT
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "program", nargs="?", type=Path, default=_DEFAULT, help="StableHLO (default: %(default)s)"
+    )
+    program: Path = parser.parse_args().program
     convert = str(Path(sys.executable).with_name("hespas-convert"))
     with tempfile.TemporaryDirectory() as scratch:
         command = [convert, str(program), f"{scratch}/out", "--hardware", "H100-SXM", "--overwrite"]

@@ -6,6 +6,7 @@ system) and peak memory of whole processes; the floor keeps every event, as a pr
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -50,18 +51,19 @@ def _line(name: str, usage: Usage) -> str:
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", nargs="?", type=Path, help="a trace (default: a generated one)")
+    given: Path | None = parser.parse_args().trace
     with tempfile.TemporaryDirectory() as scratch:
-        path, told = Path(scratch) / "job.rank0.pt.trace.json", ""
-        if len(sys.argv) > 1:
-            path = Path(sys.argv[1])
-        else:
-            told = f", {write_device_trace(path, _EVENTS):,} events"
+        path, events = given or Path(scratch) / "job.rank0.pt.trace.json", ""
+        if given is None:
+            events = f", {write_device_trace(path, _EVENTS):,} events"
         size = path.stat().st_size
         python = sys.executable
         command, floor_command = [python, "-c", _READ, str(path)], [python, "-c", _FLOOR, str(path)]
         ours, floor, ratio = alternate(command, floor_command, _RUNS)
         start, *_ = alternate([python, "-c", "import hespas, numpy"], [python, "-c", "import msgspec"], _RUNS)
-    print(f"{path.name}: {size / 1e6:.0f} MB{told}: read as a profile, against a bare typed decode")
+    print(f"{path.name}: {size / 1e6:.0f} MB{events}: read as a profile, against a bare typed decode")
     print(_line("read", ours))
     print(_line("start-up", start) + "  (imports alone, part of the above)")
     print(_line("floor", floor))

@@ -6,6 +6,7 @@ JAX that part is left out. Wall times are compared within one run, in turn, as r
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import statistics
@@ -87,6 +88,7 @@ def _all_of_1024(scratch: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(dir=_ROOT) as folder:
         _one_of_many(Path(folder))
         _all_of_1024(Path(folder))

@@ -6,6 +6,7 @@ memory of whole processes, and what a node costs beyond start-up, which is that 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -39,6 +40,7 @@ def _converted(scratch: Path, nodes: int) -> tuple[Usage, int]:
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         start, _ = _converted(scratch, _FEW)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,11 @@ for path in [given] if given.is_file() else sorted(given.rglob("*")):
 
 def main() -> None:
     """Measure and print."""
-    path = sys.argv[1] if len(sys.argv) > 1 else str(_FIXTURES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "path", nargs="?", default=str(_FIXTURES), help="a file or folder (default: fixtures)"
+    )
+    path: str = parser.parse_args().path
     validate = str(Path(sys.executable).with_name("hespas-validate"))
     started = time.perf_counter()
     ours = run([validate, "roundtrip", path, "--jobs", "2", "--no-progress"])

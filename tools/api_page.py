@@ -101,7 +101,7 @@ def _result_classes() -> dict[str, type[Result]]:
 def _members(kind: type[Result]) -> Iterator[str]:
     """What a result has beside what all have: fields, properties and methods of its own class."""
     for name, member in vars(kind).items():
-        if name.startswith("_") or name in {"told", "to_json"}:
+        if name.startswith("_") or name in {"headline", "to_json"}:
             continue
         if isinstance(member, property):
             yield f"- `{name}`: {_plain(member.__doc__)}"

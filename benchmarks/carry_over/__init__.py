@@ -1,3 +1,1 @@
-"""How far estimates carry over: tests that leave out what a user's work will not have in common with the
-data.
-"""
+"""How far estimates carry over: tests that leave out what a user's work does not share with the data."""

@@ -17,6 +17,7 @@ __all__ = [
     "Conservation",
     "Conversion",
     "Dropped",
+    "EstimatorShare",
     "Granularity",
     "KindTotals",
     "Missing",
@@ -24,7 +25,6 @@ __all__ = [
     "Preparation",
     "Result",
     "RoundTripReport",
-    "SaidBy",
     "SimulationResult",
     "Summary",
     "TableEstimates",
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from hespas.api.conversion import Conversion, conversion_document, convert
     from hespas.api.estimation import (
         ClassTotals,
+        EstimatorShare,
         NodeEstimates,
-        SaidBy,
         class_totals,
         estimate,
         estimate_document,
@@ -124,7 +124,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "hespas.api.estimation": (
         "ClassTotals",
         "NodeEstimates",
-        "SaidBy",
+        "EstimatorShare",
         "class_totals",
         "estimate",
         "estimate_document",

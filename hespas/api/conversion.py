@@ -179,7 +179,7 @@ class Conversion(Result):
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """What became what."""
         formats = f"{self.source_format} -> {self.destination} ({self.target_format})"
         return f"{self.source}, {formats}, {self.bytes_written:,} bytes"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from hespas.api.io import Document, Result, findings, json_of, opened, put
+from hespas.api.io import Document, Result, findings, json_of, opened_program, put
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, granularity_of, merged
 from hespas.converters import ReadOptions
 from hespas.estimators import as_run_on, load_estimator
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ClassTotals",
     "EstimateDocument",
+    "EstimatorShare",
     "NodeEstimates",
-    "SaidBy",
     "class_totals",
     "estimate",
     "estimate_document",
@@ -61,7 +61,7 @@ class NodeEstimates(Result):
     estimator: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """Of what, on what, and how much of it."""
         nodes = sum(map(len, self.estimates))
         timed = sum(each.coverage * len(each) for each in self.estimates)
@@ -81,7 +81,7 @@ class NodeEstimates(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaidBy:
+class EstimatorShare:
     """What one estimator said of one operation class: nodes that take time, and their sum over a step."""
 
     estimator: str
@@ -92,7 +92,7 @@ class SaidBy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTotals:
     """One operation class of one rank: sums over a step. ``unknown`` counts nodes without a duration,
-    ``said_by`` shares the others out among the estimators.
+    ``estimators`` shares the others out among those that gave them.
     """
 
     op_class: str
@@ -101,7 +101,7 @@ class ClassTotals:
     bytes_moved: Figure
     duration_ns: Figure
     unknown: Count
-    said_by: tuple[SaidBy, ...] = ()
+    estimators: tuple[EstimatorShare, ...] = ()
 
 
 def estimate(
@@ -123,9 +123,7 @@ def estimate(
     also what ``read`` raises.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    name, workload = opened(source, format, options, found)
-    if isinstance(workload, Profile):
-        raise UsageError("a profile holds measured times; there is no program in it to estimate")
+    name, workload = opened_program(source, format, options, found, "estimate")
     device, model = load_device(hardware), for_job(load_estimator(estimator), workload.num_ranks)
     model = with_option(model, "progress", None, progress)
     chosen = granularity_of(workload, granularity)
@@ -225,20 +223,22 @@ def class_totals(graph: OpGraph, estimated: Estimate | None = None) -> tuple[Cla
                 bytes_moved=known_sum(graph.bytes_moved[of_class] * times),
                 duration_ns=known_sum(durations[of_class] * times),
                 unknown=int((np.isnan(durations[of_class]) | np.isnan(times)).sum()),
-                said_by=() if estimated is None else tuple(_said_by(estimated, of_class, runs)),
+                estimators=() if estimated is None else tuple(_estimator_shares(estimated, of_class, runs)),
             )
         )
     return tuple(sorted((row for row in rows if row.nodes or row.unknown), key=_longest_first))
 
 
-def _said_by(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterator[SaidBy]:
+def _estimator_shares(estimated: Estimate, nodes: BoolArray, runs: FloatArray) -> Iterator[EstimatorShare]:
     """Each estimator's part of some nodes, in the order they are asked; what takes no time is nobody's."""
     durations = estimated.duration_ns * runs
     counted = nodes & (durations > 0)
     for number, name in enumerate(estimated.estimators):
         mine = counted & (estimated.estimator == number)
         if mine.any():
-            yield SaidBy(estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum()))
+            yield EstimatorShare(
+                estimator=name, nodes=int(mine.sum()), duration_ns=float(durations[mine].sum())
+            )
 
 
 # --- The table of operations, and the document

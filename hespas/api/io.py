@@ -59,6 +59,7 @@ __all__ = [
     "is_stream",
     "json_of",
     "opened",
+    "opened_program",
     "put",
     "read",
     "read_profiles",
@@ -113,6 +114,24 @@ def opened(
         return source.name, source
     value = read(source, format=format_name, options=options, diagnostics=diagnostics, workload=True)
     return str(source), value
+
+
+def opened_program(
+    source: str | Path | Value,
+    format_name: str | None,
+    options: ReadOptions | None,
+    diagnostics: Diagnostics,
+    purpose: str,
+) -> tuple[str, Workload]:
+    """As :func:`opened`, for a command that will ``purpose`` a program; ``UsageError`` for a profile."""
+    name, value = opened(source, format_name, options, diagnostics)
+    if isinstance(value, Profile):
+        raise UsageError(
+            f"a profile holds measured times; there is no program in it to {purpose}",
+            path=name,
+            hint="give the program that was measured, or a trace of one",
+        )
+    return name, value
 
 
 def _default_dtype(name: str) -> DType | None:
@@ -440,7 +459,7 @@ class Result(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def told(self) -> str:
+    def headline(self) -> str:
         """The answer in a few words."""
 
     @abstractmethod
@@ -457,7 +476,7 @@ class Result(ABC):
         return document
 
     def __repr__(self) -> str:
-        return short_repr(self, "", self.told())
+        return short_repr(self, "", self.headline())
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer and the beginning of its table."""

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from hespas.api.estimation import estimate
-from hespas.api.io import Document, Result, findings, json_of, opened, put
+from hespas.api.io import Document, Result, findings, json_of, opened_program, put, read_profiles
 from hespas.api.preparation import DEFAULT_ESTIMATOR, Granularity, merged, refuse_global
 from hespas.converters import ReadOptions, WriteOptions, is_recognised
 from hespas.converters.tracks import Displayed, Scene, Simulated, scenes_beside
@@ -54,7 +54,7 @@ class SimulationResult(Result, Simulation):
     estimator: str
     diagnostics: Diagnostics
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """How long a step takes."""
         least = "at least " if self.is_lower_bound else ""
         where = f" on {self.hardware}" if self.hardware else ""
@@ -83,6 +83,9 @@ def simulate(
     format: str | None = None,  # noqa: A002 # the word users know
     options: ReadOptions | None = None,
     missing: MissingPolicy = "warn",
+    timeline: str | Path | None = None,
+    beside: str | Path | Profile | Sequence[str | Path | Profile] = (),
+    overwrite: bool = False,
     diagnostics: Diagnostics | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -90,13 +93,20 @@ def simulate(
 
     ``source``, ``format``, ``options`` and ``granularity`` are those of :func:`hespas.api.estimate`. With
     ``hardware`` (a name or a TOML file), nodes take the time that ``estimator`` gives them there, else that
-    of the workload itself. Raises ``UsageError`` for an unknown name, and for a profile, which holds
-    measurements and no program.
+    of the workload itself.
+
+    What ran when is written to the file ``timeline`` (.json, .pftrace or .csv) and, in the first two, the
+    measured profiles ``beside`` it (values, or paths of files and of folders of ranks): see
+    :func:`hespas.api.write_timeline`. An earlier timeline is replaced with ``overwrite`` only.
+
+    Raises ``UsageError`` for an unknown name, and for a profile as ``source``, which holds measurements and
+    no program; for ``timeline`` and ``beside`` what :func:`check_timeline` and :func:`read_profiles` raise.
     """
     found = diagnostics if diagnostics is not None else Diagnostics()
-    name, workload = opened(source, format, options, found)
-    if isinstance(workload, Profile):
-        raise UsageError("a profile holds measured times; there is no program in it to simulate")
+    drawn, shown = None if timeline is None else Path(timeline), _listed(beside)
+    check_timeline(drawn, beside=bool(shown), overwrite=overwrite)
+    name, workload = opened_program(source, format, options, found, "simulate")
+    measured = _profiles(shown, found)
     if missing == "error":
         refuse_global(workload)
     estimates = None
@@ -113,13 +123,38 @@ def simulate(
         )
         workload, estimates = done.workload, done.estimates
     ran = run(workload, estimates, simulator=simulator, missing=missing, diagnostics=found)
-    return SimulationResult(
-        source=name,
-        hardware=hardware or "",
-        estimator=estimator if hardware else "",
-        diagnostics=found,
-        **{column.name: getattr(ran, column.name) for column in fields(Simulation)},
+    columns = {column.name: getattr(ran, column.name) for column in fields(Simulation)}
+    by, where = (estimator, hardware) if hardware else ("", "")
+    result = SimulationResult(source=name, hardware=where, estimator=by, diagnostics=found, **columns)
+    if drawn:
+        _write_timeline_of(result, drawn, measured, overwrite=overwrite)
+    return result
+
+
+def _write_timeline_of(
+    done: SimulationResult, path: Path, measured: Sequence[Profile], *, overwrite: bool
+) -> None:
+    write_timeline(
+        done.timeline,
+        done.workload,
+        path,
+        beside=measured,
+        hardware=done.hardware,
+        overwrite=overwrite,
+        diagnostics=done.diagnostics,
     )
+
+
+def _listed(beside: str | Path | Profile | Sequence[str | Path | Profile]) -> list[str | Path | Profile]:
+    return [beside] if isinstance(beside, str | Path | Profile) else list(beside)
+
+
+def _profiles(beside: Sequence[str | Path | Profile], diagnostics: Diagnostics) -> list[Profile]:
+    """The profiles that are given, and those that files and folders hold."""
+    found: list[Profile] = []
+    for each in beside:
+        found += [each] if isinstance(each, Profile) else read_profiles(each, diagnostics=diagnostics)
+    return found
 
 
 class _Busy(msgspec.Struct, frozen=True):
@@ -287,13 +322,17 @@ def _suffix(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix
 
 
-def check_timeline(path: Path, *, beside: bool = False, overwrite: bool = False) -> None:
+def check_timeline(path: Path | None, *, beside: bool = False, overwrite: bool = False) -> None:
     """Refuse a file that :func:`write_timeline` cannot write, before any work is done.
 
-    Raises ``UsageError`` where its name tells no format, or a table where a profile is to stand ``beside``;
-    ``OutputError`` where it exists already (without ``overwrite``), cannot be written, or holds a workload
-    or a measured profile.
+    Raises ``UsageError`` where its name tells no format, and where a profile is to stand ``beside`` a run in
+    a table or in no file at all; ``OutputError`` where it exists already (without ``overwrite``), cannot be
+    written, or holds a workload or a measured profile.
     """
+    if path is None:
+        if beside:
+            raise UsageError("`beside` shows a profile in a timeline", hint="add `timeline=FILE.json`")
+        return
     suffix = _suffix(path)
     if suffix != _TABLE and suffix not in _VIEWED:
         named = f"the suffix {suffix!r}" if suffix else "a name without a suffix"

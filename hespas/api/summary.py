@@ -243,7 +243,7 @@ class Summary(Result):
     source: str = ""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """What it is, and how much of it."""
         name = f"{self.source or self.name} ({self.format})"
         if self.profile is not None:
@@ -496,17 +496,17 @@ class SummaryDocument(Document, frozen=True, kw_only=True):
     profile: ProfileSummary | None
 
 
-def summary_document(found: Summary) -> msgspec.Struct:
+def summary_document(summary: Summary) -> msgspec.Struct:
     """The figures as ``hespas.view/1``."""
     return SummaryDocument(
-        inputs=[found.source],
-        diagnostics=findings(found.diagnostics),
-        name=found.name,
-        format=found.format,
-        metadata=found.metadata,
-        num_ranks=found.num_ranks,
-        classes=found.classes,
-        profile=found.profile,
+        inputs=[summary.source],
+        diagnostics=findings(summary.diagnostics),
+        name=summary.name,
+        format=summary.format,
+        metadata=summary.metadata,
+        num_ranks=summary.num_ranks,
+        classes=summary.classes,
+        profile=summary.profile,
     )
 
 

@@ -32,7 +32,7 @@ from hespas.operations import Operations
 if TYPE_CHECKING:
     import pandas
 
-    from hespas.measurements.read import AskedOperations
+    from hespas.measurements.read import OperationRows
 
 __all__ = [
     "KindTotals",
@@ -63,7 +63,7 @@ class TableEstimates(Result):
     estimator: str
     diagnostics: Diagnostics
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """Of what, on what, and how long one after another."""
         total_ns = known_sum(np.array([row.duration_ns for row in self.totals]))
         rows = len(self.prediction.duration_ns)
@@ -111,7 +111,7 @@ def estimate_table(
     devices it names play no part. Raises ``FormatError`` for another, ``UsageError`` for an unknown name,
     ``UnsupportedError`` for an estimator that takes programs only.
     """
-    from hespas.measurements.read import DEFAULT_DTYPE, read_asked
+    from hespas.measurements.read import DEFAULT_DTYPE, read_operations
 
     device, model = load_device(hardware), load_estimator(estimator)
     candidate: object = model
@@ -122,7 +122,7 @@ def estimate_table(
         )
     found = diagnostics if diagnostics is not None else Diagnostics()
     collected = _Collected(Path(path))
-    for asked in read_asked(path):
+    for asked in read_operations(path):
         collected.add(asked, candidate, device, found)
     if collected.assumed_dtype:
         text = f"no column dtype: taken to be {DEFAULT_DTYPE}"
@@ -160,7 +160,7 @@ class _Collected:
     times: list[Prediction] = field(default_factory=list[Prediction])
     cycles: list[FloatArray] = field(default_factory=list[FloatArray])
 
-    def add(self, asked: AskedOperations, model: OperationModel, device: Device, found: Diagnostics) -> None:
+    def add(self, asked: OperationRows, model: OperationModel, device: Device, found: Diagnostics) -> None:
         """Ask about some rows."""
         count = len(asked.ops)
         rows = np.flatnonzero(asked.kept)

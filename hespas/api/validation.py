@@ -91,7 +91,7 @@ class CheckReport(Result):
         """The first findings of each code."""
         return self.result.violations
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """The verdict, and how many violations there are."""
         paths = ", ".join(each.path for each in self.result.inputs)
         verdict = "valid" if self.valid else "not valid"
@@ -140,7 +140,7 @@ class RoundTripReport(Result):
         """Whether everything that was written can be read, and all that was not kept was reported."""
         return self.result.valid
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """The verdict, and of how much."""
         verdict = "all that is not kept is reported" if self.valid else "not valid"
         return f"{len(self.result.inputs):,} files, {len(self.result.cells):,} pairs of formats, {verdict}"
@@ -201,7 +201,7 @@ class AccuracyReport(Result):
         """A sentence for each limit that is passed."""
         return self.result.exceeded(self.limits)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """The error of each estimator over distinct shapes."""
         rows = (
             f"{row.estimator} on {row.hardware}: MAPE {row.errors.mape:.1%}"
@@ -382,7 +382,7 @@ class CalibrationReport(Result):
         """The device with the new fits."""
         return self.result.device
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """Of which device, and how many fits."""
         count = f"{len(self.result.fits):,} fits, {len(self.result.models):,} learned models"
         return f"{self.device.name}, {count} of {', '.join(self.result.estimators)}"
@@ -479,7 +479,7 @@ class ComparisonReport(Result):
         """A sentence for each figure that grew by more than the limit."""
         return self.result.exceeded(self.max_regression)
 
-    def told(self) -> str:
+    def headline(self) -> str:
         """How many figures got worse, and better."""
         grown = sum(each.difference > 0 for each in self.result.changes)
         shrunk = sum(each.difference < 0 for each in self.result.changes)

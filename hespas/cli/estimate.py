@@ -236,8 +236,8 @@ def _show_estimates(done: NodeEstimates) -> None:
         rows = class_totals(graph, estimated)
         total_ns = total_duration_ns(rows)
         least = _least(total_ns, sum(row.unknown for row in rows))
-        spoke = {part.estimator for row in rows for part in row.said_by}
-        names = [name for name in estimated.estimators if name in spoke] or estimated.estimators
+        contributing = {part.estimator for row in rows for part in row.estimators}
+        names = [name for name in estimated.estimators if name in contributing] or estimated.estimators
         emit(
             f"{graph.name}: {counted(ranks, 'rank')}, "
             f"{least}{time_text(total_ns)} of work per rank and step on {estimated.hardware}, one operation "
@@ -253,23 +253,23 @@ def _show_estimates(done: NodeEstimates) -> None:
                 f"{row.duration_ns / total_ns:.1%}"
                 if row.duration_ns == row.duration_ns and total_ns
                 else "-",
-                *((_said_text(row),) if len(spoke) > 1 else ()),
+                *((_estimators_text(row),) if len(contributing) > 1 else ()),
                 count_text(row.unknown) if row.unknown else "",
             )
             for row in rows
         ]
         heads = ["class", "operations", "FLOPs", "bytes", "time", "share", "unknown"]
-        if len(spoke) > 1:
+        if len(contributing) > 1:
             heads.insert(6, "estimator")
-        emit(table_text(heads, lines, left=(0, 6) if len(spoke) > 1 else (0,)))
+        emit(table_text(heads, lines, left=(0, 6) if len(contributing) > 1 else (0,)))
         for energy in done.energies[index : index + 1]:
             _show_energy(energy)
 
 
-def _said_text(row: ClassTotals) -> str:
-    """Who said what: each estimator with its share of the class's time, the largest first."""
-    known_ns = sum(part.duration_ns for part in row.said_by)
-    parts = sorted(row.said_by, key=lambda part: -part.duration_ns)
+def _estimators_text(row: ClassTotals) -> str:
+    """Each estimator with its share of the class's time, the largest first."""
+    known_ns = sum(part.duration_ns for part in row.estimators)
+    parts = sorted(row.estimators, key=lambda part: -part.duration_ns)
     if len(parts) == 1:
         return parts[0].estimator
     return ", ".join(f"{part.estimator} {part.duration_ns / known_ns:.1%}" for part in parts) or "-"

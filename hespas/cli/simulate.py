@@ -24,7 +24,7 @@ from hespas.cli.text import counted, step_text, table_text, time_text
 
 if TYPE_CHECKING:
     from hespas.api import SimulationResult
-    from hespas.graph import Diagnostics, Profile
+    from hespas.graph import Profile
     from hespas.simulator import ClassResult, Simulation
 
 __all__ = ["simulate"]
@@ -92,10 +92,12 @@ def simulate(
                 format=source_format or None,
                 options=reading,
                 missing=missing,
+                timeline=timeline,
+                beside=measured,
+                overwrite=overwrite,
                 diagnostics=diagnostics,
                 progress=callback,
             )
-        drawn.write(done, measured, hardware, diagnostics)
         drawn.write_json(done)
         say_diagnostics(diagnostics, source)
         _show(done, hardware)
@@ -113,16 +115,14 @@ class _Drawn:
     def check(self, source: Path, hardware: str) -> None:
         """Refuse files that cannot be written, or would replace what is read, before any work is done."""
         from hespas import api
-        from hespas.graph.errors import UsageError
 
         taken: dict[str, Sequence[str | Path]] = {"SRC": [source], "--hardware": hardware_files(hardware)}
         if self.beside:
             taken["--beside"] = [self.beside]
-        if self.beside and not self.file:
-            raise UsageError("--beside shows a profile in a timeline", hint="add --timeline FILE.json")
         if self.file:
             check_apart("--timeline", self.file, taken)
-            api.check_timeline(self.file, beside=self.beside is not None, overwrite=self.overwrite)
+        api.check_timeline(self.file, beside=self.beside is not None, overwrite=self.overwrite)
+        if self.file:
             taken["--timeline"] = [self.file]
         check_reports({"--json": self.json_file}, taken, overwrite=self.overwrite)
 
@@ -143,27 +143,6 @@ class _Drawn:
             raise UsageError(f"--beside: {error.message}", path=error.path, hint=error.hint) from error
         say_diagnostics(diagnostics, self.beside)
         return found
-
-    def write(
-        self,
-        done: Simulation,
-        measured: list[Profile],
-        hardware: str,
-        diagnostics: Diagnostics,
-    ) -> None:
-        """Write the timeline, if one is asked for."""
-        from hespas import api
-
-        if self.file:
-            api.write_timeline(
-                done.timeline,
-                done.workload,
-                self.file,
-                beside=measured,
-                hardware=hardware,
-                overwrite=self.overwrite,
-                diagnostics=diagnostics,
-            )
 
     def write_json(self, done: SimulationResult) -> None:
         """Write the document, if one is asked for."""

@@ -36,31 +36,18 @@ _LONGEST = 1e15
 """Figures from here on are told in powers of ten."""
 
 
-_FLAGS: Mapping[str, str] = (
-    {
-        name: "--" + name.replace("_", "-")
-        for name in (
-            *("comm_groups", "default_dtype", "estimator", "granularity", "hardware", "max_e2e"),
-            *("max_input_bytes", "max_mape", "max_regression", "measured", "min_coverage", "missing"),
-            *(
-                "num_devices",
-                "num_replicas",
-                "out",
-                "overwrite",
-                "ranks",
-                "recover",
-                "report",
-                "run_time_unit",
-            ),
-            *("split", "table", "test_by", "workload"),
-        )
-    }
-    | {"beside": "--beside", "dims": "--dim", "source_format": "--from", "source_version": "--from-version"}
-    | {
-        "target_format": "--to",
-        "target_version": "--to-version",
-    }
+_SAME_NAME = (
+    "beside comm_groups default_dtype estimator granularity hardware max_e2e max_input_bytes max_mape "
+    "max_regression measured min_coverage missing num_devices num_replicas out overwrite ranks recover "
+    "report run_time_unit split table test_by timeline workload"
 )
+_FLAGS: Mapping[str, str] = {name: "--" + name.replace("_", "-") for name in _SAME_NAME.split()} | {
+    "dims": "--dim",
+    "source_format": "--from",
+    "source_version": "--from-version",
+    "target_format": "--to",
+    "target_version": "--to-version",
+}
 """The name of an argument of the interface -> the option of the commands."""
 
 _ARGUMENT = re.compile(r"`([a-z_0-9]+)(?:=([^`]*))?`")

@@ -139,7 +139,7 @@ def _show(result: CheckResult) -> None:
             emit(f"{code}: {count_text(count)} in all, {count_text(listed.get(code, 0))} shown")
     for error in result.unreadable:
         if error.hint:
-            emit(f"  try: {error.hint}")
+            emit(f"  try: {flagged(error.hint)}")
     for checked in result.inputs:
         emit(
             f"{checked.path} ({checked.format}): {counted(checked.num_ranks, 'rank')} in "

@@ -28,7 +28,7 @@ __all__ = [
     "WriteOptions",
     "assuming",
     "lazily",
-    "say_whole_job",
+    "warn_of_whole_job",
 ]
 
 Value = Workload | Profile
@@ -197,9 +197,9 @@ class Format:
     empty_code: str = ""
 
 
-def say_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
-    """The workload, having said again what its program was: nobody who reads it here saw that
-    read. ``form`` is what it is now.
+def warn_of_whole_job(workload: Workload, form: str, path: Path, diagnostics: Diagnostics) -> Workload:
+    """The workload, with the warning of its first reader again: who reads it here has not seen that.
+    ``form`` is what it is now.
     """
     parts = workload.metadata.get(WHOLE_JOB, "")
     if parts:

@@ -6,7 +6,7 @@ Rows are strings, so listing formats imports no format and no heavy library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -135,10 +135,16 @@ def sniff(path: Path) -> Format:
     likeliest = _by_suffix(head) or best
     if likeliest:
         return likeliest
+    if head.is_directory:
+        raise FormatError(
+            "no known format fits this input",
+            path=str(path),
+            hint="name a file in it: folders are read that hold the files of one job, one or more per rank",
+        )
     raise FormatError(
         "no known format fits this input",
         path=str(path),
-        hint=f"name it with `source_format`, one of: {', '.join(format_names())}",
+        hint=f"name it, as in a conversion with `source_format`, one of: {', '.join(format_names())}",
     )
 
 
@@ -152,7 +158,7 @@ def _refuse_ambiguous(head: Head) -> None:
             f"with {head.data[:16]!r}",
             path=str(head.path),
             position="byte 0",
-            hint=f"name one to be told what is wrong: `source_format={fitting[-1]}`",
+            hint=f"name one to learn what is wrong, as in a conversion with `source_format={fitting[-1]}`",
         )
 
 
@@ -259,18 +265,25 @@ _MOST_FILES = 200
 
 
 def note_unread_files(path: Path, chosen: Format, diagnostics: Diagnostics) -> None:
-    """Report workloads and profiles of other formats in a folder that is read as ``chosen``; nothing of a
-    file, or of formats whose folders hold files of another.
+    """Report workloads and profiles of other formats in a folder that is read as ``chosen``, also in folders
+    in it where its files are in those; nothing of a file, or of formats whose folders hold files of another.
     """
     if not path.is_dir():
         return
-    beside = (entry for entry in sorted(path.iterdir()) if entry.is_file() and not _is_part(entry, chosen))
-    others = [(entry, sniff(entry)) for entry in islice(beside, _MOST_FILES) if is_recognised(entry)]
-    found = [f"{entry.name} ({form.name})" for entry, form in others if not _is_kin(form, chosen)]
+    here = _recognised(path.iterdir(), chosen)
+    if not chosen.flat and not any(_is_kin(form, chosen) for _, form in here):
+        here += _recognised(path.glob("*/*"), chosen)
+    found = [f"{entry.relative_to(path)} ({form.name})" for entry, form in here if not _is_kin(form, chosen)]
     shown = ", ".join(found[:3]) + (" ..." if len(found) > 3 else "")
     diagnostics.warning(
         "input.left-out", str(path), f"read as {chosen.name}, without {shown}", count=len(found)
     )
+
+
+def _recognised(entries: Iterable[Path], chosen: Format) -> list[tuple[Path, Format]]:
+    """The first files that are of some format and none of a rank, with that format."""
+    files = (entry for entry in sorted(entries) if entry.is_file() and not _is_part(entry, chosen))
+    return [(entry, sniff(entry)) for entry in islice(files, _MOST_FILES) if is_recognised(entry)]
 
 
 def _is_part(entry: Path, chosen: Format) -> bool:

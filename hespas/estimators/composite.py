@@ -145,7 +145,16 @@ _OWN_MODELS = "learned:shipped=false"
 
 _OF_GRAPHS = frozenset({"roofline"})
 """Models that see more in a graph than in its operations one by one."""
-_ASSUMED = frozenset({"calibrated.event-times", "calibrated.includes-quantizing", "collectives.tuned"})
+_ASSUMED = frozenset(
+    {
+        "calibrated.event-times",
+        "calibrated.includes-quantizing",
+        "collectives.carried",
+        "collectives.data-sheet",
+        "collectives.kin",
+        "collectives.tuned",
+    }
+)
 """Findings about answers that were given, which stand whoever would have come after."""
 _FREE, _MODEL = 0, 1
 

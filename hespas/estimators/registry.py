@@ -394,7 +394,7 @@ def _parsed(where: str, value: str, default: object) -> bool | int | float | str
 
 # All estimators with what they are and whether they can be used here.
 
-_NOT_SPELLED = frozenset({"progress", "num_ranks"})
+_NOT_SPELLED = frozenset({"progress", "num_ranks", "kin"})
 """Fields that callers set, not users."""
 
 

@@ -30,10 +30,10 @@ def clipped(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
-def short_repr(value: object, name: str, *told: str) -> str:
+def short_repr(value: object, name: str, *details: str) -> str:
     """``<Workload llama.et: 8 ranks, 1 class, 4,312 ops>``: what a value is in a line of 200 characters."""
     shown = name if len(name) <= 60 else f"{name[:60]}..."
-    text = f"{' '.join(filter(None, (type(value).__name__, shown)))}: {', '.join(told)}"[:198]
+    text = f"{' '.join(filter(None, (type(value).__name__, shown)))}: {', '.join(details)}"[:198]
     return f"<{''.join(each if each.isprintable() else '?' for each in text)}>"
 
 

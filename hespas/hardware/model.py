@@ -57,7 +57,8 @@ Unit = Literal["matrix", "vector"]
 """``matrix``: tensor core, matrix core, MXU, or BLAS on a CPU: contractions only. ``vector``: the rest."""
 
 Density = Literal["dense", "sparse"]
-DeviceKind = Literal["gpu", "tpu", "cpu"]
+DeviceKind = Literal["gpu", "tpu", "cpu", "accelerator"]
+"""``accelerator``: with matrix units of its own, neither a GPU nor a TPU (Gaudi, Trainium)."""
 MemoryLevel = Literal["main", "cache", "scratchpad"]
 LinkKind = Literal["scale_up", "scale_out", "pcie"]
 Topology = Literal["switch", "ring", "fully_connected", "torus2d", "torus3d"]
@@ -143,6 +144,8 @@ class Peak(Row, frozen=True, kw_only=True):
 class Memory(Row, frozen=True, kw_only=True):
     """One level. ``capacity_bytes`` is the device's total (-1 unknown); bandwidth NaN where unpublished.
 
+    A cache's bandwidth is of reads that hit, all units of the device together: a peak where one is published
+    or follows from bytes per clock, else what a micro-benchmark reaches, which the note says.
     The energy is that of moving a byte between this level and the chip.
     """
 

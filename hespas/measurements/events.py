@@ -103,9 +103,9 @@ def _call(ops: Operations, row: int) -> tuple[str, str, str]:
     return name, types, shapes
 
 
-def event_columns(found: Measurements) -> dict[str, Sequence[str] | FloatArray]:
+def event_columns(table: Measurements) -> dict[str, Sequence[str] | FloatArray]:
     """Columns of :data:`hespas.measurements.COLUMNS`, one event for each measured operation."""
-    ops = found.ops
+    ops = table.ops
     distinct, place = ops.distinct_rows()
     calls = [_call(ops, row) for row in distinct.tolist()]
     rows: list[int] = place.tolist()
@@ -114,11 +114,11 @@ def event_columns(found: Measurements) -> dict[str, Sequence[str] | FloatArray]:
         return [calls[row][at] for row in rows]
 
     return {
-        "hardware": list(found.hardware),
+        "hardware": list(table.hardware),
         "op": texts(0),
         "op_class": [CLASS_OF_KIND[kind].name.lower() for kind in ops.kind],
         "kernel": list(ops.variant),
-        "duration_ns": found.duration_ns,
+        "duration_ns": table.duration_ns,
         "dtype": texts(1),
         "shapes": texts(2),
     }

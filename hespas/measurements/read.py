@@ -30,13 +30,13 @@ from hespas.operations import Labels, Operations, build
 
 __all__ = [
     "DEFAULT_DTYPE",
-    "AskedOperations",
+    "OperationRows",
     "Product",
     "columns_measured",
     "convolution_product",
     "find_dialect",
-    "read_asked",
     "read_measurements",
+    "read_operations",
 ]
 
 _LEAST_NS = 1e-6
@@ -221,7 +221,7 @@ _CONVOLUTION: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class AskedOperations:
+class OperationRows:
     """One operation per row of a table. ``kept`` is false where a row stands for none; ``assumed_dtype`` is
     true where the table states no element type.
     """
@@ -231,7 +231,7 @@ class AskedOperations:
     assumed_dtype: bool = False
 
 
-def read_asked(path: str | os.PathLike[str]) -> Iterator[AskedOperations]:
+def read_operations(path: str | os.PathLike[str]) -> Iterator[OperationRows]:
     """The operations of a table (CSV, CSV.gz, Parquet), one per row and in its order; some rows at a time.
 
     Raises ``FormatError`` for a file that is none of the known tables or malformed.
@@ -243,7 +243,7 @@ def read_asked(path: str | os.PathLike[str]) -> Iterator[AskedOperations]:
         yield asked
 
 
-def _read(columns: Columns) -> AskedOperations:
+def _read(columns: Columns) -> OperationRows:
     if not len(columns):
         raise FormatError(
             "the table has no rows", path=str(columns.path), position="row 1", hint="was it cut off?"
@@ -253,7 +253,7 @@ def _read(columns: Columns) -> AskedOperations:
     dialect = find_dialect(columns)
     if dialect is not None:
         made = dialect.make(columns)
-        return AskedOperations(ops=made.ops, kept=made.kept)
+        return OperationRows(ops=made.ops, kept=made.kept)
     folded = columns.folded()
     for marks, make in _LISTS.items():
         if folded.names >= marks:
@@ -266,8 +266,8 @@ def _read(columns: Columns) -> AskedOperations:
     )
 
 
-def _whole(ops: Operations, *, assumed_dtype: bool = False) -> AskedOperations:
-    return AskedOperations(ops=ops, kept=np.ones(len(ops), np.bool_), assumed_dtype=assumed_dtype)
+def _whole(ops: Operations, *, assumed_dtype: bool = False) -> OperationRows:
+    return OperationRows(ops=ops, kept=np.ones(len(ops), np.bool_), assumed_dtype=assumed_dtype)
 
 
 def _scheme(columns: Columns) -> tuple[Labels, bool]:
@@ -277,14 +277,14 @@ def _scheme(columns: Columns) -> tuple[Labels, bool]:
     return Labels.constant(DEFAULT_DTYPE, len(columns)), True
 
 
-def _products(columns: Columns) -> AskedOperations:
+def _products(columns: Columns) -> OperationRows:
     scheme, assumed = _scheme(columns)
     m, n, k = (columns.numbers(name) for name in "mnk")
     ops = build.matmuls(scheme, batch=columns.numbers("batch", 1.0), m=m, n=n, k=k)
     return _whole(ops, assumed_dtype=assumed)
 
 
-def _convolutions(columns: Columns) -> AskedOperations:
+def _convolutions(columns: Columns) -> OperationRows:
     scheme, assumed = _scheme(columns)
     sizes = {name: columns.numbers(title) for name, title in _CONVOLUTION.items()}
     wrong = np.flatnonzero(sizes["stride"] <= 0)
@@ -306,7 +306,7 @@ def _convolutions(columns: Columns) -> AskedOperations:
     return _whole(replace(ops, kind=kind, bytes_moved=moved), assumed_dtype=assumed)
 
 
-_LISTS: Mapping[frozenset[str], Callable[[Columns], AskedOperations]] = {
+_LISTS: Mapping[frozenset[str], Callable[[Columns], OperationRows]] = {
     _PRODUCT: _products,
     frozenset(_CONVOLUTION.values()): _convolutions,
 }

@@ -16,7 +16,9 @@ from hespas.api import Result
 from hespas.cli.convert import app as convert_app
 from hespas.cli.main import app as hespas_app
 from hespas.cli.validate import app as validate_app
-from hespas.graph import Workload
+from hespas.graph import Profile, Workload
+from hespas.graph.errors import OutputError, UsageError
+from tests.converters.tracks.samples import measured
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "fixtures" / "stablehlo" / "mlp.mlir"
@@ -115,6 +117,40 @@ def test_simulate(tmp_path: Path) -> None:
     assert hespas.simulate(hespas.read(PROGRAM), "H100-SXM").step_ns == done.step_ns == said["step_ns"]
 
 
+def test_the_timeline_of_a_simulation(tmp_path: Path) -> None:
+    drawn, same = tmp_path / "api.json", tmp_path / "command.json"
+    profile = tmp_path / "measured.csv"
+    hespas.write(measured(), profile)
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=str(drawn), beside=profile)
+    arguments = ["simulate", PROGRAM, "--hardware", "H100-SXM", "--timeline", same, "--beside", profile]
+    done = CliRunner().invoke(hespas_app, [str(each) for each in arguments])
+    assert done.exit_code == 0, done.output
+    assert drawn.read_bytes() == same.read_bytes()
+    before = drawn.read_bytes()
+    with pytest.raises(OutputError, match="exists"):
+        hespas.simulate(PROGRAM, "L4", timeline=drawn)
+    assert drawn.read_bytes() == before
+    hespas.simulate(PROGRAM, "L4", timeline=drawn, overwrite=True)
+    assert drawn.read_bytes() != before
+    values = tmp_path / "values.json"
+    hespas.simulate(PROGRAM, "H100-SXM", timeline=values, beside=[measured(), profile])
+    shown = hespas.read(values)
+    assert isinstance(shown, Profile)
+    simulated = len(hespas.simulate(PROGRAM, "H100-SXM").timeline)
+    assert len(shown) == simulated + 2 * len(measured())
+
+
+def test_a_timeline_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.mlir"
+    with pytest.raises(UsageError, match="`beside` shows a profile in a timeline"):
+        hespas.simulate(absent, "L4", beside=measured())
+    with pytest.raises(UsageError, match="a table holds one run"):
+        hespas.simulate(absent, "L4", timeline=tmp_path / "t.csv", beside=measured())
+    with pytest.raises(UsageError, match="expected a measured profile"):
+        hespas.simulate(PROGRAM, "L4", timeline=tmp_path / "t.json", beside=PROGRAM)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_view(tmp_path: Path, timed: Path) -> None:
     done = hespas.view(PROGRAM)
     shown(done)
@@ -193,28 +229,23 @@ def test_calibrate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said", "flags"),
+    ("call", "message", "flags", "on_screen"),
     [
-        (hespas.accuracy, "give `measured=PROFILE`", ["accuracy"]),
+        (hespas.accuracy, "give `measured=PROFILE`", ["accuracy"], "give --measured PROFILE"),
         (
             lambda: hespas.accuracy("x", hardware="H100-SXM", max_mape=-1.0),
             "`max_mape=-1` is no limit",
             ["accuracy", "--measured", "x", "--hardware", "H100-SXM", "--max-mape=-1"],
+            "--max-mape -1 is no limit",
         ),
     ],
 )
 def test_the_library_names_arguments_and_the_command_options(
-    call: Callable[[], object], said: str, flags: list[str]
+    call: Callable[[], object], message: str, flags: list[str], on_screen: str
 ) -> None:
-    with pytest.raises(hespas_errors(), match=said):
+    with pytest.raises(UsageError, match=message):
         call()
     done = CliRunner().invoke(validate_app, flags)
     assert done.exit_code == 2
     assert "`" not in done.output
-    assert "--max-mape -1 is no limit" in done.output or "give --measured PROFILE" in done.output
-
-
-def hespas_errors() -> type[Exception]:
-    from hespas.graph.errors import UsageError
-
-    return UsageError
+    assert on_screen in done.output

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from hespas import api
 from hespas.cli.main import app
 from hespas.measurements import read_measurements
-from hespas.measurements.read import read_asked
+from hespas.measurements.read import read_operations
 
 ROOT = Path(__file__).parents[2]
 STEP = ROOT / "fixtures" / "stablehlo" / "llama_fsdp_tp_local_N8.mlir.gz"
@@ -245,7 +245,7 @@ def test_measured_tables_are_asked_like_any(name: str) -> None:
     done = api.estimate_table(path, "TPU-v4", estimator="systolic")
     assert len(done.prediction.duration_ns) >= len(measured)
     assert done.cycles is not None
-    asked = list(read_asked(path))
+    asked = list(read_operations(path))
     kinds = [each.ops.kind[row] for each in asked for row in range(len(each.ops))]
     products = np.flatnonzero(np.isin(kinds, ("matmul", "convolution")))
     assert np.isfinite(done.cycles[products]).all()

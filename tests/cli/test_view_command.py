@@ -207,3 +207,22 @@ def test_a_share_of_unknown_time_is_not_told(tmp_path: Path) -> None:
     assert cast("dict[str, object]", document["profile"])["linked_share"] is None
     assert not any("nan%" in line or "has a host operation" in line for line in lines)
     assert any("unknown of device time" in line for line in lines)
+
+
+def test_files_of_folders_beside_those_of_a_job_are_named(tmp_path: Path) -> None:
+    for name in ("rank0", "programs"):
+        (tmp_path / name).mkdir()
+    events = [host("aten::mm", 0, 10, 1), launch(2, 1), kernel("gemm", 20, 30, 1)]
+    write_kineto(tmp_path / "rank0" / "trace.json", events)
+    done = CliRunner().invoke(app, ["view", str(tmp_path)])
+    assert (done.exit_code, "input.left-out" in done.stderr) == (0, False), done.output
+    (tmp_path / "programs" / "mlp.mlir").write_bytes((FIXTURES / "stablehlo" / "mlp.mlir").read_bytes())
+    done = CliRunner().invoke(app, ["view", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "read as pytorch, without programs/mlp.mlir (stablehlo) [input.left-out]" in done.stderr
+
+
+def test_a_folder_of_several_jobs_is_refused_with_a_remedy() -> None:
+    done = CliRunner().invoke(app, ["view", str(FIXTURES / "stablehlo")])
+    assert done.exit_code == 3
+    assert "try: name a file in it" in done.stderr

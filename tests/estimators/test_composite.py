@@ -165,13 +165,13 @@ def test_what_one_lacks_is_no_warning_while_another_has_it() -> None:
 
 
 def test_what_was_assumed_of_an_answer_stays_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collective is said by a model of NCCL, whoever comes after."""
+    """The collective is said by fits of a sibling, whoever comes after."""
     monkeypatch.setitem(STUBS, "collectives", load_estimator("collectives"))
     diagnostics = Diagnostics()
     estimated = Composite(order="collectives+roofline").estimate(program(), load_device("GB200"), diagnostics)
     assert said(estimated)["collectives"] >= 1
     told = {finding.code: finding.severity.value for finding in diagnostics}
-    assert told["collectives.tuned"] == "warning"
+    assert told["collectives.kin"] == "warning"
     assert told["collectives.no-collective"] == "info"
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hespas.estimators.collectives import TUNED
 from hespas.estimators.forms import (
     FORMS,
     FORMS_OF_KIND,
@@ -19,6 +18,7 @@ from hespas.estimators.forms import (
     soft_max,
 )
 from hespas.estimators.kernels import EVERY_FORM
+from hespas.estimators.nccl import TUNED
 from hespas.estimators.products import PRODUCTS
 from hespas.hardware import load_device
 from hespas.hardware.model import FORM_PARAMETERS, LATER_PARAMETERS

@@ -35,6 +35,11 @@ from hespas.hardware.peaks import MATRIX_FALLBACKS, TPU_MATRIX_FALLBACKS, VECTOR
         ("TPU-v4", "matrix", "f32", "bf16", 275),
         ("TPU-v4", "matrix", "f16", "bf16", 275),
         ("TPU-v3", "matrix", "i8", "bf16", 123),
+        ("TPU-v7x", "matrix", "f32", "bf16", 2307),
+        # other accelerators multiply float32 as it is
+        ("Trainium-2", "matrix", "f32", "f32", 181),
+        ("Gaudi-3", "matrix", "f32", "f32", 229.38),
+        ("Gaudi-3", "matrix", "f16", "f16", 458.75),
         # float8 variants share one rate
         ("MI300X", "matrix", "f8E4M3FN", "f8E4M3FNUZ", 2614.9),
         ("H100-SXM", "matrix", "f8E4M3B11FNUZ", "f8E4M3FN", 1978.9),
@@ -69,6 +74,25 @@ def test_operand_type_decides_not_the_accumulator() -> None:
     rates = {peak_for(device, "matrix", "bf16", accumulator=acc).flops_per_s for acc in ("", "f32", "bf16")}
     assert rates == {312e12}
     assert isclose(2 * 8192**3 / 312e12 * 1e6, 3524, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "wide", "narrow"),
+    [
+        ("RTX-3090", "f16", 71.0, 142.0),
+        ("RTX-4090", "f16", 165.2, 330.3),
+        ("RTX-4090", "f8E4M3FN", 330.3, 660.6),
+        ("RTX-5090", "f8E5M2", 419.0, 838.0),
+    ],
+)
+def test_geforce_is_asked_for_accumulators_of_float32(
+    device: str, dtype: str, wide: float, narrow: float
+) -> None:
+    """Frameworks accumulate in float32; the doubled rate is for who asks for less."""
+    found = load_device(device)
+    assert peak_for(found, "matrix", dtype).flops_per_s == wide * 1e12
+    assert peak_for(found, "matrix", dtype, accumulator="f32").flops_per_s == wide * 1e12
+    assert peak_for(found, "matrix", dtype, accumulator="f16").flops_per_s == narrow * 1e12
 
 
 def test_accumulator_separates_rows_that_differ_in_nothing_else() -> None:

@@ -15,7 +15,7 @@ from hespas.converters.format import ReadOptions, WriteOptions
 from hespas.converters.ops_table import FORMAT
 from hespas.graph import Diagnostics, HostOps, OpClass, Profile, StringTable
 from hespas.measurements import Measurements, read_measurements
-from hespas.measurements.read import read_asked
+from hespas.measurements.read import read_operations
 
 SUFFIXES = ("csv", "csv.gz", "parquet")
 TIDY = (
@@ -117,7 +117,7 @@ def test_events_are_measured_operations(suffix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_events_are_estimated_once_per_operation(suffix: str, tmp_path: Path) -> None:
     path = written(tmp_path / f"events.{suffix}")
-    assert [asked.kept.tolist() for asked in read_asked(path)] == [[True, False, True, False]]
+    assert [asked.kept.tolist() for asked in read_operations(path)] == [[True, False, True, False]]
     done = estimate_table(path, "H100-SXM", estimator="roofline")
     assert np.isnan(done.prediction.duration_ns).tolist() == [False, True, False, True]
 

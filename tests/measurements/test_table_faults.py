@@ -18,7 +18,7 @@ from hespas.files.streams import VARIABLE, Limits
 from hespas.graph import Diagnostics
 from hespas.graph.errors import FormatError
 from hespas.measurements import LeftOut, columns, read_measurements
-from hespas.measurements.read import read_asked
+from hespas.measurements.read import read_operations
 from hespas.operations import Labels
 from hespas.validators.accuracy.tables import devices_of_tables
 
@@ -56,7 +56,7 @@ def test_what_would_be_misread_is_refused(
     tmp_path: Path, text: str, position: str | None, message: str
 ) -> None:
     with pytest.raises(FormatError, match=message) as caught:
-        list(read_asked(written(tmp_path, text)))
+        list(read_operations(written(tmp_path, text)))
     assert caught.value.position == position
     assert caught.value.hint
 
@@ -65,11 +65,11 @@ def test_lists_where_texts_belong_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"kind": [["matmul"]], "dtype": ["bf16"], "m": [1], "n": [2], "k": [3]}).to_parquet(path)
     with pytest.raises(FormatError, match="'kind' holds no texts"):
-        list(read_asked(path))
+        list(read_operations(path))
 
 
 def test_a_comma_at_the_end_of_a_row_shifts_nothing(tmp_path: Path) -> None:
-    [asked] = read_asked(written(tmp_path, "m,n,k\n128,256,512,\n64,32,16,\n"))
+    [asked] = read_operations(written(tmp_path, "m,n,k\n128,256,512,\n64,32,16,\n"))
     ops = asked.ops
     np.testing.assert_array_equal(ops.dim("m"), [128, 64])
     np.testing.assert_array_equal(ops.dim("k"), [512, 16])
@@ -196,18 +196,18 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     packed.write_bytes(gzip.compress(b"m,n,k\n" + b"1,2,3\n" * 1000))
     pd.DataFrame({name: np.ones(1000) for name in "mnk"}).to_parquet(parquet)
     for path in (packed, parquet):
-        assert sum(len(asked.ops) for asked in read_asked(path)) == 1000
+        assert sum(len(asked.ops) for asked in read_operations(path)) == 1000
     monkeypatch.setattr(columns, "limits", lambda: Limits(table_bytes=5500, table_rows_bytes=0))
     monkeypatch.setattr("hespas.files.streams.limits", lambda: Limits(packed_free_bytes=5500, packed_ratio=0))
     for path in (packed, parquet):
         assert path.stat().st_size < 5500
         with pytest.raises(FormatError, match=r"more than|1,000 rows in") as caught:
-            list(read_asked(path))
+            list(read_operations(path))
         assert caught.value.hint
     bounds = Limits(table_free_bytes=0, table_ratio=0)
     monkeypatch.setattr(columns, "limits", lambda: bounds)
     with pytest.raises(FormatError, match="columns that unpack to"):
-        list(read_asked(parquet))
+        list(read_operations(parquet))
 
 
 def test_limits_of_tables_are_raised_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +215,10 @@ def test_limits_of_tables_are_raised_alike(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "t.parquet"
     pd.DataFrame({name: np.ones(2_200_000, np.int8) for name in "mnk"}).to_parquet(path)
     with pytest.raises(FormatError, match=r"2,200,000 rows in .* bytes, at most 2,09") as caught:
-        next(read_asked(path))
+        next(read_operations(path))
     assert "`max_input_bytes`" in (caught.value.hint or "")
     monkeypatch.setenv(VARIABLE, "1000000000")
-    assert len(next(read_asked(path)).ops)
+    assert len(next(read_operations(path)).ops)
 
 
 def test_a_cell_that_names_a_device_is_no_path(tmp_path: Path) -> None:

@@ -117,8 +117,11 @@ def test_trips_that_cannot_be_are_refused(trips: float) -> None:
 def test_a_profile_has_no_program() -> None:
     strings = StringTable.from_strings([""])
     nothing = np.empty(0)
-    with pytest.raises(UsageError, match="no program"):
-        api.simulate(Profile.of("p", (), strings, start_ns=nothing, duration_ns=nothing))
+    profile = Profile.of("p", (), strings, start_ns=nothing, duration_ns=nothing)
+    for function in (api.simulate, api.estimate):
+        with pytest.raises(UsageError, match="no program") as refused:
+            function(profile, "L4")
+        assert (refused.value.path, "give the program" in (refused.value.hint or "")) == ("p", True)
 
 
 # --- ranks and classes

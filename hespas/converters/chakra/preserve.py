@@ -134,17 +134,17 @@ def io_rows(io: IoColumns, tag: int) -> list[ExtraRows]:
     return [_constant(io.node, 0, tag, ByteRows(render(message), offsets_of(message.row_bytes())))]
 
 
-def layout_rows(found: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
+def layout_rows(layouts: Layouts, strings: StringTableBuilder) -> list[ExtraRows]:
     """Distinct layouts as rows of the file, and each node's choice."""
-    if not found.layouts:
+    if not layouts.layouts:
         return []
     key = strings.add(LAYOUT_KEY)
-    whole = ByteRows.from_rows([encode_layout(layout) for layout in found.layouts])
-    data = np.frombuffer(found.choice.astype("<u4").tobytes(), np.uint8)
-    chosen = ByteRows(data, offsets_of(np.full(len(found.node), 4)))
+    whole = ByteRows.from_rows([encode_layout(layout) for layout in layouts.layouts])
+    data = np.frombuffer(layouts.choice.astype("<u4").tobytes(), np.uint8)
+    chosen = ByteRows(data, offsets_of(np.full(len(layouts.node), 4)))
     return [
         _constant(np.full(len(whole), -1, np.int64), key, Tag.LAYOUT, whole),
-        _constant(found.node, key, Tag.LAYOUT, chosen),
+        _constant(layouts.node, key, Tag.LAYOUT, chosen),
     ]
 
 

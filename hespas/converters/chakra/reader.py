@@ -51,7 +51,7 @@ from hespas.converters.chakra.spelling import LARGEST_MICROS
 from hespas.converters.chakra.to_graph import node_numbers, to_graph
 from hespas.converters.chakra.wire import Bools, EtColumns, Longs, Words
 from hespas.converters.chakra.wire.codec import read_columns
-from hespas.converters.format import ReadOptions, say_whole_job
+from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.replica_groups import MAX_DEVICES
 from hespas.graph import ABSENT, WHOLE_JOB, Diagnostics, OpGraph, Workload
 from hespas.graph.errors import FormatError, UsageError
@@ -309,7 +309,7 @@ def _workload(source: _Source, job: _Job, options: ReadOptions, faults: Faults) 
         rank_class=np.broadcast_to(np.int32(0), (count,)) if for_all else rank_class,
         metadata=metadata,
     )
-    return say_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
+    return warn_of_whole_job(made, "chakra", Path(faults.path), faults.diagnostics)
 
 
 def _whole_job(columns: EtColumns) -> dict[str, str]:

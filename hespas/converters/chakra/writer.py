@@ -112,7 +112,7 @@ class _ClassWriter:
 
     def _lowered(self, variables: Variables) -> Lowered:
         lowered = from_graph(self.graph, variables)
-        self.found = lowered.found
+        self.found = lowered.inexact
         return lowered
 
     def _patched(self, variables: Variables) -> Bytes:
@@ -252,21 +252,24 @@ class _Account:
 
     ranks: int = 0
     idle_ns: float = 0.0
-    found: Counter[str] = field(default_factory=Counter[str])
+    _ranks_of: Counter[_Runs] = field(default_factory=Counter["_Runs"])
 
     def add(self, runs: _Runs) -> None:
         """Count one rank."""
         self.ranks += runs.idle > 0
         self.idle_ns += runs.idle_ns
-        self.found.update(runs.writer.found)
-        self.found.update({"chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)})
+        self._ranks_of[runs] += 1
 
     def report(self, name: str, diagnostics: Diagnostics) -> None:
         """Say it."""
+        found: Counter[str] = Counter()
+        for runs, ranks in self._ranks_of.items():
+            of_one = {**runs.writer.found, "chakra.idle": runs.idle, "chakra.empty-rank": int(runs.is_empty)}
+            found.update({code: count * ranks for code, count in of_one.items()})
         for code, text in _FINDINGS.items():
             severity = Severity.WARNING if code in _WARNINGS else Severity.INFO
             message = text.format(ranks=self.ranks, idle_us=self.idle_ns / 1e3)
-            diagnostics.add(code, severity, name, message, count=self.found[code])
+            diagnostics.add(code, severity, name, message, count=found[code])
 
 
 @dataclass(slots=True, eq=False)

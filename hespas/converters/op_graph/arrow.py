@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hespas._version import __version__
-from hespas.converters.format import ReadOptions, Value, WriteOptions, say_whole_job
+from hespas.converters.format import ReadOptions, Value, WriteOptions, warn_of_whole_job
 from hespas.converters.op_graph.arrow_layout import (
     ARROW_SCHEMA_ID,
     RAGGED_NODE_COLUMNS,
@@ -106,7 +106,7 @@ def read_arrow(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wo
         ) from error
     graphs = tuple(_ClassReader(columns, str(path)).graph(fault, len(ranks)) for columns in source.classes())
     workload = Workload(name=name, classes=graphs, rank_class=ranks, metadata=metadata)
-    return say_whole_job(workload, "op-graph", path, diagnostics)
+    return warn_of_whole_job(workload, "op-graph", path, diagnostics)
 
 
 def _check_version(source: ArrowSource, path: str) -> None:

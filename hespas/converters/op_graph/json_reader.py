@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hespas.converters.format import ReadOptions, say_whole_job
+from hespas.converters.format import ReadOptions, warn_of_whole_job
 from hespas.converters.op_graph.document import (
     SCHEMA_ID,
     Document,
@@ -50,7 +50,7 @@ def read_json(path: Path, options: ReadOptions, diagnostics: Diagnostics) -> Wor
     duplicate ids, dangling dependencies and cycles; ``UnsupportedError`` for another version of the format.
     """
     workload = _Reader(path, options, diagnostics).read()
-    return say_whole_job(workload, "op-graph", path, diagnostics)
+    return warn_of_whole_job(workload, "op-graph", path, diagnostics)
 
 
 class _Reader:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hespas.estimators.collectives import SEGMENTS, TUNED, Layout, Line, basis, named, tuned_times
+from hespas.estimators.collective_lines import Line, basis, named
+from hespas.estimators.link_roofs import Layout
+from hespas.estimators.nccl import TUNED, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
+from hespas.hardware.model import SEGMENTS
 from hespas.measurements import Measurements
 from hespas.validators.calibration.fit_device import Key, Progress, fit_of, may_be_fitted, rounded
 

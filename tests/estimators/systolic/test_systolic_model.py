@@ -23,7 +23,7 @@ from hespas.operations import Labels, Operations, build
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 V4, H100 = load_device("TPU-v4"), load_device("H100-SXM")
-TPUS = ("TPU-v3", "TPU-v4", "TPU-v5e", "TPU-v5p", "TPU-v6e")
+TPUS = ("TPU-v3", "TPU-v4", "TPU-v5e", "TPU-v5p", "TPU-v6e", "TPU-v7x")
 
 
 def squares(*sizes: float, scheme: str = "f16", batch: float = 1) -> Operations:
@@ -162,6 +162,11 @@ def test_another_array_changes_the_time_by_its_cycles() -> None:
     outputs, codes = said(Systolic(dataflow="os"), squares(4096))
     assert codes == {"other-array"}
     assert outputs[0] == pytest.approx(own[0], rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["Gaudi-3", "Trainium-2"])
+def test_lines_of_a_tpu_are_not_moved_to_other_accelerators(name: str) -> None:
+    assert said(Systolic(), squares(512), name)[1] == {"by-clock"}
 
 
 def test_a_device_without_a_line_goes_by_its_clock() -> None:

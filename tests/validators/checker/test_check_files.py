@@ -110,6 +110,14 @@ def test_unreadable_input_is_a_violation_and_exit_code_3(tmp_path: Path, content
     assert len(result.violations) >= 1
 
 
+def test_the_remedy_names_the_options_of_commands(tmp_path: Path) -> None:
+    unknown = tmp_path / "notes.txt"
+    unknown.write_text("hello\n")
+    done = CliRunner().invoke(app, ["check", str(unknown)])
+    assert done.exit_code == 3
+    assert "as in a conversion with --from astra-text" in " ".join(done.stdout.split())
+
+
 def test_unreadable_input_does_not_hide_the_others(tmp_path: Path, traces: Path) -> None:
     result = check([tmp_path / "missing.et", traces])
     assert result.exit_code == 3

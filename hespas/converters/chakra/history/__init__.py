@@ -275,10 +275,10 @@ def _target(becomes: AttributeField, seen: _Seen) -> AttributeField:
     return AttributeField.INT64 if unsigned else becomes
 
 
-def is_final(found: Collection[str]) -> bool:
+def is_final(labels: Collection[str]) -> bool:
     """Whether more evidence cannot change the reading: none, one, or versions with the same tables."""
     tables = {
-        (VERSIONS[label].declared, VERSIONS[label].node_types, VERSIONS[label].syntax) for label in found
+        (VERSIONS[label].declared, VERSIONS[label].node_types, VERSIONS[label].syntax) for label in labels
     }
     return len(tables) <= 1
 

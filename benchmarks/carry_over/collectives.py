@@ -1,0 +1,227 @@
+"""Collectives beyond what was measured: numbers of ranks, large messages and devices, left out in turn.
+
+    python -m benchmarks.carry_over.collectives --tables DIR [--split devval] [--json FILE] [--against FILE]
+
+DIR holds aiconfigurator_collectives.parquet and vidur_network.parquet. Fits are of ``calib`` without what is
+left out, figures of the rows of ``--split`` that were left out:
+
+    inside            sizes between those that were fitted on, fits as shipped
+    most ranks        of each library and operation, the largest number of ranks on as many nodes
+    middle ranks      a number of ranks between two others
+    largest messages  the two largest octaves of bytes of each layout
+    sibling, family, link data
+                      the device and all fitted from its rows, answered from the nearest device of that class
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
+from hespas.estimators.link_roofs import Layout
+from hespas.graph.columns import BoolArray, FloatArray
+from hespas.hardware import Device, load_device
+from hespas.hardware.device_file import shipped_fits
+from hespas.measurements import Measurements, read_measurements
+from hespas.validators.accuracy.statistics import error_figures
+from hespas.validators.calibration.collectives import fit_collectives
+
+__all__ = ["Case", "Figures", "cases", "figures", "main", "summary", "text"]
+
+TABLES = ("aiconfigurator_collectives.parquet", "vidur_network.parquet")
+_OCTAVES = 2
+_EIGHT = Layout(8, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Case:
+    """Rows of one device that one test left out: predictions, intervals and measured times [ns]."""
+
+    test: str
+    device: str
+    table: str
+    low_ns: FloatArray
+    duration_ns: FloatArray
+    high_ns: FloatArray
+    measured_ns: FloatArray
+
+
+def cases(tables: Sequence[Measurements], split: str) -> Iterator[Case]:
+    """Every test on every device of the tables."""
+    for name in sorted({name for table in tables for name in table.hardware.used()}):
+        device = load_device(name)
+        for table in (table.on(name) for table in tables if len(table.hardware.where(name))):
+            held = table.part(split)
+            yield _case("inside", held, device, Collectives())
+            scored = np.zeros(len(table), np.bool_)
+            scored[table.split.where(split)] = True
+            for test, left_out in _LEFT_OUT.items():
+                out = left_out(table)
+                rows = np.flatnonzero(out & scored)
+                if not len(rows):
+                    continue
+                fits = fit_collectives([table.take(np.flatnonzero(~out))], device)
+                without = replace(device, own_fits=fits, fits_of="")
+                yield _case(test, table.take(rows), without, Collectives())
+            yield from _of_others(held, device)
+
+
+def _of_others(held: Measurements, device: Device) -> Iterator[Case]:
+    """Answers from the nearest devices, then from those further away."""
+    nobody = replace(device, own_fits=(), fits_of="")
+    others = [name for name in MEASURED if name != device.name]
+    related = dict(kin_of(nobody, _EIGHT, others))
+    for place, tier in enumerate(KINSHIPS):
+        if tier in related.values():
+            near = [fit for name, each in related.items() if each == tier for fit in shipped_fits(name)]
+            known = held.take(held.ops.op.where(*{fit.op for fit in near if fit.kind == "collective"}))
+            left = tuple(name for name, each in related.items() if KINSHIPS.index(each) >= place)
+            yield _case(tier, known, nobody, Collectives(kin=left))
+
+
+def _case(test: str, held: Measurements, device: Device, model: Collectives) -> Case:
+    said = model.predict(held.ops, device)
+    return Case(
+        test=test,
+        device=device.name,
+        table=held.name,
+        low_ns=said.low_ns,
+        duration_ns=said.duration_ns,
+        high_ns=said.high_ns,
+        measured_ns=held.duration_ns,
+    )
+
+
+def _sizes(table: Measurements) -> tuple[FloatArray, FloatArray, FloatArray]:
+    ops = table.ops
+    ranks = ops.dim("ranks")
+    return ranks, np.ceil(ranks / np.maximum(ops.dim("ranks_per_node"), 1)), ops.dim("message_bytes")
+
+
+def _most_ranks(table: Measurements) -> BoolArray:
+    """The largest of at least two numbers of ranks, of each class and number of nodes."""
+    ranks, nodes, _ = _sizes(table)
+    out = np.zeros(len(table), np.bool_)
+    for _, rows in table.ops.classes():
+        for count in np.unique(nodes[rows]).tolist():
+            mine = rows[nodes[rows] == count]
+            if len(np.unique(ranks[mine])) > 1:
+                out[mine] = ranks[mine] == ranks[mine].max()
+    return out
+
+
+def _middle_ranks(table: Measurements) -> BoolArray:
+    """What lies between the smallest and the largest number of ranks, of each class and number of nodes."""
+    ranks, nodes, _ = _sizes(table)
+    out = np.zeros(len(table), np.bool_)
+    for _, rows in table.ops.classes():
+        for count in np.unique(nodes[rows]).tolist():
+            mine = rows[nodes[rows] == count]
+            out[mine] = (ranks[mine] > ranks[mine].min()) & (ranks[mine] < ranks[mine].max())
+    return out
+
+
+def _largest_messages(table: Measurements) -> BoolArray:
+    """The largest octaves of each class and layout."""
+    ranks, nodes, size = _sizes(table)
+    out = np.zeros(len(table), np.bool_)
+    for _, rows in table.ops.classes():
+        for layout in np.unique(np.stack((ranks, nodes), axis=1)[rows], axis=0).tolist():
+            mine = rows[(ranks[rows] == layout[0]) & (nodes[rows] == layout[1])]
+            out[mine] = size[mine] > size[mine].max() / 2**_OCTAVES
+    return out
+
+
+_LEFT_OUT = {"most ranks": _most_ranks, "middle ranks": _middle_ranks, "largest messages": _largest_messages}
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """Errors of ``n`` of ``of`` rows, the share inside intervals of 90 %, and half their median ratio."""
+
+    n: int
+    of: int
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    coverage: float | None
+    width: float | None
+
+
+def figures(cases: Sequence[Case]) -> Figures:
+    """The figures of some cases together; None of no rows."""
+    low, said, high, measured = (
+        np.concatenate(columns)
+        for columns in zip(
+            *((each.low_ns, each.duration_ns, each.high_ns, each.measured_ns) for each in cases), strict=True
+        )
+    )
+    known = np.isfinite(said)
+    low, said, high, measured = (column[known] for column in (low, said, high, measured))
+    if not len(said):
+        return Figures(
+            n=0, of=len(known), mape=None, median_ape=None, p90_ape=None, bias=None, coverage=None, width=None
+        )
+    return Figures(
+        n=len(said),
+        of=len(known),
+        coverage=float(((low <= measured) & (measured <= high)).mean()),
+        width=float(np.nanmedian(np.sqrt(high / low))),
+        **error_figures(said / measured - 1),
+    )
+
+
+def summary(every: Sequence[Case]) -> dict[str, Figures]:
+    """Figures by test, and by test, device and table."""
+    groups: dict[str, list[Case]] = {}
+    for each in every:
+        groups.setdefault(each.test, []).append(each)
+        groups.setdefault(f"{each.test} | {each.device} | {each.table.partition('_')[0]}", []).append(each)
+    return {name: figures(group) for name, group in sorted(groups.items())}
+
+
+def text(found: Mapping[str, Figures], before: Mapping[str, Figures]) -> str:
+    """One line per test and device, below it what another version says; percentages."""
+    lines = [f"{'':58}{'n/of':>11}{'MAPE':>7}{'median':>7}{'P90':>7}{'bias':>7}{'cover':>7}{'width':>7}"]
+    for name, values in found.items():
+        lines.append(_line(name, values))
+        if name in before:
+            lines.append(_line("    before", before[name]))
+    return "\n".join(lines) + "\n"
+
+
+def _line(label: str, values: Figures) -> str:
+    shares = (values.mape, values.median_ape, values.p90_ape, values.bias, values.coverage)
+    shown = "".join(f"{'-' if each is None else format(100 * each, '.1f'):>7}" for each in shares)
+    width = "-" if values.width is None else f"{values.width:.2f}"
+    return f"{label:58}{values.n:5}/{values.of:5}{shown}{width:>7}"
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--split", default="devval", help="rows that are scored (default: devval)")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
+    arguments = parser.parse_args()
+    tables = [read_measurements(arguments.tables / name) for name in TABLES]
+    found = summary(list(cases(tables, arguments.split)))
+    before: dict[str, Figures] = {}
+    if arguments.against:
+        before = msgspec.json.decode(arguments.against.read_bytes(), type=dict[str, Figures])
+    sys.stdout.write(text(found, before))
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Which algorithm NCCL takes for a collective, and how long its own model says that this takes.
+
+Figures are those of NCCL's tuning model (github.com/NVIDIA/nccl, src/graph/tuning.cc, ncclTunerConstants):
+start of a protocol, latency of a step, caps of bandwidth, by generation. The least of all times is taken:
+
+    t = base + steps x latency + bytes of the whole buffer / bandwidth of the algorithm
+
+Rings move a message in 2 (N - 1) steps (all-reduce) or N - 1, trees up and down, NVLS lets the switch reduce,
+all-to-alls send directly to all. NCCL counts on 20 of 25 GB/s of each NVLink: links are taken at four fifths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hespas.graph.columns import FloatArray, IntArray
+from hespas.hardware import Device
+
+__all__ = ["ALGORITHMS", "TUNED", "Tuned", "reduces_in_switch", "tuned_times"]
+
+TUNED = "nccl"
+"""The form of NCCL's tuning model times a ratio."""
+
+ALGORITHMS = (
+    "ring LL",
+    "ring LL128",
+    "ring Simple",
+    "tree LL",
+    "tree LL128",
+    "tree Simple",
+    "NVLS",
+    "direct",
+)
+"""Algorithm and protocol; what :attr:`Tuned.algorithm` numbers."""
+_NVLS, _DIRECT = 6, 7
+
+_BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
+_STEP_US = {
+    "nvlink": {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)},
+    "pci": {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)},
+    "net": {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)},
+}
+_NVLS_US, _NVLS_NET_US = 25.0, 18.0
+_NET_OVERHEAD_US = 1.0
+_LINK_SHARE = 0.8
+_CHANNELS = 16
+_LL128_SHARE = 0.92
+_TREE_SHARE = 0.92
+_NOT_INTERLEAVED = 0.85
+
+
+class _Generation(NamedTuple):
+    """Caps of one generation [GB/s]: of LL, per channel of LL128 and of trees; the share that NVLS gets."""
+
+    low_latency: float
+    ring_ll128: float
+    tree_ll128: float
+    tree: float
+    nvls: float
+
+
+_GENERATIONS: Mapping[str, _Generation] = {
+    **dict.fromkeys(("pascal", "volta", "turing"), _Generation(39.0, 20.0, 20.0, 26.5, 0.0)),
+    "ampere": _Generation(87.7, 20.0, 20.0, 24.0, 0.0),
+    "ada": _Generation(87.7, 20.0, 20.0, 24.0, 0.0),
+    "hopper": _Generation(141.0, 36.7, 36.7, 38.7, 0.85),
+    **dict.fromkeys(("blackwell", "blackwell ultra"), _Generation(282.0, 40.0, 55.6, 70.0, 0.74)),
+}
+"""By compute capability: NCCL takes all before 8.0 as Volta, all from 10.0 on as Blackwell."""
+_LL_ACROSS_NODES = (22.5, 19.0)
+"""LL across two nodes, and more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuned:
+    """Columns of shape ``(ops,)``: the time [ns], NaN where the model says nothing, and its algorithm."""
+
+    duration_ns: FloatArray
+    algorithm: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """What is asked: ``size`` is the whole buffer [bytes], ``bus`` the rate of a ring [GB/s]."""
+
+    ranks: FloatArray
+    nodes: FloatArray
+    size: FloatArray
+    steps: FloatArray
+    hops: FloatArray
+    bus: FloatArray
+    reduces: bool
+    wire: str
+    generation: _Generation
+
+
+def tuned_times(op: str, ranks: FloatArray, nodes: FloatArray, message: FloatArray, device: Device) -> Tuned:
+    """The time of one collective for numbers of ranks and nodes and message sizes (Chakra's sense).
+
+    NaN for devices that NCCL does not run on, operations it does not tune, and links that are not stated.
+    """
+    generation = _generation(device)
+    found = Tuned(np.full(len(ranks), np.nan), np.full(len(ranks), -1, np.int64))
+    if generation is None:
+        return found
+    job = _job(op, (ranks, nodes, message), device, generation)
+    if job is None:
+        return found
+    times = np.full((len(ALGORITHMS), len(ranks)), np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):  # one rank takes no steps
+        for place, time in _times(op, job, device):
+            times[place] = time
+    times = np.where(np.isnan(times), np.inf, times)
+    algorithm = times.argmin(axis=0)
+    best = times.min(axis=0) * 1e3
+    known = np.isfinite(best) & (ranks > 1)
+    return Tuned(np.where(known, best, np.nan), np.where(known, algorithm, -1))
+
+
+def reduces_in_switch(device: Device) -> bool:
+    """Whether NVLink switches of the device add what passes through them (NVLS, NVLink SHARP)."""
+    generation, up = _generation(device), device.link("scale_up")
+    return generation is not None and generation.nvls > 0 and up is not None and up.topology == "switch"
+
+
+def _generation(device: Device) -> _Generation | None:
+    return _GENERATIONS.get(device.family.lower()) if device.vendor.lower() == "nvidia" else None
+
+
+_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+
+
+def _job(
+    op: str, sizes: tuple[FloatArray, FloatArray, FloatArray], device: Device, generation: _Generation
+) -> _Job | None:
+    """The figures of an operation; None for one that is not tuned, or where no link is stated."""
+    ranks, nodes, message = sizes
+    up = device.link("scale_up") or device.link("pcie")
+    if op not in _STEPS or up is None:
+        return None
+    out = device.link("scale_out")
+    inside = _LINK_SHARE * up.bandwidth_bytes_per_s / 1e9
+    outside = np.nan if out is None else out.bandwidth_bytes_per_s / 1e9
+    bus = np.where(nodes > 1, np.minimum(inside, outside * ranks / nodes), inside)
+    return _Job(
+        ranks=ranks,
+        nodes=nodes,
+        size=message * ranks if op == "all_gather" else message,
+        steps=_STEPS[op] * (ranks - 1),
+        hops=_STEPS[op] * (nodes - 1),
+        bus=bus,
+        reduces=op == "all_reduce",
+        wire="nvlink" if up.kind == "scale_up" else "pci",
+        generation=generation,
+    )
+
+
+def _times(op: str, job: _Job, device: Device) -> Iterator[tuple[int, FloatArray]]:
+    """Times [us] of each algorithm that may run the job."""
+    if op == "all_to_all":
+        yield _DIRECT, _direct(job)
+        return
+    wired = job.wire == "nvlink"
+    for protocol in (0, 1, 2) if wired else (0, 2):
+        yield protocol, _ring(job, protocol)
+        if job.reduces:
+            yield 3 + protocol, _tree(job, protocol)
+    if reduces_in_switch(device):
+        yield _NVLS, _nvls(job)
+
+
+def _low_latency(job: _Job) -> FloatArray:
+    across = np.where(job.nodes > 2, _LL_ACROSS_NODES[1], _LL_ACROSS_NODES[0])
+    return np.where(job.nodes > 1, across, job.generation.low_latency)
+
+
+def _moved(job: _Job, rate: FloatArray) -> FloatArray:
+    """Microseconds for the whole buffer at some GB/s."""
+    return job.size / rate / 1e3
+
+
+def _ring(job: _Job, protocol: int) -> FloatArray:
+    bus = job.bus
+    if protocol == 0:
+        bus = np.minimum(_low_latency(job), bus * 0.5)
+    elif protocol == 1:
+        bus = np.minimum(bus * _LL128_SHARE, _CHANNELS * job.generation.ring_ll128)
+    inner = np.where(
+        job.nodes > 1,
+        np.maximum(_STEP_US[job.wire]["ring"][protocol], _NET_OVERHEAD_US),
+        _STEP_US[job.wire]["ring"][protocol],
+    )
+    latency = _BASE_US["ring"][protocol] + (job.steps - job.hops) * inner
+    latency = latency + job.hops * _STEP_US["net"]["ring"][protocol]
+    return latency + _moved(job, bus * job.ranks / job.steps)
+
+
+def _tree(job: _Job, protocol: int) -> FloatArray:
+    bus = np.minimum(job.bus * _TREE_SHARE, _CHANNELS * job.generation.tree)
+    if protocol == 0:
+        bus = np.minimum(bus / 3.8, _low_latency(job))
+    elif protocol == 1:
+        share = np.where(job.nodes > 1, 120 / 128, 7 / 9)
+        bus = np.minimum(bus * share, _CHANNELS * job.generation.tree_ll128)
+    levels = np.floor(np.log2(np.maximum(job.nodes, 1)))
+    inner = (job.ranks / job.nodes - 1) * _STEP_US[job.wire]["tree"][protocol]
+    latency = _BASE_US["tree"][protocol] + 2 * (inner + levels * _STEP_US["net"]["tree"][protocol])
+    return latency + _moved(job, bus * _NOT_INTERLEAVED / 2)
+
+
+def _nvls(job: _Job) -> FloatArray:
+    bus = job.bus * job.generation.nvls * (_CHANNELS - 1) / _CHANNELS
+    bus = bus * (2 * job.ranks / job.steps if job.reduces else (job.ranks - 1) / job.ranks)
+    single = (job.nodes == 1) & (job.ranks > 2)
+    latency = np.where(job.nodes > 1, _NVLS_US + _NVLS_NET_US, _NVLS_US)
+    return np.where(single | job.reduces & (job.nodes > 1), latency + _moved(job, bus), np.inf)
+
+
+def _direct(job: _Job) -> FloatArray:
+    """All at once to all peers: the start of the simple protocol and the bytes that leave a rank."""
+    share = (job.ranks - 1) / job.ranks
+    latency = np.where(job.nodes > 1, _STEP_US["net"]["ring"][2], _STEP_US[job.wire]["ring"][2])
+    return _BASE_US["ring"][0] + latency + _moved(job, job.bus / share)
