@@ -19,8 +19,8 @@ devices left out from the cards of the learned models.
 _PROFILES = """
 Why profiles miss: a handful of recorded programs per device holds kernels that nothing in the others is like.
 On the H100 these are a patch convolution and many tiny products, on the MI300X these, transposes to odd rows,
-and kernels of a few elements: two recordings with two versions of ROCm differ up to sevenfold in what the same
-copy of one number takes.
+and kernels of a few elements: two recordings with two versions of ROCm differ up to sevenfold in what the
+same copy of one number takes.
 """
 _INTERVALS = (0.85, 0.95)
 _ON_OTHERS = "calibrated on the other profiles"
