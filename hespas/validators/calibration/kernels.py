@@ -35,6 +35,7 @@ __all__ = [
     "is_kernel",
     "kernel_fits",
     "kernels_of_device",
+    "time_of_kernels",
 ]
 
 KernelName = tuple[str, str]

@@ -75,7 +75,7 @@ class _Class:
     samples: int
 
 
-Common = Mapping[KernelName, KernelClass]
+_Common = Mapping[KernelName, KernelClass]
 """What kernels of a vendor have in common; empty where none was recorded."""
 
 
@@ -85,7 +85,7 @@ def fit_recordings(
     *,
     seed: int = 0,
     fitted: str = "",
-    common: Common | None = None,
+    common: _Common | None = None,
 ) -> tuple[Fit, ...]:
     """The fits of recordings on ``device``, whose fits of other data matmuls are drawn towards, and kernels
     towards what is ``common`` to the vendor's (None: what ships).
@@ -135,7 +135,7 @@ def fit_recordings(
     return tuple(fits)
 
 
-def _usable(table: Measurements, device: Device, common: Common) -> IntArray:
+def _usable(table: Measurements, device: Device, common: _Common) -> IntArray:
     """Rows whose kind and number format the device's rates and one of the forms cover."""
     known = _has_rates(table, device)
     if common:
@@ -229,7 +229,7 @@ def _solved(table: Measurements, device: Device, form: Form, prior: Prior) -> _C
     return _Class(form.name, found, len(table))
 
 
-def _fitted(table: Measurements, device: Device, common: Common) -> dict[_Name, _Class]:
+def _fitted(table: Measurements, device: Device, common: _Common) -> dict[_Name, _Class]:
     """Every class of some rows, from the whole chip down."""
     found = _kernels(table, device, common) if common else {}
     table = table.take(np.flatnonzero(_has_rates(table, device)))
@@ -254,7 +254,7 @@ def _fitted(table: Measurements, device: Device, common: Common) -> dict[_Name, 
     return found
 
 
-def _kernels(table: Measurements, device: Device, common: Common) -> dict[_Name, _Class]:
+def _kernels(table: Measurements, device: Device, common: _Common) -> dict[_Name, _Class]:
     """Classes of kernels: those that the vendor's devices have in common, as the recorded show them to run
     here, and those recorded beside them.
     """
@@ -338,7 +338,7 @@ def _folds_of_shapes(table: Measurements, seed: int) -> IntArray:
 
 
 def _left_out(
-    table: Measurements, device: Device, common: Common, fold: IntArray
+    table: Measurements, device: Device, common: _Common, fold: IntArray
 ) -> tuple[FloatArray, list[_Name]]:
     """What fits without a fold say of it, fold by fold; and which class says it."""
     predicted_ns = np.full(len(table), np.nan)
