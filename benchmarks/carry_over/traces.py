@@ -27,7 +27,7 @@ from hespas.validators.calibration.kernels import common_kernels, kernel_fits
 from hespas.validators.calibration.recordings import fit_recordings
 from tools.kernels import Trace, kernel_tables, recorded_traces
 
-__all__ = ["Row", "left_out", "main", "summary"]
+__all__ = ["BASELINE", "FITTED", "ROOFLINE", "UNRECORDED", "Row", "left_out", "main", "summary"]
 
 ROOFLINE, BASELINE = "roofline", "overhead+two-efficiencies"
 UNRECORDED, FITTED = "composite, device unrecorded", "composite"

@@ -10,6 +10,7 @@ import pytest
 from hespas.estimators import load_estimator
 from hespas.estimators.products import PRODUCTS, as_programs_run, is_ragged, product_time_ns
 from hespas.estimators.registry import OperationModel, Prediction
+from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.kernel_fits import common_fits
 from hespas.operations import Labels, Operations, build
@@ -52,7 +53,7 @@ def test_only_products_that_name_no_library_are_moved() -> None:
 
 def test_the_composite_takes_products_as_programs_run_them_unless_an_order_is_stated() -> None:
     ops = products([3137.0, 3136.0])
-    times = []
+    times: list[FloatArray] = []
     for spelling in ("composite", "composite:order=learned+calibrated+roofline"):
         model = load_estimator(spelling)
         assert isinstance(model, OperationModel)
