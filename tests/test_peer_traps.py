@@ -222,7 +222,8 @@ def test_trap_05_durations_below_a_microsecond_add_up(bench: Bench) -> None:
             last = f"%m{block}_{place}"
     text = module(body, "%x: tensor<3000xf32>", f"{last}: tensor<3000xf32>", replicas=4)
     device = bench.file(TOY, "toy.toml")
-    graph = bench.traces(text, "--hardware", str(device), "--granularity", "op").classes[0]
+    asked = ("--hardware", str(device), "--estimator", "roofline", "--granularity", "op")
+    graph = bench.traces(text, *asked).classes[0]
     assert len(graph) == 800
     assert graph.duration_ns.min() >= 60
     assert graph.duration_ns.sum() == pytest.approx(75_988, abs=1)

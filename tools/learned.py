@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hespas.estimators.learned import Learned
+from hespas.estimators.learned.inference import ModelsAtHand
 from hespas.estimators.learned.serialization import forget_models, save_model, shipped_folder
 from hespas.measurements import Measurements, read_measurements
 from hespas.validators.calibration.learned import fit_learned, with_errors
@@ -46,7 +46,7 @@ def main() -> int:
         model = fit_learned(part, table, seed=options.seed)
         save_model(model, options.out)
         forget_models()
-        save_model(with_errors(part, model, Learned(models=str(options.out)), table), options.out)
+        save_model(with_errors(part, model, ModelsAtHand([model]), table), options.out)
         sys.stdout.write(
             f"{part.name}: {model.card.training.rows} rows, {time.monotonic() - started:.0f} s\n"
         )

@@ -25,8 +25,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from hespas.estimators.collective_links import Layout
 from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
-from hespas.estimators.link_roofs import Layout
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, load_device
 from hespas.hardware.device_file import shipped_fits

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan
 
 import numpy as np
 
 from hespas.estimators.forms import CHIP_WIDE_KINDS, PREFILL, form_time_ns, machine_of
-from hespas.estimators.kernels import EVERY_FORM, KERNELS
-from hespas.estimators.products import PRODUCTS
-from hespas.estimators.rates import rate_flops_per_s
+from hespas.estimators.kernels import EVERY_FORM, KERNELS, PRODUCTS
+from hespas.estimators.rates import rate_flops_per_s, within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
 from hespas.hardware import ANY, Device, Fit, FitParameter
-from hespas.hardware.kernel_fits import common_fits, fits_of_user
+from hespas.hardware.library import common_fits, fits_of_user
 from hespas.operations import MATRIX_KINDS, Labels, Operations, build, timed_with_events
 
 __all__ = ["Calibrated", "FitIndex", "doublings_beyond"]
@@ -62,8 +62,8 @@ class Calibrated:
             if code:
                 found.info(code, where, text, count=len(rows))
             columns[:, rows] = _said_by_choice(choice, ops.take(rows), index, (where, found))
-        unknown = np.isnan(columns[0])
-        return Prediction.of(self.name, columns[0], np.where(unknown, np.nan, columns[1]), columns[2])
+        columns[1:, np.isnan(columns[0])] = np.nan
+        return Prediction.of(self.name, *within_roof(columns, ops, device))
 
 
 def _said_by_choice(
@@ -341,8 +341,8 @@ def _time_and_interval(fit: Fit, ops: Operations, device: Device, scheme: str) -
     """What one fit says of operations of one scheme, shape (3, ops): time, 5 % and 95 % [ns]."""
     form = EVERY_FORM.get(fit.form)
     values = {each.name: each.value for each in fit.parameters}
-    later = () if form is None else (each for each in form.parameters if each.since)
-    values = {each.name: each.start for each in later} | values
+    later = () if form is None else (each for each in form.parameters if not isnan(each.absent))
+    values = {each.name: each.absent for each in later} | values
     if form is None or any(each.name not in values for each in form.parameters):
         return np.full((3, len(ops)), np.nan)
     time = form_time_ns(form, values, ops, machine_of(device, ops.kind[0], scheme))

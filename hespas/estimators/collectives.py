@@ -14,8 +14,7 @@ from math import inf, isnan, nan
 
 import numpy as np
 
-from hespas.estimators.collective_lines import Lines, Parts, lines_of
-from hespas.estimators.collective_spread import (
+from hespas.estimators.collective_lines import (
     BETWEEN,
     NO_BAND,
     OF_HOST,
@@ -24,12 +23,23 @@ from hespas.estimators.collective_spread import (
     OF_RELEASE,
     PER_DOUBLING,
     PER_OCTAVE,
+    Lines,
+    Parts,
     Spread,
+    lines_of,
     widened,
     wiring_of,
 )
-from hespas.estimators.link_roofs import Layout, link_inside, link_of, roof_ns
-from hespas.estimators.nccl import ALGORITHMS, TUNED, Tuned, tuned_times
+from hespas.estimators.collective_links import (
+    ALGORITHMS,
+    TUNED,
+    Layout,
+    Tuned,
+    link_inside,
+    link_of,
+    roof_ns,
+    tuned_times,
+)
 from hespas.estimators.rates import collective_time_ns
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.graph import CollectiveKind, Diagnostics, Estimate, OpGraph

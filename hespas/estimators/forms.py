@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import product
+from math import isnan
 from types import MappingProxyType
 
 import numpy as np
@@ -35,6 +36,10 @@ __all__ = [
     "soft_max",
 ]
 
+_CACHE_RATE = 3.5
+"""Bandwidth of a cache over that of the memory behind it, where a device's file does not state it: the middle
+of those that do.
+"""
 _VECTOR_BYTES = 16.0
 """What a GPU's widest load takes."""
 
@@ -47,10 +52,11 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale).
+    """A positive parameter: where a fit starts and between what it may move (on a logarithmic scale), and how
+    closely it is expected there (``width``, in ln units).
 
-    ``varies`` is false for what is set by the data's nature and never moved. ``since``: fits made before the
-    parameter was known lack it, and mean ``start``.
+    ``varies`` is false for what is set by the data's nature and never moved. ``absent`` is what fits mean
+    that were made before the parameter was known (NaN: all know it). Shares of a peak are at most 1.
     """
 
     name: str
@@ -58,27 +64,31 @@ class Parameter:
     low: float
     high: float
     varies: bool = True
-    since: bool = False
+    absent: float = np.nan
+    width: float = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """The rates of a device for one scheme; NaN where the device file does not say.
 
-    ``cache_bytes`` is the largest cache, bytes per element are those of the scheme. ``vector_elements`` is
-    what loads and matrix units take at once: shorter or unaligned rows waste a part of it.
-    ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the scheme: what addresses and
-    conversions run at.
+    ``cache_bytes`` is the largest cache, ``cache_rate`` its bandwidth over that of the main memory, bytes
+    per element are those of the scheme. ``vector_elements`` is what loads and matrix units take at once:
+    shorter or unaligned rows waste a part of it. ``quantizes``: kernels of their own turn the activations
+    into the format of the product. ``lane_flops_per_ns`` is the rate of the vector units in f32, whatever the
+    scheme: what addresses and conversions run at.
     """
 
     flops_per_ns: float
     bytes_per_ns: float
     units: float
     cache_bytes: float
+    cache_rate: float
     activation_bytes: float
     weight_bytes: float
     output_bytes: float
     vector_elements: float
+    quantizes: bool
     lane_flops_per_ns: float = np.nan
 
 
@@ -101,7 +111,11 @@ def machine_of(device: Device, kind: str, scheme: str) -> Machine:
     """The rates that operations of a kind and scheme meet."""
     rate = rate_flops_per_s(device, scheme, matrix=kind in MATRIX_KINDS)
     found = find_scheme(scheme)
-    caches = [memory.capacity_bytes for memory in device.memories if memory.level != "main"]
+    caches = [memory for memory in device.memories if memory.level != "main" and memory.capacity_bytes > 0]
+    cache = max(caches, key=lambda memory: memory.capacity_bytes, default=None)
+    cache_rate = (
+        np.nan if cache is None else cache.bandwidth_bytes_per_s / device.main_memory.bandwidth_bytes_per_s
+    )
     bits = (np.nan,) * 3
     if found is not None:
         bits = (found.activation_bits, found.weight_bits, found.output_bits)
@@ -109,11 +123,13 @@ def machine_of(device: Device, kind: str, scheme: str) -> Machine:
         flops_per_ns=rate / 1e9,
         bytes_per_ns=device.main_memory.bandwidth_bytes_per_s / 1e9,
         units=float(device.units) if device.units > 0 else np.nan,
-        cache_bytes=float(max((size for size in caches if size > 0), default=0)),
+        cache_bytes=0.0 if cache is None else float(cache.capacity_bytes),
+        cache_rate=_CACHE_RATE if isnan(cache_rate) else cache_rate,
         activation_bytes=bits[0] / 8,
         weight_bytes=bits[1] / 8,
         output_bytes=bits[2] / 8,
         vector_elements=_VECTOR_BYTES * 8 / bits[0] if device.systolic is None else device.systolic.columns,
+        quantizes=found is not None and found.quantizes,
         lane_flops_per_ns=rate_flops_per_s(device, "f32", matrix=False) / 1e9,
     )
 
@@ -190,7 +206,7 @@ PREFILL = Form(
     name="prefill",
     parameters=(
         _ATTENTION_START,
-        Parameter(name="compute", start=0.6, low=0.02, high=4.0),
+        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5),
         _ATTENTION_OVERLAP,
         Parameter(name="score", start=0.3, low=1e-3, high=50.0),
         Parameter(name="block_start_ns", start=2000.0, low=1.0, high=1e5),
@@ -257,7 +273,7 @@ DECODE = Form(
     parameters=(
         _ATTENTION_START,
         Parameter(name="group_t0_ns", start=6000.0, low=50.0, high=1e6),
-        Parameter(name="memory", start=0.75, low=0.02, high=4.0),
+        Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
         _ATTENTION_OVERLAP,
         Parameter(name="piece_start_ns", start=1000.0, low=1.0, high=1e5),
         Parameter(name="key_ns", start=10.0, low=1e-3, high=1e3),
@@ -348,8 +364,8 @@ _EXPERTS = Form(
     name="experts",
     parameters=(
         Parameter(name="t0_ns", start=30000.0, low=50.0, high=1e7),
-        Parameter(name="compute", start=0.6, low=0.02, high=6.0),
-        Parameter(name="memory", start=0.7, low=0.02, high=4.0),
+        Parameter(name="compute", start=0.6, low=0.02, high=1.0, width=0.5),
+        Parameter(name="memory", start=0.7, low=0.02, high=1.0, width=0.3),
         Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
         Parameter(name="unit_load", start=2.5, low=0.1, high=50.0),
         Parameter(name="tile_edge", start=10.0, low=0.01, high=1000.0),
@@ -373,10 +389,10 @@ experts over the mean; ``spread``: the exponent by which skewed routing hits few
 # Operations that stream their data: arithmetic, traffic and a cost per row overlap, after a fixed start.
 
 _T0 = Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6)
-_COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=10.0)
-_MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=6.0)
+_COMPUTE = Parameter(name="compute", start=0.5, low=1e-3, high=1.0, width=0.5)
+_MEMORY = Parameter(name="memory", start=0.7, low=1e-2, high=1.0, width=0.3)
 _OVERLAP = Parameter(name="overlap", start=2.0, low=0.05, high=20.0)
-_STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, since=True)
+_STRIDED = Parameter(name="strided", start=1.8, low=1.0, high=20.0, absent=1.8)
 """How much longer traffic takes whose operands are not walked in the order of the result."""
 
 
@@ -392,6 +408,7 @@ def _rates(ops: Operations, machine: Machine) -> Columns:
         "rows": ops.dim("rows"),
         "columns": ops.dim("columns"),
         "cache": np.array(machine.cache_bytes),
+        "cache_rate": np.array(machine.cache_rate),
     }
 
 
@@ -407,8 +424,8 @@ def _roofline_ns(values: Values, columns: Columns) -> FloatArray:
 
 def _streams_ns(values: Values, columns: Columns) -> FloatArray:
     share = hit_share(columns["bytes"], float(columns["cache"]) * values["cache_reach"], values["cache_edge"])
-    speed_up = 1 + share * values["cache_gain"]
-    memory = _traffic_ns(values, columns) / speed_up
+    cached = columns["memory_ns"] / (float(columns["cache_rate"]) * values["cache_share"])
+    memory = (1 - share) * _traffic_ns(values, columns) + share * cached
     arithmetic = columns["arithmetic_ns"] / values["compute"]
     rows = columns["rows"] * (values["row_ns"] + values["row_step_ns"] * columns["columns"])
     return values["t0_ns"] + soft_max(values["overlap"], arithmetic, memory, rows)
@@ -429,7 +446,7 @@ _STREAMS = Form(
         *_ROOFLINE.parameters,
         Parameter(name="row_ns", start=0.01, low=1e-6, high=1e3),
         Parameter(name="row_step_ns", start=1e-5, low=1e-9, high=1.0),
-        Parameter(name="cache_gain", start=0.3, low=1e-3, high=20.0),
+        Parameter(name="cache_share", start=0.5, low=0.02, high=1.0, width=0.5),
         Parameter(name="cache_reach", start=0.5, low=0.02, high=3.0),
         Parameter(name="cache_edge", start=2.0, low=0.5, high=20.0),
     ),
@@ -437,8 +454,8 @@ _STREAMS = Form(
     columns=_rates,
     time_ns=_streams_ns,
 )
-"""Vector, normalisation, pooling, gather and quantising operations. ``cache_gain``: how much faster traffic
-is that stays within ``cache_reach`` of the cache.
+"""Vector, normalisation, pooling, gather and quantising operations. ``cache_share``: the share of the
+cache's bandwidth that traffic reaches which stays within ``cache_reach`` of its size.
 """
 
 
@@ -471,8 +488,8 @@ def _candidates(wide: bool) -> FloatArray:
 
 _PARAMETERS = (
     Parameter(name="t0_ns", start=3000.0, low=50.0, high=1e6),
-    Parameter(name="compute", start=0.7, low=0.02, high=6.0),
-    Parameter(name="memory", start=0.75, low=0.02, high=4.0),
+    Parameter(name="compute", start=0.7, low=0.02, high=1.0, width=0.5),
+    Parameter(name="memory", start=0.75, low=0.02, high=1.0, width=0.3),
     Parameter(name="overlap", start=1.5, low=0.05, high=20.0),
     Parameter(name="step_ns", start=0.1, low=1e-4, high=50.0),
     Parameter(name="unit_load", start=2.5, low=0.1, high=50.0),
@@ -486,13 +503,17 @@ _PARAMETERS = (
     Parameter(name="ragged_k", start=0.1, low=1e-3, high=10.0),
     Parameter(name="ragged_n", start=0.1, low=1e-3, high=10.0),
     Parameter(name="weight_copies", start=5.0, low=1.0, high=5.0, varies=False),
+    Parameter(name="cache_share", start=1.0, low=0.1, high=10.0, absent=np.inf),
+    Parameter(name="quantizing_passes", start=2.0, low=1e-2, high=50.0, absent=0.0),
 )
 """``compute``, ``memory``: shares of the peaks. ``unit_load``: a unit's share of the bandwidth, in shares of
 bandwidth / units. ``tile_edge``: elements by which a tile's edge costs more than its area. ``fill``: steps of
 k that starting a tile and storing it take. ``wave_tail``: how much of the last, partly filled wave is paid.
 ``ragged_k``, ``ragged_n``: what rows that do not fill whole vectors cost more, as shares.
 ``weight_copies``: a benchmark turns through so many copies of the weights at most, until they exceed the
-cache.
+cache. ``cache_share``: the rate at which it gives what it holds, as a share of its bandwidth.
+``quantizing_passes``: how often the activations cross the memory before the product, in schemes that
+quantise them.
 """
 
 _PIPELINE = 3.0
@@ -520,8 +541,10 @@ def _columns(ops: Operations, machine: Machine) -> Columns:
         "k": k,
         "bytes": ops.bytes_moved,
         "weights": weights,
+        "quantizing_ns": machine.quantizes * batch * m * k * machine.activation_bytes / machine.bytes_per_ns,
         "copies": copies,
         "cache": np.array(machine.cache_bytes),
+        "cache_rate": np.array(machine.cache_rate),
         "bandwidth": np.array(machine.bytes_per_ns),
     }
 
@@ -546,8 +569,12 @@ def _with_traffic(tiled: FloatArray, values: Values, columns: Columns) -> FloatA
     turned = np.minimum(columns["copies"], values["weight_copies"]) * weights
     held = weights * hit_share(turned, cache * values["cache_reach"], values["cache_edge"])
     held += np.minimum(columns["bytes"] - weights, 0.7 * cache) * values["activations_cached"]
-    traffic = (columns["bytes"] - held) / (values["memory"] * float(columns["bandwidth"]))
+    traffic = (columns["bytes"] - held) / values["memory"] + held / (
+        values["cache_share"] * float(columns["cache_rate"])
+    )
+    traffic /= float(columns["bandwidth"])
     total = soft_max(values["overlap"], tiled, np.maximum(traffic, 0.0))
+    total += values["quantizing_passes"] * columns["quantizing_ns"]
     return values["t0_ns"] + values["step_ns"] * columns["k"] + total
 
 

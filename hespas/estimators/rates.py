@@ -38,6 +38,7 @@ from hespas.operations import (
     Operations,
     arithmetic_dtype,
     between_ranks,
+    element_bytes,
     find_scheme,
     group_sizes,
 )
@@ -58,9 +59,11 @@ __all__ = [
     "node_energy_j",
     "peak_times",
     "rate_flops_per_s",
+    "roof_ns",
     "step_energy",
     "stored_bytes",
     "unit_rate",
+    "within_roof",
 ]
 
 _BYTE = 8
@@ -225,6 +228,66 @@ def peak_times(ops: Operations, device: Device, *, transcendental_weight: float 
         arithmetic = np.where(flops == 0, 0.0, flops / rates[matrix.astype(np.int64), ops.scheme.row] * 1e9)
     memory = ops.bytes_moved / device.main_memory.bandwidth_bytes_per_s * 1e9
     return PeakTimes(arithmetic, memory)
+
+
+_WINOGRAD = 4.0
+"""Multiplications that F(4x4, 3x3) saves (Lavin, Gray: "Fast algorithms for convolutional neural networks",
+CVPR 2016); larger tiles lose too much accuracy to ship in libraries.
+"""
+_CACHE_MARGIN = 1.3
+"""Some cache bandwidths are what a micro-benchmark reached, which lies up to a quarter below the peak."""
+
+
+def roof_ns(ops: Operations, device: Device) -> FloatArray:
+    """The least time that each operation can take on a device [ns], shape ``(ops,)``; 0 where it is unknown.
+
+    Its arithmetic at the dense peak (of convolutions what fast algorithms leave of it), what the largest
+    cache cannot hold at the bandwidth of the main memory, and everything at the bandwidth of that cache where
+    the file states it: operands that an earlier operation left there are never read from memory. Which
+    experts of a mixture are hit is not known: theirs are as many as one token is sent to. O(ops).
+    """
+    kinds = np.array([name in MATRIX_KINDS for name in ops.kind.names], np.bool_)[ops.kind.row]
+    rates = np.array(
+        [
+            [rate_flops_per_s(device, scheme, matrix=unit) for scheme in ops.scheme.names]
+            for unit in (False, True)
+        ]
+    ).reshape(2, len(ops.scheme.names))
+    # A fusion counts as what is around its matmuls.
+    most: FloatArray = np.fmax(rates[0], rates[1])
+    rate: FloatArray = np.where(kinds, rates[1][ops.scheme.row], most[ops.scheme.row])
+    saved = np.where(ops.dim("kernel", 1.0) > 1, _WINOGRAD, 1.0)
+    moved = _least_bytes(ops)
+    caches = [each for each in device.memories if each.level == "cache" and each.capacity_bytes > 0]
+    largest = max(caches, key=lambda each: each.capacity_bytes, default=None)
+    held = 0.0 if largest is None else float(largest.capacity_bytes)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        times: list[FloatArray] = [ops.flops / rate / saved * 1e9]
+        times += [np.maximum(moved - held, 0.0) / device.main_memory.bandwidth_bytes_per_s * 1e9]
+        if largest is not None:
+            times += [moved / (largest.bandwidth_bytes_per_s * _CACHE_MARGIN) * 1e9]
+    least: FloatArray = np.nan_to_num(np.fmax.reduce(times), nan=0.0, posinf=0.0)
+    return least
+
+
+def _least_bytes(ops: Operations) -> FloatArray:
+    """Bytes that each operation moves at least."""
+    mixtures = ops.kind.where("moe")
+    if not len(mixtures):
+        return ops.bytes_moved
+    some = ops.take(mixtures)
+    share = some.dim("tensor_parallel") * some.dim("expert_parallel")
+    weights = some.dim("matrices") * some.dim("hidden") * some.dim("inter") / share
+    moved = ops.bytes_moved.copy()
+    moved[mixtures] = np.fmin(
+        moved[mixtures], some.dim("topk") * weights * element_bytes(some.scheme, "weight")
+    )
+    return moved
+
+
+def within_roof(times_ns: FloatArray, ops: Operations, device: Device) -> FloatArray:
+    """Times and intervals of shape ``(3, ops)`` [ns], none of them below :func:`roof_ns`. O(ops)."""
+    return np.where(np.isnan(times_ns), times_ns, np.maximum(times_ns, roof_ns(ops, device)))
 
 
 # Energy of a step on a device whose file has figures for it: a floor and a ceiling, never a guess between.

@@ -372,7 +372,7 @@ _ROOFLINE = ("t0_ns", "compute", "memory", "overlap")
 FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "roofline": _ROOFLINE,
-        "streams": (*_ROOFLINE, "row_ns", "row_step_ns", "cache_gain", "cache_reach", "cache_edge"),
+        "streams": (*_ROOFLINE, "row_ns", "row_step_ns", "cache_share", "cache_reach", "cache_edge"),
         "tiles": (
             *(*_ROOFLINE, "step_ns", "unit_load", "tile_edge", "fill", "split_ns", "wave_tail"),
             *("activations_cached", "cache_reach", "cache_edge", "ragged_k", "ragged_n", "weight_copies"),
@@ -398,7 +398,11 @@ FORM_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Form -> the names of the parameters that each of its fits states; all are positive and finite."""
 
 LATER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"roofline": ("strided",), "streams": ("strided",)}
+    {
+        "roofline": ("strided",),
+        "streams": ("strided",),
+        "tiles": ("cache_share", "quantizing_passes"),
+    }
 )
 """Form -> parameters that fits may lack that were made before these were known."""
 

@@ -60,7 +60,7 @@ def test_the_program_says_what_the_events_are(program: Path, trace: Path, tmp_pa
     assert done.exit_code == 0, done.output
     assert done.stdout.rstrip().endswith("fits of H100-SXM from 20 rows")
     fits = {(fit.kind, fit.samples) for fit in load_device(out).own_fits if fit.table == "trace"}
-    assert fits == {("vector", 20), ("*", 20)}
+    assert {("vector", 20), ("*", 20)} <= fits
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from msgspec import structs
 
 from hespas.estimators import load_estimator
 from hespas.estimators.collective_lines import Line, lines_of, named
+from hespas.estimators.collective_links import ALGORITHMS, Layout, roof_ns, tuned_times
 from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
-from hespas.estimators.link_roofs import Layout, roof_ns
-from hespas.estimators.nccl import ALGORITHMS, tuned_times
 from hespas.graph import (
     CollectiveKind,
     Diagnostics,

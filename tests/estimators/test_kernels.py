@@ -11,7 +11,7 @@ from hespas.estimators.calibrated import Calibrated
 from hespas.estimators.forms import form_time_ns, machine_of
 from hespas.estimators.kernels import KERNELS
 from hespas.hardware import load_device
-from hespas.hardware.kernel_fits import common_fits, fits_of_user
+from hespas.hardware.library import common_fits, fits_of_user
 from hespas.operations import STRIDED, Labels, Operations, build
 
 H100 = load_device("H100-SXM")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.products import PRODUCTS, as_programs_run, is_ragged, product_time_ns
+from hespas.estimators.kernels import PRODUCTS, as_programs_run, is_ragged, product_time_ns
 from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
-from hespas.hardware.kernel_fits import common_fits
+from hespas.hardware.library import common_fits
 from hespas.operations import Labels, Operations, build
 
 H100 = load_device("H100-SXM")

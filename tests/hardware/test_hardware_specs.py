@@ -57,6 +57,7 @@ _EXCEPTIONS = {
     ("AMD_Instinct_MI100", "fp32_tflops"): (0.51, "the row has the matrix rate; vector 23.1"),
     ("AMD_Instinct_MI210", "l2_MB"): (0.51, "the row counts two dies; the card has one"),
     ("AMD_Instinct_MI250", "l2_MB"): (0.51, "the row counts both dies, all else is of one"),
+    ("h200_sxm", "l2_MB"): (0.21, "the CUDA runtime reports 60 MB"),
     ("Tesla_P4", "fp32_tflops"): (0.04, "the row has a higher clock; data sheet 5.5"),
     ("Tesla_P4", "sm_cu_count"): (0.51, "the row counts halves; GP104 has 20 SMs of 128 lanes"),
     ("Tesla_T4", "fp32_tflops"): (0.006, "data sheet 8.1"),

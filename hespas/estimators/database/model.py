@@ -14,6 +14,7 @@ import numpy as np
 
 from hespas.estimators.database.library import Library, installed_library, library_of_file, visible
 from hespas.estimators.database.shelf import BETWEEN, EXACT, NEARBY
+from hespas.estimators.rates import within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray
@@ -85,7 +86,7 @@ class Database:
         said = np.full((3, len(ops)), np.nan)
         for labels, rows in ops.classes():
             said[:, rows] = _of_class(library, device.name, labels, ops.take(rows), found)
-        return Prediction.of(self.name, said[0], said[1], said[2])
+        return Prediction.of(self.name, *within_roof(said, ops, device))
 
     def _opened(self, device: Device, kinds: frozenset[str]) -> Library:
         if self._library is not None:

@@ -1,9 +1,12 @@
 """Learned: gradient-boosted trees on the logarithm of time over a data-sheet time.
 
-    time = base(sizes, data sheet) x exp(sum of trees(log sizes, log ratios, device descriptors))
+    time = base(sizes, fitted physics, data sheet) x exp(sum of trees(log sizes, log ratios, descriptors))
 
-Trees that never see what a device is called speak of devices that were not in the fit. The interval holds
-90 % of outcomes: fitted quantiles, widened until that was so on rows left out of the fit.
+Beyond the sizes of the fit the trees' part goes over into what they add to the largest operations, so that
+the base alone decides how time grows. On a device that was not in the fit the base is the form with the
+parameters of its nearest relatives, and trees correct it that never see what a device is called. The interval
+holds 90 % of outcomes: fitted quantiles, widened until that was so on rows left out of the fit, and wider
+with every octave beyond its sizes. No time is below the device's roof.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hespas.estimators.learned.bases import TIERS, BaseIndex, Kinship, combined_ns, relatives
 from hespas.estimators.learned.ensemble import features_of
+from hespas.estimators.learned.rising import raised
 from hespas.estimators.learned.serialization import (
     Card,
     Cell,
     LearnedModel,
+    Unseen,
     cards_at,
     cards_in,
     load_model,
     shipped_folder,
 )
+from hespas.estimators.rates import within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation
 from hespas.graph import Diagnostics, Estimate, OpGraph
 from hespas.graph.columns import FloatArray, IntArray
@@ -36,13 +43,13 @@ from hespas.operations import Labels, Operations, timed_with_events
 
 __all__ = [
     "FREE_OCTAVES",
-    "MOST_OCTAVES",
-    "WIDENING",
     "Learned",
     "ModelsAtHand",
     "code_columns",
     "distances",
+    "octaves_beyond",
     "octaves_of",
+    "widening",
 ]
 
 
@@ -109,10 +116,11 @@ class Learned:
 
 FREE_OCTAVES = 1
 """As far from a seen size as two held-out shapes are from each other: no reason to widen."""
-MOST_OCTAVES = 3
-"""Further away trees repeat the edge of what they know: no prediction."""
-WIDENING = 0.25
-"""Octaves of time that the interval grows, on both sides, for each octave of size beyond the free one."""
+_KEPT_OCTAVES = 2.0
+_FADING_OCTAVES = 4.0
+"""So far beyond the sizes of the fit the trees' part is kept, and over so many more it fades to 1/e."""
+_STEEPEST = 0.25 * np.log(2)
+"""By how much intervals grow at most [log time] with each octave further than any that was left out."""
 
 _DIFFERENCES_AT_ONCE = 1 << 17
 
@@ -140,6 +148,30 @@ def distances(seen: NDArray[np.int8], octaves: IntArray) -> FloatArray:
             np.maximum(farthest, np.abs(apart, out=apart), out=farthest)
         nearest[start : start + len(some)] = farthest.min(axis=1)
     return nearest[rows.reshape(-1)]
+
+
+def octaves_beyond(reach: Mapping[str, tuple[float, float]], ops: Operations) -> FloatArray:
+    """How far the sizes of operations lie outside of those of a fit: octaves in the dimension where most."""
+    farthest = np.zeros(len(ops))
+    for name, (low, high) in reach.items():
+        size = ops.dim(name)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            beyond = np.maximum(np.log2(size / max(high, 1e-9)), np.log2(max(low, 1e-9) / size))
+        farthest = np.fmax(farthest, np.nan_to_num(beyond, nan=0.0, posinf=64.0))
+    return farthest
+
+
+def widening(card: Card, beyond: FloatArray) -> FloatArray:
+    """By how much the interval grows on both sides [log time] so many octaves beyond the sizes of the fit:
+    what held 90 % of rows there, and on at the pace of the last of them.
+    """
+    steps = ((0.0, 0.0), *(() if card.region is None else card.region.widening))
+    octaves, wide = (np.array(column) for column in zip(*steps, strict=True))
+    pace = (wide[-1] - wide[0]) / octaves[-1] if octaves[-1] > 0 else _STEEPEST
+    over = np.maximum(beyond - octaves[-1], 0.0)
+    within: FloatArray = np.interp(beyond, octaves, wide)
+    further: FloatArray = min(max(float(pace), _STEEPEST / 4), _STEEPEST) * over
+    return within + further
 
 
 # Asking a set of learned models: which covers an operation, and what was refused or assumed.
@@ -217,8 +249,9 @@ def _tell_stand_in(
     if not wanted.variant and timed_with_events(cell.variant):
         text = f"{wanted.kind} {wanted.scheme}: fitted on times taken with events, which hold the launch"
         diagnostics.info("learned.event-times", device.name, text, count=count)
-    if not choice.is_seen:
-        text = f"{wanted.kind} {wanted.scheme}: the device was not in the fit, intervals are those of others"
+    if choice.kin is not None:
+        kin = ", ".join(choice.kin.names)
+        text = f"{wanted.kind} {wanted.scheme}: the device was not in the fit, {kin} stand in"
         diagnostics.info("learned.unseen-device", device.name, text, count=count)
 
 
@@ -253,12 +286,20 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """``cell`` of the model whose card is at ``path``; ``is_seen`` where the fit had rows of the device."""
+    """``cell`` of the model whose card is at ``path``; ``kin`` stand in where the fit had no rows of the
+    device. ``as_timed`` where the variant was asked for: another host's launches are then part of it.
+    """
 
     path: Path
     card: Card
     cell: Cell
-    is_seen: bool
+    kin: Kinship | None
+    as_timed: bool
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the fit had rows of the device."""
+        return self.kin is None
 
 
 def _choose(
@@ -267,11 +308,11 @@ def _choose(
     """The choice, or why there is none.
 
     An operation's own number format on this device comes first, then one of the same width and rate, then
-    other devices' rows. Of models that are alike in this, the first ``ranked`` speak in their order, before
-    all others. Without a variant the one with most rows is taken, but of other devices none that events
-    timed: what the host had to do with it is no property of a device.
+    other devices' rows: those that hold no launch of another host before those that events timed, the nearest
+    relatives first. Of models that are alike in this, the first ``ranked`` speak in their order, before all
+    others. Without a variant the one with most rows is taken.
     """
-    found: list[tuple[tuple[int, ...], Path, Card, Cell]] = []
+    found: list[tuple[tuple[int, ...], _Choice]] = []
     reason = f"no model of {wanted.kind} in {wanted.scheme or 'an unknown number format'}"
     for place, (path, card) in enumerate(cards):
         for cell in card.cells:
@@ -281,21 +322,17 @@ def _choose(
             if wanted.variant and cell.variant != wanted.variant:
                 reason = f"the model of {wanted.kind} has no variant {wanted.variant!r}"
                 continue
-            unseen = int(device.name not in cell.rows)
-            if unseen and not _may_transfer(card, device):
-                reason = f"the model of {wanted.kind} knows no device like it"
+            kin = None if device.name in cell.rows else relatives(device, card.devices, cell.rows)
+            if kin is None and device.name not in cell.rows:
+                reason = f"the model of {wanted.kind} knows no {device.kind}"
                 continue
-            if unseen and not wanted.variant and timed_with_events(cell.variant):
-                reason = f"the model of {wanted.kind} holds another host's launches, timed with events"
-                continue
-            seen = {each.name: each.vendor for each in card.devices}
-            foreign = int(device.vendor not in {seen.get(name, "") for name in cell.rows})
+            unseen = () if kin is None else (int(timed_with_events(cell.variant)), TIERS.index(kin.tier))
             rows = cell.rows.get(device.name, 0) or sum(cell.rows.values())
-            found.append(((unseen, foreign, *rank, min(place, ranked), -rows), path, card, cell))
+            order = (int(kin is not None), *(unseen or (0, 0)), *rank, min(place, ranked), -rows)
+            found.append((order, _Choice(path, card, cell, kin, bool(wanted.variant))))
     if not found:
         return reason
-    order, path, card, cell = min(found, key=lambda each: (each[0], each[3].variant))
-    return _Choice(path, card, cell, order[0] == 0)
+    return min(found, key=lambda each: (each[0], each[1].cell.variant))[1]
 
 
 def _rank(cell: Cell, wanted: _Wanted) -> tuple[int, int] | None:
@@ -310,11 +347,6 @@ def _rank(cell: Cell, wanted: _Wanted) -> tuple[int, int] | None:
         return 0, int(cell.scheme != wanted.scheme)
     stand_in = (cell.op == "relu" and wanted.op in _UNARY) or (cell.op == "add" and wanted.op in _BINARY)
     return (1, int(cell.scheme != wanted.scheme)) if stand_in and wanted.kind == "vector" else None
-
-
-def _may_transfer(card: Card, device: Device) -> bool:
-    """Whether the fit held devices of that kind, of two families at least: then transfer was tested."""
-    return card.unseen is not None and any(each.kind == device.kind for each in card.devices)
 
 
 # One stored model asked about operations.
@@ -344,6 +376,10 @@ def code_columns(
     return found
 
 
+_SURELY_BELOW = 0.7
+"""Where the form alone has a half take less than this share, no trees make it take longer than the whole."""
+
+
 def _apply(
     model: LearnedModel,
     choices: Sequence[tuple[_Choice, IntArray]],
@@ -352,30 +388,76 @@ def _apply(
     answer: _Answer,
 ) -> None:
     """Fill in the answers of the rows of ``choices``, which are of one model and of one kind of trees."""
-    card = model.card
     rows = np.concatenate([each for _, each in choices])
     cell = np.repeat(np.arange(len(choices)), [len(each) for _, each in choices])
     asked = _as_fitted(ops.take(rows), [choice.cell for choice, _ in choices], cell)
-    features = features_of(card.family, asked, device, overhead_ns=card.overhead_ns)
-    labels = {"variant": asked.variant, "scheme": asked.scheme, "op": asked.op}
+    chosen = [choice for choice, _ in choices]
+    times = _times(model, chosen, cell, asked, device)
+
+    def of_halves(halves: Operations, of: IntArray, at_most: FloatArray) -> FloatArray:
+        logs, _ = _form_times(model.card, chosen, cell[of], halves, device)
+        with np.errstate(invalid="ignore", over="ignore"):
+            may = np.flatnonzero(~(np.exp(logs) < _SURELY_BELOW * at_most))
+        found = np.full(len(of), np.nan)
+        found[may] = _times(model, chosen, cell[of[may]], halves.take(may), device)[0]
+        return found
+
+    times = raised(model.card.family, asked, times, of_halves)
+    answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
+    answer.times[:, rows] = within_roof(times, asked, device)
+
+
+def _times(
+    model: LearnedModel, choices: Sequence[_Choice], cell: IntArray, ops: Operations, device: Device
+) -> FloatArray:
+    """Time and interval of operations under the labels of the cells that cover them, shape ``(3, ops)``."""
+    card = model.card
+    features = features_of(card.family, ops, device, overhead_ns=card.overhead_ns)
+    labels = {"variant": ops.variant, "scheme": ops.scheme, "op": ops.op}
     columns = dict(zip(features.names, features.columns.T, strict=True))
     columns |= {name: each.astype(np.float32) for name, each in code_columns(card.codes, labels).items()}
-    table = np.stack([columns[name] for name in card.columns], axis=1)
-    known = np.isfinite(table).all(axis=1)
-    distance = distances(model.octaves, octaves_of(card.support, asked))
-    near = known & (distance <= MOST_OCTAVES)
-    answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int((~known).sum())
-    answer.reasons["its sizes are far from all that was measured"] += int((known & ~near).sum())
-    if not near.any():
-        return
-    if choices[0][0].is_seen:
-        middle, low, high = _said(model, table[near], asked.take(near.nonzero()[0]), device)
+    known = np.ones(len(ops), np.bool_)
+    for name in card.columns:
+        known &= np.isfinite(columns[name])
+    times = np.full((3, len(ops)), np.nan)
+    if not known.any():
+        return times
+    some, at = ops.take(np.flatnonzero(known)), cell[known]
+    logs, asymptote = _form_times(card, choices, at, some, device)
+    table = {name: column[known] for name, column in columns.items()}
+    is_seen = choices[0].kin is None
+    base = combined_ns(logs, features.base_ns[known], card.form_share if is_seen else 1.0)
+    if is_seen:
+        middle, low, high = _said(model, _columns(table, card.columns), some, device)
     else:
-        transfer = np.stack([columns[name] for name in card.transfer_columns], axis=1)
-        middle, low, high = _said_of_unseen(model, transfer[near])
-    wider = WIDENING * np.log(2) * np.maximum(distance[near] - FREE_OCTAVES, 0)
-    exponents = np.stack((middle, middle + low - wider, middle + high + wider))
-    answer.times[:, rows[near]] = features.base_ns[near] * np.exp(exponents)
+        middle, low, high = _said_of_unseen(model, table, [choice.kin for choice in choices], at)
+    apart = distances(model.octaves, octaves_of(card.support, some)) - FREE_OCTAVES
+    beyond = np.maximum(octaves_beyond(card.reach, some), np.maximum(apart, 0.0))
+    kept = np.exp(-np.maximum(beyond - _KEPT_OCTAVES, 0.0) / _FADING_OCTAVES)
+    middle = asymptote + (middle - asymptote) * kept
+    wider = widening(card, beyond)
+    with np.errstate(over="ignore"):  # far beyond what was sampled, an interval may have no end
+        times[:, known] = base * np.exp(np.stack((middle, middle + low - wider, middle + high + wider)))
+    return times
+
+
+def _form_times(
+    card: Card, choices: Sequence[_Choice], cell: IntArray, ops: Operations, device: Device
+) -> tuple[FloatArray, FloatArray]:
+    """Log of the form's time [ns] of each operation, NaN where there is none; and asymptotes (0: no form)."""
+    index = BaseIndex(card.bases, card.forms)
+    logs, asymptote = np.full(len(ops), np.nan), np.zeros(len(ops))
+    for number, choice in enumerate(choices):
+        rows = np.flatnonzero(cell == number)
+        names = (device.name,) if choice.kin is None else choice.kin.names
+        as_timed = choice.kin is None or choice.as_timed
+        logs[rows], ends = index.log_times(ops.take(rows), device, names, as_timed=as_timed)
+        asymptote[rows] = np.nan_to_num(ends) if choice.kin is None else 0.0
+    return logs, asymptote
+
+
+def _columns(table: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> NDArray[np.float32]:
+    return np.stack([table[name] for name in names], axis=1)
 
 
 def _said(
@@ -389,13 +471,25 @@ def _said(
     return middle, low, high
 
 
+_ASSUMED = Unseen(tier="kind", low=-1.0, high=1.0, n=0)
+"""The interval [log time] where nothing could be left out to see one: a factor of e."""
+
+
 def _said_of_unseen(
-    model: LearnedModel, table: NDArray[np.float32]
+    model: LearnedModel,
+    table: Mapping[str, NDArray[np.float32]],
+    kin: Sequence[Kinship | None],
+    cell: IntArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The same on a device that was not in the fit."""
-    middle, unseen = model.forests["transfer"].predict(table), model.card.unseen
-    low, high = (nan, nan) if unseen is None else (unseen.low, unseen.high)
-    return middle, np.full(len(middle), low), np.full(len(middle), high)
+    card = model.card
+    middle = np.zeros(len(cell))
+    if card.transfer_columns:
+        middle = model.forests["transfer"].predict(_columns(table, card.transfer_columns))
+    of_tier = {each.tier: each for each in card.unseen}
+    bounds = [of_tier.get(each.tier if each else "", _ASSUMED) for each in kin]
+    low, high = (np.array([getattr(each, side) for each in bounds])[cell] for side in ("low", "high"))
+    return middle, low, high
 
 
 def _margins(card: Card, ops: Operations, device: Device) -> tuple[FloatArray, FloatArray]:

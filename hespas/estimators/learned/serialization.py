@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,8 @@ import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
+from hespas.estimators.forms import FORMS
+from hespas.estimators.learned.bases import TIERS, Base, SeenDevice
 from hespas.estimators.learned.ensemble import Forest
 from hespas.files.streams import limits, read_document
 from hespas.graph.errors import FormatError, InvariantError, clipped
@@ -37,8 +39,9 @@ __all__ = [
     "Interval",
     "LearnedModel",
     "LeftOutError",
-    "SeenDevice",
+    "Region",
     "Training",
+    "Unseen",
     "cards_at",
     "cards_in",
     "forget_models",
@@ -58,7 +61,7 @@ __all__ = [
 
 # The card of a stored model: what it was fitted on, how, and how wrong it is where it was not.
 
-SCHEMA = "hespas.learned/1"
+SCHEMA = "hespas.learned/2"
 
 _T = TypeVar("_T")
 _REMEDY = "copy card and trees again, or fit the model again: hespas-validate calibrate --estimator learned"
@@ -69,6 +72,7 @@ _MOST_COLUMNS = 255
 _MOST_LOG = 50.0
 """e^50 times the data sheet's time is no time."""
 _MOST_CODE = 1_000_000
+_MOST_PARAMETER = 1e12
 _MOST_NS = 3.6e12
 
 
@@ -80,16 +84,6 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheme: str
     variant: str
     rows: dict[str, int]
-
-
-class SeenDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A device of the fit. Devices of one ``family`` are left out together when transfer is tested."""
-
-    name: str
-    vendor: str
-    family: str
-    kind: str
-    rows: int
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +98,33 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low: float
     high: float
     n: int
+
+
+class Unseen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The interval of log time on devices that were not in the fit, by how near the nearest that was is
+    (:data:`~hespas.estimators.learned.bases.TIERS`); ``n`` devices or families were left out to see it (0:
+    nothing could be left out, the interval is an assumption).
+    """
+
+    tier: str
+    low: float
+    high: float
+    n: int
+
+
+class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Errors on sizes beyond those of a fit: rows in the two largest octaves of any dimension were kept from
+    it. ``widening`` is by how much intervals grow [log time] so many octaves beyond the sizes fitted on.
+    """
+
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    n: int
+    inside_mape: float
+    coverage: float
+    widening: tuple[tuple[float, float], ...]
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,22 +196,28 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``columns`` name what the trees see, ``transfer_columns`` what those for unseen devices see;
     ``codes`` number the variants, schemes and operations in the order of their mean time over the base.
-    ``support`` names the dimensions whose octaves are stored; ``unseen`` is the interval of log time on
-    devices that were not in the fit (None: such devices are refused).
+    ``support`` names the dimensions whose octaves are stored, ``reach`` the least and most of each. Trees
+    correct ``bases`` (:mod:`~hespas.estimators.learned.bases`), whose parameters ``forms`` name, and of which
+    ``form_share`` enters.
     """
 
     schema: str
     name: str
     family: str
     overhead_ns: float
+    form_share: float
+    forms: dict[str, tuple[str, ...]]
+    bases: tuple[Base, ...]
     columns: tuple[str, ...]
     transfer_columns: tuple[str, ...]
     codes: dict[str, dict[str, float]]
     support: tuple[str, ...]
+    reach: dict[str, tuple[float, float]]
     cells: tuple[Cell, ...]
     devices: tuple[SeenDevice, ...]
     intervals: tuple[Interval, ...]
-    unseen: Interval | None
+    unseen: tuple[Unseen, ...]
+    region: Region | None
     training: Training
     selection: tuple[Candidate, ...]
     left_out: tuple[LeftOutError, ...] = ()
@@ -261,6 +288,38 @@ def _faults(card: Card) -> Iterator[tuple[str, str]]:
     if set(card.codes) - _CODED:
         yield "$.codes", f"tables called {', '.join(sorted(_CODED))}"
     yield from _faults_of_rows(card)
+    yield from _faults_of_bases(card)
+    yield from _faults_beyond(card)
+
+
+def _faults_of_bases(card: Card) -> Iterator[tuple[str, str]]:
+    """The same of forms and their parameters."""
+    if not 0 <= card.form_share <= 1:
+        yield "$.form_share", "a share from 0 to 1"
+    for name, parameters in card.forms.items():
+        wanted = {each.name for each in FORMS[name].parameters} if name in FORMS else set[str]()
+        if set(parameters) != wanted:
+            yield f"$.forms.{name}", f"the parameters of one of the forms {', '.join(FORMS)}"
+    for place, base in enumerate(card.bases):
+        if base.form not in card.forms or len(base.parameters) != len(card.forms[base.form]):
+            yield f"$.bases[{place}]", "a form that $.forms names, with as many parameters"
+        elif not all(0 < each <= _MOST_PARAMETER for each in base.parameters):
+            yield f"$.bases[{place}].parameters", "positive numbers"
+        elif not abs(base.asymptote) <= _MOST_LOG:
+            yield f"$.bases[{place}].asymptote", f"within {_MOST_LOG:g} of 0, in the logarithm of time"
+
+
+def _faults_beyond(card: Card) -> Iterator[tuple[str, str]]:
+    """The same of what is known beyond the fit."""
+    for place, unseen in enumerate(card.unseen):
+        if unseen.tier not in TIERS:
+            yield f"$.unseen[{place}].tier", f"one of {', '.join(TIERS)}"
+    widening = () if card.region is None else card.region.widening
+    if not all(0 <= octaves <= _MOST_LOG and 0 <= wide <= _MOST_LOG for octaves, wide in widening):
+        yield "$.region.widening", "pairs of octaves and log times that are 0 or more"
+    for name, (low, high) in card.reach.items():
+        if not 0 <= low <= high < inf:
+            yield f"$.reach.{name}", "the least and most of a size"
 
 
 def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
@@ -272,9 +331,10 @@ def _faults_of_rows(card: Card) -> Iterator[tuple[str, str]]:
         if any(rows < 0 for rows in cell.rows.values()):
             yield f"$.cells[{place}].rows", "counts that are 0 or more"
     rows = [(f"$.intervals[{place}]", each) for place, each in enumerate(card.intervals)]
-    rows += [("$.unseen", card.unseen)] if card.unseen is not None else []
-    for where, each in rows:
-        if not all(isfinite(bound) and abs(bound) <= _MOST_LOG for bound in (each.low, each.high)):
+    bounds = [(where, each.low, each.high) for where, each in rows]
+    bounds += [(f"$.unseen[{place}]", each.low, each.high) for place, each in enumerate(card.unseen)]
+    for where, low, high in bounds:
+        if not all(isfinite(bound) and abs(bound) <= _MOST_LOG for bound in (low, high)):
             yield where, f"low and high within {_MOST_LOG:g} of 0, in the logarithm of time"
     if not any((each.hardware, each.kind, each.scheme) == ("*", "*", "*") for each in card.intervals):
         yield "$.intervals", "an interval of all operations: hardware, kind and scheme '*'"
@@ -374,7 +434,7 @@ def read_model(path: Path) -> LearnedModel:
             if len(forests[name].edge_offsets) - 1 != wanted:
                 raise _damaged(trees, f"{name}.edge_offsets", "other columns than those of the card")
     missing = [name for name in ("main", "low", "high") if name not in forests]
-    if missing or (card.unseen is not None and "transfer" not in forests):
+    if missing or (card.transfer_columns and "transfer" not in forests):
         raise _damaged(trees, missing[0] if missing else "transfer", "trees are missing")
     return LearnedModel(card, forests, np.asarray(octaves, np.int8))
 

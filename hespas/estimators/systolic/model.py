@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hespas.estimators.calibrated import doublings_beyond
-from hespas.estimators.rates import peak_times
+from hespas.estimators.rates import peak_times, within_roof
 from hespas.estimators.registry import Prediction, estimate_by_operation, with_bands
 from hespas.estimators.systolic.cycles import (
     Array,
@@ -140,6 +140,8 @@ class Systolic:
                 # What states no work takes no time in any graph: nothing is missing.
                 costs = ~((part.flops == 0) & (part.bytes_moved == 0))
                 findings.uncovered("other-kind", f"no line for operations like {kind}", int(costs.sum()))
+            if not self.array:  # another array than the device's has peaks of its own
+                times[:, rows] = within_roof(times[:, rows], part, device)
             sized = [
                 part.dim(name) for name in (("m", "n", "k") if kind in _PRODUCTS else ("rows", "columns"))
             ]

@@ -37,7 +37,7 @@ from hespas.validators.calibration.approaches import (
     SystolicLines,
     merged,
 )
-from hespas.validators.calibration.fit_device import FITTED_SPLITS, may_be_fitted
+from hespas.validators.calibration.fit_device import FITTED_SPLITS, is_possible, may_be_fitted
 from hespas.validators.calibration.held_out import (
     TESTS,
     HeldOut,
@@ -271,6 +271,9 @@ def _uses(
         tell = found.info if table.recorded else found.warning  # other work of a recording is no loss
         lost = sum(each.count for each in table.left_out)
         tell("calibrate.left-out-rows", table.name, f"rows left out: {table.told_left_out()}", count=lost)
+        impossible = ~is_possible(part.take(rows_on(part, device)), device)
+        text = f"rows faster than {device.name} can be by its data sheet: not fitted on"
+        found.warning("calibrate.impossible-rows", table.name, text, count=int(impossible.sum()))
         rows = len(rows_on(table, device))
         entered = len(rows_on(part, device))
         found.info(

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hespas.estimators.collective_lines import Line, basis, named
-from hespas.estimators.link_roofs import Layout
-from hespas.estimators.nccl import TUNED, tuned_times
+from hespas.estimators.collective_links import TUNED, Layout, tuned_times
 from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.model import SEGMENTS

@@ -20,7 +20,8 @@ from hespas.estimators.forms import (
     form_time_ns,
     machine_of,
 )
-from hespas.graph.columns import FloatArray, IntArray
+from hespas.estimators.rates import roof_ns
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, FitBand, FitError, FitParameter, FitRange
 from hespas.measurements import Measurements, joined
 from hespas.operations import Operations, find_scheme
@@ -41,6 +42,7 @@ __all__ = [
     "fit_class",
     "fit_device",
     "fit_of",
+    "is_possible",
     "may_be_fitted",
     "rounded",
     "seed_of",
@@ -92,6 +94,17 @@ def may_be_fitted(measured: Measurements) -> Measurements:
     return measured.take(measured.split.where(*FITTED_SPLITS))
 
 
+_BELOW_ROOF = 1.1
+"""Clocks above the stated one and roofs of caches that are not stated leave this much."""
+
+
+def is_possible(measured: Measurements, device: Device) -> BoolArray:
+    """Which rows took as long as the device needs at least, shape ``(rows,)``: a time below its roof is none
+    of the operation that its row states (half of a kernel's work, another number format, another device).
+    """
+    return roof_ns(measured.ops, device) <= _BELOW_ROOF * measured.duration_ns
+
+
 def classes_of(measured: Measurements) -> Iterator[Rows]:
     """The classes of some measurements that have rows enough, in a fixed order. ``op`` ``*`` where a kind has
     several operations.
@@ -126,7 +139,10 @@ def _layers(measured: Measurements) -> IntArray:
 
 NOISE = 0.1
 """Errors of logarithms count by their square below this, by their size above."""
-_WIDTH = 1.5
+_FIRM_ROWS = 50
+"""Rows that weigh as much as what is known of a parameter beforehand weighs once: what no row of many tells
+apart (the bandwidth, where every working set lies in the cache) stays where physics puts it.
+"""
 _UNKNOWN = 1e3
 """The error of a time that is no number: a step into it is never taken."""
 
@@ -158,9 +174,10 @@ def solve(
     varying = [each for each in form.parameters if each.varies]
     constants = {each.name: each.start for each in form.parameters if not each.varies} | dict(fixed)
     low, high = (np.log([getattr(each, side) for each in varying]) for side in ("low", "high"))
-    priors = [prior.get(each.name, (each.start, _WIDTH)) for each in varying]
+    priors = [prior.get(each.name, (each.start, each.width)) for each in varying]
     centre = np.log([expected for expected, _ in priors])
-    weight = NOISE / np.array([width for _, width in priors])
+    firmness = np.sqrt(max(1.0, len(duration_ns) / _FIRM_ROWS))
+    weight = firmness * NOISE / np.array([width for _, width in priors])
     measured = np.log(duration_ns)
 
     def values_of(logs: FloatArray) -> dict[str, float]:
@@ -397,7 +414,8 @@ def fit_device(
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
     found: dict[Key, Rows] = {}
     for table in tables:
-        for rows in classes_of(may_be_fitted(table).on(device.name)):
+        mine = may_be_fitted(table).on(device.name)
+        for rows in classes_of(mine.take(np.flatnonzero(is_possible(mine, device)))):
             if rows.key not in found or len(rows.measured) > len(found[rows.key].measured):
                 found[rows.key] = rows
     classes = [found[key] for key in sorted(found)]

@@ -7,16 +7,18 @@ turn (every fifth where rows are few) from those that the intervals rest on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isnan
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
+from hespas.estimators.learned.bases import TIERS, SeenDevice, combined_ns, relatives
 from hespas.estimators.learned.ensemble import FAMILIES, Forest
-from hespas.estimators.learned.inference import octaves_of
+from hespas.estimators.learned.inference import octaves_beyond, octaves_of
 from hespas.estimators.learned.serialization import (
     SCHEMA,
     Candidate,
@@ -26,8 +28,9 @@ from hespas.estimators.learned.serialization import (
     Interval,
     LearnedModel,
     LeftOutError,
-    SeenDevice,
+    Region,
     Training,
+    Unseen,
 )
 from hespas.estimators.registry import OperationModel
 from hespas.files.streams import limits
@@ -38,6 +41,7 @@ from hespas.measurements import Measurements
 from hespas.operations import Operations
 from hespas.operations.model import numbered, rows_by_label
 from hespas.validators.accuracy.statistics import error_figures
+from hespas.validators.calibration.learned_bases import Bases, beyond_region, form_share, with_bases
 from hespas.validators.calibration.learned_parts import (
     Form,
     Part,
@@ -89,17 +93,21 @@ def fit_rows(part: Part, rows: Rows, *, seed: int, own: bool = False) -> Learned
     ``own``: they are a user's, and few perhaps: every fold has as many groups, no interval of a part rests on
     fewer than :data:`FEWEST_MARGINS` of them, and the card's errors are those of the folds.
     """
+    plain = rows
+    rows, bases = with_bases(part, plain, seed=seed)
     group, fold = folds_of(part, rows, seed, even=own)
     chosen = _choose(part, rows, fold // 2, seed)
     low, high, intervals = _intervals(rows, group, fold % 2 == 0, chosen.rest, seed)
     if own:
         intervals = (intervals[0], *(each for each in intervals[1:] if each.n >= FEWEST_MARGINS))
     main = grow(rows.table, rows.ratio, chosen.form, seed=seed, rising=rising(part, rows.names))
-    transfer = _fit_transfer(part, rows, seed=seed)
+    transfer = _fit_transfer(part, rows, bases, seed=seed)
+    region = _region(part, plain, chosen, seed=seed)
     forests: dict[str, Forest] = {"main": main, "low": low, "high": high}
     if transfer.forest is not None:
         forests["transfer"] = transfer.forest
     card = _card(part, rows, chosen, intervals, transfer, groups=int(group.max()) + 1, seed=seed)
+    card = with_fields(card, forms=dict(bases.forms), bases=bases.bases, region=region)
     if own:
         split = " ".join(name for name in rows.measured.split.used() if name)
         training = with_fields(card.training, split=split)
@@ -281,14 +289,19 @@ def _card(
         name=part.name,
         family=FAMILIES[part.kinds[0]],
         overhead_ns=part.overhead_ns,
+        form_share=form_share(part),
+        forms={},
+        bases=(),
         columns=rows.names,
-        transfer_columns=transferable(part, rows.names),
+        transfer_columns=() if transfer.forest is None else transferable(part, rows.names),
         codes={name: dict(numbers) for name, numbers in rows.codes.items()},
         support=part.support,
+        reach=_reach(part.support, rows.measured.ops),
         cells=_cells(rows.measured),
         devices=_devices(rows),
         intervals=tuple(intervals),
-        unseen=transfer.interval,
+        unseen=transfer.unseen,
+        region=None,
         training=training,
         selection=chosen.candidates,
         left_out=transfer.errors,
@@ -363,49 +376,144 @@ _MOST_ROWS_OF_DEVICE = 5000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transfer:
-    """``forest`` and ``interval`` are None where all rows are of one family, so that
-    nothing says how far such a model would carry.
-    """
+    """``forest`` is None where there is one device, so that nothing says how far such a model would carry."""
 
     forest: Forest | None
-    interval: Interval | None
+    unseen: tuple[Unseen, ...]
     errors: tuple[LeftOutError, ...]
 
 
-def _fit_transfer(part: Part, rows: Rows, *, seed: int) -> _Transfer:
-    """Trees on columns that do not tell devices apart; the interval is of whole families left out."""
+def _fit_transfer(part: Part, rows: Rows, bases: Bases, *, seed: int) -> _Transfer:
+    """Trees on columns that do not tell devices apart; the intervals are of devices and families left out,
+    whose bases are then those of their nearest relatives.
+    """
     names = transferable(part, rows.names)
     table, up = rows.columns(names), rising(part, names)
-    everything = np.ones(len(rows.ratio), np.bool_)
-    families = sorted({family_name(device) for device in rows.devices.values()})
-    if len(families) < 2 or not table.shape[1]:
-        return _Transfer(None, None, ())
+    if len(rows.devices) < 2 or not table.shape[1]:
+        return _Transfer(None, (), ())
     errors: list[LeftOutError] = []
-    rests: list[FloatArray] = []
+    rests: dict[str, list[FloatArray]] = {}
     for out, siblings in _left_out(rows):
         test = rows.of_devices(out)
         fitted = _some(~test, _MOST_ROWS, seed)
-        forest = grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up)
+        if not len(fitted):
+            continue
+        forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
         tested = _some(test, _MOST_ROWS_OF_DEVICE * len(out), seed)
-        rest = rows.ratio[tested] - forest.predict(table[tested])
+        tier, unseen = _unseen_ratio(rows.take(tested), bases, out, seen=_devices(rows))
+        rest = unseen - forest.predict(table[tested])
         errors.append(_error(out, siblings, rest))
-        if not siblings:
-            rests.append(rest)
-    # Each family counts the same, however many rows it has.
-    low = float(np.mean([np.quantile(rest, _TAIL) for rest in rests]))
-    high = float(np.mean([np.quantile(rest, 1 - _TAIL) for rest in rests]))
-    interval = Interval(
-        hardware="*",
-        kind="*",
-        scheme="*",
-        low=round(min(low, 0.0), 6),
-        high=round(max(high, 0.0), 6),
-        n=len(families),
+        rests.setdefault(tier, []).append(rest)
+    fitted = _some(np.ones(len(rows.ratio), np.bool_), 2 * _MOST_ROWS, seed)
+    forest = grow(table[fitted], rows.form_ratio[fitted], _TRANSFER, seed=seed, rising=up)
+    return _Transfer(forest, tuple(_widest(rests)), tuple(errors))
+
+
+def _unseen_ratio(
+    rows: Rows, bases: Bases, out: tuple[str, ...], *, seen: Sequence[SeenDevice]
+) -> tuple[str, FloatArray]:
+    """How near the nearest relatives of devices are where ``out`` is left out, and the log of measured times
+    over the bases that these give.
+    """
+    others = [each.name for each in seen if each.name not in out]
+    ratio, tier = np.full(len(rows.ratio), np.nan), ""
+    for name in out:
+        mine = rows.measured.hardware.where(name)
+        device = rows.devices[name]
+        kin = relatives(device, seen, others)
+        tier = TIERS[-1] if kin is None else kin.tier
+        names = others if kin is None else kin.names
+        logs, _ = bases.index.log_times(rows.measured.ops.take(mine), device, names)
+        base = combined_ns(logs, rows.sheet_ns[mine], 1.0)
+        ratio[mine] = np.log(rows.measured.duration_ns[mine] / base)
+    return tier, ratio
+
+
+def _widest(rests: Mapping[str, Sequence[FloatArray]]) -> Iterator[Unseen]:
+    """What holds 90 % of what is left on devices left out, by how near the nearest is; each counts the same,
+    however many rows it has, and a nearer relative never has the wider interval.
+    """
+    low = high = 0.0
+    for tier in TIERS:
+        some = rests.get(tier, ())
+        if some:
+            low = min(low, float(np.mean([np.quantile(rest, _TAIL) for rest in some])))
+            high = max(high, float(np.mean([np.quantile(rest, 1 - _TAIL) for rest in some])))
+            yield Unseen(tier=tier, low=round(low, 6), high=round(high, 6), n=len(some))
+
+
+# Sizes beyond those of a fit.
+
+_MOST_ROWS_INSIDE = 4000
+_MOST_ROWS_BEYOND = 1500
+_FEWEST_INSIDE = 200
+_FEWEST_BEYOND = 60
+_STEPS = (0.5, 1.0, 2.0)
+"""Octaves beyond the fit up to which rows are looked at together."""
+
+
+def _region(part: Part, plain: Rows, chosen: _Held, *, seed: int) -> Region | None:
+    """Errors where the two largest octaves of every dimension are kept from the fit, forms included, and by
+    how much intervals must grow there; None where too few rows are inside or beyond.
+    """
+    beyond = np.zeros(len(plain.ratio), np.bool_)
+    for name in plain.devices:
+        mine = plain.measured.hardware.where(name)
+        beyond[mine] = beyond_region(part, plain.measured.ops.take(mine))
+    count = len(plain.devices)
+    seen, unseen = (
+        _some(~beyond, count * _MOST_ROWS_INSIDE, seed),
+        _some(beyond, count * _MOST_ROWS_BEYOND, seed),
     )
-    fitted = _some(everything, 2 * _MOST_ROWS, seed)
-    return _Transfer(
-        grow(table[fitted], rows.ratio[fitted], _TRANSFER, seed=seed, rising=up), interval, tuple(errors)
+    if len(seen) < _FEWEST_INSIDE or len(unseen) < _FEWEST_BEYOND:
+        return None
+    inside, bases = with_bases(part, plain.take(seen), seed=seed)
+    forest = grow(inside.table, inside.ratio, chosen.form, seed=seed, rising=rising(part, inside.names))
+    outside = plain.take(unseen)
+    rest, octaves = np.full(len(unseen), np.nan), np.zeros(len(unseen))
+    for name, device in plain.devices.items():
+        mine, near = outside.measured.hardware.where(name), inside.measured.hardware.where(name)
+        if not len(near):
+            continue
+        ops = outside.measured.ops.take(mine)
+        logs, _ = bases.index.log_times(ops, device, [name])
+        base = combined_ns(logs, outside.sheet_ns[mine], form_share(part))
+        rest[mine] = np.log(outside.measured.duration_ns[mine] / base) - forest.predict(outside.table[mine])
+        octaves[mine] = octaves_beyond(_reach(part.support, inside.measured.ops.take(near)), ops)
+    known = ~np.isnan(rest)
+    return _region_of(rest[known], octaves[known], chosen.rest[~np.isnan(chosen.rest)])
+
+
+def _region_of(rest: FloatArray, octaves: FloatArray, inside: FloatArray) -> Region | None:
+    """The errors [log time] of rows so many octaves beyond a fit, beside those inside it."""
+    if len(rest) < _FEWEST_BEYOND:
+        return None
+    low, high = (float(np.quantile(inside, level)) for level in (_TAIL, 1 - _TAIL))
+    over = np.maximum(rest - max(high, 0.0), min(low, 0.0) - rest)
+    steps: list[tuple[float, float]] = []
+    wide = 0.0
+    for least, most in pairwise((0.0, *_STEPS)):
+        some = over[(octaves > least) & (octaves <= most)]
+        if len(some) >= _FEWEST:
+            # Rows beyond in one more dimension err more than these: one side's share of misses is for both.
+            wide = max(wide, float(np.quantile(some, 1 - _TAIL)))
+        steps.append((most, round(wide, 6)))
+    at, grows = (np.array(column) for column in zip((0.0, 0.0), *steps, strict=True))
+    grown: FloatArray = np.interp(octaves, at, grows)
+    figures = {name: round(value, 6) for name, value in error_figures(np.expm1(-rest)).items()}
+    return Region(
+        **figures,
+        n=len(rest),
+        inside_mape=round(float(np.abs(np.expm1(-inside)).mean()), 6),
+        coverage=round(float((over <= grown).mean()), 6),
+        widening=tuple(steps),
     )
+
+
+def _reach(dims: Sequence[str], ops: Operations) -> dict[str, tuple[float, float]]:
+    """The least and most of each size that any operation has."""
+    found = {name: size[~np.isnan(size)] for name in dims if len(size := ops.dim(name))}
+    return {name: (float(size.min()), float(size.max())) for name, size in found.items() if len(size)}
 
 
 def _left_out(rows: Rows) -> Iterator[tuple[tuple[str, ...], bool]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
@@ -20,6 +20,7 @@ from hespas.hardware import Device, device_names, named_device
 from hespas.measurements import Measurements
 from hespas.operations import KINDS, Labels
 from hespas.validators.accuracy.statistics import one_thread
+from hespas.validators.calibration.fit_device import is_possible
 
 __all__ = [
     "EXPERTS",
@@ -143,13 +144,18 @@ _VERSION = re.compile(r" v?\d[\w.]*")
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """``measured`` without rows that have no columns (a device without a file, an unknown peak). ``table`` of
-    shape (rows, ``names``); ``ratio`` is log(duration / base); ``devices`` by name; ``codes`` number labels.
+    shape (rows, ``names``); ``sheet_ns`` the data-sheet times; ``ratio`` is log(duration / base), and
+    ``form_ratio`` with the fitted form alone for a base, both of the data sheet before
+    :func:`~hespas.validators.calibration.learned_bases.with_bases`; ``devices`` by name; ``codes`` number
+    labels.
     """
 
     measured: Measurements
     names: tuple[str, ...]
     table: NDArray[np.float32]
+    sheet_ns: FloatArray
     ratio: FloatArray
+    form_ratio: FloatArray
     devices: Mapping[str, Device]
     codes: Mapping[str, Mapping[str, float]]
 
@@ -158,6 +164,17 @@ class Rows:
         mine = np.zeros(len(self.ratio), np.bool_)
         mine[self.measured.hardware.where(*names)] = True
         return mine
+
+    def take(self, rows: IntArray) -> Rows:
+        """Some rows."""
+        return replace(
+            self,
+            measured=self.measured.take(rows),
+            table=self.table[rows],
+            sheet_ns=self.sheet_ns[rows],
+            ratio=self.ratio[rows],
+            form_ratio=self.form_ratio[rows],
+        )
 
     def columns(self, names: tuple[str, ...]) -> NDArray[np.float32]:
         """Some columns, in that order."""
@@ -197,7 +214,7 @@ def transferable(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | None = None) -> Rows:
-    """The rows of one part with their columns; constant columns are left out. O(rows).
+    """The rows of one part with their columns; constant columns and impossible rows are left out. O(rows).
 
     ``files`` are the devices by their names in the table (None: those that ship with the package).
     """
@@ -216,6 +233,7 @@ def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | N
         if not names:
             names, table = found.names, np.full((len(measured), len(found.names)), np.nan, np.float32)
         table[mine], base[mine] = found.columns, found.base_ns
+        base[mine[~is_possible(measured.take(mine), device)]] = np.nan
     kept = np.flatnonzero(np.isfinite(table).all(axis=1) & np.isfinite(base))
     measured, table = measured.take(kept), table[kept]
     ratio = np.log(measured.duration_ns / base[kept])
@@ -229,6 +247,8 @@ def rows_for(part: Part, measured: Measurements, files: Mapping[str, Device] | N
         measured,
         tuple(names[each] for each in varies),
         np.ascontiguousarray(table[:, varies]),
+        base[kept],
+        ratio,
         ratio,
         devices,
         codes,

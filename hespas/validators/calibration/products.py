@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.estimators.composite import Composite
-from hespas.estimators.products import PRODUCT_KIND, is_ragged, product_time_ns
+from hespas.estimators.kernels import PRODUCT_KIND, is_ragged, product_time_ns
 from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray

@@ -20,12 +20,19 @@ import numpy as np
 
 from hespas.estimators.calibrated import FitIndex
 from hespas.estimators.forms import CHIP_WIDE_KINDS, FORMS, Columns, Form, form_time_ns, machine_of
-from hespas.estimators.kernels import EVERY_FORM, KERNEL_KINDS, KERNELS
-from hespas.estimators.products import PRODUCT_KIND, PRODUCTS, is_ragged, product_time_ns
+from hespas.estimators.kernels import (
+    EVERY_FORM,
+    KERNEL_KINDS,
+    KERNELS,
+    PRODUCT_KIND,
+    PRODUCTS,
+    is_ragged,
+    product_time_ns,
+)
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit, load_device
-from hespas.hardware.kernel_fits import common_fits
+from hespas.hardware.library import common_fits
 from hespas.measurements import LeftOut, Measurements, joined
 from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label

@@ -75,11 +75,11 @@ def test_the_registry_knows_it_and_devices_not_measured_get_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "variant", "answered"),
-    [("H100-SXM", "", False), ("H100-SXM", "pytorch events", True), ("T4", "", True)],
+    ("device", "variant", "most_ns"),
+    [("H100-SXM", "", 5e3), ("H100-SXM", "pytorch events", 50e3), ("T4", "", 50e3)],
     ids=["kernel-of-another-device", "events-of-another-device", "measured-device"],
 )
-def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, answered: bool) -> None:
+def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, most_ns: float) -> None:
     """A small addition takes 1.5 us on an H100; timed with events on other devices, 15 to 40 us."""
     ops = build.elementwise(
         "vector",
@@ -93,8 +93,8 @@ def test_another_hosts_launches_are_no_kernel_times(device: str, variant: str, a
     )
     found = Diagnostics()
     said = Learned().predict(ops, load_device(device), found)
-    assert np.isfinite(said.duration_ns[0]) == answered
-    assert answered or any("timed with events" in each.message for each in found)
+    assert 1e3 < said.duration_ns[0] < most_ns
+    assert bool(variant) or any("taken with events" in each.message for each in found)
 
 
 @pytest.mark.skipif(not _TABLES.is_dir(), reason="the measured tables are not here")

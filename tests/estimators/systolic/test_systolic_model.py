@@ -173,7 +173,12 @@ def test_a_device_without_a_line_goes_by_its_clock() -> None:
     shape = V4.systolic
     assert shape is not None
     other = replace(
-        V4, name="mine", kind="cpu", fits_of="", systolic=with_fields(shape, arrays=1, clock_hz=1e9)
+        V4,
+        name="mine",
+        kind="cpu",
+        fits_of="",
+        systolic=with_fields(shape, arrays=1, clock_hz=1e9),
+        peaks=(*V4.peaks, *(with_fields(each, dtype="f16") for each in V4.peaks if each.dtype == "bf16")),
     )
     found = Diagnostics()
     duration = Systolic().predict(squares(512), other, found).duration_ns

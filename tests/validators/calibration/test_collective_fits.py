@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hespas.estimators.collective_lines import Line, lines_of
+from hespas.estimators.collective_links import Layout
 from hespas.estimators.collectives import Collectives
-from hespas.estimators.link_roofs import Layout
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
 from hespas.hardware.device_file import fits_to_toml, read_fits

@@ -18,14 +18,14 @@ from hespas.hardware import ANY, Fit, load_device
 from hespas.measurements import Measurements, read_measurements
 from hespas.operations import Labels, Operations, build
 from hespas.validators.calibration import fit_device
-from hespas.validators.calibration.fit_device import bands_of, classes_of, may_be_fitted
+from hespas.validators.calibration.fit_device import bands_of, classes_of, is_possible, may_be_fitted
 
 DEVICE = replace(load_device("H100-SXM"), fits_of="", own_fits=())
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "groundtruth"
 TRUE = {"t0_ns": 4000.0, "compute": 0.3, "memory": 0.8, "overlap": 3.0, "strided": 1.8} | {
     "row_ns": 1e-6,
     "row_step_ns": 1e-9,
-    "cache_gain": 1e-3,
+    "cache_share": 0.5,
     "cache_reach": 0.02,
     "cache_edge": 2.0,
 }
@@ -247,3 +247,14 @@ def test_shipped_fits_hold_on_shapes_they_did_not_see(
         assert errors[-1] < np.abs(roofline / rows.duration_ns - 1).mean()
     assert np.mean(errors) <= most
     assert 0.85 <= np.mean(covered) <= 0.96
+
+
+def test_rows_faster_than_the_device_can_be_enter_no_fit() -> None:
+    rows = made(400)
+    faster = replace(rows, duration_ns=np.where(np.arange(400) % 4 == 0, 1e-3, rows.duration_ns))
+    assert is_possible(rows, DEVICE).all()
+    assert is_possible(faster, DEVICE).tolist() == [bool(row % 4) for row in range(400)]
+    without = rows.take(np.flatnonzero(is_possible(faster, DEVICE)))
+    found, expected = (of(fit_device(each, DEVICE), "vector", "add") for each in (faster, without))
+    assert found.parameters == expected.parameters
+    assert found.samples == expected.samples

@@ -288,7 +288,7 @@ def test_a_device_is_predicted_by_trees_of_two_other_families(tmp_path: Path) ->
         for row in test.accuracy.summary
         if (row.level, row.size, row.op_class) == ("shape", "all", "all")
     }
-    assert mape["learned"] < 0.2 < mape["roofline"]
+    assert mape["learned"] < 0.25 < mape["roofline"]
     assert [each.name for each in found.models[0].card.devices] == ["H100-SXM"], "others enter no model"
 
 

@@ -1,0 +1,138 @@
+"""Times that do not fall by more than a little where a size doubles.
+
+Trees are steps: across one of them an operation of twice the size may take less time. Its time is then
+raised to that of its halves, less a twentieth for each halving. What falls by more than a fifth was measured
+so: where a library goes over to another kernel, of twice the work some take a third of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations_with_replacement
+
+import numpy as np
+
+from hespas.graph.columns import BoolArray, FloatArray, IntArray
+from hespas.operations import Operations, element_bytes
+
+__all__ = ["halved", "raised"]
+
+_MOST_HALVINGS = 2
+_MAY_FALL = 0.955
+"""The share of a half's time that an operation takes at least."""
+_MOST_RAISED = 1.2
+"""Times are raised by no more."""
+_LENGTHS = ("q_len", "kv_len")
+_DIMS: Mapping[str, tuple[str, ...]] = {
+    "product": ("batch", "m", "n", "k"),
+    "attention": ("batch", "heads", "q_len"),
+    "generation": ("batch", "heads", "kv_len"),
+    "experts": ("tokens",),
+    "stream": ("rows", "columns"),
+}
+"""The sizes that are halved, by family of columns; a prompt's keys are as many as its queries."""
+
+
+def halved(family: str, ops: Operations, by: Mapping[str, FloatArray | int]) -> Operations:
+    """The operations with some sizes divided (all alike, or each by its own), and what they compute and move
+    with them. The bytes of a matmul's fused neighbours shrink with its own.
+    """
+    dims = dict(ops.dims)
+    for name, divisor in by.items():
+        dims[name] = ops.dim(name) / divisor
+        if name == "q_len" and "kv_len" in dims:
+            dims["kv_len"] = ops.dim("kv_len") / divisor
+        if name == "q_len" and "pairs" in dims:
+            length = dims["q_len"]
+            causal = length * (length + 1) / 2
+            is_causal = ops.dim("pairs") < ops.dim("q_len") ** 2
+            dims["pairs"] = np.where(is_causal, np.minimum(ops.dim("pairs") / divisor, causal), length**2)
+    small = replace(ops, dims=dims)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        work, moved = (part(family, small) / part(family, ops) for part in (_work, _moved))
+    return replace(
+        small,
+        flops=ops.flops * work,
+        transcendentals=ops.transcendentals * work,
+        bytes_moved=ops.bytes_moved * moved,
+    )
+
+
+def _work(family: str, ops: Operations) -> FloatArray:
+    """What the arithmetic of operations is proportional to."""
+    if family == "attention":
+        return ops.dim("batch") * ops.dim("heads") * ops.dim("pairs", ops.dim("q_len") ** 2)
+    work = np.ones(len(ops))
+    for name in _DIMS[family]:
+        work = work * ops.dim(name)
+    return work
+
+
+def _moved(family: str, ops: Operations) -> FloatArray:
+    """What the traffic of operations is proportional to."""
+    if family == "product":
+        batch, m, n, k = (ops.dim(name) for name in _DIMS["product"])
+        read = m * k * element_bytes(ops.scheme, "activation") + n * k * element_bytes(ops.scheme, "weight")
+        return batch * (read + m * n * element_bytes(ops.scheme, "output"))
+    heads = ops.dim("heads")
+    if family == "attention":
+        keys = ops.dim("kv_len", ops.dim("q_len")) * ops.dim("kv_heads", heads)
+        return ops.dim("batch") * (ops.dim("q_len") * heads + keys)
+    if family == "generation":
+        return ops.dim("batch") * (ops.dim("kv_len") * ops.dim("kv_heads", heads) + heads)
+    if family == "experts":
+        draws = ops.dim("tokens") * ops.dim("topk")
+        hit = -np.expm1(draws * np.log1p(-1 / np.maximum(ops.dim("experts"), 2)))
+        width = ops.dim("inter") / ops.dim("tensor_parallel")
+        weights = hit * ops.dim("experts") * ops.dim("matrices") * ops.dim("hidden") * width
+        return weights + 2 * draws * (ops.dim("hidden") + width)
+    return _work(family, ops)
+
+
+def raised(
+    family: str,
+    ops: Operations,
+    times_ns: FloatArray,
+    predict: Callable[[Operations, IntArray, FloatArray], FloatArray],
+) -> FloatArray:
+    """Times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its halves'.
+
+    ``predict`` is asked once for the times of halves of the rows it is given, shape ``(rows,)``, NaN where
+    they are surely below the times that are its third argument.
+    """
+    dims = _DIMS[family]
+    rows: list[IntArray] = [np.empty(0, np.int64)]
+    divisors: list[IntArray] = [np.empty((0, len(dims)), np.int64)]
+    for by in _halvings(family):
+        some = np.flatnonzero(_divides(ops, by) & ~np.isnan(times_ns[0]))
+        rows.append(some)
+        divisors.append(np.repeat([[by.get(name, 1) for name in dims]], len(some), axis=0))
+    of = np.concatenate(rows)
+    if not len(of):
+        return times_ns
+    by_row = np.concatenate(divisors).astype(np.float64)
+    share = _MAY_FALL ** np.log2(by_row).sum(axis=1)
+    halves = halved(family, ops.take(of), dict(zip(dims, by_row.T, strict=True)))
+    least = times_ns[0].copy()
+    np.fmax.at(least, of, predict(halves, of, times_ns[0][of] / share) * share)
+    with np.errstate(invalid="ignore"):
+        ratio = least / times_ns[0]
+    return times_ns * np.where(ratio > _MOST_RAISED, 1.0, ratio)
+
+
+def _halvings(family: str) -> Iterator[dict[str, int]]:
+    """Divisors by size, of one halving first."""
+    for count in range(1, _MOST_HALVINGS + 1):
+        for names in combinations_with_replacement(_DIMS[family], count):
+            yield {name: 2 ** names.count(name) for name in names}
+
+
+def _divides(ops: Operations, by: Mapping[str, int]) -> BoolArray:
+    """Which operations have whole sizes once divided."""
+    whole = np.ones(len(ops), np.bool_)
+    for name, divisor in by.items():
+        for each in _LENGTHS if name == "q_len" and "kv_len" in ops.dims else (name,):
+            with np.errstate(invalid="ignore"):
+                whole &= ops.dim(each) % divisor == 0
+    return whole
