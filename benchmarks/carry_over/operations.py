@@ -1,0 +1,152 @@
+"""Learned models beyond what was measured: sizes, devices and families of devices, left out in turn.
+
+    python -m benchmarks.carry_over.operations --tables DIR [--part NAME ...] [--rows N] [--json FILE]
+                                               [--against FILE]
+
+DIR holds the tables that :data:`~hespas.validators.calibration.learned_parts.PARTS` names. Models are fitted
+as those that ship, on ``calib`` rows without what is left out (``--rows`` of each device at most, drawn at
+random); figures are of ``devval`` rows:
+
+    inside    sizes within those that were fitted on
+    region    sizes in the two largest octaves of any swept dimension, which no row of the fit had
+    m, n ...  the same of one dimension by itself
+    sibling   a device without rows in the fit, with some of its family there
+    family    a family of devices without rows in the fit
+
+and beside them, as *roofline*, what the data sheets alone say of the same rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.carry_over.collectives import Case, Figures, summary, text
+from hespas.estimators.learned.inference import ModelsAtHand
+from hespas.estimators.registry import OperationModel
+from hespas.estimators.roofline import Roofline
+from hespas.graph.columns import BoolArray, IntArray
+from hespas.hardware import device_names, named_device
+from hespas.measurements import Measurements, read_measurements
+from hespas.validators.calibration.approaches import known_variants
+from hespas.validators.calibration.learned import fit_rows
+from hespas.validators.calibration.learned_bases import beyond_region, swept
+from hespas.validators.calibration.learned_parts import PARTS, Part, family_name, rows_for, rows_of_part
+
+__all__ = ["cases", "main"]
+
+_FEWEST = 200
+"""With fewer rows on either side, a test tells of single shapes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """The rows of one part on known devices, and how many of each device enter a fit."""
+
+    part: Part
+    measured: Measurements
+    rows: int
+
+    def fitted(self, out: BoolArray, test: str) -> Iterator[Case]:
+        """What a model that has not seen some rows says of them."""
+        calib, devval = (self._split(name) for name in ("calib", "devval"))
+        seen = np.flatnonzero(calib & ~out)
+        if len(seen) < _FEWEST or (devval & out).sum() < _FEWEST:
+            return
+        measured = self.measured.take(self._drawn(seen))
+        model = ModelsAtHand([fit_rows(self.part, rows_for(self.part, measured), seed=0)])
+        yield from self._cases(test, devval & out, model)
+        if test == "region":
+            yield from self._cases("inside", devval & ~out, model)
+
+    def _cases(self, test: str, scored: BoolArray, model: ModelsAtHand) -> Iterator[Case]:
+        variants = {cell.variant for each in model.models for cell in each.card.cells}
+        held = self.measured.take(np.flatnonzero(scored))
+        for name in held.hardware.used():
+            mine = held.on(name)
+            models: tuple[OperationModel, ...] = (model, Roofline())
+            for label, each in zip((test, f"{test}, roofline"), models, strict=True):
+                # Another library's version is no reason to say nothing of a device.
+                said = each.predict(known_variants(mine.ops, variants), named_device(name))
+                yield Case(
+                    test=f"{self.part.name} {label}",
+                    device=name,
+                    table=self.part.table,
+                    low_ns=said.low_ns,
+                    duration_ns=said.duration_ns,
+                    high_ns=said.high_ns,
+                    measured_ns=mine.duration_ns,
+                )
+
+    def _split(self, name: str) -> BoolArray:
+        found = np.zeros(len(self.measured), np.bool_)
+        found[self.measured.split.where(name)] = True
+        return found
+
+    def _drawn(self, rows: IntArray) -> IntArray:
+        generator = np.random.default_rng(0)
+        kept = [
+            generator.permutation(np.intersect1d(rows, self.measured.hardware.where(name)))[: self.rows]
+            for name in self.measured.hardware.used()
+        ]
+        return np.sort(np.concatenate(kept))
+
+
+def cases(part: Part, table: Measurements, rows: int) -> Iterator[Case]:
+    """Every test of one part."""
+    measured = table.take(rows_of_part(part, table))
+    known = [name for name in measured.hardware.used() if name in set(device_names())]
+    measured = measured.take(np.sort(measured.hardware.where(*known)))
+    mine = _Table(part, measured, rows)
+    regions: list[tuple[str, ...]] = [(), *((name,) for name in swept(part))]
+    for names in regions:
+        beyond = np.zeros(len(measured), np.bool_)
+        for name in known:
+            at = measured.hardware.where(name)
+            beyond[at] = beyond_region(part, measured.ops.take(at), names)
+        yield from mine.fitted(beyond, names[0] if names else "region")
+    families: dict[str, list[str]] = {}
+    for name in known:
+        families.setdefault(family_name(named_device(name)), []).append(name)
+    for members in families.values():
+        left_out = [("sibling", [name]) for name in members if len(members) > 1]
+        left_out += [("family", members)] if len(families) > 1 else []
+        for test, devices in left_out:
+            out = np.zeros(len(measured), np.bool_)
+            out[measured.hardware.where(*devices)] = True
+            yield from mine.fitted(out, test)
+
+
+def _found(folder: Path, parts: Sequence[Part], rows: int) -> Iterator[Case]:
+    for part in parts:
+        for path in sorted(folder.glob(f"{part.table}.*"))[:1]:
+            yield from cases(part, read_measurements(path), rows)
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--part", action="append", help="only these models (default: all)")
+    parser.add_argument("--rows", type=int, default=4000, help="rows of each device in a fit (default: 4000)")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
+    arguments = parser.parse_args()
+    parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
+    found = summary(list(_found(arguments.tables, parts, arguments.rows)))
+    before: dict[str, Figures] = {}
+    if arguments.against:
+        before = msgspec.json.decode(arguments.against.read_bytes(), type=dict[str, Figures])
+    sys.stdout.write(text(found, before))
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
