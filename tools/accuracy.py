@@ -33,7 +33,7 @@ from hespas.validators.calibration.approaches import merged
 from hespas.validators.calibration.kernels import common_kernels
 from hespas.validators.calibration.recordings import fit_recordings
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
-from tools.goals import goals_section, left_out_section, shipped_cards
+from tools.goals import goals_section, growth_section, left_out_section, shipped_cards
 from tools.kernels import Trace, kernel_tables, model_of, recorded_traces
 
 __all__ = ["DOCS", "accuracy_pages", "main"]
@@ -227,6 +227,8 @@ def accuracy_pages(figures: Figures) -> Mapping[str, str]:
         "sizes entered no fit, each row once; profiles: each distinct shape once.\n"
     )
     summary = [_INTRODUCTION, about]
+    if growth := growth_section(figures.profiles, cards):
+        summary.append(growth)
     if goals := goals_section(figures.tables, figures.profiles, cards):
         summary.append(goals)
     if figures.tables:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from hespas.estimators.learned.serialization import Card, cards_in, shipped_folder
 from tools.figures import Section
 
-__all__ = ["goals_section", "left_out_section", "shipped_cards"]
+__all__ = ["goals_section", "growth_section", "left_out_section", "shipped_cards"]
 
 _TEXT = """## Aimed at and reached
 
@@ -152,6 +152,60 @@ def _of_intervals(tables: Sequence[Section]) -> list[str]:
             f"of {len(large)} classes on a device {near} by themselves |\n"
         )
     return lines
+
+
+_GROWTH = """## How errors grow away from what was measured
+
+MAPE of `learned`, from the cards of the shipped models: *inside* are rows of `devval`; *beyond sizes* rows in
+the two largest octaves of any swept size, all of which were kept from the fit; *sibling* a device left out,
+with some of its family in the fit (mean); *family* a whole family left out (median). Cards without siblings
+or families to leave out say nothing there. One row in seven of `moe-aiter` is faster than its device can be,
+which no estimate follows.
+
+| model | inside | beyond sizes | sibling | family |
+| --- | --- | --- | --- | --- |
+"""
+_PROGRAMS = """
+And of programs: the composite on recorded programs, whose model entered no fit on any device.
+
+| device | programs | MAPE (mean) | worst |
+| --- | --- | --- | --- |
+"""
+
+
+def growth_section(profiles: Sequence[Section], cards: Iterable[Card]) -> str:
+    """How errors grow from sizes within a fit to others, other devices and programs; empty without cards."""
+    lines = [line for card in cards if (line := _growth(card))]
+    if not lines:
+        return ""
+    by_device: dict[str, list[float]] = {}
+    for section in profiles:
+        for row in section.rows:
+            errors = row.errors.get(_ON_OTHERS)
+            if errors is not None and errors.mape is not None:
+                by_device.setdefault(row.hardware, []).append(errors.mape)
+    programs = [
+        f"| {name} | {len(found)} | {fmean(found):.1%} | {max(found):.1%} |\n"
+        for name, found in sorted(by_device.items())
+    ]
+    return "".join((_GROWTH, *lines, *((_PROGRAMS, *programs) if programs else ())))
+
+
+def _growth(card: Card) -> str:
+    known = [(row.n, row.mape) for row in card.errors if row.mape is not None and row.n]
+    if not known or (card.region is None and not card.left_out):
+        return ""
+    inside = sum(n * mape for n, mape in known) / sum(n for n, _ in known)
+    siblings = [row.mape for row in card.left_out if row.siblings]
+    families = [row.mape for row in card.left_out if not row.siblings]
+    figures = (
+        inside,
+        None if card.region is None else card.region.mape,
+        fmean(siblings) if siblings else None,
+        median(families) if families else None,
+    )
+    shown = " | ".join("-" if each is None else f"{each:.1%}" for each in figures)
+    return f"| {card.name} | {shown} |\n"
 
 
 _LEFT_OUT_TEXT = """Errors of `learned` on devices of which no row was in the fit, from the cards of the

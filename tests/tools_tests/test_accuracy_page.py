@@ -10,7 +10,7 @@ import pytest
 import tools.accuracy as page
 from tests.validators.small_tables import products, write_table
 from tools.figures import FIGURES, Errors, Figures, Row, Section, read_figures
-from tools.goals import goals_section, left_out_section, shipped_cards
+from tools.goals import goals_section, growth_section, left_out_section, shipped_cards
 
 
 def _errors(mape: float, n: int = 10) -> Errors:
@@ -128,3 +128,16 @@ def test_goals_of_profiles_are_those_of_their_devices() -> None:
         [], [section("H100-SXM")], []
     )
     assert "| 28.0% | 25.0% |  |" in goals_section([], [section("MI300X")], [])
+
+
+def test_growth_has_a_line_for_each_model_that_was_tested_beyond_its_fit() -> None:
+    cards = {card.name: card for card in shipped_cards()}
+    card = cards["gemm-bf16"]
+    assert card.region is not None
+    text = growth_section([], [card])
+    [line] = [each for each in text.splitlines() if each.startswith("| gemm-bf16")]
+    assert f"| {card.region.mape:.1%} |" in line
+    assert "And of programs" not in text
+    assert growth_section([], []) == ""
+    alone = growth_section([], [cards["gemm-tpu"]])
+    assert alone.rstrip().endswith("| - | - |"), "one device has no sibling and no family"
