@@ -216,7 +216,7 @@ def _batches(path: Path, read: Callable[[Path], Iterator[pd.DataFrame]]) -> Iter
             rows += len(frame)
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
-    except (ArrowException, ValueError, OSError, EOFError, OverflowError) as error:
+    except (ArrowException, ValueError, OSError, EOFError, OverflowError, RecursionError) as error:
         told = (str(error).splitlines() or ["unreadable"])[0]
         where = f"after row {rows}" if rows else "the first rows"
         raise FormatError(
