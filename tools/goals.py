@@ -159,8 +159,8 @@ _GROWTH = """## How errors grow away from what was measured
 MAPE of `learned`, from the cards of the shipped models: *inside* are rows of `devval`; *beyond sizes* rows in
 the two largest octaves of any swept size, all of which were kept from the fit; *sibling* a device left out,
 with some of its family in the fit (mean); *family* a whole family left out (median). Cards without siblings
-or families to leave out say nothing there. One row in seven of `moe-aiter` is faster than its device can be,
-which no estimate follows.
+or families to leave out say nothing there. Some rows of `moe-aiter` are faster than their device can be
+(`calibrate.impossible-rows`), which no estimate follows.
 
 | model | inside | beyond sizes | sibling | family |
 | --- | --- | --- | --- | --- |

@@ -15,43 +15,25 @@ left out, figures of the rows of ``--split`` that were left out:
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import msgspec
 import numpy as np
-from msgspec import Struct
 
+from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.collective_links import Layout
 from hespas.estimators.collectives import KINSHIPS, MEASURED, Collectives, kin_of
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, load_device
 from hespas.hardware.device_file import shipped_fits
 from hespas.measurements import Measurements, read_measurements
-from hespas.validators.accuracy.statistics import error_figures
 from hespas.validators.calibration.collectives import fit_collectives
 
-__all__ = ["Case", "Figures", "cases", "figures", "main", "summary", "text"]
+__all__ = ["cases", "main"]
 
 TABLES = ("aiconfigurator_collectives.parquet", "vidur_network.parquet")
 _OCTAVES = 2
 _EIGHT = Layout(8, 1)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Case:
-    """Rows of one device that one test left out: predictions, intervals and measured times [ns]."""
-
-    test: str
-    device: str
-    table: str
-    low_ns: FloatArray
-    duration_ns: FloatArray
-    high_ns: FloatArray
-    measured_ns: FloatArray
 
 
 def cases(tables: Sequence[Measurements], split: str) -> Iterator[Case]:
@@ -143,84 +125,13 @@ def _largest_messages(table: Measurements) -> BoolArray:
 _LEFT_OUT = {"most ranks": _most_ranks, "middle ranks": _middle_ranks, "largest messages": _largest_messages}
 
 
-class Figures(Struct, frozen=True, kw_only=True):
-    """Errors of ``n`` of ``of`` rows, the share inside intervals of 90 %, and half their median ratio."""
-
-    n: int
-    of: int
-    mape: float | None
-    median_ape: float | None
-    p90_ape: float | None
-    bias: float | None
-    coverage: float | None
-    width: float | None
-
-
-def figures(cases: Sequence[Case]) -> Figures:
-    """The figures of some cases together; None of no rows."""
-    low, said, high, measured = (
-        np.concatenate(columns)
-        for columns in zip(
-            *((each.low_ns, each.duration_ns, each.high_ns, each.measured_ns) for each in cases), strict=True
-        )
-    )
-    known = np.isfinite(said)
-    low, said, high, measured = (column[known] for column in (low, said, high, measured))
-    if not len(said):
-        return Figures(
-            n=0, of=len(known), mape=None, median_ape=None, p90_ape=None, bias=None, coverage=None, width=None
-        )
-    return Figures(
-        n=len(said),
-        of=len(known),
-        coverage=float(((low <= measured) & (measured <= high)).mean()),
-        width=float(np.nanmedian(np.sqrt(high / low))),
-        **error_figures(said / measured - 1),
-    )
-
-
-def summary(every: Sequence[Case]) -> dict[str, Figures]:
-    """Figures by test, and by test, device and table."""
-    groups: dict[str, list[Case]] = {}
-    for each in every:
-        groups.setdefault(each.test, []).append(each)
-        groups.setdefault(f"{each.test} | {each.device} | {each.table.partition('_')[0]}", []).append(each)
-    return {name: figures(group) for name, group in sorted(groups.items())}
-
-
-def text(found: Mapping[str, Figures], before: Mapping[str, Figures]) -> str:
-    """One line per test and device, below it what another version says; percentages."""
-    lines = [f"{'':58}{'n/of':>11}{'MAPE':>7}{'median':>7}{'P90':>7}{'bias':>7}{'cover':>7}{'width':>7}"]
-    for name, values in found.items():
-        lines.append(_line(name, values))
-        if name in before:
-            lines.append(_line("    before", before[name]))
-    return "\n".join(lines) + "\n"
-
-
-def _line(label: str, values: Figures) -> str:
-    shares = (values.mape, values.median_ape, values.p90_ape, values.bias, values.coverage)
-    shown = "".join(f"{'-' if each is None else format(100 * each, '.1f'):>7}" for each in shares)
-    width = "-" if values.width is None else f"{values.width:.2f}"
-    return f"{label:58}{values.n:5}/{values.of:5}{shown}{width:>7}"
-
-
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser = parser_of(__doc__)
     parser.add_argument("--split", default="devval", help="rows that are scored (default: devval)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
     arguments = parser.parse_args()
     tables = [read_measurements(arguments.tables / name) for name in TABLES]
-    found = summary(list(cases(tables, arguments.split)))
-    before: dict[str, Figures] = {}
-    if arguments.against:
-        before = msgspec.json.decode(arguments.against.read_bytes(), type=dict[str, Figures])
-    sys.stdout.write(text(found, before))
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    tell(cases(tables, arguments.split), arguments)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,13 @@ and beside them, as *roofline*, what the data sheets alone say of the same rows.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from benchmarks.carry_over.collectives import Case, Figures, summary, text
+from benchmarks.carry_over.figures import Case, parser_of, tell
 from hespas.estimators.learned.inference import ModelsAtHand
 from hespas.estimators.registry import OperationModel
 from hespas.estimators.roofline import Roofline
@@ -131,21 +128,12 @@ def _found(folder: Path, parts: Sequence[Part], rows: int) -> Iterator[Case]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", help="only these models (default: all)")
     parser.add_argument("--rows", type=int, default=4000, help="rows of each device in a fit (default: 4000)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
     arguments = parser.parse_args()
     parts = [part for part in PARTS if not arguments.part or part.name in arguments.part]
-    found = summary(list(_found(arguments.tables, parts, arguments.rows)))
-    before: dict[str, Figures] = {}
-    if arguments.against:
-        before = msgspec.json.decode(arguments.against.read_bytes(), type=dict[str, Figures])
-    sys.stdout.write(text(found, before))
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    tell(_found(arguments.tables, parts, arguments.rows), arguments)
 
 
 if __name__ == "__main__":

@@ -592,7 +592,7 @@ _PRODUCTS = Form(
 FORMS: Mapping[str, Form] = MappingProxyType(
     {form.name: form for form in (_ROOFLINE, _STREAMS, _PRODUCTS, PREFILL, DECODE, _EXPERTS)}
 )
-"""Every form that a fit may name."""
+"""The forms of operations as libraries run them, by name."""
 
 FORMS_OF_KIND: Mapping[str, tuple[Form, ...]] = MappingProxyType(
     {

@@ -23,6 +23,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.estimators.forms import FORMS, Columns, Form, Machine, Parameter, Values, machine_of, soft_max
+from hespas.estimators.rates import within_roof
 from hespas.estimators.registry import Prediction, with_bands
 from hespas.graph.columns import BoolArray, FloatArray
 from hespas.hardware import Device, Fit
@@ -118,7 +119,7 @@ KERNELS = Form(
     name="kernels",
     parameters=(
         Parameter(name="t0_ns", start=2500.0, low=50.0, high=1e6),
-        Parameter(name="memory", start=0.75, low=1e-2, high=6.0),
+        Parameter(name="memory", start=0.75, low=1e-2, high=1.0),
         Parameter(name="element", start=60.0, low=0.1, high=1e4),
         Parameter(name="walked", start=200.0, low=1.0, high=1e5),
         Parameter(name="row_ns", start=250.0, low=0.1, high=1e5),
@@ -134,7 +135,7 @@ that is read by vectors, and by itself. ``row_ns``: what starting a row of 256 e
 """
 
 EVERY_FORM: Mapping[str, Form] = MappingProxyType({**FORMS, KERNELS.name: KERNELS})
-"""Every form that a fit may name."""
+"""Every form that a fit may name, but :data:`PRODUCTS`, which speaks of answers."""
 
 
 # Products of matrices as programs run them, from what benchmarks of libraries say of the same sizes.
@@ -186,8 +187,8 @@ def as_programs_run(said: Prediction, ops: Operations, device: Device) -> Predic
     columns = np.stack((said.duration_ns, said.low_ns, said.high_ns))
     bands = with_bands(fit, time)
     scaled = time / before_ns * columns[1:, rows]
-    columns[0, rows] = time
-    columns[1:, rows] = np.where(np.isnan(bands[1:]), scaled, bands[1:])
+    bounds = np.where(np.isnan(bands[1:]), scaled, bands[1:])
+    columns[:, rows] = within_roof(np.stack((time, *bounds)), part, device)
     return replace(said, duration_ns=columns[0], low_ns=columns[1], high_ns=columns[2])
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Literal, cast
@@ -33,7 +34,7 @@ _MAX_LOOPS = 1 << 24
 _STEADY = 0.2
 _DEFAULT_L2_BYTES = 512 * 1024
 _CPUINFO = Path("/proc/cpuinfo")
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CORES = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class _Machine:
     model: str
     cores: int
     l2_bytes: int
+    l3_bytes: int
     memory_bytes: int
     library: str
 
@@ -125,7 +127,7 @@ def measure_cpu(
         *(_gemm_peak(bench, dtype, element) for dtype, element in _FLOAT_TYPES),
         *(_vector_peak(bench, dtype, element, overhead) for dtype, element in _VECTOR_TYPES),
     )
-    memories = (_main_memory(bench), _cache(bench, overhead))
+    memories = (_main_memory(bench), _cache(bench, overhead), *_last_level(machine))
     unsteady = [spread for spread in bench.spreads if spread > _STEADY]
     if unsteady and diagnostics is not None:
         diagnostics.warning(
@@ -218,6 +220,21 @@ def _cache(bench: _Bench, overhead: Sample) -> Memory:
     )
 
 
+def _last_level(machine: _Machine) -> Iterator[Memory]:
+    """The L3 caches of all cores together, where the system tells of any: a working set that fits them never
+    reaches the memory. Other programs and other guests use them, too, so a bandwidth measured is theirs.
+    """
+    if machine.l3_bytes > 0:
+        yield Memory(
+            level="cache",
+            name="L3",
+            capacity_bytes=machine.l3_bytes,
+            bandwidth_bytes_per_s=nan,
+            source="measured",
+            note="size as the system tells it",
+        )
+
+
 def _net(sample: Sample, overhead: Sample) -> float:
     """Time without the call itself, unless that is all there is (a probe too small to tell)."""
     net_ns = sample.median_ns - overhead.median_ns
@@ -245,14 +262,20 @@ def _slices(array: NDArray[np.float64], parts: int) -> Iterator[NDArray[np.float
 
 
 def _machine(threads: int) -> _Machine:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return _Machine(
         model=_cpu_model(),
-        cores=threads or usable,
+        cores=threads or len(_usable_cores()),
         l2_bytes=_l2_bytes(),
+        l3_bytes=_l3_bytes(),
         memory_bytes=_memory_bytes(),
         library=f"NumPy {np.__version__} with {_blas()}",
     )
+
+
+def _usable_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def _cpu_model() -> str:
@@ -267,14 +290,30 @@ def _cpu_model() -> str:
 
 def _l2_bytes() -> int:
     """One core's L2 cache; where the system does not tell, half a MiB, which any server core has."""
-    for entry in sorted(_CACHES.glob("index*")):
-        level, size = entry / "level", entry / "size"
-        if level.is_file() and size.is_file() and level.read_text().strip() == "2":
-            digits = size.read_text().strip()
-            scale = {"K": 1 << 10, "M": 1 << 20}.get(digits[-1:], 1)
-            number = digits.rstrip("KM")
-            return int(number) * scale if number.isdigit() and int(number) else _DEFAULT_L2_BYTES
-    return _DEFAULT_L2_BYTES
+    return next(iter(_caches("cpu0", "2").values()), 0) or _DEFAULT_L2_BYTES
+
+
+def _l3_bytes() -> int:
+    """All L3 caches of the usable cores, each once however many of them share it; 0 where none is told."""
+    found: dict[str, int] = {}
+    for number in _usable_cores():
+        found |= _caches(f"cpu{number}", "3")
+    return sum(found.values())
+
+
+def _caches(core: str, level: str) -> dict[str, int]:
+    """Bytes of one core's caches of a level (0: not told), by the cores that share each."""
+    found: dict[str, int] = {}
+    for entry in sorted((_CORES / core / "cache").glob("index*")):
+        if _told(entry / "level") == level and _told(entry / "type") != "Instruction":
+            digits = _told(entry / "size")
+            number, scale = digits.rstrip("KM"), {"K": 1 << 10, "M": 1 << 20}.get(digits[-1:], 1)
+            found[_told(entry / "shared_cpu_list")] = int(number) * scale if number.isdigit() else 0
+    return found
+
+
+def _told(path: Path) -> str:
+    return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
 
 
 def _memory_bytes() -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.kernels import PRODUCTS, as_programs_run, is_ragged, product_time_ns
+from hespas.estimators.rates import roof_ns
 from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph.columns import FloatArray
 from hespas.hardware import load_device
@@ -60,3 +61,19 @@ def test_the_composite_takes_products_as_programs_run_them_unless_an_order_is_st
         times.append(model.predict(ops, H100).duration_ns)
     ratio = times[0] / times[1]
     assert ratio[0] > 1.4 > ratio[1] > 0.9
+
+
+def test_products_of_programs_stay_within_the_roof_too() -> None:
+    ops = products([4096.0])
+    roof = roof_ns(ops, H100)[0]
+    fit = next(fit for fit in common_fits(H100) if fit.form == PRODUCTS)
+    faster = replace(
+        fit,
+        parameters=tuple(
+            replace(each, value={"start_ns": 1.0, "scale": 0.5}.get(each.name, each.value))
+            for each in fit.parameters
+        ),
+    )
+    device = replace(H100, own_fits=(faster,), fits_of="")
+    said = as_programs_run(Prediction.of("x", *np.full((3, 1), roof)), ops, device)
+    assert [said.low_ns[0], said.duration_ns[0]] == [roof, roof]

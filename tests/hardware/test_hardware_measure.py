@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isclose
+from math import isclose, isnan
 from pathlib import Path
 
 import numpy as np
@@ -60,22 +60,28 @@ def test_machine_is_described_by_what_the_system_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: Acme  Z80 @ 4 MHz\n", "utf-8")
-    for index, (level, size) in enumerate([("1", "32K"), ("2", "6M"), ("3", "32M")]):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "level").write_text(f"{level}\n", "utf-8")
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n", "utf-8")
+    for core, shared in enumerate(("0-1", "0-1", "2-3")):
+        for index, (level, size) in enumerate([("1", "32K"), ("2", "6M"), ("3", "32M")]):
+            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            told = {"level": level, "size": size, "shared_cpu_list": shared if level == "3" else str(core)}
+            for name, text in told.items():
+                (folder / name).write_text(f"{text}\n", "utf-8")
     monkeypatch.setattr(measure, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(measure, "_CACHES", tmp_path)
+    monkeypatch.setattr(measure, "_CORES", tmp_path)
+    monkeypatch.setattr(measure, "_usable_cores", lambda: [0, 1, 2])
     device = measure_cpu(_TINY)
     assert (device.name, device.vendor, device.family) == ("cpu-acme-z80-4-mhz", "acme", "Acme Z80 @ 4 MHz")
     assert [memory.capacity_bytes for memory in device.memories if memory.name == "L2"] == [2 * 6 * 2**20]
+    [last] = [memory for memory in device.memories if memory.name == "L3"]
+    assert (last.capacity_bytes, isnan(last.bandwidth_bytes_per_s)) == (2 * 32 * 2**20, True)
 
 
 def test_silent_system_still_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measure, "_CPUINFO", tmp_path / "absent")
-    monkeypatch.setattr(measure, "_CACHES", tmp_path / "absent")
-    path = write_device(measure_cpu(_TINY), tmp_path / "cpu.toml")
-    assert load_device(path).vendor
+    monkeypatch.setattr(measure, "_CORES", tmp_path / "absent")
+    device = load_device(write_device(measure_cpu(_TINY), tmp_path / "cpu.toml"))
+    assert [memory.name for memory in device.memories] == ["DRAM", "L2"]
 
 
 def test_real_run_makes_a_device_that_can_be_saved(tmp_path: Path) -> None:
@@ -96,7 +102,9 @@ def test_provenance_says_machine_library_and_repeats() -> None:
     assert device.family in text
     assert f"NumPy {np.__version__}" in text
     assert "medians of 3 repeats" in text
-    notes = [peak.note for peak in device.peaks] + [memory.note for memory in device.memories]
+    notes = [peak.note for peak in device.peaks] + [
+        memory.note for memory in device.memories if memory.name != "L3"
+    ]
     assert all("median of 3, spread" in note for note in notes)
 
 

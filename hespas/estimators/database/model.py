@@ -85,8 +85,8 @@ class Database:
             return Prediction.of(self.name, np.full(len(ops), np.nan))
         said = np.full((3, len(ops)), np.nan)
         for labels, rows in ops.classes():
-            said[:, rows] = _of_class(library, device.name, labels, ops.take(rows), found)
-        return Prediction.of(self.name, *within_roof(said, ops, device))
+            said[:, rows] = _of_class(library, device, labels, ops.take(rows), found)
+        return Prediction.of(self.name, *said)
 
     def _opened(self, device: Device, kinds: frozenset[str]) -> Library:
         if self._library is not None:
@@ -112,25 +112,28 @@ def _candidates(library: Library, device: str, labels: tuple[str, str, str, str]
 
 def _of_class(
     library: Library,
-    device: str,
+    device: Device,
     labels: tuple[str, str, str, str],
     ops: Operations,
     found: Diagnostics,
 ) -> FloatArray:
     """Time and interval of the operations of one class, shape (3, ops). Variants and number formats that may
-    stand in are asked in turn for what those before do not cover.
+    stand in are asked in turn for what those before do not cover. What was measured stays as it was; what is
+    interpolated is never below the device's roof.
     """
     kind, op, scheme, _ = labels
-    where = " ".join(label for label in (device, *labels) if label)
+    where = " ".join(label for label in (device.name, *labels) if label)
     said = np.full((3, len(ops)), np.nan)
-    asked = list(_candidates(library, device, labels))
+    asked = list(_candidates(library, device.name, labels))
     for place, (other, name) in enumerate(asked):
         missing = np.flatnonzero(np.isnan(said[0]))
         if not len(missing):
             break
-        answer = library.shelf((device, kind, op, other, name)).look_up(ops.take(missing))
-        said[:, missing] = np.stack((answer.duration_ns, answer.low_ns, answer.high_ns))
-        table = library.volumes[device, kind, op, other, name].table
+        part, shelf = ops.take(missing), (device.name, kind, op, other, name)
+        answer = library.shelf(shelf).look_up(part)
+        times = np.stack((answer.duration_ns, answer.low_ns, answer.high_ns))
+        said[:, missing] = np.where(answer.source == EXACT, times, within_roof(times, part, device))
+        table = library.volumes[shelf].table
         for source, how in _SOURCES.items():
             text = f"{how} in {table.name} ({table.provenance}), {name or 'no variant named'}"
             stands_in = f", of {other}" if other != scheme else ""

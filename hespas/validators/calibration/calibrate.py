@@ -271,15 +271,17 @@ def _uses(
         tell = found.info if table.recorded else found.warning  # other work of a recording is no loss
         lost = sum(each.count for each in table.left_out)
         tell("calibrate.left-out-rows", table.name, f"rows left out: {table.told_left_out()}", count=lost)
-        impossible = ~is_possible(part.take(rows_on(part, device)), device)
+        impossible = int((~is_possible(part.take(rows_on(part, device)), device)).sum())
         text = f"rows faster than {device.name} can be by its data sheet: not fitted on"
-        found.warning("calibrate.impossible-rows", table.name, text, count=int(impossible.sum()))
+        found.warning("calibrate.impossible-rows", table.name, text, count=impossible)
         rows = len(rows_on(table, device))
         entered = len(rows_on(part, device))
         found.info(
             "calibrate.kept-rows", table.name, "rows kept for testing, never fitted on", count=rows - entered
         )
-        uses.append(TableUse(name=table.name, provenance=table.provenance, rows=rows, fitted=entered))
+        uses.append(
+            TableUse(name=table.name, provenance=table.provenance, rows=rows, fitted=entered - impossible)
+        )
     return uses
 
 

@@ -18,7 +18,7 @@ from hespas.graph.columns import FloatArray, IntArray
 from hespas.hardware import ANY, Device, Fit
 from hespas.hardware.model import SEGMENTS
 from hespas.measurements import Measurements
-from hespas.validators.calibration.fit_device import Key, Progress, fit_of, may_be_fitted, rounded
+from hespas.validators.calibration.fit_device import Key, Progress, fit_of, rounded, rows_to_fit
 
 __all__ = ["fit_collectives"]
 
@@ -59,7 +59,7 @@ def fit_collectives(
     """
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
     fits: dict[Key, Fit] = {}
-    parts = [may_be_fitted(table).on(device.name) for table in tables]
+    parts = [rows_to_fit(table, device) for table in tables]
     parts = [part.take(part.ops.kind.where("collective")) for part in parts]
     for mine in parts:
         classes = list(mine.ops.classes())

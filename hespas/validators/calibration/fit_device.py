@@ -45,6 +45,7 @@ __all__ = [
     "is_possible",
     "may_be_fitted",
     "rounded",
+    "rows_to_fit",
     "seed_of",
     "solve",
 ]
@@ -90,7 +91,7 @@ _TOKENS: Mapping[str, str] = {"matmul": "m", "convolution": "m", "moe": "tokens"
 
 
 def may_be_fitted(measured: Measurements) -> Measurements:
-    """Without the rows that are kept for testing: the one gate that every fit goes through."""
+    """Without the rows that are kept for testing."""
     return measured.take(measured.split.where(*FITTED_SPLITS))
 
 
@@ -103,6 +104,12 @@ def is_possible(measured: Measurements, device: Device) -> BoolArray:
     of the operation that its row states (half of a kernel's work, another number format, another device).
     """
     return roof_ns(measured.ops, device) <= _BELOW_ROOF * measured.duration_ns
+
+
+def rows_to_fit(measured: Measurements, device: Device) -> Measurements:
+    """The rows on a device that its fits may see: not kept for testing, and not faster than it can be."""
+    mine = may_be_fitted(measured).on(device.name)
+    return mine.take(np.flatnonzero(is_possible(mine, device)))
 
 
 def classes_of(measured: Measurements) -> Iterator[Rows]:
@@ -414,8 +421,7 @@ def fit_device(
     tables = [measured] if isinstance(measured, Measurements) else list(measured)
     found: dict[Key, Rows] = {}
     for table in tables:
-        mine = may_be_fitted(table).on(device.name)
-        for rows in classes_of(mine.take(np.flatnonzero(is_possible(mine, device)))):
+        for rows in classes_of(rows_to_fit(table, device)):
             if rows.key not in found or len(rows.measured) > len(found[rows.key].measured):
                 found[rows.key] = rows
     classes = [found[key] for key in sorted(found)]

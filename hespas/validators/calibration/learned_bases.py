@@ -27,7 +27,7 @@ _SHARES: Mapping[str, float] = {
     "stream": 0.75,
 }
 """How much of the base is the fitted form, by family of columns: what errs least on sizes beyond those of the
-fit (``python -m benchmarks.carry_over``).
+fit (``python -m benchmarks.carry_over.operations``).
 """
 _SWEPT: Mapping[str, tuple[str, ...]] = {
     "product": ("m", "n", "k"),

@@ -38,7 +38,7 @@ from hespas.operations import MATRIX_KINDS, Labels, operations_of
 from hespas.operations.model import rows_by_label
 from hespas.validators.accuracy.sources import Source, by_device, sources_of
 from hespas.validators.accuracy.statistics import medians_of
-from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, solve
+from hespas.validators.calibration.fit_device import Prior, Solution, bands_of, fit_of, is_possible, solve
 from hespas.validators.calibration.kernels import (
     KernelClass,
     KernelName,
@@ -143,11 +143,13 @@ def fit_recordings(
 
 
 def _usable(table: Measurements, device: Device, common: _Common) -> IntArray:
-    """Rows whose kind and number format the device's rates and one of the forms cover."""
+    """Rows whose kind and number format the device's rates and one of the forms cover, and whose time the
+    device can reach.
+    """
     known = _has_rates(table, device)
     if common:
         known[is_kernel(table)] = True
-    return np.flatnonzero(known & (table.duration_ns > 0))
+    return np.flatnonzero(known & (table.duration_ns > 0) & is_possible(table, device))
 
 
 def _has_rates(table: Measurements, device: Device) -> BoolArray:

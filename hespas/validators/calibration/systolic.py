@@ -25,7 +25,7 @@ from hespas.hardware import ANY, Device, Fit
 from hespas.measurements import Measurements
 from hespas.operations import Operations, find_scheme
 from hespas.operations.model import rows_by_label
-from hespas.validators.calibration.fit_device import Key, fit_of, may_be_fitted, rounded
+from hespas.validators.calibration.fit_device import Key, fit_of, rounded, rows_to_fit
 
 __all__ = ["LINE_KINDS", "fit_lines", "has_columns"]
 
@@ -67,11 +67,12 @@ def fit_lines(
 ) -> tuple[Fit, ...]:
     """The lines of every class of operations that the tables hold for ``device``, which has an array.
 
-    Only rows that may be fitted enter. ``fitted`` is the date written into the fits (ISO; empty: today).
+    Only rows that may be fitted enter (:func:`~hespas.validators.calibration.fit_device.rows_to_fit`).
+    ``fitted`` is the date written into the fits (ISO; empty: today).
     """
     found: dict[Key, Fit] = {}
     for table in tables:
-        mine = may_be_fitted(table).on(device.name)
+        mine = rows_to_fit(table, device)
         mine = mine.take(np.flatnonzero(has_columns(mine.ops)))
         for fit in (*_matmuls(mine, device, seed, fitted), *_elements(mine, seed, fitted)):
             found.setdefault(fit.key, fit)

@@ -9,6 +9,7 @@ import pytest
 
 from hespas.estimators import load_estimator
 from hespas.estimators.database import Database
+from hespas.estimators.rates import roof_ns
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
 from hespas.graph.errors import FormatError, UsageError
@@ -105,6 +106,21 @@ def test_between_two_numbers_of_ranks_is_interpolated_too() -> None:
     sizes, ranks = np.array([2.0**12, 2.0**24]), np.full(2, 4.0)
     time, _, _ = ask(database, collectives(sizes, ranks))
     np.testing.assert_allclose(time, alpha_beta(sizes, ranks), rtol=0.25)
+
+
+def test_what_was_measured_stays_and_what_lies_between_is_within_the_roof() -> None:
+    sizes = np.array([1024.0, 2048.0, 4096.0, 8192.0])
+    ops = products(sizes, sizes, sizes)
+    roof = roof_ns(ops, H100)
+    said, _, _ = ask(
+        Database(measurements=measured(ops.take(np.array([0, 1, 3])), 0.5 * roof[[0, 1, 3]])), ops
+    )
+    np.testing.assert_allclose(said[[0, 1, 3]], 0.5 * roof[[0, 1, 3]])
+    assert np.isnan(said[2]) or said[2] >= roof[2]
+    between = products(np.array([3072.0]), np.array([4096.0]), np.array([4096.0]))
+    around = products(np.array([2048.0, 4096.0]), np.full(2, 4096.0), np.full(2, 4096.0))
+    time, _, _ = ask(Database(measurements=measured(around, 0.5 * roof_ns(around, H100))), between)
+    assert time[0] == roof_ns(between, H100)[0]
 
 
 def test_nothing_is_said_beyond_the_measured_or_far_from_it() -> None:

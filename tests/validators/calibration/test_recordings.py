@@ -79,6 +79,14 @@ def test_nothing_usable_gives_no_fits() -> None:
     assert fit_recordings([unknown], BARE) == ()
 
 
+def test_times_that_the_device_cannot_reach_enter_no_fit() -> None:
+    impossible = replace(DENSE, duration_ns=np.full(len(SIZES), 1e-3), name="impossible")
+    one, other = (
+        fit_recordings(parts, BARE, fitted="2026-01-31") for parts in ([DENSE], [DENSE, impossible])
+    )
+    assert [each.parameters for each in one] == [each.parameters for each in other]
+
+
 def test_each_recording_is_predicted_by_the_others() -> None:
     more = recording("more", ["add"] * 4, [100.0, 1000.0, 10000.0, 50000.0])
     done = calibrate([DENSE, more], BARE, tests=("recording",), fitted="2026-01-31")

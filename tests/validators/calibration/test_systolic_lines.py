@@ -75,6 +75,14 @@ def test_rows_for_testing_never_enter() -> None:
     assert fits_to_toml("x", first) == fits_to_toml("x", second)
 
 
+def test_nor_do_rows_faster_than_the_device_can_be() -> None:
+    honest = some().part("calib")
+    half = np.arange(len(honest)) % 2 == 0
+    poisoned = replace(honest, duration_ns=np.where(half, 1e-3, honest.duration_ns))
+    first, second = fit_lines([honest.take(np.flatnonzero(~half))], V4), fit_lines([poisoned], V4)
+    assert fits_to_toml("x", first) == fits_to_toml("x", second)
+
+
 def test_a_fit_is_repeatable_and_needs_rows() -> None:
     one, other = (fit_lines([some()], V4, seed=3, fitted="2026-01-01") for _ in range(2))
     assert fits_to_toml("x", one) == fits_to_toml("x", other)

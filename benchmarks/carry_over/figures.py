@@ -1,0 +1,113 @@
+"""What tests that leave something out print: figures of predictions beside what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from hespas.graph.columns import FloatArray
+from hespas.validators.accuracy.statistics import error_figures
+
+__all__ = ["Case", "Figures", "figures", "parser_of", "summary", "tell", "text"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Case:
+    """Rows of one device that one test left out: predictions, intervals and measured times [ns]."""
+
+    test: str
+    device: str
+    table: str
+    low_ns: FloatArray
+    duration_ns: FloatArray
+    high_ns: FloatArray
+    measured_ns: FloatArray
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """Errors of ``n`` of ``of`` rows, the share inside intervals of 90 %, and half their median ratio."""
+
+    n: int
+    of: int
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    coverage: float | None
+    width: float | None
+
+
+def figures(cases: Sequence[Case]) -> Figures:
+    """The figures of some cases together; None of no rows."""
+    low, said, high, measured = (
+        np.concatenate(columns)
+        for columns in zip(
+            *((each.low_ns, each.duration_ns, each.high_ns, each.measured_ns) for each in cases), strict=True
+        )
+    )
+    known = np.isfinite(said)
+    low, said, high, measured = (column[known] for column in (low, said, high, measured))
+    if not len(said):
+        return Figures(
+            n=0, of=len(known), mape=None, median_ape=None, p90_ape=None, bias=None, coverage=None, width=None
+        )
+    return Figures(
+        n=len(said),
+        of=len(known),
+        coverage=float(((low <= measured) & (measured <= high)).mean()),
+        width=float(np.nanmedian(np.sqrt(high / low))),
+        **error_figures(said / measured - 1),
+    )
+
+
+def summary(every: Sequence[Case]) -> dict[str, Figures]:
+    """Figures by test, and by test, device and table."""
+    groups: dict[str, list[Case]] = {}
+    for each in every:
+        groups.setdefault(each.test, []).append(each)
+        groups.setdefault(f"{each.test} | {each.device} | {each.table.partition('_')[0]}", []).append(each)
+    return {name: figures(group) for name, group in sorted(groups.items())}
+
+
+def text(found: Mapping[str, Figures], before: Mapping[str, Figures]) -> str:
+    """One line per test and device, below it what another version says; percentages."""
+    lines = [f"{'':58}{'n/of':>11}{'MAPE':>7}{'median':>7}{'P90':>7}{'bias':>7}{'cover':>7}{'width':>7}"]
+    for name, values in found.items():
+        lines.append(_line(name, values))
+        if name in before:
+            lines.append(_line("    before", before[name]))
+    return "\n".join(lines) + "\n"
+
+
+def _line(label: str, values: Figures) -> str:
+    shares = (values.mape, values.median_ape, values.p90_ape, values.bias, values.coverage)
+    shown = "".join(f"{'-' if each is None else format(100 * each, '.1f'):>7}" for each in shares)
+    width = "-" if values.width is None else f"{values.width:.2f}"
+    return f"{label:58}{values.n:5}/{values.of:5}{shown}{width:>7}"
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A command's options that all such tests have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--against", type=Path, help="figures of another version, shown below these")
+    return parser
+
+
+def tell(every: Iterable[Case], arguments: argparse.Namespace) -> None:
+    """Print the figures, and write them where that is asked for."""
+    found = summary(list(every))
+    before: dict[str, Figures] = {}
+    if arguments.against:
+        before = msgspec.json.decode(arguments.against.read_bytes(), type=dict[str, Figures])
+    sys.stdout.write(text(found, before))
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
