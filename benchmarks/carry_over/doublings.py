@@ -116,12 +116,17 @@ def measured_falls(table: Measurements) -> Iterator[tuple[str, FloatArray]]:
         for _, rows in mine.ops.classes():
             sizes = np.stack([mine.ops.dim(each, 1.0)[rows] for each in _SIZES], axis=1)
             all_ns: list[float] = mine.duration_ns[rows].tolist()
-            times = dict(zip(map(tuple, sizes.tolist()), all_ns, strict=True))
+            times = dict(zip(_keys(sizes), all_ns, strict=True))
             for by in np.eye(len(_SIZES)) + 1:
-                pairs = zip(map(tuple, (sizes * by).tolist()), all_ns, strict=True)
+                pairs = zip(_keys(sizes * by), all_ns, strict=True)
                 found += [times[twice] / time for twice, time in pairs if twice in times]
         if found:
             yield name, np.array(found)
+
+
+def _keys(sizes: FloatArray) -> list[tuple[float, ...]]:
+    rows: list[list[float]] = sizes.tolist()
+    return [tuple(row) for row in rows]
 
 
 def _line(device: str, kind: str, ratio: FloatArray) -> str:

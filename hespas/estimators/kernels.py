@@ -37,8 +37,8 @@ __all__ = [
     "PRODUCTS",
     "PRODUCT_KIND",
     "as_programs_run",
-    "is_ragged",
     "product_time_ns",
+    "ragged_share",
 ]
 
 KERNEL_KINDS = ("gather", "move", "normalization", "pooling", "reduction", "vector")
@@ -154,20 +154,25 @@ _START_NS = 4000.0
 """What the smallest product takes, whose loads do not count."""
 
 
-def is_ragged(ops: Operations, device: Device) -> BoolArray:
-    """Products whose rows of n or k elements no vector divides, shape ``(ops,)``."""
+def ragged_share(ops: Operations, device: Device) -> FloatArray:
+    """By products, how much of it is paid that vectors do not divide rows of n or k elements: all where half
+    of one does not either, half where that does; shape ``(ops,)``.
+    """
     vectors = [machine_of(device, PRODUCT_KIND, scheme).vector_elements for scheme in ops.scheme.names]
     vector = np.nan_to_num(np.array([*vectors, 1.0])[ops.scheme.row], nan=1.0)
     vector = np.maximum(vector, 1.0)
+    share = np.zeros(len(ops))
     with np.errstate(invalid="ignore"):
-        return np.asarray((ops.dim("n") % vector > 0) | (ops.dim("k") % vector > 0), np.bool_)
+        for size in (ops.dim("n"), ops.dim("k")):
+            share = np.maximum(share, 0.5 * (size % vector > 0) + 0.5 * (size % (vector / 2) > 0))
+    return share
 
 
-def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragged: BoolArray) -> FloatArray:
+def product_time_ns(values: Mapping[str, float], benchmark_ns: FloatArray, ragged: FloatArray) -> FloatArray:
     """The time of products in a program [ns]; ``values`` are the form's parameters by name: ``ragged`` is
-    what products of single elements cost more, as a share, where no vector divides n or k.
+    what loads of single elements cost more, as a share, of which a product pays as :func:`ragged_share` says.
     """
-    loads = np.where(ragged, np.maximum(benchmark_ns - _START_NS, 0.0), 0.0)
+    loads = ragged * np.maximum(benchmark_ns - _START_NS, 0.0)
     return values["start_ns"] + values["scale"] * (benchmark_ns + values["ragged"] * loads)
 
 
@@ -183,7 +188,7 @@ def as_programs_run(said: Prediction, ops: Operations, device: Device) -> Predic
     part = ops.take(rows)
     values = {each.name: each.value for each in fit.parameters}
     before_ns = said.duration_ns[rows]
-    time = product_time_ns(values, before_ns, is_ragged(part, device))
+    time = product_time_ns(values, before_ns, ragged_share(part, device))
     columns = np.stack((said.duration_ns, said.low_ns, said.high_ns))
     bands = with_bands(fit, time)
     scaled = time / before_ns * columns[1:, rows]

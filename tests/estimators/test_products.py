@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hespas.estimators import load_estimator
-from hespas.estimators.kernels import PRODUCTS, as_programs_run, is_ragged, product_time_ns
+from hespas.estimators.kernels import PRODUCTS, as_programs_run, product_time_ns, ragged_share
 from hespas.estimators.rates import roof_ns
 from hespas.estimators.registry import OperationModel, Prediction
 from hespas.graph.columns import FloatArray
@@ -31,13 +31,13 @@ def products(n: list[float], *, variant: str = "") -> Operations:
     )
 
 
-def test_sizes_that_no_vector_divides_are_ragged() -> None:
-    assert is_ragged(products([4096.0, 30522.0, 3137.0]), H100).tolist() == [False, True, True]
+def test_sizes_that_half_a_vector_divides_are_ragged_by_half() -> None:
+    assert ragged_share(products([4096.0, 30522.0, 3137.0, 3140.0]), H100).tolist() == [0.0, 1.0, 1.0, 0.5]
 
 
 def test_a_start_a_share_and_what_loads_of_single_elements_cost() -> None:
     values = {"start_ns": 1000.0, "scale": 2.0, "ragged": 0.5}
-    time = product_time_ns(values, np.array([10_000.0, 10_000.0, 2000.0]), np.array([False, True, True]))
+    time = product_time_ns(values, np.array([10_000.0, 10_000.0, 2000.0]), np.array([0.0, 1.0, 0.5]))
     assert time.tolist() == [21_000.0, 27_000.0, 5000.0]
 
 

@@ -402,7 +402,7 @@ def _apply(
         found[may] = _times(model, chosen, cell[of[may]], halves.take(may), device)[0]
         return found
 
-    times = raised(model.card.family, asked, times, of_halves)
+    times = raised(model.card.family, asked, times, of_halves, measured=chosen[0].is_seen)
     answer.reasons["sizes, FLOPs, bytes or the peak are unknown"] += int(np.isnan(times[0]).sum())
     answer.times[:, rows] = within_roof(times, asked, device)
 

@@ -1,8 +1,9 @@
 """Times that do not fall by more than a little where a size doubles.
 
 Trees are steps: across one of them an operation of twice the size may take less time. Its time is then
-raised to that of its halves, less a twentieth for each halving. What falls by more than a fifth was measured
-so: where a library goes over to another kernel, of twice the work some take a third of the time.
+raised to that of its halves, less a little for each halving. Halves that take a fifth longer still do not
+count: where a library goes over to another kernel, some were measured at a third of the time for twice the
+work.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from hespas.operations import Operations, element_bytes
 
 __all__ = ["halved", "raised"]
 
-_MOST_HALVINGS = 2
-_MAY_FALL = 0.955
+_MOST_HALVINGS = 4
+_MAY_FALL = 0.96
 """The share of a half's time that an operation takes at least."""
 _MOST_RAISED = 1.2
 """Times are raised by no more."""
@@ -95,8 +96,11 @@ def raised(
     ops: Operations,
     times_ns: FloatArray,
     predict: Callable[[Operations, IntArray, FloatArray], FloatArray],
+    *,
+    measured: bool,
 ) -> FloatArray:
-    """Times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its halves'.
+    """Times and intervals of operations of one family, shape ``(3, ops)`` [ns], none below its halves'; of a
+    device that was ``measured``, but where times fall by more than models do.
 
     ``predict`` is asked once for the times of halves of the rows it is given, shape ``(rows,)``, NaN where
     they are surely below the times that are its third argument.
@@ -115,10 +119,11 @@ def raised(
     share = _MAY_FALL ** np.log2(by_row).sum(axis=1)
     halves = halved(family, ops.take(of), dict(zip(dims, by_row.T, strict=True)))
     least = times_ns[0].copy()
-    np.fmax.at(least, of, predict(halves, of, times_ns[0][of] / share) * share)
+    wanted = predict(halves, of, times_ns[0][of] / share) * share
     with np.errstate(invalid="ignore"):
-        ratio = least / times_ns[0]
-    return times_ns * np.where(ratio > _MOST_RAISED, 1.0, ratio)
+        is_jump = wanted > _MOST_RAISED * times_ns[0][of]
+        np.fmax.at(least, of, np.where(is_jump & measured, np.nan, wanted))
+        return times_ns * (least / times_ns[0])
 
 
 def _halvings(family: str) -> Iterator[dict[str, int]]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hespas.estimators.composite import Composite
-from hespas.estimators.kernels import PRODUCT_KIND, is_ragged, product_time_ns
+from hespas.estimators.kernels import PRODUCT_KIND, product_time_ns, ragged_share
 from hespas.estimators.registry import predict_with
 from hespas.graph import Diagnostics
 from hespas.graph.columns import FloatArray
@@ -45,7 +45,7 @@ def fit_products(
     centre = np.log([expected[name] for name in names])
     if not len(rows):
         return expected
-    ragged, before = is_ragged(table.ops.take(rows), device), before_ns[rows]
+    ragged, before = ragged_share(table.ops.take(rows), device), before_ns[rows]
     log_ns = np.log(table.duration_ns[rows])
     width = np.array([_WIDTH[name] for name in names])
 

@@ -26,8 +26,8 @@ from hespas.estimators.kernels import (
     KERNELS,
     PRODUCT_KIND,
     PRODUCTS,
-    is_ragged,
     product_time_ns,
+    ragged_share,
 )
 from hespas.graph import Diagnostics, Profile, Workload
 from hespas.graph.columns import BoolArray, FloatArray, IntArray
@@ -168,7 +168,7 @@ def _products(
     for number in np.unique(fold).tolist():
         seen, unseen = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
         values = fit_products(table.take(seen), device, before_ns[seen], UNKNOWN_PRODUCTS)
-        ragged = is_ragged(table.ops.take(unseen), device)
+        ragged = ragged_share(table.ops.take(unseen), device)
         said[unseen] = product_time_ns(values, before_ns[unseen], ragged)
     rows = table.ops.kind.where(PRODUCT_KIND)
     both = rows[np.isfinite(predicted_ns[rows] + said[rows])]
