@@ -23,6 +23,7 @@ __all__ = [
     "read",
     "roundtrip",
     "simulate",
+    "suggest",
     "view",
     "write",
 ]
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         read,
         roundtrip,
         simulate,
+        suggest,
         view,
         write,
     )

@@ -21,6 +21,7 @@ from hespas.api.table_estimation import TableDocument
 from hespas.validators.accuracy.compare import ComparisonDocument
 from hespas.validators.accuracy.document import AccuracyDocument
 from hespas.validators.calibration.calibrate import CalibrationDocument
+from hespas.validators.calibration.suggestions import SuggestionDocument
 from hespas.validators.checker.job import CheckDocument
 from hespas.validators.roundtrip.matrix import RoundTripDocument
 from tools.documents import document_command
@@ -40,6 +41,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "estimators": EstimatorsDocument,
     "roundtrip": RoundTripDocument,
     "simulate": SimulationDocument,
+    "suggest": SuggestionDocument,
     "view": SummaryDocument,
 }
 """Types of documents by the name of their schema; a new document is one row."""

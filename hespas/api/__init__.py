@@ -26,6 +26,7 @@ __all__ = [
     "Result",
     "RoundTripReport",
     "SimulationResult",
+    "SuggestionReport",
     "Summary",
     "TableEstimates",
     "accuracy",
@@ -48,6 +49,7 @@ __all__ = [
     "simulate",
     "simulation_document",
     "step_of",
+    "suggest",
     "summarise",
     "summary_document",
     "table_estimate_document",
@@ -112,11 +114,13 @@ if TYPE_CHECKING:
         CheckReport,
         ComparisonReport,
         RoundTripReport,
+        SuggestionReport,
         accuracy,
         calibrate,
         check,
         compare,
         roundtrip,
+        suggest,
     )
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -170,11 +174,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckReport",
         "ComparisonReport",
         "RoundTripReport",
+        "SuggestionReport",
         "accuracy",
         "calibrate",
         "check",
         "compare",
         "roundtrip",
+        "suggest",
     ),
 }
 

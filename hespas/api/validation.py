@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hespas.hardware import Device
     from hespas.measurements import Measurements
     from hespas.validators.accuracy import Accuracy, Comparison, Thresholds
-    from hespas.validators.calibration import Calibration, FitMemory
+    from hespas.validators.calibration import Calibration, FitMemory, Suggestions
     from hespas.validators.checker import CheckOptions, CheckResult, Violation
     from hespas.validators.checker import Profile as Rules
     from hespas.validators.roundtrip import RoundTrips
@@ -36,6 +36,7 @@ __all__ = [
     "CheckReport",
     "ComparisonReport",
     "RoundTripReport",
+    "SuggestionReport",
     "accuracy",
     "calibrate",
     "check",
@@ -45,6 +46,7 @@ __all__ = [
     "limit_of",
     "read_program",
     "roundtrip",
+    "suggest",
 ]
 
 _Value = TypeVar("_Value")
@@ -462,6 +464,80 @@ def calibrate(
         diagnostics=found,
     )
     return CalibrationReport(result=result, inputs=tuple(names))
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class SuggestionReport(Result):
+    """Shapes that are worth measuring next."""
+
+    result: Suggestions
+    inputs: tuple[str, ...]
+
+    @property
+    def device(self) -> Device:
+        """The device to measure on."""
+        return self.result.device
+
+    def headline(self) -> str:
+        """Of which device, and how many shapes of what."""
+        what = ", ".join(f"{each.shapes:,} of {each.kind} in {each.dtype}" for each in self.result.classes)
+        return f"{self.device.name}, {what}"
+
+    def to_json(self) -> bytes:
+        """The document of ``--json``: ``hespas.suggest/1``."""
+        from hespas.validators.calibration import suggestion_json
+
+        return suggestion_json(self.result, self.inputs)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per shape as ``write`` writes it, the most worth first; its time is NaN."""
+        return self.result.frame
+
+    def write(self, path: _Path, *, overwrite: bool = False) -> Path:
+        """Write the shapes as a CSV table with an empty column of times. Raises ``OutputError``."""
+        from hespas.files.output import write_atomically
+
+        def fill(temporary: Path) -> None:
+            self.result.frame.to_csv(temporary, index=False)
+
+        write_atomically(Path(path), fill, overwrite=overwrite, directory=False)
+        return Path(path)
+
+
+def suggest(
+    hardware: str | os.PathLike[str],
+    count: int,
+    *,
+    table: _Path | Sequence[_Path] = (),
+    kind: str | Sequence[str] = (),
+    dtype: str | Sequence[str] = (),
+    seed: int = 0,
+    diagnostics: Diagnostics | None = None,
+) -> SuggestionReport:
+    """Say which ``count`` shapes to measure next on ``hardware`` (a name or a TOML file), so that fits on few
+    rows tell of all sizes. ``write`` of the report makes a table: with its times filled in, ``calibrate``
+    takes it.
+
+    What is suggested stands for other sizes than those in each ``table``, which were measured before.
+    ``kind`` (empty: ``matmul``) and ``dtype`` (empty: of bf16, f16 and f32_full the fastest of the device)
+    are those that the learned models of the package know. Raises ``UsageError`` for others, and what
+    ``read`` does.
+    """
+    from hespas.hardware import load_device
+    from hespas.validators.calibration import suggest as run
+
+    found = diagnostics if diagnostics is not None else Diagnostics()
+    device, tables = load_device(hardware), _paths(table)
+    result = run(
+        device,
+        count,
+        kinds=_names(kind),
+        dtypes=_names(dtype),
+        measured=_measurements(tables, None),
+        seed=seed,
+        diagnostics=found,
+    )
+    return SuggestionReport(result=result, inputs=tuple(map(str, tables)))
 
 
 # --- Comparisons

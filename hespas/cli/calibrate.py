@@ -26,6 +26,7 @@ from hespas.cli.session import (
     say_diagnostics,
     write_document,
 )
+from hespas.cli.suggest import suggest_shapes
 from hespas.cli.text import count_text, counted, table_text
 from hespas.graph.errors import UsageError
 
@@ -72,6 +73,26 @@ _ReportOption = Annotated[
 _SeedOption = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, metavar="N", help="Seed of all that is drawn.")
 ]
+_SuggestOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Fit nothing: write N shapes to measure next to --out FILE.csv, apart from those of --table.",
+    ),
+]
+_KindOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="With --suggest: shapes of this kind; repeatable (default matmul)."),
+]
+_DtypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="With --suggest: in this number format; repeatable (default: of bf16, f16 and f32_full the "
+        "fastest of the device).",
+    ),
+]
 _DateOption = Annotated[
     str,
     typer.Option("--date", metavar="YYYY-MM-DD", help="Date written into the file (default today)."),
@@ -80,7 +101,9 @@ _DateOption = Annotated[
 
 def calibrate(
     hardware: Annotated[str, options.hardware_option("The device: data sheet, and fits to keep.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="The hardware file to write.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.toml", help="The hardware file to write; with --suggest a .csv.")
+    ],
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="P", help="A profile taken on the device; repeatable.")
     ] = None,
@@ -92,6 +115,9 @@ def calibrate(
         list[_Test] | None,
         typer.Option(help="What to leave out to test the fits; repeatable (default shape)."),
     ] = None,
+    suggest: _SuggestOption = None,
+    kind: _KindOption = None,
+    dtype: _DtypeOption = None,
     seed: _SeedOption = 0,
     date: _DateOption = "",
     json_file: options.Json = None,
@@ -110,9 +136,29 @@ def calibrate(
     """Fit estimators on measurements and write a hardware file that holds the fits.
 
     hespas-validate calibrate --hardware H100-SXM --table measured.csv --out my-h100.toml
+    hespas-validate calibrate --hardware H100-SXM --suggest 50 --out shapes.csv
     """
     from hespas.graph.diagnostics import Diagnostics
 
+    if suggest is not None or kind or dtype:
+        fitting = {
+            "--estimator": estimator, "--measured": measured, "--workload": workload, "--split": split,
+            "--test-by": test_by, "--date": date, "--report": report,
+        }  # fmt: skip
+        suggest_shapes(
+            hardware,
+            suggest,
+            tables=table or [],
+            kinds=kind or [],
+            dtypes=dtype or [],
+            seed=seed,
+            out=out,
+            json_file=json_file,
+            overwrite=overwrite,
+            fitting=[name for name, given in fitting.items() if given],
+            debug=debug,
+        )
+        return
     diagnostics = Diagnostics()
     asked = _Asked(
         hardware=hardware,

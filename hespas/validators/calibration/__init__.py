@@ -15,17 +15,23 @@ from hespas.validators.calibration.calibrate import (
 from hespas.validators.calibration.fit_device import fit_device
 from hespas.validators.calibration.held_out import TESTS
 from hespas.validators.calibration.recordings import measurements_of
+from hespas.validators.calibration.suggest import suggest
+from hespas.validators.calibration.suggestions import TIME_COLUMN, Suggestions, suggestion_json
 
 __all__ = [
     "ESTIMATORS",
     "TESTS",
+    "TIME_COLUMN",
     "Calibration",
     "FitMemory",
+    "Suggestions",
     "calibrate",
     "calibration_json",
     "check_models_folder",
     "fit_device",
     "measurements_of",
     "models_folder",
+    "suggest",
+    "suggestion_json",
     "write_calibration",
 ]

@@ -1,0 +1,103 @@
+"""Are suggested shapes worth more than random ones?
+
+    python -m benchmarks.carry_over.suggestions --tables DIR
+
+DIR holds ``aiconfigurator_gemm``. Of the ``calib`` rows of a device some are chosen, by the rule of
+``calibrate --suggest`` (which asks the models about a device they have never seen) or at random; the form of
+matmuls is fitted on those alone, and scored on all ``devval`` rows. A line per device and number of rows: the
+MAPE of each, means over seeds, which draw the random rows, or the pool that the rule chooses from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hespas.estimators.forms import form_time_ns
+from hespas.graph.columns import IntArray
+from hespas.hardware import Device, named_device
+from hespas.measurements import Measurements, read_measurements
+from hespas.validators.calibration.fit_device import Rows, fit_class, is_possible
+from hespas.validators.calibration.known_sizes import known_sizes
+from hespas.validators.calibration.suggest import chosen
+
+__all__ = ["Compared", "compared", "main"]
+
+_TABLE = "aiconfigurator_gemm"
+_DEVICES = ("H100-SXM", "B200-SXM", "L40S", "A100-SXM-80GB")
+_POOL = 2000
+
+
+class Compared:
+    """The rows of a device to choose from and those to score on, of one number format."""
+
+    def __init__(self, table: Measurements, device: Device, dtype: str) -> None:
+        mine = table.take(np.intersect1d(table.ops.scheme.where(dtype), table.hardware.where(device.name)))
+        mine = mine.take(np.flatnonzero(is_possible(mine, device)))
+        self.device, self.dtype = device, dtype
+        self.calib, self.devval = mine.part("calib"), mine.part("devval")
+
+    def suggested(self, count: int, seed: int) -> IntArray:
+        """Rows chosen by the rule from a random pool."""
+        pool = self.random(_POOL, seed)
+        (known,) = known_sizes(self.device, ("matmul",), (self.dtype,))
+        return pool[chosen(self.device, known, self.calib.ops.take(pool), count)]
+
+    def random(self, count: int, seed: int) -> IntArray:
+        """Rows drawn."""
+        return np.random.default_rng(seed).permutation(len(self.calib))[:count]
+
+    def mape(self, rows: IntArray) -> float:
+        """The error on ``devval`` of a fit on some rows of ``calib``; NaN where none can be fitted."""
+        some = self.calib.take(rows)
+        key = ("matmul", "", self.dtype, some.ops.variant[0])
+        of_class = Rows(key=key, measured=some, group=some.shape_group())
+        machine = of_class.machine(self.device)
+        fit = fit_class(of_class, machine, {}, seed=0)
+        if fit is None:
+            return float("nan")
+        said = form_time_ns(fit.form, fit.solution.values, self.devval.ops, machine)
+        return float(np.abs(said / self.devval.duration_ns - 1).mean())
+
+
+def compared(case: Compared, count: int, seeds: int) -> tuple[float, float]:
+    """MAPE on random rows and on suggested ones, means over seeds."""
+    drawn = [case.mape(case.random(count, seed)) for seed in range(seeds)]
+    suggested = [case.mape(case.suggested(count, seed)) for seed in range(seeds)]
+    return float(np.mean(drawn)), float(np.mean(suggested))
+
+
+def _lines(arguments: argparse.Namespace) -> Iterator[str]:
+    table = read_measurements(next(iter(sorted(arguments.tables.glob(f"{_TABLE}.*")))))
+    yield f"{'device':16s} {'rows':>5s} {'random':>7s} {'suggested':>10s}\n"
+    for count in arguments.count or (50, 200):
+        found: list[tuple[float, float]] = []
+        for name in arguments.hardware or _DEVICES:
+            case = Compared(table, named_device(name), arguments.dtype)
+            if not len(case.calib):
+                raise SystemExit(f"{_TABLE} has no row of {name} in {arguments.dtype}")
+            found.append(compared(case, count, arguments.seeds))
+            yield f"{name:16s} {count:5d} {found[-1][0]:7.1%} {found[-1][1]:10.1%}\n"
+        drawn, suggested = np.mean(found, axis=0).tolist()
+        yield f"{'mean':16s} {count:5d} {drawn:7.2%} {suggested:10.2%}\n"
+
+
+def main() -> None:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--hardware", action="append", help="only these devices")
+    parser.add_argument("--dtype", default="bf16", help="number format (default: bf16)")
+    parser.add_argument("--count", action="append", type=int, help="rows to choose (default: 50 and 200)")
+    parser.add_argument("--seeds", type=int, default=3, help="(default: 3)")
+    for line in _lines(parser.parse_args()):
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
