@@ -34,6 +34,7 @@ __all__ = [
     "Loss",
     "Part",
     "Rows",
+    "constant",
     "family_name",
     "grow",
     "library_version",
@@ -365,6 +366,24 @@ def _forest(grown: _Grown, columns: int) -> Forest:
         edge_offsets=_offsets([len(each) for each in edges]),
         scale=scale,
         baseline=baseline,
+    )
+
+
+def constant(columns: int, value: float) -> Forest:
+    """No trees: ``value`` whatever the ``columns`` hold."""
+    none, byte = np.empty(0, np.uint8), np.zeros(1, np.int32)
+    return Forest(
+        column=none,
+        split=none,
+        first=none,
+        last=none,
+        node_offsets=byte,
+        leaf=np.empty(0, np.int16),
+        leaf_offsets=byte,
+        edges=np.empty(0, np.float32),
+        edge_offsets=np.zeros(columns + 1, np.int32),
+        scale=1.0,
+        baseline=value,
     )
 
 
